@@ -1,0 +1,1 @@
+"""Kernels: one folder per operation (contract, reference, backends) and the native library."""

@@ -1,0 +1,1 @@
+"""The decode role: attach to KV pages and turn them into tokens."""

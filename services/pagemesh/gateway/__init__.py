@@ -1,0 +1,1 @@
+"""Front doors (HTTP and bus), routing, and the life of one request."""

@@ -1,0 +1,1 @@
+"""The prefill role: turn prompts into KV pages and hand them over by ticket."""

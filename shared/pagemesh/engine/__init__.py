@@ -1,0 +1,1 @@
+"""The model: loading, forward step, sampler, page pools as tensors, and the shared worker."""

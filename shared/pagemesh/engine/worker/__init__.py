@@ -1,0 +1,1 @@
+"""The worker both roles share: one scheduler, one step loop."""

@@ -1,0 +1,102 @@
+"""What one step computes, and what came of it. Plain values: the scheduler makes plans
+without knowing the model, the executor runs them without knowing why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token to draw from a row's last logits.
+
+    ``tokens`` are prompt and generated ids so far, of which the first ``prompt_count`` are
+    the prompt; the drawn token is generated position ``len(tokens) - prompt_count``.
+    """
+
+    key: SequenceKey
+    sampling: Sampling
+    tokens: U32
+    prompt_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A run of one sequence's tokens: positions ``[start, start + len(tokens))``.
+
+    ``page_table``: uint32 [pages]; slots below ``start`` hold K and V already.
+    The step writes the slots of ``tokens`` and nothing else.
+    """
+
+    key: SequenceKey
+    lease: int
+    lease_slot: int
+    page_table: U32
+    tokens: U32
+    start: int
+    samples: tuple[Sample, ...] = ()
+    """Drawn from the logits of the last token; several when choices fork there."""
+    score_from: int | None = None
+    """Also report the log-probability of each following token from this position on
+    (prompt log-probabilities); its ``Sampling.logprobs`` says how many alternatives."""
+    score_next: int | None = None
+    """The prompt token right after this run, whose score the last logits give."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """``copies`` (source page, target page) are done first, then all ``rows`` in one forward."""
+
+    step: int
+    rows: tuple[StepRow, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """float32 ``chosen`` [n]; ``top_tokens`` uint32 and ``top_values`` float32 [n, width]."""
+
+    chosen: bytes
+    width: int = 0
+    top_tokens: bytes = b""
+    top_values: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The token drawn for one ``Sample``."""
+
+    key: SequenceKey
+    token: int
+    scores: TokenScores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    key: SequenceKey
+    lease: int
+    revoked: bool
+    """The lease ended before the step's results could be trusted: nothing of it counts."""
+    drawn: tuple[Drawn, ...] = ()
+    prompt_scores: TokenScores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    rows: tuple[RowResult, ...]
+    duration_us: int = 0
+
+
+class Executor(Protocol):
+    """Runs plans. Called from one thread at a time."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute ``plan``; reads each row's revocation word before and after."""
+        ...

@@ -1,0 +1,1 @@
+"""What every service stands on: actors, supervision, the bus, clock, configuration, telemetry."""

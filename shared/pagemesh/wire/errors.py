@@ -1,0 +1,85 @@
+"""Every way a request can fail, and what the caller can do next.
+
+PagemeshError
+|-- ConfigError         a bad flag, variable or file: start-up stops, exit code 2
+|-- Fault               a typed refusal that travels (``Refused`` on the wire)
+    |-- Busy            a queue is full: try again after ``retry_after_ms``
+    |-- NoCapacity      the request can never fit, or not now: shrink it or wait
+    |-- Stale           the handle, lease or epoch is of another life: admit again
+    |-- Malformed       the message is not what the subject takes: fix the caller
+    |-- Gone            the thing named does not exist (any more): forget it
+    |-- DeadlineExceeded  no time is left: give up
+    |-- Denied          the caller may not do this: change who asks
+    |-- Internal        a bug was caught at a boundary: report it
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PagemeshError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class ConfigError(PagemeshError):
+    """A setting is wrong; the message names it and says what to do."""
+
+
+class Fault(PagemeshError):
+    """A typed refusal. ``code`` is the class name and what travels on the wire.
+
+    ``retry_after_ms`` is 0 when trying again is pointless or may be immediate.
+    """
+
+    codes: ClassVar[dict[str, type[Fault]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Fault.codes[cls.__name__] = cls
+
+    def __init__(self, message: str, *, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+    @property
+    def code(self) -> str:
+        return type(self).__name__
+
+
+class Busy(Fault):
+    """A bounded queue is full."""
+
+
+class NoCapacity(Fault):
+    """There are not enough pages, now or ever (the message says which)."""
+
+
+class Stale(Fault):
+    """The handle, lease, ticket or session belongs to another life."""
+
+
+class Malformed(Fault):
+    """The bytes are not a message of the type the subject takes."""
+
+
+class Gone(Fault):
+    """What was named is not there (any more)."""
+
+
+class DeadlineExceeded(Fault):
+    """The remaining time does not suffice."""
+
+
+class Denied(Fault):
+    """The caller has no right to this."""
+
+
+class Internal(Fault):
+    """A bug, caught at a boundary so that the peer is not left in silence."""
+
+
+def fault(code: str, message: str, *, retry_after_ms: int = 0) -> Fault:
+    """The fault that a wire code names; an unknown code becomes ``Internal``."""
+    return Fault.codes.get(code, Internal)(message, retry_after_ms=retry_after_ms)

@@ -1,0 +1,91 @@
+"""Identity: which tokens may ever share KV pages, and how prefixes are named outside.
+
+``model_root`` digests everything that decides what a page of KV means; ``tenant_root`` adds
+the tenant's salt and is the root of one prefix tree. Both are SHA-256 over a canonical,
+typed, length-prefixed encoding, so that no two different tuples share an encoding.
+
+``prefix_keys`` names cached prefixes to routers: keyed, chained 64-bit ids from which
+neither tokens nor other tenants' prefixes can be guessed without the secret. They are hints;
+the tree itself compares tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+IDENTITY_VERSION = 1
+Field = str | int | bytes | bool
+
+
+def canonical(fields: dict[str, Field]) -> bytes:
+    """A typed, length-prefixed encoding of ``fields`` in sorted order."""
+    out = bytearray()
+    for name in sorted(fields):
+        value = fields[name]
+        if isinstance(value, bool):
+            tag, body = b"b", (b"\x01" if value else b"\x00")
+        elif isinstance(value, int):
+            tag, body = b"i", str(value).encode()
+        elif isinstance(value, str):
+            tag, body = b"s", value.encode()
+        else:
+            tag, body = b"y", value
+        key = name.encode()
+        out += len(key).to_bytes(4, "little") + key
+        out += tag + len(body).to_bytes(8, "little") + body
+    return bytes(out)
+
+
+def model_root(
+    *,
+    weights: bytes,
+    adapter: bytes,
+    tokenizer: bytes,
+    positions: str,
+    kv_dtype: str,
+    kv_scales: bytes,
+    layout: bytes,
+    page_size: int,
+) -> bytes:
+    """The 32-byte identity of one model as loaded. ``positions`` is the position-encoding
+    config as canonical JSON; an absent adapter or absent scales are empty bytes."""
+    fields: dict[str, Field] = {
+        "version": IDENTITY_VERSION,
+        "weights": weights,
+        "adapter": adapter,
+        "tokenizer": tokenizer,
+        "positions": positions,
+        "kv_dtype": kv_dtype,
+        "kv_scales": kv_scales,
+        "layout": layout,
+        "page_size": page_size,
+    }
+    return hashlib.sha256(canonical(fields)).digest()
+
+
+def tenant_root(model: bytes, salt: bytes) -> bytes:
+    """The 32-byte root of a tenant's prefix tree under ``model`` (a ``model_root``)."""
+    fields: dict[str, Field] = {"version": IDENTITY_VERSION, "model": model, "salt": salt}
+    return hashlib.sha256(canonical(fields)).digest()
+
+
+def prefix_keys(
+    secret: bytes, root: bytes, tokens: NDArray[np.uint32], page_size: int, *, parent: int = 0
+) -> NDArray[np.uint64]:
+    """One keyed id per full page of ``tokens``: id i names root + pages 0..i.
+
+    ``parent`` continues a chain: the id of the page before ``tokens``, 0 at the start.
+    """
+    count = len(tokens) // page_size
+    keys = np.empty(count, np.uint64)
+    data = tokens.astype("<u4", copy=False).tobytes()
+    width = 4 * page_size
+    key = parent
+    for index in range(count):
+        chain = root + key.to_bytes(8, "little") + data[index * width : (index + 1) * width]
+        key = int.from_bytes(hashlib.blake2b(chain, digest_size=8, key=secret).digest(), "little")
+        keys[index] = key
+    return keys

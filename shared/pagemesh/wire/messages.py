@@ -1,0 +1,121 @@
+"""The registry of everything that travels, and the values messages share.
+
+A message is a frozen struct registered under a name; ``codec`` packs it as
+``[version, name, body]``. Unknown names, unknown fields and values out of range are
+``Malformed`` before any code of ours sees them. Message types live beside this module:
+``pager_messages`` (worker and pager), ``work_messages`` (gateway and workers) and
+``presence`` (who is there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pagemesh.wire.errors import Fault, fault
+
+SCHEMA_VERSION = 1
+REQUEST_TOKENS_MAX = 1 << 22
+"""Longest token list a message may carry (16 MiB packed; the bus limit is usually lower)."""
+
+U64 = Annotated[int, Meta(ge=0)]
+"""Unsigned; msgpack itself bounds it at 2**64 - 1."""
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+Count = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+Millis = Annotated[int, Meta(ge=0, le=86_400_000)]
+Packed = Annotated[bytes, Meta(max_length=4 * REQUEST_TOKENS_MAX)]
+"""Little-endian uint32 words: token ids, or extents (see ``wire.tokens``)."""
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""A service, worker or host name: one NATS subject token."""
+RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+"""Made by the gateway; a client's own id is a label and never becomes this."""
+ShortText = Annotated[str, Meta(max_length=1024)]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen part of a message."""
+
+
+class Message(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that travels on its own."""
+
+
+M = TypeVar("M", bound=type[Message])
+_TYPES: dict[str, type[Message]] = {}
+_NAMES: dict[type[Message], str] = {}
+
+
+def registered(name: str) -> Callable[[M], M]:
+    """Give a message type its wire name. Raises ``ValueError`` when the name is taken."""
+
+    def register(kind: M) -> M:
+        if name in _TYPES:
+            raise ValueError(f"wire name {name!r} is taken by {_TYPES[name].__name__}")
+        _TYPES[name] = kind
+        _NAMES[kind] = name
+        return kind
+
+    return register
+
+
+def type_of(name: str) -> type[Message] | None:
+    return _TYPES.get(name)
+
+
+def name_of(kind: type[Message]) -> str:
+    return _NAMES[kind]
+
+
+def registered_types() -> dict[str, type[Message]]:
+    return dict(_TYPES)
+
+
+class SequenceKey(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
+    """One sequence of one try: choice ``choice`` of ``request``, submitted for the
+    ``attempt``-th time."""
+
+    request: RequestId
+    attempt: Annotated[int, Meta(ge=1, le=1000)]
+    choice: Annotated[int, Meta(ge=0, le=1023)]
+
+
+class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
+    """Place in the one total order of sequences: smaller goes first and is preempted last.
+
+    ``priority`` comes first (lower is more urgent), then the admission time of the request
+    at its gateway (``arrival_us``: the host's monotonic clock, so that clock jumps do not
+    reorder), then the request and choice, so that no two sequences tie. It is made once
+    and kept when a sequence is admitted again.
+    """
+
+    priority: Annotated[int, Meta(ge=-1000, le=1000)]
+    arrival_us: U64
+    request: RequestId
+    choice: Annotated[int, Meta(ge=0, le=1023)]
+
+
+@registered("refused")
+class Refused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The typed no. ``code`` names a class of ``wire.errors``."""
+
+    code: ShortText
+    message: ShortText
+    retry_after_ms: Millis = 0
+
+    @classmethod
+    def of(cls, error: Fault) -> Refused:
+        return cls(
+            code=error.code, message=error.message[:1024], retry_after_ms=error.retry_after_ms
+        )
+
+    def error(self) -> Fault:
+        return fault(self.code, self.message, retry_after_ms=self.retry_after_ms)
+
+
+@registered("ok")
+class Ok(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Done; nothing else to say."""

@@ -1,0 +1,459 @@
+"""Between workers and the pager of their host.
+
+Requests are idempotent: each carries what makes a repeat harmless (a sequence key, an
+absolute count, a ticket id), so a lost reply is answered by asking again.
+
+    worker -> pager                reply                        later, pager -> worker
+    OpenSession                    SessionOpened
+    Heartbeat                      Ok | DeclareWanted
+    Declare                        Declared
+    Admit                          Granted | Queued             Granted (when queued)
+    Extend                         Extended | Queued            Extended (when queued)
+    Commit                         Committed
+    Fork                           Forked
+    Release                        Ok
+    Offer                          Offered                      TicketClosed
+    Redeem                         Granted
+    Withdraw, CancelTicket         Ok
+    AckRevoke                      Ok                           (answers Revoke)
+    InspectPager                   PagerReport
+
+Any of them may be answered ``Refused``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from pagemesh.wire.messages import (
+    U32,
+    U64,
+    Count,
+    Digest,
+    Message,
+    Millis,
+    Name,
+    Order,
+    Packed,
+    RequestId,
+    SequenceKey,
+    ShortText,
+    Value,
+    registered,
+)
+
+
+class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of a page, as the engine lays it out. Two pools with equal digests are
+    interchangeable byte for byte."""
+
+    layout_digest: Digest
+    page_size: Annotated[int, Meta(ge=1, le=256)]
+    """Slots in a page, in tokens."""
+    page_bytes: Annotated[int, Meta(ge=1, le=1 << 34)]
+    group: U32 = 0
+
+
+class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where pages are and how to tell that they are still those pages.
+
+    A page whose ledger sequence is above ``granted_at`` was given out anew: stale.
+    """
+
+    host: Name
+    pool_incarnation: U64
+    pool: U32
+    group: U32
+    layout_digest: Digest
+    lease: U64
+    granted_at: U64
+    extents: Packed
+    token_count: Count
+    """Slots whose K and V are written, from the start of the sequence."""
+    ttl_ms: Millis
+
+
+class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of each cached token: available -> selected -> delivered.
+
+    ``lost`` maps a reason (``last_token``, ``partial_page``, ``not_read``, ``evicted``,
+    ``in_flight``, ...) to tokens.
+    """
+
+    available_tokens: Count = 0
+    selected_tokens: Count = 0
+    delivered_tokens: Count = 0
+    lost: dict[ShortText, Count] = {}
+
+
+@registered("pager.open_session")
+class OpenSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker incarnation asks for the right to hold leases. ``lock_name`` is the file in
+    the pool folder that it keeps locked for as long as it lives."""
+
+    worker: Name
+    incarnation: U64
+    role: Literal["prefill", "decode"]
+    lock_name: Name
+    pool: PoolSpec
+
+
+@registered("pager.session_opened")
+class SessionOpened(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Name
+    epoch: U64
+    pool_incarnation: U64
+    pool: U32
+    pool_path: ShortText
+    page_count: Count
+    session_ttl_ms: Millis
+    heartbeat_ms: Millis
+
+
+@registered("pager.heartbeat")
+class Heartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keeps a session alive. ``lease_digest`` is the XOR of the lease ids held, so a
+    difference in holdings shows without listing them."""
+
+    worker: Name
+    incarnation: U64
+    epoch: U64
+    lease_count: Count
+    lease_digest: U64
+
+
+@registered("pager.declare_wanted")
+class DeclareWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Your holdings and the pager's differ (or the pager is new): declare them all."""
+
+    epoch: U64
+
+
+class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One lease as its holder knows it."""
+
+    lease: U64
+    lease_slot: Count
+    key: SequenceKey
+    order: Order
+    root: Digest
+    granted_at: U64
+    extents: Packed
+    tokens: Packed
+    """Token ids of every filled slot, from the start."""
+    ticket: RequestId | None = None
+    """Set while the lease is offered and the offer is not known to be closed."""
+
+
+@registered("pager.declare")
+class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a worker holds; what the pager does not find here is released, what it
+    cannot confirm is answered as lost. May come in parts: ``part`` of ``parts``."""
+
+    worker: Name
+    incarnation: U64
+    epoch: U64
+    part: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    parts: Annotated[int, Meta(ge=1, le=65_536)] = 1
+    leases: list[HeldLease]
+
+
+@registered("pager.declared")
+class Declared(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``lost`` leases are not the worker's any more: forget their pages, admit again."""
+
+    lost: list[U64]
+
+
+@registered("pager.admit")
+class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Match the longest cached prefix of ``tokens``, pin it, reserve the rest.
+
+    ``tokens`` are all tokens known so far (prompt, then generated); ``reserve_tokens`` is
+    how many slots the lease shall have, at least ``len(tokens)``. At least the last token
+    is never matched, since its logits are wanted.
+    """
+
+    key: SequenceKey
+    order: Order
+    worker: Name
+    incarnation: U64
+    epoch: U64
+    root: Digest
+    tokens: Packed
+    reserve_tokens: Count
+    read_cache: bool = True
+    deadline_ms: Millis
+
+
+@registered("pager.granted")
+class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lease: the whole page table, of which the first ``cached_tokens`` slots are filled.
+
+    The word at ``lease_slot`` of the pool's revocation table holds ``lease`` for as long as
+    the lease stands. Pages past the committed ones are writable by this holder alone.
+    """
+
+    key: SequenceKey
+    lease: U64
+    lease_slot: Count
+    granted_at: U64
+    extents: Packed
+    cached_tokens: Count
+    """Slots already filled: matched prefix on admit, all filled slots on redeem."""
+    waterfall: Waterfall = Waterfall()
+
+
+@registered("pager.queued")
+class Queued(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Not now. The same reply that would have come now comes later, as a message to the
+    worker; asking again is harmless and keeps the place in the queue. A waiter that is not
+    heard of for ``ask_again_ms`` is forgotten."""
+
+    key: SequenceKey
+    ahead_count: Count
+    ask_again_ms: Millis
+
+
+@registered("pager.extend")
+class Extend(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let the lease have ``page_count`` pages in all; ``have_pages`` are known already."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    lease: U64
+    have_pages: Count
+    page_count: Count
+
+
+@registered("pager.extended")
+class Extended(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pages of the lease from index ``first_index`` of its page table on."""
+
+    key: SequenceKey
+    lease: U64
+    granted_at: U64
+    first_index: Count
+    extents: Packed
+
+
+class Fill(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a lease is written: slots ``[0, filled_tokens)`` hold K and V. ``tokens`` are
+    the ids from position ``first_token`` on that the pager may not know yet."""
+
+    filled_tokens: Count
+    first_token: Count
+    tokens: Packed = b""
+
+
+@registered("pager.commit")
+class Commit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Make the full pages below ``fill.filled_tokens`` immutable and matchable."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    lease: U64
+    fill: Fill
+
+
+@registered("pager.committed")
+class Committed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lease: U64
+    committed_tokens: Count
+    known_tokens: Count
+    """Token ids the pager knows; a later ``first_token`` above it is ``Malformed``."""
+
+
+@registered("pager.fork")
+class Fork(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Give each of ``children`` a lease of its own over the same filled slots. Full pages
+    are shared; a partly filled last page is new for each child, and the worker copies it
+    before it writes there. All or nothing: never queued, refused with ``NoCapacity``."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    lease: U64
+    fill: Fill
+    children: Annotated[list[SequenceKey], Meta(max_length=1023)]
+    reserve_tokens: Count
+
+
+class PageCopy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    source_page: Count
+    target_page: Count
+
+
+@registered("pager.forked")
+class Forked(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lease: U64
+    children: list[Granted]
+    copies: list[PageCopy]
+
+
+@registered("pager.release")
+class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Commit what is full, then give everything back. Releasing what is not there is
+    ``Ok`` when the lease was once this worker's, ``Gone`` otherwise."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    lease: U64
+    fill: Fill
+    cache: bool = True
+    """False: keep nothing of it (the pages may be wrong or the tenant asked)."""
+
+
+@registered("pager.offer")
+class Offer(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Commit what is full, then move the lease to a ticket. ``ticket`` is made by the
+    offerer, unguessable, so that a repeat is the same offer."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    lease: U64
+    ticket: RequestId
+    fill: Fill
+    ttl_ms: Millis
+
+
+@registered("pager.offered")
+class Offered(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ticket: RequestId
+    handle: Handle
+
+
+@registered("pager.redeem")
+class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Take a ticket's lease over: ownership, the tail's write right and growth pages in one
+    round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at``
+    is new. Growth pages that are not to be had are simply missing: ``Extend`` then."""
+
+    key: SequenceKey
+    worker: Name
+    incarnation: U64
+    epoch: U64
+    ticket: RequestId
+    handle: Handle
+    reserve_tokens: Count
+
+
+@registered("pager.withdraw")
+class Withdraw(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The offerer takes its lease back. ``Gone`` when it was redeemed or has expired."""
+
+    worker: Name
+    incarnation: U64
+    ticket: RequestId
+
+
+@registered("pager.cancel_ticket")
+class CancelTicket(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whoever holds the ticket does not want it: its lease is released."""
+
+    worker: Name
+    incarnation: U64
+    ticket: RequestId
+
+
+@registered("pager.ticket_closed")
+class TicketClosed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """To the offerer: forget the ticket."""
+
+    ticket: RequestId
+    outcome: Literal["redeemed", "cancelled", "expired"]
+
+
+@registered("pager.revoke")
+class Revoke(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """To the holder: the lease ends now. Its revocation word is already changed. Its
+    writable pages stay unused until ``AckRevoke`` or the holder's proven death."""
+
+    key: SequenceKey
+    lease: U64
+    reason: Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
+    usage: ShortText = ""
+
+
+@registered("pager.ack_revoke")
+class AckRevoke(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No step of mine reads or writes these pages any more."""
+
+    worker: Name
+    incarnation: U64
+    leases: list[U64]
+
+
+@registered("pager.inspect")
+class InspectPager(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask for the ledger and the list of leases (audit, tests, planner)."""
+
+
+class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lease: U64
+    key: SequenceKey
+    owner: ShortText
+    state: ShortText
+    page_count: Count
+    filled_tokens: Count
+
+
+@registered("pager.report")
+class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``free + held + pinned + idle + draining = total``, all in pages."""
+
+    host: Name
+    epoch: U64
+    pool_incarnation: U64
+    page_size: Count
+    page_bytes: U64
+    total_pages: Count
+    free_pages: Count
+    held_pages: Count
+    pinned_pages: Count
+    idle_pages: Count
+    draining_pages: Count
+    evicted_pages: U64
+    preempted_count: U64
+    session_count: Count
+    ticket_count: Count
+    waiter_count: Count
+    leases: list[LeaseLine]
+
+
+@registered("pager.pages_changed")
+class PagesChanged(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the pager's event stream: keyed 64-bit prefix ids (packed
+    little-endian uint64) that became or ceased to be cached. ``sequence`` counts up by one;
+    after a gap ask for a ``PagesSnapshot``."""
+
+    host: Name
+    epoch: U64
+    sequence: U64
+    stored: bytes = b""
+    removed: bytes = b""
+
+
+@registered("pager.snapshot_wanted")
+class SnapshotWanted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask for every cached prefix id, from index ``first`` of the listing on."""
+
+    first: Count = 0
+
+
+@registered("pager.pages_snapshot")
+class PagesSnapshot(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the listing as it was at ``sequence``; ``more`` says that it goes on."""
+
+    host: Name
+    epoch: U64
+    sequence: U64
+    first: Count
+    keys: bytes
+    more: bool

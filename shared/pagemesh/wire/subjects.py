@@ -1,0 +1,93 @@
+"""Every NATS subject, in one place; permissions are derived from the same lines.
+
+pagemesh.v1.chat.completions      client door (OpenAI JSON), queue group "gateway"
+pagemesh.v1.completions
+pagemesh.v1.models
+pagemesh.mesh.v1.pager.HOST                 requests to the pager of a host
+pagemesh.mesh.v1.pages.HOST                 its stream of PagesChanged
+pagemesh.mesh.v1.worker.NAME                requests and notices to a worker
+pagemesh.mesh.v1.gateway.NAME               Frames to a gateway
+pagemesh.mesh.v1.presence                   Announce and AskPresence
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CLIENT_PREFIX = "pagemesh.v1"
+CHAT_COMPLETIONS = f"{CLIENT_PREFIX}.chat.completions"
+COMPLETIONS = f"{CLIENT_PREFIX}.completions"
+MODELS = f"{CLIENT_PREFIX}.models"
+CLIENT_QUEUE = "gateway"
+
+MESH_PREFIX = "pagemesh.mesh.v1"
+PRESENCE = f"{MESH_PREFIX}.presence"
+INBOX_PREFIX = "_INBOX"
+
+
+def pager(host: str) -> str:
+    return f"{MESH_PREFIX}.pager.{host}"
+
+
+def pages(host: str) -> str:
+    return f"{MESH_PREFIX}.pages.{host}"
+
+
+def worker(name: str) -> str:
+    return f"{MESH_PREFIX}.worker.{name}"
+
+
+def gateway(name: str) -> str:
+    return f"{MESH_PREFIX}.gateway.{name}"
+
+
+def inbox_prefix(role: str, name: str) -> str:
+    """Each service has inboxes of its own, so that permissions can keep others out."""
+    return f"{INBOX_PREFIX}_{role}_{name}"
+
+
+def template(subject: str) -> str:
+    """``subject`` with names replaced: low cardinality, for span and metric attributes."""
+    if subject.startswith(INBOX_PREFIX):
+        return "inbox"
+    parts = subject.split(".")
+    if subject.startswith(MESH_PREFIX + ".") and len(parts) > 4:
+        return ".".join([*parts[:4], "{name}"])
+    return subject
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What a role may publish and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def permissions(role: Literal["client", "gateway", "prefill", "decode", "pager"]) -> Permissions:
+    """NATS permissions of a role; ``allow_responses`` lets every service answer inboxes."""
+    mesh = MESH_PREFIX
+    match role:
+        case "client":
+            return Permissions(
+                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"), subscribe=(f"{INBOX_PREFIX}_client_>",)
+            )
+        case "gateway":
+            return Permissions(
+                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", PRESENCE, "_INBOX.>"),
+                subscribe=(
+                    f"{CLIENT_PREFIX}.>", "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
+                    PRESENCE, f"{INBOX_PREFIX}_gateway_>",
+                ),
+            )  # fmt: skip
+        case "prefill" | "decode":
+            return Permissions(
+                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE),
+                subscribe=(f"{mesh}.worker.*", PRESENCE, f"{INBOX_PREFIX}_{role}_>"),
+            )
+        case "pager":
+            return Permissions(
+                publish=(f"{mesh}.worker.*", f"{mesh}.pages.*", PRESENCE),
+                subscribe=(f"{mesh}.pager.*", PRESENCE, f"{INBOX_PREFIX}_pager_>"),
+            )

@@ -1,0 +1,197 @@
+"""Between gateways and workers, and from prefill to decode.
+
+    gateway -> worker     Submit      reply: Accepted
+                          Abort       reply: Ok
+                          Resend      reply: Ok, then Frames
+    worker  -> worker     Attach      reply: Accepted
+    worker  -> gateway    Frames      (a message; one per step and gateway)
+
+Any request may be answered ``Refused``. Everything is idempotent by (request, attempt).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from pagemesh.wire.messages import (
+    U64,
+    Count,
+    Digest,
+    Message,
+    Millis,
+    Name,
+    Order,
+    Packed,
+    RequestId,
+    SequenceKey,
+    ShortText,
+    Value,
+    registered,
+)
+from pagemesh.wire.pager_messages import Handle, Waterfall
+
+TOP_LOGPROBS_MAX = 20
+CHOICES_MAX = 128
+
+Finish = Literal["stop", "length", "abort", "error"]
+
+
+class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn. What is drawn is a pure function of the logits, the tokens so
+    far, these values and (seed, choice, position)."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    top_k: Count = 0
+    """0: all."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    logit_bias: dict[Annotated[int, Meta(ge=0)], float] = {}
+    seed: U64 = 0
+    max_tokens: Count
+    min_tokens: Count = 0
+    stop_tokens: Annotated[list[Count], Meta(max_length=64)] = []
+    """Token ids that end a choice; the model's own end tokens are in here unless ignored."""
+    logprobs: Annotated[int, Meta(ge=-1, le=TOP_LOGPROBS_MAX)] | None = None
+    """How many alternatives to report beside the chosen token; None: no log-probabilities."""
+
+
+class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One wanted choice and the tokens its client already has."""
+
+    choice: Annotated[int, Meta(ge=0, le=1023)]
+    generated: Packed = b""
+
+
+@registered("work.submit")
+class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Generate. ``decode`` names the worker to hand over to, or nobody: keep the sequence.
+
+    ``prompt_logprobs`` asks for the log-probability of each prompt token (the cache is then
+    not read). ``root`` is the identity of the prefix tree to use.
+    """
+
+    request: RequestId
+    attempt: Annotated[int, Meta(ge=1, le=1000)]
+    gateway: Name
+    gateway_incarnation: U64
+    priority: Annotated[int, Meta(ge=-1000, le=1000)]
+    arrival_us: U64
+    root: Digest
+    prompt: Packed
+    choices: Annotated[list[ChoiceStart], Meta(min_length=1, max_length=CHOICES_MAX)]
+    sampling: Sampling
+    prompt_logprobs: bool = False
+    read_cache: bool = True
+    decode: Name | None = None
+    deadline_ms: Millis
+
+
+@registered("work.accepted")
+class Accepted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    worker: Name
+    incarnation: U64
+
+
+@registered("work.attach")
+class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Go on with this sequence. The pages are in ``handle``, to be redeemed by ``ticket``;
+    when the pager says the ticket is gone for any reason but that it was withdrawn, the
+    tokens here suffice to admit again."""
+
+    key: SequenceKey
+    order: Order
+    gateway: Name
+    gateway_incarnation: U64
+    prefill: Name
+    prefill_incarnation: U64
+    root: Digest
+    prompt: Packed
+    generated: Packed
+    sampling: Sampling
+    ticket: RequestId
+    handle: Handle
+    read_cache: bool = True
+    deadline_ms: Millis
+
+
+@registered("work.abort")
+class Abort(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Stop every attempt of ``request`` up to ``attempt``; only ``choice`` when it is given."""
+
+    request: RequestId
+    attempt: Count
+    choice: Count | None = None
+    reason: Literal["client", "stop", "superseded", "deadline", "error"]
+
+
+@registered("work.resend")
+class Resend(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Frames were lost: send the tokens of ``key`` from generated position ``position`` on."""
+
+    key: SequenceKey
+    position: Count
+
+
+class TopLogprobs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Log-probabilities of a run of tokens, packed.
+
+    ``chosen``: float32 [tokens]. ``top_tokens``: uint32 [tokens, width] and ``top_values``:
+    float32 [tokens, width], most likely first.
+    """
+
+    chosen: bytes
+    width: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
+    top_tokens: bytes = b""
+    top_values: bytes = b""
+
+
+class Timing(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a sequence's time went so far, in microseconds."""
+
+    queue_us: U64 = 0
+    admit_us: U64 = 0
+    prefill_us: U64 = 0
+    handover_us: U64 = 0
+
+
+class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of one sequence: generated positions ``first_position`` and on."""
+
+    key: SequenceKey
+    first_position: Count
+    tokens: Packed = b""
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    """With the first frame only, for prompt positions 1 and on."""
+    waterfall: Waterfall | None = None
+    """With the first frame of a sequence from each worker that admitted it."""
+    computed_tokens: Count = 0
+    timing: Timing | None = None
+    finish: Finish | None = None
+    stop_token: Count | None = None
+    """The token id that ended the choice, which is then the last one in ``tokens``."""
+    error: Failure | None = None
+
+
+class Failure(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a sequence ended in error: a code of ``wire.errors`` and a sentence."""
+
+    code: ShortText
+    message: ShortText
+
+
+@registered("work.frames")
+class Frames(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a step produced for one gateway. ``counter`` counts the messages from this
+    worker incarnation to that gateway incarnation, from 1; a message without frames repeats
+    the last counter, so that a lost last message shows."""
+
+    worker: Name
+    incarnation: U64
+    counter: U64
+    frames: list[Frame]
