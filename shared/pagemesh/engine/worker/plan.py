@@ -44,7 +44,8 @@ class StepRow:
     """Drawn from the logits of the last token; several when choices fork there."""
     score_from: int | None = None
     """Also report the log-probability of each following token from this position on
-    (prompt log-probabilities); its ``Sampling.logprobs`` says how many alternatives."""
+    (prompt log-probabilities), with ``score_width`` alternatives."""
+    score_width: int = 0
     score_next: int | None = None
     """The prompt token right after this run, whose score the last logits give."""
 
