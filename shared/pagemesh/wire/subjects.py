@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pagemesh.wire.presence import Role
+
 CLIENT_PREFIX = "pagemesh.v1"
 CHAT_COMPLETIONS = f"{CLIENT_PREFIX}.chat.completions"
 COMPLETIONS = f"{CLIENT_PREFIX}.completions"
@@ -43,8 +45,9 @@ def gateway(name: str) -> str:
 
 
 def inbox_prefix(role: str, name: str) -> str:
-    """Each service has inboxes of its own, so that permissions can keep others out."""
-    return f"{INBOX_PREFIX}_{role}_{name}"
+    """Each service has inboxes of its own, so that permissions can keep others out. The name
+    is a token by itself, since a wildcard only ever stands for whole tokens."""
+    return f"{INBOX_PREFIX}_{role}.{name}"
 
 
 def template(subject: str) -> str:
@@ -65,29 +68,45 @@ class Permissions:
     subscribe: tuple[str, ...]
 
 
-def permissions(role: Literal["client", "gateway", "prefill", "decode", "pager"]) -> Permissions:
-    """NATS permissions of a role; ``allow_responses`` lets every service answer inboxes."""
+BusRole = Literal["client", "gateway", "prefill", "decode", "pager", "operator"]
+BUS_ROLES: tuple[BusRole, ...] = ("client", "gateway", "prefill", "decode", "pager", "operator")
+
+
+def permissions(role: BusRole) -> Permissions:
+    """NATS permissions of a role; ``allow_responses`` lets every service answer inboxes.
+
+    A ``client`` may be any NATS client, with its default inboxes; none of ours begin so.
+    An ``operator`` watches: presence, and the pager's own report.
+    """
     mesh = MESH_PREFIX
     match role:
         case "client":
             return Permissions(
-                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"), subscribe=(f"{INBOX_PREFIX}_client_>",)
+                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"), subscribe=(f"{INBOX_PREFIX}.>",)
             )
         case "gateway":
             return Permissions(
-                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", PRESENCE, "_INBOX.>"),
+                publish=(
+                    f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE,
+                    f"{INBOX_PREFIX}.>",
+                ),
                 subscribe=(
                     f"{CLIENT_PREFIX}.>", "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
-                    PRESENCE, f"{INBOX_PREFIX}_gateway_>",
+                    PRESENCE, f"{INBOX_PREFIX}_gateway.>",
                 ),
             )  # fmt: skip
         case "prefill" | "decode":
             return Permissions(
                 publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE),
-                subscribe=(f"{mesh}.worker.*", PRESENCE, f"{INBOX_PREFIX}_{role}_>"),
+                subscribe=(f"{mesh}.worker.*", PRESENCE, f"{INBOX_PREFIX}_{role}.>"),
             )
         case "pager":
             return Permissions(
-                publish=(f"{mesh}.worker.*", f"{mesh}.pages.*", PRESENCE),
-                subscribe=(f"{mesh}.pager.*", PRESENCE, f"{INBOX_PREFIX}_pager_>"),
+                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.pages.*", PRESENCE),
+                subscribe=(f"{mesh}.pager.*", PRESENCE, f"{INBOX_PREFIX}_pager.>"),
+            )
+        case "operator":
+            return Permissions(
+                publish=(f"{mesh}.pager.*", PRESENCE),
+                subscribe=(PRESENCE, f"{INBOX_PREFIX}_operator.>"),
             )
