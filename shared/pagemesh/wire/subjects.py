@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pagemesh.wire.presence import Role
-
 CLIENT_PREFIX = "pagemesh.v1"
 CHAT_COMPLETIONS = f"{CLIENT_PREFIX}.chat.completions"
 COMPLETIONS = f"{CLIENT_PREFIX}.completions"
