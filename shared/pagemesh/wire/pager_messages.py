@@ -333,7 +333,9 @@ class Offered(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Take a ticket's lease over: ownership, the tail's write right and growth pages in one
     round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at``
-    is new. Growth pages that are not to be had are simply missing: ``Extend`` then."""
+    is new. Growth pages that are not to be had are simply missing: ``Extend`` then.
+    ``Gone`` when the ticket was withdrawn or cancelled, ``Stale`` when it has expired or is
+    of another life."""
 
     key: SequenceKey
     worker: Name
@@ -346,7 +348,8 @@ class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.withdraw")
 class Withdraw(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The offerer takes its lease back. ``Gone`` when it was redeemed or has expired."""
+    """The offerer takes its lease back. ``Gone`` when it was redeemed, ``Stale`` when it has
+    expired or is of another life."""
 
     worker: Name
     incarnation: U64

@@ -48,11 +48,13 @@ class StepRow:
     score_width: int = 0
     score_next: int | None = None
     """The prompt token right after this run, whose score the last logits give."""
+    score_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """``copies`` (source page, target page) are done first, then all ``rows`` in one forward."""
+    """``copies`` (source page, target page) are done first, then all ``rows`` in one forward;
+    there are no rows when only copies wait."""
 
     step: int
     rows: tuple[StepRow, ...]
