@@ -1,0 +1,56 @@
+"""What ``pagemesh serve ROLE`` hands to ``pagemesh.ROLE.service.run``: every concern's
+configuration, parsed once. A service reads the parts that are its business.
+
+By the time a service sees it, ``worker.model`` is an existing local folder (never empty and
+never a hub id) and ``host.name`` is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagemesh.runtime.config import load, to_environ
+from pagemesh.runtime.settings import (
+    BusConfig,
+    GatewayConfig,
+    HostConfig,
+    PagerConfig,
+    TelemetryConfig,
+    WorkerConfig,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """The configuration of one service process."""
+
+    bus: BusConfig
+    host: HostConfig
+    pager: PagerConfig
+    worker: WorkerConfig
+    gateway: GatewayConfig
+    telemetry: TelemetryConfig
+
+
+def load_service_config(
+    environ: Mapping[str, str], flags: Mapping[str, str] | None = None
+) -> ServiceConfig:
+    """Every part from the environment, flags on top. Raises ``ConfigError``."""
+    return ServiceConfig(
+        bus=load(BusConfig, environ, flags),
+        host=load(HostConfig, environ, flags),
+        pager=load(PagerConfig, environ, flags),
+        worker=load(WorkerConfig, environ, flags),
+        gateway=load(GatewayConfig, environ, flags),
+        telemetry=load(TelemetryConfig, environ, flags),
+    )
+
+
+def service_environ(config: ServiceConfig) -> dict[str, str]:
+    """The variables that make ``load_service_config`` give back ``config``. Secrets are in it."""
+    out: dict[str, str] = {}
+    for part in dataclasses.fields(config):
+        out |= to_environ(getattr(config, part.name))
+    return out
