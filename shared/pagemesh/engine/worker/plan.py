@@ -48,7 +48,6 @@ class StepRow:
     score_width: int = 0
     score_next: int | None = None
     """The prompt token right after this run, whose score the last logits give."""
-    score_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
