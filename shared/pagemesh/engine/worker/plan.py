@@ -37,6 +37,9 @@ class StepRow:
     key: SequenceKey
     lease: int
     lease_slot: int
+    granted_at: int
+    """The fence: the first step under a grant checks that no page of the table was given out
+    later than this."""
     page_table: U32
     tokens: U32
     start: int
