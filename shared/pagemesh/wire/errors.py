@@ -4,10 +4,12 @@ PagemeshError
 |-- ConfigError         a bad flag, variable or file: start-up stops, exit code 2
 |-- Fault               a typed refusal that travels (``Refused`` on the wire)
     |-- Busy            a queue is full: try again after ``retry_after_ms``
+    |   |-- Disconnected  the bus is away; whether the peer got it is unknown: ask again
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
     |-- Stale           the handle, lease or epoch is of another life: admit again
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
+    |   |-- Absent        nobody listens on the subject: the service is not there
     |-- DeadlineExceeded  no time is left: give up
     |-- Denied          the caller may not do this: change who asks
     |-- Internal        a bug was caught at a boundary: report it
@@ -52,6 +54,10 @@ class Busy(Fault):
     """A bounded queue is full."""
 
 
+class Disconnected(Busy):
+    """The connection to the bus is lost. What was asked may or may not have been done."""
+
+
 class NoCapacity(Fault):
     """There are not enough pages, now or ever (the message says which)."""
 
@@ -66,6 +72,10 @@ class Malformed(Fault):
 
 class Gone(Fault):
     """What was named is not there (any more)."""
+
+
+class Absent(Gone):
+    """No service listens on the subject. Says nothing about what the service would know."""
 
 
 class DeadlineExceeded(Fault):

@@ -1,0 +1,17 @@
+"""The one connection of a service to NATS, and the only package that imports nats."""
+
+from pagemesh.runtime.bus.bus import Bus, BusCounters, BusState, BusStatistics, Subscription
+from pagemesh.runtime.bus.messages import Delivery, Headers, Reply
+from pagemesh.runtime.bus.replies import Inbox
+
+__all__ = [
+    "Bus",
+    "BusCounters",
+    "BusState",
+    "BusStatistics",
+    "Delivery",
+    "Headers",
+    "Inbox",
+    "Reply",
+    "Subscription",
+]

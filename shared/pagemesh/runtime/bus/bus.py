@@ -1,0 +1,413 @@
+"""The bus: one always-mending connection to NATS, with typed faults.
+
+    CONNECTING -> CONNECTED <-> RECONNECTING -> CLOSED
+
+While the bus is not connected nothing is buffered: sending fails at once with
+``Disconnected`` and waiting requests are failed with it, so that every caller knows where it
+stands. Subscriptions are kept and renewed. The bus never gives up by itself; who may not wait
+looks at ``state``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from pagemesh.runtime.bus.link import Incoming, Link
+from pagemesh.runtime.bus.messages import Delivery, Headers, Reply, check_size, lower_keys
+from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import (
+    Busy,
+    ConfigError,
+    DeadlineExceeded,
+    Denied,
+    Disconnected,
+    Fault,
+    Internal,
+)
+from pagemesh.wire.messages import Refused
+
+BARRIER_TIMEOUT_MS = 5_000
+_log = get_logger(__name__)
+
+
+class BusState(enum.Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class BusCounters:
+    """Since the bus was made."""
+
+    sent: int = 0
+    received: int = 0
+    dropped: int = 0
+    """Messages thrown away because a subscription held too many; each was refused."""
+    denied: int = 0
+    refused_here: int = 0
+    """Messages that were never sent: too large, or too much waiting to be sent."""
+    crashed: int = 0
+    """Callbacks that raised something other than a fault."""
+    reconnects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BusStatistics:
+    state: BusState
+    requests_waiting: int
+    counters: BusCounters
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """Made by ``Bus.subscribe``."""
+
+    subject: str
+    queue: str
+    on_delivery: Callable[[Delivery], None]
+    on_drop: Callable[[], None]
+    link_id: int = 0
+    denied: bool = False
+
+
+@dataclass(slots=True)
+class _Hooks:
+    state: list[Callable[[BusState], None]] = field(default_factory=list)
+    fault: list[Callable[[Fault], None]] = field(default_factory=list)
+
+
+def _ignore() -> None:
+    """Nobody wants to know of drops beyond the counter."""
+
+
+class Bus:
+    """Use ``async with Bus.connect(...) as bus``."""
+
+    def __init__(self, config: BusConfig, *, role: str, name: str) -> None:
+        self.config = config
+        self.role = role
+        self.name = name
+        self.counters = BusCounters()
+        self._state = BusState.CONNECTING
+        self._connected = asyncio.Event()
+        self._hooks = _Hooks()
+        self._inbox_prefix = subjects.inbox_prefix(role, name)
+        self._replies = ReplyTable(
+            f"{self._inbox_prefix}.{secrets.token_hex(8)}",
+            waiter_count_max=config.request_count_max,
+        )
+        self._subscriptions: list[Subscription] = []
+        self._link: Link | None = None
+        self._last_problem = ""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls, config: BusConfig, *, role: str, name: str, patient: bool = False
+    ) -> AsyncIterator[Bus]:
+        """A connected bus, for as long as the context lasts.
+
+        Without a server, keeps trying for ``start_wait_ms`` and then raises ``ConfigError``
+        that names the URL. A ``patient`` bus is there at once and connects when it can
+        (``state``, ``wait_connected``). Raises ``ConfigError`` for refused credentials.
+        """
+        bus = cls(config, role=role, name=name)
+        _ = config.servers
+        if not patient:
+            await bus._first_link()
+        keeper = asyncio.create_task(bus._keep(), name=f"bus-{name}")
+        try:
+            if not patient:
+                await bus.wait_connected(timeout_ms=BARRIER_TIMEOUT_MS)
+            yield bus
+            if bus._link is not None and bus.state is BusState.CONNECTED:
+                with contextlib.suppress(Fault):
+                    await bus._link.barrier(timeout_ms=1_000)
+        finally:
+            bus._set_state(BusState.CLOSED)
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+            bus._replies.fail_all(Disconnected("the bus was closed"))
+            if bus._link is not None:
+                await bus._link.close()
+
+    # --- state
+
+    @property
+    def state(self) -> BusState:
+        return self._state
+
+    @property
+    def message_bytes_max(self) -> int:
+        """Limit for headers and payload together. Raises ``Disconnected`` when unknown."""
+        return self._require_link().message_bytes_max
+
+    def on_state(self, callback: Callable[[BusState], None]) -> None:
+        """Call ``callback`` with each new state; it must neither block nor raise."""
+        self._hooks.state.append(callback)
+
+    def on_fault(self, callback: Callable[[Fault], None]) -> None:
+        """Call ``callback`` for faults that concern no one caller: ``Busy`` when messages
+        were dropped, ``Denied`` when the server refused a subject."""
+        self._hooks.fault.append(callback)
+
+    async def wait_connected(self, *, timeout_ms: int) -> None:
+        """Raises ``Disconnected`` when there is no connection in time."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._connected.wait()
+        except TimeoutError:
+            raise Disconnected(f"no NATS server: {self._last_problem}") from None
+
+    def statistics(self) -> BusStatistics:
+        return BusStatistics(self._state, self._replies.waiter_count, self.counters)
+
+    # --- sending
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str = ""
+    ) -> None:
+        """Send and expect nothing. Raises ``Disconnected``, ``Busy`` (too much waits to be
+        sent) or ``Malformed`` (too large, or no NATS subject); then nothing was sent."""
+        link = self._require_link()
+        written = lower_keys(headers) or None
+        try:
+            check_size(subject, data, written, message_bytes_max=link.message_bytes_max)
+            await link.publish(subject, data, reply, written)
+        except Fault:
+            self.counters.refused_here += 1
+            raise
+        self.counters.sent += 1
+
+    async def request(
+        self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None
+    ) -> Reply:
+        """Send and wait for one answer.
+
+        Raises ``Absent`` (nobody listens), ``DeadlineExceeded``, ``Denied`` (no permission),
+        ``Disconnected`` (before or while waiting), ``Busy`` (too many requests wait, or the
+        answer was dropped) or ``Malformed`` (too large). A ``Refused`` is an answer.
+        """
+        if timeout_ms <= 0:
+            raise DeadlineExceeded(f"no time is left to ask on {subject}")
+        waiter = OneReply(subject)
+        address = self._replies.add(waiter)
+        try:
+            await self.publish(subject, data, headers=headers, reply=address)
+            return await waiter.wait(timeout_ms)
+        finally:
+            self._replies.remove(address)
+
+    @contextlib.asynccontextmanager
+    async def request_many(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        message_count_max: int = 1_024,
+    ) -> AsyncIterator[Inbox]:
+        """Send and read a stream of answers from the ``Inbox``; the last one is marked by the
+        answering service in a way of its own. Raises like ``publish``."""
+        inbox = Inbox(subject, message_count_max=message_count_max)
+        inbox.address = self._replies.add(inbox)
+        try:
+            await self.publish(subject, data, headers=headers, reply=inbox.address)
+            yield inbox
+        finally:
+            self._replies.remove(inbox.address)
+
+    async def barrier(self, *, timeout_ms: int = BARRIER_TIMEOUT_MS) -> None:
+        """Return when the server has seen all that was sent and subscribed. Raises
+        ``Disconnected``."""
+        await self._require_link().barrier(timeout_ms=timeout_ms)
+
+    # --- receiving
+
+    async def subscribe(
+        self,
+        subject: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        queue: str = "",
+        on_drop: Callable[[], None] = _ignore,
+    ) -> Subscription:
+        """Listen. When this returns on a connected bus, the server delivers.
+
+        ``on_delivery`` runs on the event loop and **only admits**: it puts the message into a
+        bounded inbox or raises a ``Fault``, which is sent back. ``on_drop`` is told of each
+        message that came too fast even for that. Raises ``Denied`` or ``Malformed``.
+        """
+        made = Subscription(subject, queue, on_delivery, on_drop)
+        self._subscriptions.append(made)
+        link = self._link
+        if link is None:
+            return made
+        try:
+            await self._subscribe_on(link, made)
+            await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)
+        except Disconnected:
+            return made  # the keeper subscribes again on the next link
+        except Fault:
+            self._subscriptions.remove(made)
+            raise
+        if made.denied:
+            self._subscriptions.remove(made)
+            raise Denied(f"the NATS server does not let {self.role} listen on {subject}")
+        return made
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop listening. Doing so twice is harmless."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            if self._link is not None:
+                await self._link.unsubscribe(subscription.link_id)
+
+    # --- the link's events
+
+    async def on_drop(self, subscription_id: int, subject: str, reply: str) -> None:
+        """A message was dropped: count it, refuse it, tell whom it concerns."""
+        self.counters.dropped += 1
+        fault = Busy(f"messages on {subject} come faster than they are taken")
+        if subject.startswith(self._replies.prefix):
+            self._replies.fail(subject, fault)
+        for made in self._subscriptions:
+            if made.link_id == subscription_id:
+                made.on_drop()
+        self._tell(fault)
+        if reply:
+            with contextlib.suppress(Fault):
+                await self.publish(reply, codec.encode(Refused.of(fault)))
+
+    async def on_denied(self, action: str, subject: str) -> None:
+        """The server refused a subject (given in lower case)."""
+        self.counters.denied += 1
+        fault = Denied(f"the NATS server does not let {self.role} {action} on {subject}")
+        if action == "publish":
+            self._replies.fail_asked(subject, fault)
+        else:
+            for made in self._subscriptions:
+                if made.subject.lower() == subject:
+                    made.denied = True
+        self._tell(fault)
+
+    async def _on_reply(self, incoming: Incoming) -> None:
+        self.counters.received += 1
+        self._replies.put(incoming.subject, Reply(incoming.data, lower_keys(incoming.headers)))
+
+    def _receiver(self, made: Subscription) -> Callable[[Incoming], Awaitable[None]]:
+        async def receive(incoming: Incoming) -> None:
+            self.counters.received += 1
+            delivery = Delivery(
+                self, incoming.subject, incoming.reply, incoming.data, lower_keys(incoming.headers)
+            )
+            try:
+                made.on_delivery(delivery)
+            except Fault as fault:
+                await delivery.respond_error(fault)
+            except Exception as error:
+                self.counters.crashed += 1
+                _log.error("bus.callback_crashed", subject=made.subject, error=error)
+                await delivery.respond_error(Internal("the service failed to take the message"))
+
+        return receive
+
+    # --- keeping the link
+
+    def _require_link(self) -> Link:
+        if self._link is None:
+            raise Disconnected(f"no connection to NATS ({self._state.value})")
+        return self._link
+
+    async def _first_link(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.config.start_wait_ms / 1_000
+        pause_ms = self.config.reconnect_wait_ms
+        while True:
+            try:
+                link = await self._open()
+                break
+            except Disconnected as fault:
+                if loop.time() + pause_ms / 1_000 >= deadline:
+                    raise ConfigError(
+                        f"no NATS server at {self.config.shown_url}: {fault.message}; start one "
+                        "there or set PAGEMESH_NATS"
+                    ) from None
+            await asyncio.sleep(pause_ms / 1_000)
+            pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
+        await self._adopt(link)
+
+    async def _open(self) -> Link:
+        return await Link.open(
+            self.config,
+            name=f"pagemesh-{self.role}-{self.name}",
+            inbox_prefix=self._inbox_prefix,
+            events=self,
+        )
+
+    async def _keep(self) -> None:
+        """Hold a link, for ever: wait for its loss, let it go, make the next."""
+        pause_ms = self.config.reconnect_wait_ms
+        while True:
+            if self._link is not None:
+                await self._link.lost.wait()
+                await self._release(self._link)
+                pause_ms = self.config.reconnect_wait_ms
+            try:
+                await self._adopt(await self._open())
+                self.counters.reconnects += 1
+            except (Fault, ConfigError) as error:
+                self._last_problem = str(error)
+                _log.warning("bus.unreachable", url=self.config.shown_url, reason=str(error))
+                jitter = secrets.randbelow(256) / 1_024
+                await asyncio.sleep(pause_ms * (1 + jitter) / 1_000)
+                pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
+
+    async def _adopt(self, link: Link) -> None:
+        try:
+            await link.subscribe(f"{self._replies.prefix}.*", "", self._on_reply)
+            for made in tuple(self._subscriptions):
+                await self._subscribe_on(link, made)
+            await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)
+        except BaseException:
+            await link.close()
+            raise
+        self._link = link
+        self._set_state(BusState.CONNECTED)
+        self._connected.set()
+
+    async def _release(self, link: Link) -> None:
+        self._link = None
+        self._connected.clear()
+        self._last_problem = link.reason
+        _log.warning("bus.lost", url=self.config.shown_url, reason=link.reason)
+        self._set_state(BusState.RECONNECTING)
+        self._replies.fail_all(
+            Disconnected(f"the connection to NATS was lost: {link.reason}", retry_after_ms=100)
+        )
+        await link.close()
+
+    async def _subscribe_on(self, link: Link, made: Subscription) -> None:
+        made.denied = False
+        made.link_id = await link.subscribe(made.subject, made.queue, self._receiver(made))
+
+    def _set_state(self, state: BusState) -> None:
+        if state is self._state:
+            return
+        self._state = state
+        for callback in self._hooks.state:
+            callback(state)
+
+    def _tell(self, fault: Fault) -> None:
+        for callback in self._hooks.fault:
+            callback(fault)

@@ -1,0 +1,246 @@
+"""One connection to the NATS server, from connect to loss. It is never revived: the bus
+makes a new one. This module and no other knows nats-py, and every habit of it that would
+surprise a caller stops here:
+
+- nats-py's own reconnect may hang on a frozen server and may give up for good; it is off.
+- A PING overtakes what was published before it: ``barrier`` sends two.
+- A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
+  run in tasks of their own that nobody cancels while the connection lives.
+- A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
+- Errors come in one callback: they are told apart here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import nats.errors
+from nats.aio.client import Client
+
+from pagemesh.runtime.bus.messages import Headers
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
+
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+_CLOSE_TIMEOUT_S = 1.0
+_PING_TIMEOUT_S = 600
+"""Only so that no ping waits for ever; the heartbeat gives up long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message as it came in; ``headers`` as the peer wrote them."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Headers | None
+
+
+class LinkEvents(Protocol):
+    """What a link reports while it lives."""
+
+    async def on_drop(self, subscription_id: int, subject: str, reply: str) -> None:
+        """A message was thrown away because its subscription held too many already."""
+
+    async def on_denied(self, action: str, subject: str) -> None:
+        """The server refused a ``publish`` or ``subscription``; ``subject`` in lower case."""
+
+
+class Link:
+    """Use ``open``. ``lost`` is set once the connection is of no more use; ``reason`` says
+    why."""
+
+    def __init__(self, client: Client, config: BusConfig) -> None:
+        self._client: Any = client
+        self._config = config
+        self._subscriptions: list[Any] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.lost = asyncio.Event()
+        self.reason = ""
+
+    @classmethod
+    async def open(
+        cls, config: BusConfig, *, name: str, inbox_prefix: str, events: LinkEvents
+    ) -> Link:
+        """Connect once. Raises ``Disconnected`` with the reason, in time, or ``ConfigError``
+        for credentials and files that no second try can mend."""
+        client = Client()
+        link = cls(client, config)
+        errors: list[BaseException] = []
+
+        async def on_error(error: Exception) -> None:
+            errors[:] = [error]
+            await link._on_error(error, events)
+
+        async def on_close() -> None:
+            link._lose(_text(client.last_error) or "the server closed the connection")
+
+        try:
+            async with asyncio.timeout(config.connect_timeout_ms / 1_000):
+                await client.connect(
+                    servers=config.servers,
+                    error_cb=on_error, closed_cb=on_close, name=name, inbox_prefix=inbox_prefix,
+                    user=config.user or None, password=config.password.reveal() or None,
+                    tls=_tls(config), allow_reconnect=False,
+                    connect_timeout=config.connect_timeout_ms / 1_000,
+                    reconnect_time_wait=0.01, max_reconnect_attempts=1,
+                    ping_interval=60, max_outstanding_pings=2,
+                    pending_size=2 * config.output_bytes_max, flush_timeout=1.0,
+                    drain_timeout=1, flusher_queue_size=1_024,
+                )  # fmt: skip
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            await link.close()
+            cause = errors[0] if errors and not _text(error) else error
+            if "authorization" in _text(cause).lower():
+                raise ConfigError("the NATS server refused user and password") from None
+            raise Disconnected(_text(cause) or type(cause).__name__) from None
+        link._spawn(link._watch())
+        return link
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The server's limit for headers and payload together."""
+        return int(self._client.max_payload)
+
+    async def publish(self, subject: str, data: bytes, reply: str, headers: Headers | None) -> None:
+        """Hand a message to the socket. Raises ``Disconnected``, ``Busy`` when too much waits
+        to be sent already, ``Malformed`` for a subject or header that NATS cannot carry."""
+        if self._client.pending_data_size > self._config.output_bytes_max:
+            raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
+        try:
+            await self._client.publish(subject, data, reply=reply, headers=headers)
+        except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
+            raise Malformed(f"not a subject or header of NATS: {subject[:80]!r}") from error
+        except (nats.errors.Error, OSError) as error:
+            raise Disconnected(f"not sent: {_text(error)}") from error
+
+    async def subscribe(
+        self, subject: str, queue: str, on_message: Callable[[Incoming], Awaitable[None]]
+    ) -> int:
+        """Returns the subscription's id. ``on_message`` runs serially: it must be quick."""
+
+        async def on_raw(message: Any) -> None:
+            await on_message(
+                Incoming(message.subject, message.reply, message.data, message.headers)
+            )
+
+        try:
+            made = await self._client.subscribe(
+                subject, queue=queue, cb=on_raw,
+                pending_msgs_limit=self._config.pending_message_count_max,
+                pending_bytes_limit=self._config.pending_bytes_max,
+            )  # fmt: skip
+        except nats.errors.BadSubjectError as error:
+            raise Malformed(f"not a subject of NATS: {subject[:80]!r}") from error
+        except (nats.errors.Error, OSError) as error:
+            raise Disconnected(f"not subscribed: {_text(error)}") from error
+        self._subscriptions.append(made)
+        return int(made._id)
+
+    async def unsubscribe(self, subscription_id: int) -> None:
+        for made in self._subscriptions:
+            if made._id == subscription_id:
+                self._subscriptions.remove(made)
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await made.unsubscribe()
+                return
+
+    async def barrier(self, *, timeout_ms: int) -> None:
+        """Return when the server has processed everything sent before. Raises
+        ``Disconnected`` when that cannot be known in time."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._pong()
+                await self._pong()
+        except TimeoutError:
+            raise Disconnected(f"the bus did not answer within {timeout_ms} ms") from None
+
+    async def close(self) -> None:
+        """Let go of the connection, whatever state it is in, within a second or so."""
+        self._lose("closed here")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for made in self._subscriptions:
+            # Ends the subscription's task, which closing a dead connection would not.
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await made.unsubscribe()
+        self._abort()
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._client.close()
+
+    def _abort(self) -> None:
+        # A graceful close waits for a full send buffer, which a frozen server never empties.
+        stream = getattr(self._client, "_transport", None)
+        writer = getattr(stream, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _pong(self) -> None:
+        ping, lost = self._spawn(self._ping()), self._spawn(self.lost.wait())
+        try:
+            await asyncio.wait({ping, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+        if self.lost.is_set():
+            raise Disconnected(self.reason)
+
+    async def _ping(self) -> None:
+        try:
+            await self._client.rtt(timeout=_PING_TIMEOUT_S)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            self._lose(_text(error) or "a ping failed")
+
+    async def _watch(self) -> None:
+        """Ask for a sign of life, again and again, until there is none."""
+        loop = asyncio.get_running_loop()
+        limit_s = self._config.heartbeat_timeout_ms / 1_000
+        while not self.lost.is_set():
+            await asyncio.sleep(self._config.heartbeat_ms / 1_000)
+            ping = self._spawn(self._ping())
+            started = loop.time()
+            await asyncio.wait({ping}, timeout=limit_s)
+            if not ping.done() and loop.time() - started > limit_s + 0.25:
+                # It was us who stood still, not the server: read what came in meanwhile.
+                await asyncio.wait({ping}, timeout=limit_s / 2)
+            if not ping.done():
+                self._lose(f"no sign of life for {self._config.heartbeat_timeout_ms} ms")
+
+    async def _on_error(self, error: Exception, events: LinkEvents) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            await events.on_drop(error.sid, error.subject, error.reply)
+        elif violation := _VIOLATION.search(str(error)):
+            await events.on_denied(violation[1], violation[2])
+
+
+def _tls(config: BusConfig) -> ssl.SSLContext | None:
+    if not config.ca_file:
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"PAGEMESH_NATS_CA={config.ca_file!r}: {error}") from None
+
+
+def _text(error: BaseException | None) -> str:
+    text = str(error) if error is not None else ""
+    return text.removeprefix("nats: ")

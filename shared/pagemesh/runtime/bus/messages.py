@@ -1,0 +1,107 @@
+"""What the bus hands out: deliveries to answer and replies to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagemesh.wire import codec
+from pagemesh.wire.errors import Fault, Malformed
+from pagemesh.wire.messages import Refused
+
+Headers = Mapping[str, str]
+"""Keys are lower case, always: NATS compares them byte by byte and proxies change them."""
+
+SUBJECT_BYTES_MAX = 1_024
+_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
+_HEADER_LINE_BYTES = len(b": \r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer. ``data`` is opaque bytes; ``headers`` have lower-case keys."""
+
+    data: bytes
+    headers: Headers
+
+
+class Answering(Protocol):
+    """The part of the bus that a delivery needs."""
+
+    async def publish(self, subject: str, data: bytes, *, headers: Headers | None = None) -> None:
+        """Raises a ``Fault`` when the message cannot be sent."""
+        ...
+
+
+class Delivery:
+    """One message that came in, and the way to answer it."""
+
+    __slots__ = ("_bus", "data", "headers", "reply", "subject")
+
+    def __init__(
+        self, bus: Answering, subject: str, reply: str, data: bytes, headers: Headers
+    ) -> None:
+        self._bus = bus
+        self.subject = subject
+        self.reply = reply
+        """Where answers go; empty when none is wanted."""
+        self.data = data
+        self.headers = headers
+
+    async def respond(self, data: bytes, *, headers: Headers | None = None) -> bool:
+        """Answer; may be called again for a stream. True when it was sent.
+
+        An answer that is too large becomes a refusal that says so. Nothing is raised: when
+        the bus is away the peer's own request has failed already.
+        """
+        if not self.reply:
+            return False
+        try:
+            await self._bus.publish(self.reply, data, headers=headers)
+        except Malformed as fault:
+            await self._refuse(fault)
+            return False
+        except Fault:
+            return False
+        return True
+
+    async def respond_error(self, fault: Fault) -> bool:
+        """Answer with a ``Refused``. True when it was sent; like ``respond``, never raises."""
+        return bool(self.reply) and await self._refuse(fault)
+
+    async def _refuse(self, fault: Fault) -> bool:
+        try:
+            await self._bus.publish(self.reply, codec.encode(Refused.of(fault)))
+        except Fault:
+            return False
+        return True
+
+
+def lower_keys(headers: Headers | None) -> dict[str, str]:
+    return {key.lower(): value for key, value in headers.items()} if headers else {}
+
+
+def header_bytes(headers: Headers | None) -> int:
+    """What ``headers`` add to a message; the server counts them against its limit."""
+    if not headers:
+        return 0
+    lines = sum(
+        len(key.encode()) + len(value.encode()) + _HEADER_LINE_BYTES
+        for key, value in headers.items()
+    )
+    return _HEADER_FRAME_BYTES + lines
+
+
+def check_size(
+    subject: str, data: bytes, headers: Headers | None, *, message_bytes_max: int
+) -> None:
+    """Raises ``Malformed``, naming the limit, for what would make the server hang up."""
+    size = len(data) + header_bytes(headers)
+    if size > message_bytes_max:
+        raise Malformed(
+            f"a message of {size} bytes (headers included) exceeds the bus limit of "
+            f"{message_bytes_max}; send it in parts or raise max_payload of the NATS server"
+        )
+    if len(subject) > SUBJECT_BYTES_MAX:
+        raise Malformed(f"a subject of {len(subject)} characters exceeds {SUBJECT_BYTES_MAX}")

@@ -1,0 +1,61 @@
+"""Time, as an argument. Cores are given ``now_ms``; actors read it from a ``Clock``.
+
+Monotonic times order events within one host and are never compared between hosts. Wall time
+serves traces only: it is the monotonic clock plus an offset taken once, so that a clock that
+jumps by an hour bends no span and expires no lease.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+_WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+
+
+class Clock(Protocol):
+    def now_us(self) -> int:
+        """Monotonic microseconds."""
+        ...
+
+    def now_ms(self) -> int:
+        """Monotonic milliseconds."""
+        ...
+
+
+class MonotonicClock:
+    """The host's monotonic clock; it does not run backwards and does not jump."""
+
+    __slots__ = ()
+
+    def now_us(self) -> int:
+        return time.monotonic_ns() // 1_000
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock that moves when it is told to, for tests and simulation."""
+
+    __slots__ = ("_now_us",)
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self._now_us = now_ms * 1_000
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def now_ms(self) -> int:
+        return self._now_us // 1_000
+
+    def advance_ms(self, duration_ms: int) -> None:
+        """Move forward. Raises ``ValueError`` for a negative duration."""
+        if duration_ms < 0:
+            raise ValueError(f"time does not run backwards ({duration_ms} ms)")
+        self._now_us += duration_ms * 1_000
+
+
+def wall_ns(monotonic_us: int) -> int:
+    """Nanoseconds since 1970 of a ``MonotonicClock`` time of this host, for spans."""
+    return monotonic_us * 1_000 + _WALL_OFFSET_NS

@@ -1,0 +1,104 @@
+"""Logging: structlog, JSON lines on stderr with trace ids, a console on a terminal.
+
+The text of exceptions is left out unless asked for: it may quote prompts, paths or peers.
+What is logged of an error is its type and where it was raised. Fields never become part of
+the message, so nothing a peer sends can forge a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, MutableMapping
+from typing import Any, TextIO
+
+import structlog
+from opentelemetry import trace
+
+from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.wire.errors import PagemeshError
+
+Event = MutableMapping[str, Any]
+_TEXT_CHARACTERS_MAX = 2_000
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def get_logger(name: str) -> Any:
+    """A logger; events are dotted names (``bus.lost``), facts are keyword arguments."""
+    return structlog.get_logger(logger=name)
+
+
+def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None = None) -> None:
+    """Configure logging of this process; call it once, before anything logs."""
+    out = stream if stream is not None else sys.stderr
+    console = config.log_format == "console" or (config.log_format == "auto" and out.isatty())
+    renderer: Any = structlog.processors.JSONRenderer()
+    if console:
+        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _add_service(service),
+            _add_trace,
+            _describe_errors(with_text=config.log_exception_text),
+            _bound_text,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    # Libraries log through the standard module; only what they consider wrong is wanted.
+    logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
+    for name in ("nats", "opentelemetry", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _add_service(service: str) -> Callable[[Any, str, Event], Event]:
+    def add(_logger: Any, _method: str, event: Event) -> Event:
+        event["service"] = service
+        return event
+
+    return add
+
+
+def _add_trace(_logger: Any, _method: str, event: Event) -> Event:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = f"{context.trace_id:032x}"
+        event["span_id"] = f"{context.span_id:016x}"
+    return event
+
+
+def _describe_errors(*, with_text: bool) -> Callable[[Any, str, Event], Event]:
+    def describe(_logger: Any, _method: str, event: Event) -> Event:
+        event.pop("exc_info", None)
+        for key, value in tuple(event.items()):
+            if isinstance(value, BaseException):
+                event[key] = error_facts(value, with_text=with_text)
+        return event
+
+    return describe
+
+
+def error_facts(error: BaseException, *, with_text: bool = False) -> dict[str, str]:
+    """Type and place of an error; its text only for our own faults or when asked for."""
+    facts = {"type": type(error).__name__}
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        last = frames[-1]
+        path = last.filename.rpartition("/pagemesh/")[2]
+        facts["at"] = f"{path.rpartition('/')[2] if path.startswith('/') else path}:{last.lineno}"
+    if with_text or isinstance(error, PagemeshError):
+        facts["text"] = str(error)
+    return facts
+
+
+def _bound_text(_logger: Any, _method: str, event: Event) -> Event:
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > _TEXT_CHARACTERS_MAX:
+            event[key] = value[:_TEXT_CHARACTERS_MAX] + "..."
+    return event

@@ -1,0 +1,230 @@
+"""Every setting there is: one dataclass a concern. Defaults work without configuration."""
+
+# ruff: noqa: RUF009  (a Secret is immutable, which ruff cannot know)
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pagemesh.runtime.config import Secret, computed, setting
+from pagemesh.runtime.ids import host_name
+from pagemesh.wire.errors import ConfigError
+
+NATS_URL = "nats://127.0.0.1:4222"
+SHARED_MEMORY = Path("/dev/shm")
+MINUTE_MS = 60_000
+
+
+def default_pool_dir() -> Path:
+    """A folder of this user in the shared-memory file system, or in the temporary one."""
+    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return base / f"pagemesh-{os.getuid()}"
+
+
+def _is_nats_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class BusConfig:
+    """The connection to NATS."""
+
+    url: str = setting(NATS_URL, "NATS", "URL of the NATS server; several, with commas")
+    user: str = setting("", "NATS_USER", "user at the NATS server; empty: none")
+    password: Secret = setting(Secret(), "NATS_PASSWORD", "password of that user")
+    ca_file: str = setting("", "NATS_CA", "PEM file of the authority that signed the server")
+    connect_timeout_ms: int = setting(
+        2_000, "NATS_CONNECT_TIMEOUT_MS", "limit of one try to connect",
+        minimum=1, maximum=MINUTE_MS,
+    )  # fmt: skip
+    start_wait_ms: int = setting(
+        5_000, "NATS_START_WAIT_MS", "how long a command keeps trying before it gives up",
+        minimum=0, maximum=60 * MINUTE_MS,
+    )  # fmt: skip
+    reconnect_wait_ms: int = setting(
+        50, "NATS_RECONNECT_WAIT_MS", "first pause between tries; it doubles",
+        minimum=1, maximum=MINUTE_MS,
+    )  # fmt: skip
+    reconnect_wait_ms_max: int = setting(
+        1_000, "NATS_RECONNECT_WAIT_MS_MAX", "longest pause between tries",
+        minimum=1, maximum=MINUTE_MS,
+    )  # fmt: skip
+    heartbeat_ms: int = setting(
+        500, "NATS_HEARTBEAT_MS", "how often the server is asked for a sign of life",
+        minimum=10, maximum=MINUTE_MS,
+    )  # fmt: skip
+    heartbeat_timeout_ms: int = setting(
+        1_800, "NATS_HEARTBEAT_TIMEOUT_MS", "silence after which the connection counts as lost",
+        minimum=10, maximum=MINUTE_MS,
+    )  # fmt: skip
+    request_count_max: int = setting(
+        16_384, "NATS_REQUEST_COUNT_MAX", "requests that may wait for an answer at once",
+        minimum=1, maximum=1 << 20,
+    )  # fmt: skip
+    output_bytes_max: int = setting(
+        32 << 20, "NATS_OUTPUT_BYTES_MAX", "bytes that may wait to be sent",
+        minimum=1 << 16, maximum=1 << 30,
+    )  # fmt: skip
+    pending_message_count_max: int = setting(
+        65_536, "NATS_PENDING_MESSAGE_COUNT_MAX", "messages a subscription may hold unread",
+        minimum=1, maximum=1 << 20,
+    )  # fmt: skip
+    pending_bytes_max: int = setting(
+        64 << 20, "NATS_PENDING_BYTES_MAX", "bytes a subscription may hold unread",
+        minimum=1 << 10, maximum=1 << 30,
+    )  # fmt: skip
+
+    @property
+    def servers(self) -> list[str]:
+        """The URLs. Raises ``ConfigError`` for one that cannot be used."""
+        urls = [part.strip() for part in self.url.split(",") if part.strip()]
+        if not urls or not all(_is_nats_url(url) for url in urls):
+            raise ConfigError(
+                f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}"
+            )
+        return urls
+
+    @property
+    def shown_url(self) -> str:
+        """The URLs without user and password, for messages and logs."""
+        return ",".join(re.sub(r"//[^/@]*@", "//", part) for part in self.url.split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Where a service runs and what it shares with its neighbours."""
+
+    host: str = computed(host_name, "HOST", "name of this host on the mesh")
+    name: str = setting("", "NAME", "name of this service; empty: made from its role")
+    pool_dir: Path = computed(
+        default_pool_dir, "POOL_DIR", "folder of page pools; best on a shared-memory file system"
+    )
+    secret: Secret = setting(
+        Secret(), "SECRET", "keys prefix ids and tenants' salts; the same on every service",
+        strong=True,
+    )  # fmt: skip
+
+    def required_secret(self) -> bytes:
+        """The secret. Raises ``ConfigError`` when none was given."""
+        if not self.secret.is_set:
+            raise ConfigError(
+                "PAGEMESH_SECRET is not set; give every service the same random text, "
+                "for example from: openssl rand -hex 32"
+            )
+        return self.secret.reveal_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class PagerConfig:
+    """The page manager of a host."""
+
+    pool_bytes: int = setting(
+        512 << 20, "POOL_BYTES", "bytes of KV pages in the pool",
+        minimum=1 << 16, maximum=1 << 44,
+    )  # fmt: skip
+    session_ttl_ms: int = setting(
+        3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
+        minimum=100, maximum=MINUTE_MS,
+    )  # fmt: skip
+    heartbeat_ms: int = setting(
+        500, "PAGER_HEARTBEAT_MS", "how often a worker tells the pager that it lives",
+        minimum=10, maximum=MINUTE_MS,
+    )  # fmt: skip
+    inbox_count_max: int = setting(
+        4_096, "PAGER_INBOX_COUNT_MAX", "requests that may wait at the pager",
+        minimum=1, maximum=1 << 20,
+    )  # fmt: skip
+    kill_holders: bool = setting(
+        False, "PAGER_KILL_HOLDERS", "kill a stuck worker of this host that holds wanted pages"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """A prefill or decode worker."""
+
+    model: str = setting("", "MODEL", "folder or Hugging Face id; empty: the bundled demo model")
+    device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "float32", "DTYPE", "type of weights and KV"
+    )
+    page_size: int = setting(16, "PAGE_SIZE", "token slots in a page", minimum=1, maximum=256)
+    deterministic: bool = setting(
+        False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
+    )
+    thread_count: int = setting(
+        0, "THREADS", "threads of the model step; 0: the cores this process may use",
+        minimum=0, maximum=1024,
+    )  # fmt: skip
+    sequence_count_max: int = setting(
+        64, "SEQUENCE_COUNT_MAX", "sequences that run at once", minimum=1, maximum=4096
+    )
+    step_tokens_max: int = setting(
+        512, "STEP_TOKENS_MAX", "tokens computed in one step", minimum=1, maximum=1 << 16
+    )
+    waiting_count_max: int = setting(
+        1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The front door."""
+
+    http_host: str = setting("127.0.0.1", "HTTP_HOST", "address to listen on")
+    http_port: int = setting(8000, "HTTP_PORT", "port to listen on", minimum=0, maximum=65_535)
+    api_keys: Secret = setting(
+        Secret(), "API_KEYS", "accepted keys, with commas; empty: no key is asked for"
+    )
+    request_count_max: int = setting(
+        1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
+    )
+    request_timeout_ms: int = setting(
+        10 * MINUTE_MS, "REQUEST_TIMEOUT_MS", "longest life of a request",
+        minimum=100, maximum=24 * 60 * MINUTE_MS,
+    )  # fmt: skip
+    body_bytes_max: int = setting(
+        8 << 20, "BODY_BYTES_MAX", "longest HTTP body", minimum=1 << 10, maximum=1 << 30
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """Logs, traces and metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "LOG_LEVEL", "least severity to log"
+    )
+    log_format: Literal["auto", "json", "console"] = setting(
+        "auto", "LOG_FORMAT", "auto: console on a terminal, JSON otherwise"
+    )
+    log_exception_text: bool = setting(
+        False, "LOG_EXCEPTION_TEXT", "log the text of exceptions; may hold parts of prompts"
+    )
+    otlp: str = computed(
+        lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        "OTLP", "URL of an OTLP/HTTP collector; empty: no traces",
+    )  # fmt: skip
+    trace_ratio: float = setting(
+        1.0, "TRACE_RATIO", "share of requests to trace", minimum=0.0, maximum=1.0
+    )
+    metrics_host: str = setting("127.0.0.1", "METRICS_HOST", "address of a service's own metrics")
+    metrics_port: int = setting(
+        0, "METRICS_PORT", "port of a service's own metrics; 0: none", minimum=0, maximum=65_535
+    )
+
+
+CONFIGS: tuple[type[object], ...] = (
+    BusConfig, HostConfig, PagerConfig, WorkerConfig, GatewayConfig, TelemetryConfig,
+)  # fmt: skip
+"""Every configuration, for documentation and for finding unknown variables."""
