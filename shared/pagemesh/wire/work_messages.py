@@ -36,6 +36,7 @@ TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 
 Finish = Literal["stop", "length", "abort", "error"]
+AbortReason = Literal["client", "stop", "superseded", "deadline", "error"]
 
 
 class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +127,7 @@ class Abort(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: RequestId
     attempt: Count
     choice: Count | None = None
-    reason: Literal["client", "stop", "superseded", "deadline", "error"]
+    reason: AbortReason
 
 
 @registered("work.resend")

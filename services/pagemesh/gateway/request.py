@@ -1,0 +1,404 @@
+"""The life of one request: what it was promised, what it has, what to do next.
+
+    OPEN -> COMPLETED   every choice ended by a stop or its length
+         -> FAILED      no attempt can mend it, or its deadline came
+         -> CANCELLED   the client left
+
+Each choice has a life of its own (``choice``). An attempt is one ``Submit`` of one or more
+choices; a choice whose attempt was refused, lost or silent goes into the next one, with the
+tokens its client already has. Those never change: what a frame repeats is dropped, what it
+skips is asked for again, and frames of older attempts are not looked at.
+
+Pure: time is an argument, ``due_ms`` says when a ``Tick`` is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from pagemesh.gateway import events as ev
+from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText, slice_logprobs
+from pagemesh.gateway.events import Worker
+from pagemesh.gateway.spec import (
+    ATTEMPT_MAX,
+    RequestLimits,
+    RequestSpec,
+    Usage,
+    mendable,
+    submit_message,
+)
+from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Internal, fault
+from pagemesh.wire.messages import Ok, Refused, SequenceKey
+from pagemesh.wire.work_messages import Abort, AbortReason, Accepted, Frame, Resend
+
+
+class RequestCore:
+    """``handle`` takes one event and returns what is to be done, in order."""
+
+    def __init__(
+        self, spec: RequestSpec, limits: RequestLimits, texts: Sequence[ChoiceText], now_ms: int
+    ) -> None:
+        if len(texts) != spec.choice_count:
+            raise ValueError(f"{spec.choice_count} choices take as many texts, got {len(texts)}")
+        self.spec = spec
+        self._limits = limits
+        self.choices = [Choice(index, text, now_ms) for index, text in enumerate(texts)]
+        """For others to read only."""
+        self._routes: dict[int, ev.Route] = {}
+        self._attempt = 0
+        self._waiting_since_ms: int | None = None
+        self._model_root: bytes | None = None
+        self._prompt_scored = not spec.prompt_logprobs
+        self._outcome: ev.Completed | ev.Failed | ev.Cancelled | None = None
+        self._out: list[ev.Command] = []
+
+    @property
+    def ended(self) -> bool:
+        return self._outcome is not None
+
+    @property
+    def attempt_count(self) -> int:
+        return self._attempt
+
+    @property
+    def due_ms(self) -> int:
+        """When to send a ``Tick``, if nothing happens before."""
+        due = (c.due_ms for c in self.choices if c.live and c.state is not ChoiceState.ROUTING)
+        return min([self.spec.deadline_ms, *due])
+
+    @property
+    def usage(self) -> Usage:
+        """``cached_tokens`` is what the first admission of the prompt found in the cache."""
+        prompt_count = len(self.spec.prompt)
+        cached = next((c.waterfall.delivered_tokens for c in self.choices if c.waterfall), 0)
+        used = sum(choice.used_count for choice in self.choices)
+        return Usage(prompt_count, used, min(cached, prompt_count))
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Command]:
+        """Raises ``AssertionError`` for an event the caller may not send (a second ``Begin``
+        in flight). After the end every event is ignored."""
+        if self.ended:
+            return []
+        self._out = []
+        match event:
+            case ev.Begin() | ev.Tick():
+                pass
+            case ev.Routed(route):
+                self._routed(route, now_ms)
+            case ev.Unroutable(reason):
+                self._unroutable(reason, now_ms)
+            case ev.SubmitAnswered(attempt, _, answer):
+                self._submit_answered(attempt, answer, now_ms)
+            case ev.ResendAnswered(key, worker, answer):
+                self._resend_answered(key, worker, answer, now_ms)
+            case ev.FrameArrived(worker, frame):
+                self._frame_arrived(worker, frame, now_ms)
+            case ev.FramesMissed(worker):
+                for choice in self._on(worker):
+                    self._ask(choice, [worker])
+            case ev.WorkerLost(worker):
+                self._worker_lost(worker, now_ms)
+            case ev.ClientGone():
+                self._abort([c for c in self.choices if c.live], "client")
+                self._end(ev.Cancelled())
+        self._settle(now_ms)
+        return self._out
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` when an invariant is broken."""
+        for choice in self.choices:
+            assert choice.used_count <= choice.token_count, choice.index
+            assert not choice.placed or choice.attempt in self._routes, choice.index
+            assert choice.attempt <= self._attempt, choice.index
+            assert not self.ended or not choice.live, choice.index
+        alive = any(choice.live for choice in self.choices)
+        assert self.ended or alive or not self.choices, "all choices ended, the request did not"
+
+    # Placing --------------------------------------------------------------------------------
+
+    def _settle(self, now_ms: int) -> None:
+        """What follows from the state and the time, whatever the event was."""
+        if self.ended:
+            return
+        if now_ms >= self.spec.deadline_ms:
+            self._fail(DeadlineExceeded("the request's deadline passed"), "deadline")
+            return
+        for choice in self.choices:
+            if choice.placed and choice.due_ms <= now_ms:
+                choice.due_ms = now_ms + self._limits.silence_ms_max
+                self._ask(choice, self._candidates(choice))
+        self._launch(now_ms)
+        if not any(choice.live for choice in self.choices):
+            self._end(ev.Completed())
+
+    def _launch(self, now_ms: int) -> None:
+        """Put every choice that is due into one new attempt."""
+        group = [c for c in self._in(ChoiceState.WAITING) if c.due_ms <= now_ms]
+        if not group or self._in(ChoiceState.ROUTING):
+            return
+        for choice in group:
+            choice.move(ChoiceState.ROUTING, "due")
+        longest = max(group, key=lambda choice: choice.token_count)
+        remaining = self.spec.sampling.max_tokens - longest.token_count
+        command = ev.ChooseRoute(
+            tokens=np.concatenate([self.spec.prompt, longest.tokens()]),
+            growth_tokens=max(0, remaining),
+            choice_count=len(group),
+            avoid=frozenset[Worker]().union(*(choice.avoid for choice in group)),
+            model_root=self._model_root,
+        )
+        self._out.append(command)
+
+    def _routed(self, route: ev.Route, now_ms: int) -> None:
+        group = self._in(ChoiceState.ROUTING)
+        assert group, "Routed without a ChooseRoute"
+        if self._attempt >= ATTEMPT_MAX:
+            self._fail(Internal("too many attempts"), "error")
+            return
+        self._waiting_since_ms = None
+        self._attempt += 1
+        self._routes[self._attempt] = route
+        for choice in group:
+            choice.attempt = self._attempt
+            choice.holder = None
+            choice.move(ChoiceState.SUBMITTED, f"attempt {self._attempt}")
+            choice.heard(now_ms, self._limits.submit_timeout_ms + self._limits.silence_ms_max)
+        live = {choice.attempt for choice in self.choices if choice.placed}
+        self._routes = {n: kept for n, kept in self._routes.items() if n in live}
+        timeout_ms = min(self._limits.submit_timeout_ms, self._left_ms(now_ms))
+        scored = self._prompt_scored
+        left_ms = self._left_ms(now_ms)
+        message = submit_message(self.spec, route, group, self._attempt, left_ms, scored=scored)
+        self._out.append(ev.SendSubmit(route.worker, message, timeout_ms))
+
+    def _unroutable(self, reason: Fault, now_ms: int) -> None:
+        group = self._in(ChoiceState.ROUTING)
+        assert group, "Unroutable without a ChooseRoute"
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = now_ms
+        limits = self._limits
+        wait_ms_max = limits.recovery_wait_ms_max if self._attempt else limits.worker_wait_ms_max
+        if not mendable(reason) or now_ms - self._waiting_since_ms >= wait_ms_max:
+            self._fail(reason, "error")
+            return
+        for choice in group:
+            choice.avoid.clear()
+            choice.due_ms = now_ms + 4 * limits.backoff_ms
+            choice.move(ChoiceState.WAITING, "nobody to take it")
+
+    def _submit_answered(self, attempt: int, answer: Accepted | Refused, now_ms: int) -> None:
+        group = [c for c in self._in(ChoiceState.SUBMITTED) if c.attempt == attempt]
+        if isinstance(answer, Refused):
+            self._attempt_failed(group, answer.error(), now_ms)
+            return
+        for choice in group:
+            choice.move(ChoiceState.RUNNING, "accepted")
+            choice.heard(now_ms, self._limits.silence_ms_max)
+
+    # Frames ---------------------------------------------------------------------------------
+
+    def _frame_arrived(self, worker: Worker, frame: Frame, now_ms: int) -> None:
+        key = frame.key
+        if key.request != self.spec.request or key.choice >= len(self.choices):
+            return
+        choice = self.choices[key.choice]
+        if not choice.placed or choice.attempt != key.attempt:
+            return
+        if choice.state is ChoiceState.SUBMITTED:
+            choice.move(ChoiceState.RUNNING, "frame")
+        choice.holder = worker
+        choice.heard(now_ms, self._limits.silence_ms_max)
+        if frame.waterfall is not None and choice.waterfall is None:
+            choice.waterfall = frame.waterfall
+            choice.computed_tokens = frame.computed_tokens
+        if frame.error is not None:
+            error = fault(frame.error.code, frame.error.message)
+            self._attempt_failed([choice], error, now_ms)
+        elif len(frame.tokens) % 4 or frame.finish in ("error", "abort"):
+            reason = Gone("the worker gave the sequence up")
+            self._attempt_failed([choice], reason, now_ms)
+        elif frame.first_position > choice.token_count:
+            self._gap(choice, worker, now_ms)
+        else:
+            self._take(choice, frame)
+
+    def _gap(self, choice: Choice, worker: Worker, now_ms: int) -> None:
+        asked_ms = choice.resend_ms
+        if asked_ms is not None and now_ms - asked_ms < self._limits.gap_patience_ms:
+            return
+        choice.resend_ms = now_ms
+        choice.resend_count += 1
+        if choice.resend_count > self._limits.resends_max:
+            self._attempt_failed([choice], Internal("lost frames did not come again"), now_ms)
+        else:
+            self._ask(choice, [worker])
+
+    def _take(self, choice: Choice, frame: Frame) -> None:
+        """Apply a frame that starts at or before the next wanted position."""
+        first = choice.token_count
+        skip = first - frame.first_position
+        fresh = frame.tokens[4 * skip :]
+        if frame.prompt_logprobs is not None and not self._prompt_scored:
+            self._prompt_scored = True
+            self._out.append(ev.PromptScored(frame.prompt_logprobs))
+        stop: str | None = None
+        if fresh:
+            choice.generated += fresh
+            choice.failure_count = choice.resend_count = 0
+            choice.resend_ms = None
+            choice.avoid.clear()
+            route = self._routes[choice.attempt]
+            self._model_root = route.model_root
+            stop = self._deliver(choice, frame, first, skip)
+        if stop is not None:
+            if frame.finish is None:
+                self._abort([choice], "stop")
+            self._choice_ended(choice, "stop", stop)
+        elif frame.finish == "stop" and 4 * skip <= len(frame.tokens):
+            self._choice_ended(choice, "stop", self._own_stop(frame.stop_token))
+        elif frame.finish == "length" and 4 * skip <= len(frame.tokens):
+            self._choice_ended(choice, "length", None)
+
+    def _deliver(self, choice: Choice, frame: Frame, first: int, skip: int) -> str | None:
+        """Hand new tokens out; the stop string when one was completed."""
+        tokens = np.frombuffer(frame.tokens, "<u4")[skip:]
+        ends = frame.finish == "stop" and frame.stop_token is not None
+        hidden = 1 if ends and not self.spec.show_stop else 0
+        piece = choice.text.push(tokens[: len(tokens) - hidden])
+        used = piece.used_count if piece.stop is not None else len(tokens)
+        if piece.stop is not None:
+            hidden = 0
+        choice.used_count += used
+        scores = frame.logprobs
+        if scores is not None:
+            scores = slice_logprobs(scores, skip, skip + used)
+        self._out.append(ev.Deliver(choice.index, first, tokens[:used], piece.text, scores, hidden))
+        return piece.stop
+
+    def _own_stop(self, token: int | None) -> ev.StopReason:
+        return token if token in self.spec.own_stops else None
+
+    def _choice_ended(
+        self, choice: Choice, finish: Literal["stop", "length"], reason: ev.StopReason
+    ) -> None:
+        choice.move(ChoiceState.DONE, finish)
+        self._out.append(ev.ChoiceEnded(choice.index, finish, reason, choice.text.close()))
+
+    # Trouble --------------------------------------------------------------------------------
+
+    def _on(self, worker: Worker) -> list[Choice]:
+        """Choices that ``worker`` holds or may hold."""
+        return [c for c in self.choices if c.placed and worker in self._candidates(c)]
+
+    def _candidates(self, choice: Choice) -> list[Worker]:
+        """Who may know the choice, the likeliest first."""
+        route = self._routes[choice.attempt]
+        found = [w for w in (choice.holder, route.decode, route.worker) if w is not None]
+        return list(dict.fromkeys(found))
+
+    def _ask(self, choice: Choice, workers: Iterable[Worker]) -> None:
+        """Ask for everything from the next wanted position on; the answer also tells
+        whether the choice is still known."""
+        key = SequenceKey(request=self.spec.request, attempt=choice.attempt, choice=choice.index)
+        message = Resend(key=key, position=choice.token_count)
+        for worker in workers:
+            choice.probes[worker] = False
+            self._out.append(ev.SendResend(worker, message, self._limits.resend_timeout_ms))
+
+    def _resend_answered(
+        self, key: SequenceKey, worker: Worker, answer: Ok | Refused, now_ms: int
+    ) -> None:
+        choice = self.choices[key.choice]
+        if not choice.placed or choice.attempt != key.attempt or worker not in choice.probes:
+            return
+        if isinstance(answer, Ok):
+            choice.heard(now_ms, self._limits.silence_ms_max)
+            return
+        choice.probes[worker] = True
+        if not all(choice.probes.values()):
+            return
+        others = [w for w in self._candidates(choice) if w not in choice.probes]
+        if others:
+            self._ask(choice, others)
+        else:
+            self._attempt_failed([choice], Gone("no worker knows the sequence"), now_ms)
+
+    def _worker_lost(self, worker: Worker, now_ms: int) -> None:
+        failed: list[Choice] = []
+        for choice in self._on(worker):
+            route = self._routes[choice.attempt]
+            if worker == (choice.holder or route.worker):
+                failed.append(choice)
+            else:  # it may have been handed over a moment ago: the holder must tell
+                self._ask(choice, [w for w in self._candidates(choice) if w != worker])
+        self._attempt_failed(failed, Gone("the worker is gone"), now_ms, lost=worker)
+
+    def _attempt_failed(
+        self, group: list[Choice], error: Fault, now_ms: int, lost: Worker | None = None
+    ) -> None:
+        """Try ``group`` again later, or fail the request when that is no use."""
+        limits = self._limits
+        if not group:
+            return
+        if not mendable(error) or any(c.failure_count >= limits.failures_max for c in group):
+            self._fail(error, "error")
+            return
+        self._abort(group, "superseded", lost)
+        for choice in group:
+            choice.avoid.add(choice.holder or self._routes[choice.attempt].worker)
+            choice.probes.clear()
+            pause_ms = min(limits.backoff_ms << choice.failure_count, limits.backoff_ms_max)
+            choice.failure_count += 1
+            choice.move(ChoiceState.WAITING, error.code)
+            choice.due_ms = now_ms + max(pause_ms, min(error.retry_after_ms, 1_000))
+            self._end_if_over(choice)
+
+    def _end_if_over(self, choice: Choice) -> None:
+        """A choice that lost only its end needs no other worker."""
+        sampling = self.spec.sampling
+        count = choice.token_count
+        last = int.from_bytes(choice.generated[-4:], "little") if count else None
+        if count > sampling.min_tokens and last in sampling.stop_tokens:
+            self._choice_ended(choice, "stop", self._own_stop(last))
+        elif count >= sampling.max_tokens and self._prompt_scored:
+            self._choice_ended(choice, "length", None)
+
+    def _abort(self, group: list[Choice], reason: AbortReason, lost: Worker | None = None) -> None:
+        """Tell every worker that may hold one of ``group`` to stop."""
+        whole = len(group) == sum(choice.live for choice in self.choices)
+        sent: set[Worker] = set()
+        for choice in group:
+            if not choice.placed:
+                continue
+            for worker in self._candidates(choice):
+                if worker == lost or worker in sent:
+                    continue
+                message = Abort(
+                    request=self.spec.request,
+                    attempt=self._attempt if whole else choice.attempt,
+                    choice=None if whole else choice.index,
+                    reason=reason,
+                )
+                self._out.append(ev.SendAbort(worker, message))
+                if whole:
+                    sent.add(worker)
+
+    def _fail(self, error: Fault, reason: AbortReason) -> None:
+        self._abort([c for c in self.choices if c.live], reason)
+        self._end(ev.Failed(error))
+
+    def _end(self, outcome: ev.Completed | ev.Failed | ev.Cancelled) -> None:
+        for choice in self.choices:
+            if choice.live:
+                choice.move(ChoiceState.DONE, type(outcome).__name__)
+        self._outcome = outcome
+        self._out.append(ev.Ended(outcome))
+
+    def _in(self, state: ChoiceState) -> list[Choice]:
+        return [choice for choice in self.choices if choice.state is state]
+
+    def _left_ms(self, now_ms: int) -> int:
+        return max(1, min(self.spec.deadline_ms - now_ms, 86_400_000))

@@ -1,0 +1,95 @@
+"""What a request asks for, validated, and the limits its life has. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pagemesh.gateway.choice import Choice
+from pagemesh.gateway.events import Route
+from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
+from pagemesh.wire.tokens import U32, pack
+from pagemesh.wire.work_messages import ChoiceStart, Sampling, Submit
+
+ATTEMPT_MAX = 1000
+"""The wire's own bound on the attempt number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What was asked for, validated. ``own_stops`` are the client's stop tokens, as opposed
+    to the model's end tokens; ``show_stop``: text includes the stop that ended it."""
+
+    request: str
+    gateway: str
+    gateway_incarnation: int
+    priority: int
+    arrival_us: int
+    prompt: U32
+    choice_count: int
+    sampling: Sampling
+    deadline_ms: int
+    """On the caller's clock, the one ``now_ms`` is read from."""
+    prompt_logprobs: bool = False
+    read_cache: bool = True
+    own_stops: frozenset[int] = frozenset()
+    show_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    failures_max: int = 8
+    """Failed attempts of a choice in a row, without a new token between them."""
+    backoff_ms: int = 25
+    backoff_ms_max: int = 1_000
+    submit_timeout_ms: int = 5_000
+    resend_timeout_ms: int = 2_000
+    silence_ms_max: int = 2_000
+    """After so long without a frame we ask whether the choice is still known."""
+    gap_patience_ms: int = 500
+    resends_max: int = 8
+    worker_wait_ms_max: int = 3_000
+    """How long a new request waits for a worker to appear."""
+    recovery_wait_ms_max: int = 30_000
+    """The same for a request that had one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+def mendable(error: Fault) -> bool:
+    """Another attempt may succeed."""
+    return isinstance(error, Busy | Stale | Gone | Internal) or error.retry_after_ms > 0
+
+
+def submit_message(
+    spec: RequestSpec,
+    route: Route,
+    group: Iterable[Choice],
+    attempt: int,
+    deadline_ms: int,
+    *,
+    scored: bool,
+) -> Submit:
+    """The ``Submit`` of ``group``, with what their client already has. ``scored``: prompt
+    log-probabilities are not wanted (any more)."""
+    return Submit(
+        request=spec.request,
+        attempt=attempt,
+        gateway=spec.gateway,
+        gateway_incarnation=spec.gateway_incarnation,
+        priority=spec.priority,
+        arrival_us=spec.arrival_us,
+        root=route.root,
+        prompt=pack(spec.prompt),
+        choices=[ChoiceStart(choice=c.index, generated=bytes(c.generated)) for c in group],
+        sampling=spec.sampling,
+        prompt_logprobs=not scored,
+        read_cache=spec.read_cache,
+        decode=route.decode.name if route.decode else None,
+        deadline_ms=deadline_ms,
+    )
