@@ -1,0 +1,108 @@
+"""Build the native library: as hatchling's build hook, or by hand.
+
+    python kernels/build_native.py
+
+compiles ``kernels/native`` with CMake and puts ``libpagemesh_native.so`` beside
+``pagemesh/kernels/native/library.py``, in one atomic rename, so that running processes keep
+the library they have mapped. An install without a compiler succeeds and says so in one line;
+start-up then names the missing library and this command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # by hand, outside of a build: the hook's base class is not needed
+    BuildHookInterface = object
+
+SOURCE_ROOT = Path(__file__).resolve().parent
+LIBRARY_NAME = "libpagemesh_native.so"
+LIBRARY_PATH = SOURCE_ROOT / "pagemesh" / "kernels" / "native" / LIBRARY_NAME
+BUILD_FOLDER = SOURCE_ROOT.parent / "build" / "native"
+COMPILERS = ("g++", "clang++", "c++")
+OUTPUT_LINES_MAX = 20
+
+
+class BuildFailed(Exception):
+    """The library could not be built; the message says why in one line."""
+
+
+def _tool(*names: str) -> str:
+    """The first of ``names`` found beside this interpreter or on the path, else ``""``."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    for name in names:
+        if found := shutil.which(name, path=path):
+            return found
+    return ""
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).splitlines()[-OUTPUT_LINES_MAX:]
+        raise BuildFailed(f"{Path(command[0]).name} failed: " + "\n  ".join(lines))
+
+
+def build() -> Path:
+    """Compile and install the library; returns its path. Raises ``BuildFailed``."""
+    compiler = os.environ.get("CXX") or _tool(*COMPILERS)
+    if not compiler:
+        raise BuildFailed(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    cmake = _tool("cmake")
+    if not cmake:
+        raise BuildFailed("cmake not found")
+    generator = ["-G", "Ninja"] if (ninja := _tool("ninja")) else []
+    program = [f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    if (cache := BUILD_FOLDER / "CMakeCache.txt").exists():
+        cache.unlink()  # a cache from another compiler or build environment misleads
+    folders = ["-S", str(SOURCE_ROOT / "native"), "-B", str(BUILD_FOLDER)]
+    compile_with = [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
+    _run([cmake, *folders, *generator, *program, *compile_with])
+    _run([cmake, "--build", str(BUILD_FOLDER)])
+    fresh = LIBRARY_PATH.with_suffix(f".{os.getpid()}.new")
+    shutil.copy2(BUILD_FOLDER / LIBRARY_NAME, fresh)
+    fresh.replace(LIBRARY_PATH)
+    return LIBRARY_PATH
+
+
+class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
+    """Compiles before files are collected, for wheels and editable installs alike."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        try:
+            build()
+        except BuildFailed as error:
+            self.app.display_warning(
+                f"pagemesh is installed without its native library: {error}. "
+                "Install g++ or clang, then run: python kernels/build_native.py"
+            )
+            return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+
+
+def main() -> int:
+    try:
+        path = build()
+    except BuildFailed as error:
+        sys.stderr.write(f"the native library was not built: {error}\n")
+        return 1
+    sys.stdout.write(f"built {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+// The entry points: which level runs, and the operations that need no vectors of their own.
+#include "pagemesh_native.h"
+
+#include <string.h>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace {
+
+int best_level() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return PM_AVX512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PM_AVX2;
+#endif
+  return PM_PORTABLE;
+}
+
+int chosen_level = PM_PORTABLE;
+const pm::Kernels* kernels = &pm::kPortableKernels;
+
+float* head_of(const PmPages* pages, int64_t page, long head) {
+  return pages->base + page * pages->page_stride + head * pages->head_stride;
+}
+
+}  // namespace
+
+extern "C" {
+
+PM_EXPORT int pm_abi_version(void) { return 1; }
+PM_EXPORT int pm_best_level(void) { return best_level(); }
+PM_EXPORT int pm_level(void) { return chosen_level; }
+
+PM_EXPORT int pm_set_level(int level) {
+  if (level < 0 || level > best_level()) return 1;
+#if defined(__x86_64__)
+  if (level == PM_AVX512) kernels = &pm::kAvx512Kernels;
+  if (level == PM_AVX2) kernels = &pm::kAvx2Kernels;
+#endif
+  if (level == PM_PORTABLE) kernels = &pm::kPortableKernels;
+  chosen_level = level;
+  return 0;
+}
+
+PM_EXPORT void pm_linear_pack(const float* weight, long row_stride, float* packed, long n,
+                              long k) {
+  for (long panel = 0; panel * 16 < n; ++panel) {
+    float* to = packed + panel * 16 * k;
+    for (long lane = 0; lane < 16; ++lane) {
+      const long column = panel * 16 + lane;
+      for (long i = 0; i < k; ++i) {
+        to[i * 16 + lane] = column < n ? weight[column * row_stride + i] : 0.0f;
+      }
+    }
+  }
+}
+
+PM_EXPORT void pm_linear(const float* x, long x_stride, const float* packed, const float* bias,
+                         float* out, long out_stride, long rows, long n, long k, int threads) {
+  kernels->linear(x, x_stride, packed, bias, out, out_stride, rows, n, k, threads);
+}
+
+PM_EXPORT void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out,
+                           long out_stride, long rows, long width, float epsilon, int threads) {
+  kernels->rms_norm(x, x_stride, weight, out, out_stride, rows, width, epsilon, threads);
+}
+
+PM_EXPORT void pm_rope(float* x, long row_stride, const float* cosine, const float* sine,
+                       long rows, long heads, long head_dim, long rotary_dim, int threads) {
+  kernels->rope(x, row_stride, cosine, sine, rows, heads, head_dim, rotary_dim, threads);
+}
+
+PM_EXPORT void pm_silu_mul(const float* gate_up, long in_stride, float* out, long out_stride,
+                           long rows, long width, int threads) {
+  kernels->silu_mul(gate_up, in_stride, out, out_stride, rows, width, threads);
+}
+
+PM_EXPORT void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride,
+                              long rows, long width, int threads) {
+  kernels->log_softmax(x, x_stride, out, out_stride, rows, width, threads);
+}
+
+PM_EXPORT long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
+                                  long out_stride, long rows, long q_heads, const int32_t* tables,
+                                  const int32_t* table_indptr, long sequences,
+                                  const int32_t* row_sequence, const int32_t* row_position,
+                                  float scale, int threads) {
+  return kernels->paged_attention(pages, q, q_stride, out, out_stride, rows, q_heads, tables,
+                                  table_indptr, sequences, row_sequence, row_position, scale,
+                                  threads);
+}
+
+PM_EXPORT long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const float* v,
+                           long v_stride, const int64_t* slots, long rows, int threads) {
+  const long size = pages->page_size, width = pages->head_dim;
+  for (long row = 0; row < rows; ++row) {
+    if (slots[row] < 0 || slots[row] >= pages->page_count * size) return 1 + row;
+  }
+  if (rows * pages->kv_heads * width < (1 << 15)) threads = 1;
+  // By head, so that the slots of one page's key rows are filled while they are in cache.
+  pm::Counter work(pages->kv_heads);
+  pm::parallel(threads, [&] {
+    long head, end;
+    while (work.take(1, &head, &end)) {
+      for (long row = 0; row < rows; ++row) {
+        float* page = head_of(pages, slots[row] / size, head);
+        const long offset = slots[row] % size;
+        const float* key = k + row * k_stride + head * width;
+        for (long d = 0; d < width; ++d) page[d * size + offset] = key[d];
+        memcpy(page + pages->value_offset + offset * width, v + row * v_stride + head * width,
+               sizeof(float) * static_cast<size_t>(width));
+      }
+    }
+  });
+  return 0;
+}
+
+PM_EXPORT long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages,
+                            long first, long count, float* k, float* v, int threads) {
+  const long size = pages->page_size, width = pages->head_dim;
+  if (first < 0 || count < 0 || first + count > table_pages * size) return 1 + table_pages;
+  if (count == 0) return 0;
+  const long first_page = first / size, end_page = (first + count - 1) / size + 1;
+  for (long i = first_page; i < end_page; ++i) {
+    if (table[i] < 0 || table[i] >= pages->page_count) return 1 + i;
+  }
+  pm::Counter work((end_page - first_page) * pages->kv_heads);
+  pm::parallel(threads, [&] {
+    long begin, end;
+    while (work.take(8, &begin, &end)) {
+      for (long unit = begin; unit < end; ++unit) {
+        const long index = first_page + unit / pages->kv_heads, head = unit % pages->kv_heads;
+        const float* page = head_of(pages, table[index], head);
+        const long low = index * size > first ? index * size : first;
+        const long high = (index + 1) * size < first + count ? (index + 1) * size : first + count;
+        float* k_to = k + (head * count + low - first) * width;
+        float* v_to = v + (head * count + low - first) * width;
+        const long offset = low - index * size, slots = high - low;
+        for (long slot = 0; slot < slots; ++slot) {
+          for (long d = 0; d < width; ++d) k_to[slot * width + d] = page[d * size + offset + slot];
+        }
+        memcpy(v_to, page + pages->value_offset + offset * width,
+               sizeof(float) * static_cast<size_t>(slots * width));
+      }
+    }
+  });
+  return 0;
+}
+
+PM_EXPORT long pm_page_copy(uint8_t* base, long page_bytes, long page_count,
+                            const uint32_t* sources, const uint32_t* targets, long count,
+                            int threads) {
+  for (long i = 0; i < count; ++i) {
+    if (static_cast<long>(sources[i]) >= page_count || static_cast<long>(targets[i]) >= page_count)
+      return 1 + i;
+  }
+  if (count * page_bytes < (1 << 20)) threads = 1;
+  pm::Counter work(count);
+  pm::parallel(threads, [&] {
+    long i, end;
+    while (work.take(1, &i, &end)) {
+      memmove(base + static_cast<long>(targets[i]) * page_bytes,
+              base + static_cast<long>(sources[i]) * page_bytes, static_cast<size_t>(page_bytes));
+    }
+  });
+  return 0;
+}
+
+}  // extern "C"

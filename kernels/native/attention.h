@@ -1,0 +1,461 @@
+// Attention of ragged rows over paged K and V. K lies transposed in its page, [head_dim][slot],
+// so that sixteen slots' scores are one vector; V lies [slot][head_dim].
+//
+// A query's positions are cut into spans of 512 and those into blocks of 64, at fixed absolute
+// positions. Within a span blocks are taken in order by an online softmax (Milakov and
+// Gimelshein, 2018); spans are merged in order by their log-sum-exp. Neither the other rows, nor
+// how rows are tiled, nor which thread takes which span changes any rounding.
+#pragma once
+
+#include <math.h>
+#include <stdlib.h>
+
+namespace {
+
+constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
+constexpr long kSpan = 512;
+constexpr int kUnitQueries = 32;
+#if PM_LEVEL == 2
+constexpr int kTileQueries = 4;
+#else
+constexpr int kTileQueries = 1;
+#endif
+constexpr int kValueVectors = 4;
+
+struct AttentionCall {
+  PmPages pages;
+  const float* q;
+  long q_stride;
+  float* out;
+  long out_stride;
+  long rows, group;  // group: query heads per KV head
+  const int32_t* tables;
+  const int32_t* table_indptr;
+  const int32_t* row_sequence;
+  const int32_t* row_position;
+  float scale;
+  long width;  // head_dim rounded up to whole vectors
+};
+
+// Softmax state of one query: peak, sum of exponentials, weighted sum of V.
+struct State {
+  float* words;
+  float& peak() const { return words[0]; }
+  float& sum() const { return words[1]; }
+  float* values() const { return words + kLanes; }
+};
+
+inline long state_floats(long width) { return width + kLanes; }
+
+struct Scratch {
+  float* span;     // states of the unit's queries within the span at hand
+  float* merged;   // and over the spans before it
+  float* weights;  // [tile][64] softmax numerators
+  float* keys;     // [head_dim][64], when pages are too small for whole vectors
+  int* ready;      // queries that see the whole block
+};
+
+inline State state_at(float* states, long query, long width) {
+  return {states + query * state_floats(width)};
+}
+
+void merge_state(State into, State from, long width) {
+  if (into.peak() == -INFINITY) {
+    memcpy(into.words, from.words, sizeof(float) * static_cast<size_t>(state_floats(width)));
+    return;
+  }
+  const float peak = into.peak() > from.peak() ? into.peak() : from.peak();
+  const float keep = exponential(into.peak() - peak), take = exponential(from.peak() - peak);
+  into.sum() = into.sum() * keep + from.sum() * take;
+  into.peak() = peak;
+  for (long i = 0; i < width; i += kLanes) {
+    V scaled = mul(load(into.values() + i), splat(keep));
+    store(into.values() + i, fma(load(from.values() + i), splat(take), scaled));
+  }
+}
+
+void write_out(const AttentionCall& call, long row, long head, State state) {
+  float* out = call.out + row * call.out_stride + head * call.pages.head_dim;
+  const V scale = splat(1.0f / state.sum());
+  for (long i = 0; i < call.pages.head_dim; i += kLanes) {
+    store_some(out + i, mul(load(state.values() + i), scale), lanes_at(i, call.pages.head_dim));
+  }
+}
+
+// Where a block's K and V are. K vector j at dimension d: keys[j] + d * key_stride.
+struct Block {
+  const float* keys[kBlockVectors];
+  long key_stride;
+  const float* values[kBlock];
+};
+
+void locate(const AttentionCall& call, const int32_t* table, long kv_head, long start, int count,
+            float* key_copy, Block* block) {
+  const PmPages& pages = call.pages;
+  const bool whole = pages.page_size % kLanes == 0;
+  block->key_stride = whole ? pages.page_size : kBlock;
+  for (int slot = 0; slot < count; ++slot) {
+    const long position = start + slot;
+    const long offset = position % pages.page_size;
+    const float* head = pages.base + table[position / pages.page_size] * pages.page_stride +
+                        kv_head * pages.head_stride;
+    block->values[slot] = head + pages.value_offset + offset * pages.head_dim;
+    if (whole) {
+      if (slot % kLanes == 0) block->keys[slot / kLanes] = head + offset;
+    } else {
+      for (long d = 0; d < pages.head_dim; ++d) {
+        key_copy[d * kBlock + slot] = head[d * pages.page_size + offset];
+      }
+    }
+  }
+  if (!whole) {
+    for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
+  }
+}
+
+template <int Q, int N>
+void scores(const AttentionCall& call, const Block& block, const float* const* q, int vector,
+            V (*out)[kBlockVectors]) {
+  V sum[Q][N];
+  for (int i = 0; i < Q; ++i) {
+    for (int j = 0; j < N; ++j) sum[i][j] = zero();
+  }
+  for (long d = 0; d < call.pages.head_dim; ++d) {
+    V key[N];
+    for (int j = 0; j < N; ++j) key[j] = load(block.keys[vector + j] + d * block.key_stride);
+    for (int i = 0; i < Q; ++i) {
+      V value = splat(q[i][d]);
+      for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
+    }
+  }
+  for (int i = 0; i < Q; ++i) {
+    for (int j = 0; j < N; ++j) out[i][vector + j] = mul(sum[i][j], splat(call.scale));
+  }
+}
+
+template <int Q, int N>
+void add_values(const AttentionCall& call, const Block& block, const float* weights, int count,
+                const State* states, const float* keep, long at) {
+  const int lanes = lanes_at(at + (N - 1) * kLanes, call.pages.head_dim);
+  V sum[Q][N];
+  for (int i = 0; i < Q; ++i) {
+    for (int j = 0; j < N; ++j) {
+      sum[i][j] = mul(load(states[i].values() + at + j * kLanes), splat(keep[i]));
+    }
+  }
+  for (int slot = 0; slot < count; ++slot) {
+    V value[N];
+    const float* from = block.values[slot] + at;
+    for (int j = 0; j < N - 1; ++j) value[j] = load(from + j * kLanes);
+    value[N - 1] = lanes == kLanes ? load(from + (N - 1) * kLanes)
+                                   : load_some(from + (N - 1) * kLanes, lanes);
+    for (int i = 0; i < Q; ++i) {
+      V weight = splat(weights[i * kBlock + slot]);
+      for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
+    }
+  }
+  for (int i = 0; i < Q; ++i) {
+    for (int j = 0; j < N; ++j) store(states[i].values() + at + j * kLanes, sum[i][j]);
+  }
+}
+
+// Takes slots [0, count) of a block into the states of Q queries.
+template <int Q>
+void take_block(const AttentionCall& call, const Block& block, const float* const* q, int count,
+                const State* states, float* weights) {
+  V score[Q][kBlockVectors];
+  const int vectors = (count + kLanes - 1) / kLanes;
+  if (vectors == kBlockVectors) {
+    scores<Q, kBlockVectors>(call, block, q, 0, score);
+  } else {
+    for (int j = 0; j < vectors; ++j) scores<Q, 1>(call, block, q, j, score);
+  }
+  float keep[Q];
+  for (int i = 0; i < Q; ++i) {
+    V peaks = splat(-INFINITY);
+    for (int j = 0; j < kBlockVectors; ++j) {
+      const int lanes = count - j * kLanes;
+      if (lanes <= 0) score[i][j] = splat(-INFINITY);
+      else if (lanes < kLanes) score[i][j] = fill_from(score[i][j], lanes, -INFINITY);
+      peaks = max(peaks, score[i][j]);
+    }
+    const float block_peak = max_lanes(peaks), old_peak = states[i].peak();
+    const float peak = block_peak > old_peak ? block_peak : old_peak;
+    keep[i] = exponential(old_peak - peak);
+    V sums[kBlockVectors];
+    for (int j = 0; j < kBlockVectors; ++j) {
+      sums[j] = exponential(sub(score[i][j], splat(peak)));
+      store(weights + i * kBlock + j * kLanes, sums[j]);
+    }
+    const float added = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    states[i].sum() = states[i].sum() * keep[i] + added;
+    states[i].peak() = peak;
+  }
+  long at = 0;
+  for (; at + kValueVectors * kLanes <= call.pages.head_dim; at += kValueVectors * kLanes) {
+    add_values<Q, kValueVectors>(call, block, weights, count, states, keep, at);
+  }
+  for (; at < call.pages.head_dim; at += kLanes) {
+    add_values<Q, 1>(call, block, weights, count, states, keep, at);
+  }
+}
+
+// A run of rows of one sequence whose queries share each block of K and V while it is in cache.
+struct Tile {
+  int row, rows;
+};
+
+inline long limit_of(const AttentionCall& call, long row) { return call.row_position[row] + 1; }
+
+inline long tile_limit(const AttentionCall& call, Tile tile) {
+  long limit = 0;
+  for (int i = 0; i < tile.rows; ++i) {
+    const long own = limit_of(call, tile.row + i);
+    limit = own > limit ? own : limit;
+  }
+  return limit;
+}
+
+inline const float* query_at(const AttentionCall& call, Tile tile, long kv_head, long query) {
+  const long row = tile.row + query / call.group, head = kv_head * call.group + query % call.group;
+  return call.q + row * call.q_stride + head * call.pages.head_dim;
+}
+
+// One block for all queries of a tile: those that see all of it in groups, the others singly.
+void tile_block(const AttentionCall& call, Tile tile, long kv_head, const Block& block, long start,
+                Scratch& scratch) {
+  int ready = 0;
+  for (long query = 0; query < tile.rows * call.group; ++query) {
+    const long seen = limit_of(call, tile.row + query / call.group) - start;
+    if (seen >= kBlock) {
+      scratch.ready[ready++] = static_cast<int>(query);
+    } else if (seen > 0) {
+      const float* q = query_at(call, tile, kv_head, query);
+      State state = state_at(scratch.span, query, call.width);
+      take_block<1>(call, block, &q, static_cast<int>(seen), &state, scratch.weights);
+    }
+  }
+  int at = 0;
+  for (; at < ready;) {
+    const float* q[kTileQueries];
+    State states[kTileQueries];
+    const int count = ready - at < kTileQueries ? ready - at : kTileQueries;
+    for (int i = 0; i < count; ++i) {
+      q[i] = query_at(call, tile, kv_head, scratch.ready[at + i]);
+      states[i] = state_at(scratch.span, scratch.ready[at + i], call.width);
+    }
+    if (count == kTileQueries) {
+      take_block<kTileQueries>(call, block, q, kBlock, states, scratch.weights);
+    } else {
+      for (int i = 0; i < count; ++i) {
+        take_block<1>(call, block, q + i, kBlock, states + i, scratch.weights);
+      }
+    }
+    at += count;
+  }
+}
+
+// The states of a tile's queries over one span, into scratch.span.
+void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Scratch& scratch) {
+  for (long query = 0; query < tile.rows * call.group; ++query) {
+    State state = state_at(scratch.span, query, call.width);
+    memset(state.words, 0, sizeof(float) * static_cast<size_t>(state_floats(call.width)));
+    state.peak() = -INFINITY;
+  }
+  const int32_t* table = call.tables + call.table_indptr[call.row_sequence[tile.row]];
+  const long limit = tile_limit(call, tile);
+  const long end = (span + 1) * kSpan < limit ? (span + 1) * kSpan : limit;
+  for (long start = span * kSpan; start < end; start += kBlock) {
+    const int count = end - start < kBlock ? static_cast<int>(end - start) : kBlock;
+    Block block;
+    locate(call, table, kv_head, start, count, scratch.keys, &block);
+    tile_block(call, tile, kv_head, block, start, scratch);
+  }
+}
+
+inline long span_count(long limit) { return (limit + kSpan - 1) / kSpan; }
+
+// All spans of a tile one after the other, merged as they come.
+void whole_tile(const AttentionCall& call, Tile tile, long kv_head, Scratch& scratch) {
+  const long queries = tile.rows * call.group;
+  for (long query = 0; query < queries; ++query) {
+    state_at(scratch.merged, query, call.width).peak() = -INFINITY;
+  }
+  const long spans = span_count(tile_limit(call, tile));
+  for (long span = 0; span < spans; ++span) {
+    tile_span(call, tile, kv_head, span, scratch);
+    for (long query = 0; query < queries; ++query) {
+      if (span < span_count(limit_of(call, tile.row + query / call.group))) {
+        merge_state(state_at(scratch.merged, query, call.width),
+                    state_at(scratch.span, query, call.width), call.width);
+      }
+    }
+  }
+  for (long query = 0; query < queries; ++query) {
+    write_out(call, tile.row + query / call.group, kv_head * call.group + query % call.group,
+              state_at(scratch.merged, query, call.width));
+  }
+}
+
+// Spans of few rows spread over threads: states kept aside, merged in order after a barrier.
+struct SpanPlan {
+  const Tile* tiles;
+  long tile_count;
+  long* first_unit;  // of each tile, units being (tile, span), [tile_count + 1]
+  float* states;     // [unit][kv_head][query]
+  long unit_floats;  // per KV head
+};
+
+void span_unit(const AttentionCall& call, const SpanPlan& plan, long unit, long kv_head,
+               Scratch& scratch) {
+  long low = 0, high = plan.tile_count;
+  while (high - low > 1) {
+    const long middle = (low + high) / 2;
+    (plan.first_unit[middle] <= unit ? low : high) = middle;
+  }
+  const Tile tile = plan.tiles[low];
+  tile_span(call, tile, kv_head, unit - plan.first_unit[low], scratch);
+  const size_t floats =
+      static_cast<size_t>(tile.rows * call.group * state_floats(call.width));
+  memcpy(plan.states + (unit * call.pages.kv_heads + kv_head) * plan.unit_floats, scratch.span,
+         sizeof(float) * floats);
+}
+
+void merge_tile(const AttentionCall& call, const SpanPlan& plan, long index, long kv_head) {
+  const Tile tile = plan.tiles[index];
+  const long first = plan.first_unit[index];
+  for (long query = 0; query < tile.rows * call.group; ++query) {
+    const long row = tile.row + query / call.group;
+    float* base = plan.states + (first * call.pages.kv_heads + kv_head) * plan.unit_floats;
+    State merged = state_at(base, query, call.width);
+    for (long span = 1; span < span_count(limit_of(call, row)); ++span) {
+      base = plan.states + ((first + span) * call.pages.kv_heads + kv_head) * plan.unit_floats;
+      merge_state(merged, state_at(base, query, call.width), call.width);
+    }
+    write_out(call, row, kv_head * call.group + query % call.group, merged);
+  }
+}
+
+struct ThreadScratch {
+  Scratch scratch;
+  void* memory;
+
+  explicit ThreadScratch(const AttentionCall& call) {
+    const long queries = call.group > kUnitQueries ? call.group : kUnitQueries;
+    const long states = queries * state_floats(call.width);
+    const long keys = call.pages.page_size % kLanes ? call.pages.head_dim * kBlock : 0;
+    const long floats = 2 * states + kTileQueries * kBlock + keys;
+    memory = malloc(sizeof(float) * static_cast<size_t>(floats) +
+                    sizeof(int) * static_cast<size_t>(queries) + 64);
+    float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
+    scratch.span = at;
+    scratch.merged = at + states;
+    scratch.weights = at + 2 * states;
+    scratch.keys = scratch.weights + kTileQueries * kBlock;
+    scratch.ready = reinterpret_cast<int*>(at + floats);
+  }
+  ~ThreadScratch() { free(memory); }
+};
+
+long make_tiles(const AttentionCall& call, Tile* tiles) {
+  const long rows_max = call.group >= kUnitQueries ? 1 : kUnitQueries / call.group;
+  long count = 0;
+  for (long row = 0; row < call.rows; ++row) {
+    const bool joins = count && row - tiles[count - 1].row < rows_max &&
+                       call.row_sequence[row] == call.row_sequence[row - 1];
+    if (joins) ++tiles[count - 1].rows;
+    else tiles[count++] = {static_cast<int>(row), 1};
+  }
+  return count;
+}
+
+void attend_by_tile(const AttentionCall& call, const Tile* tiles, long tile_count, int threads) {
+  const long kv_heads = call.pages.kv_heads;
+  pm::Counter work(tile_count * kv_heads);
+  pm::parallel(threads, [&] {
+    ThreadScratch own(call);
+    long unit, end;
+    while (work.take(1, &unit, &end)) {
+      // Last tiles first: within a chunk they see the most.
+      whole_tile(call, tiles[tile_count - 1 - unit / kv_heads], unit % kv_heads, own.scratch);
+    }
+  });
+}
+
+void attend_by_span(const AttentionCall& call, const Tile* tiles, long tile_count, int threads) {
+  const long kv_heads = call.pages.kv_heads;
+  SpanPlan plan{tiles, tile_count, nullptr, nullptr, 0};
+  plan.first_unit = static_cast<long*>(malloc(sizeof(long) * static_cast<size_t>(tile_count + 1)));
+  long rows_max = 1, units = 0;
+  for (long i = 0; i < tile_count; ++i) {
+    plan.first_unit[i] = units;
+    units += span_count(tile_limit(call, tiles[i]));
+    rows_max = tiles[i].rows > rows_max ? tiles[i].rows : rows_max;
+  }
+  plan.first_unit[tile_count] = units;
+  plan.unit_floats = rows_max * call.group * state_floats(call.width);
+  plan.states = static_cast<float*>(
+      malloc(sizeof(float) * static_cast<size_t>(units * kv_heads * plan.unit_floats)));
+  pm::Counter work(units * kv_heads), merges(tile_count * kv_heads);
+  pm::parallel(threads, [&] {
+    ThreadScratch own(call);
+    long unit, end;
+    while (work.take(1, &unit, &end)) {
+      span_unit(call, plan, unit / kv_heads, unit % kv_heads, own.scratch);
+    }
+    pm::barrier();
+    while (merges.take(1, &unit, &end)) {
+      merge_tile(call, plan, unit / kv_heads, unit % kv_heads);
+    }
+  });
+  free(plan.states);
+  free(plan.first_unit);
+}
+
+long check_rows(const AttentionCall& call, long sequences) {
+  const PmPages& pages = call.pages;
+  for (long row = 0; row < call.rows; ++row) {
+    const long sequence = call.row_sequence[row], position = call.row_position[row];
+    if (sequence < 0 || sequence >= sequences || position < 0) return 1 + row;
+    const long first = call.table_indptr[sequence];
+    const long held = call.table_indptr[sequence + 1] - first;
+    const long needed = position / pages.page_size + 1;
+    if (held < needed) return 1 + row;
+    if (row && call.row_sequence[row - 1] == sequence && call.row_position[row - 1] >= position) {
+      continue;  // these pages were just checked
+    }
+    const long checked = row && call.row_sequence[row - 1] == sequence
+                             ? call.row_position[row - 1] / pages.page_size + 1
+                             : 0;
+    for (long i = checked; i < needed; ++i) {
+      const int32_t page = call.tables[first + i];
+      if (page < 0 || page >= pages.page_count) return 1 + row;
+    }
+  }
+  return 0;
+}
+
+long paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
+                     long out_stride, long rows, long q_heads, const int32_t* tables,
+                     const int32_t* table_indptr, long sequences, const int32_t* row_sequence,
+                     const int32_t* row_position, float scale, int threads) {
+  const long width = (pages->head_dim + kLanes - 1) / kLanes * kLanes;
+  const AttentionCall call{*pages, q, q_stride, out, out_stride, rows, q_heads / pages->kv_heads,
+                           tables, table_indptr, row_sequence, row_position, scale, width};
+  if (const long bad = check_rows(call, sequences)) return bad;
+  if (rows == 0) return 0;
+  Tile* tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(rows)));
+  const long tile_count = make_tiles(call, tiles);
+  long limit = 0;
+  for (long i = 0; i < tile_count; ++i) {
+    const long own = tile_limit(call, tiles[i]);
+    limit = own > limit ? own : limit;
+  }
+  const bool enough = tile_count * pages->kv_heads >= 4 * threads || span_count(limit) == 1;
+  if (enough || threads <= 1) attend_by_tile(call, tiles, tile_count, threads);
+  else attend_by_span(call, tiles, tile_count, threads);
+  free(tiles);
+  return 0;
+}
+
+}  // namespace

@@ -1,0 +1,136 @@
+// Publication and reading of page headers, shared between processes that trust nothing but the
+// order of stores. All accesses are atomic words, so that a torn read is a wrong check word and
+// never undefined behaviour.
+#include "pagemesh_native.h"
+
+#include <cstring>
+
+namespace {
+
+constexpr int kStateShift = 56;
+constexpr uint64_t kSequenceMask = (uint64_t{1} << kStateShift) - 1;
+constexpr uint64_t kFree = 0, kInvalid = 1, kHeld = 2, kCommitted = 3;
+constexpr long kCheckWord = 7;
+constexpr int kWaitSpinsMax = 1 << 14;  // a rewrite takes well under a microsecond
+constexpr int kScanTriesMax = 64;
+
+inline uint64_t load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+inline void store(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+inline uint64_t load_acquire(const uint64_t* word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+inline void store_release(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// A multiply-and-fold hash: not cryptographic, catches torn and flipped words.
+inline uint64_t mix(uint64_t hash, uint64_t word) {
+  unsigned __int128 product =
+      static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ull;
+  return (static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64)) +
+         0xD1B54A32D192ED03ull;
+}
+
+uint64_t check_word(const uint64_t* header, long header_words) {
+  uint64_t hash = 0x706167656D657368ull;
+  for (long i = 1; i < header_words; ++i) {
+    if (i != kCheckWord) hash = mix(hash, header[i]);
+  }
+  return hash;
+}
+
+// True when a consistent copy was had: the state word did not change while the body was read.
+bool copy_header(const uint64_t* header, long header_words, uint64_t* out) {
+  for (int attempt = 0; attempt < kScanTriesMax; ++attempt) {
+    uint64_t before = load_acquire(header);
+    for (long i = 1; i < header_words; ++i) out[i] = load(header + i);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    out[0] = load(header);
+    if (out[0] == before) return true;
+    pause();
+  }
+  return false;
+}
+
+}  // namespace
+
+extern "C" {
+
+PM_EXPORT uint64_t pm_check_word(const uint64_t* header, long header_words) {
+  return check_word(header, header_words);
+}
+
+PM_EXPORT void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
+                                  const uint64_t* bodies, long count) {
+  for (long n = 0; n < count; ++n) {
+    uint64_t* header = table + static_cast<long>(pages[n]) * header_words;
+    const uint64_t* body = bodies + n * header_words;
+    // INVALID carries the new sequence, so that a reader can tell a rewrite within its grant
+    // from a new grant, and a recovery never loses the highest sequence.
+    store(header, (kInvalid << kStateShift) | (body[0] & kSequenceMask));
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    for (long i = 1; i < header_words; ++i) {
+      if (i != kCheckWord) store(header + i, body[i]);
+    }
+    store_release(header + kCheckWord, check_word(body, header_words));
+    store_release(header, body[0]);
+  }
+}
+
+PM_EXPORT void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,
+                                     const uint64_t* state_words, long count) {
+  for (long n = 0; n < count; ++n) {
+    store_release(table + static_cast<long>(pages[n]) * header_words, state_words[n]);
+  }
+}
+
+PM_EXPORT long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages,
+                                long count, long page_count, uint64_t granted_at) {
+  for (long n = 0; n < count; ++n) {
+    if (static_cast<long>(pages[n]) >= page_count) return n;
+    const uint64_t* header = table + static_cast<long>(pages[n]) * header_words;
+    uint64_t word = load_acquire(header);
+    for (int spin = 0; spin < kWaitSpinsMax && word >> kStateShift == kInvalid &&
+                       (word & kSequenceMask) <= granted_at;
+         ++spin) {
+      pause();
+      word = load_acquire(header);
+    }
+    uint64_t state = word >> kStateShift;
+    if ((state != kHeld && state != kCommitted) || (word & kSequenceMask) > granted_at) return n;
+  }
+  return count;
+}
+
+PM_EXPORT void pm_headers_scan(const uint64_t* table, long header_words, long first, long count,
+                               uint64_t* out, uint8_t* torn) {
+  for (long n = 0; n < count; ++n) {
+    uint64_t* copy = out + n * header_words;
+    bool whole = copy_header(table + (first + n) * header_words, header_words, copy);
+    bool free = copy[0] >> kStateShift == kFree;  // whatever a free page's body says
+    bool valid = copy[0] >> kStateShift != kInvalid &&
+                 copy[kCheckWord] == check_word(copy, header_words);
+    torn[n] = whole && (free || valid) ? 0 : 1;
+  }
+}
+
+PM_EXPORT void pm_word_store(uint64_t* word, uint64_t value) { store_release(word, value); }
+PM_EXPORT uint64_t pm_word_load(const uint64_t* word) { return load_acquire(word); }
+
+PM_EXPORT void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
+                             const uint64_t* expected, long count, uint8_t* same) {
+  for (long n = 0; n < count; ++n) {
+    bool inside = static_cast<long>(slots[n]) < word_count;
+    same[n] = inside && load_acquire(words + slots[n]) == expected[n] ? 1 : 0;
+  }
+}
+
+}  // extern "C"

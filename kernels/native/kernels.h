@@ -1,0 +1,23 @@
+// The kernels of one level, as a table. Each level_*.cpp fills its own.
+#pragma once
+
+#include "pagemesh_native.h"
+
+namespace pm {
+
+struct Kernels {
+  decltype(&::pm_linear) linear;
+  decltype(&::pm_rms_norm) rms_norm;
+  decltype(&::pm_rope) rope;
+  decltype(&::pm_silu_mul) silu_mul;
+  decltype(&::pm_log_softmax) log_softmax;
+  decltype(&::pm_paged_attention) paged_attention;
+};
+
+extern const Kernels kPortableKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace pm

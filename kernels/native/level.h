@@ -1,0 +1,19 @@
+// Everything that is compiled once per level. Included by level_*.cpp only; all of it sits in
+// anonymous namespaces, so that no level's code can stand in for another's.
+#pragma once
+
+#include "kernels.h"
+#include "parallel.h"
+#include "vec.h"
+
+#include "linear.h"
+#include "rows.h"
+#include "attention.h"
+
+namespace pm {
+
+extern const Kernels PM_TABLE = {
+    linear, rms_norm, rope, silu_mul, log_softmax, paged_attention,
+};
+
+}  // namespace pm

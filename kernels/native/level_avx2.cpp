@@ -1,0 +1,3 @@
+#define PM_LEVEL 1
+#define PM_TABLE kAvx2Kernels
+#include "level.h"

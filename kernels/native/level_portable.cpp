@@ -1,0 +1,3 @@
+#define PM_LEVEL 0
+#define PM_TABLE kPortableKernels
+#include "level.h"

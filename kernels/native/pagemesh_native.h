@@ -1,0 +1,85 @@
+// The library's C interface. Pointers are not owned; sizes are in elements unless named _bytes.
+// Functions that check their input return 0, or 1 + the index of the first bad item.
+#pragma once
+
+#include <cstdint>
+
+#define PM_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// --- Which code runs ---------------------------------------------------------------------------
+enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2 };
+
+int pm_abi_version(void);
+int pm_best_level(void);      // what this CPU can run
+int pm_set_level(int level);  // 0, or 1 when this CPU or build cannot
+int pm_level(void);
+// Entry points of an OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads,
+// GOMP_barrier.
+void pm_lend_threads(void* parallel, void* index, void* count, void* barrier);
+
+// --- Page headers (see pagemesh/wire/pool_format.py) -----------------------------------------
+// `words` below is a header without its state word: 7 words, then the token words.
+uint64_t pm_check_word(const uint64_t* header, long header_words);
+// Writes `count` headers: INVALID, body, check word, state (release). `bodies` holds one header
+// of `header_words` words per page; word 0 is the state word to end with, word 7 is computed.
+void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
+                        const uint64_t* bodies, long count);
+// Stores state words with release order; bodies stay.
+void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,
+                           const uint64_t* state_words, long count);
+// How many pages from the start are HELD or COMMITTED with a sequence of at most `granted_at`.
+// A header that is being rewritten under such a sequence is waited for, boundedly.
+long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages, long count,
+                      long page_count, uint64_t granted_at);
+// Copies headers out, consistently; torn[i] = 1 when one is INVALID, its check word does not
+// match or it kept changing. The body of a FREE page means nothing and is not checked.
+void pm_headers_scan(const uint64_t* table, long header_words, long first, long count,
+                     uint64_t* out, uint8_t* torn);
+
+// --- Single words -------------------------------------------------------------------------------
+void pm_word_store(uint64_t* word, uint64_t value);  // release
+uint64_t pm_word_load(const uint64_t* word);         // acquire
+// same[i] = 1 when words[slots[i]] == expected[i] (acquire).
+void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
+                   const uint64_t* expected, long count, uint8_t* same);
+
+// --- Kernels (contracts: pagemesh/kernels/<operation>) -----------------------------------------
+void pm_linear_pack(const float* weight, long row_stride, float* packed, long n, long k);
+void pm_linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
+               long out_stride, long rows, long n, long k, int threads);
+void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
+                 long rows, long width, float epsilon, int threads);
+void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,
+             long heads, long head_dim, long rotary_dim, int threads);
+void pm_silu_mul(const float* gate_up, long in_stride, float* out, long out_stride, long rows,
+                 long width, int threads);
+void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows,
+                    long width, int threads);
+
+// Where K and V of one layer lie in a pool, in floats from `base`.
+struct PmPages {
+  float* base;         // of the first page, at this layer's K
+  long page_stride;    // from page to page
+  long value_offset;   // from K to V
+  long head_stride;    // from KV head to KV head, for K and V alike
+  long page_count;
+  long page_size;      // slots
+  long kv_heads;
+  long head_dim;
+};
+
+long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const float* v,
+                 long v_stride, const int64_t* slots, long rows, int threads);
+// K and V of positions [first, first + count) of one sequence, as [kv_heads][count][head_dim].
+long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages, long first,
+                  long count, float* k, float* v, int threads);
+long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
+                        long out_stride, long rows, long q_heads, const int32_t* tables,
+                        const int32_t* table_indptr, long sequences, const int32_t* row_sequence,
+                        const int32_t* row_position, float scale, int threads);
+long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_t* sources,
+                  const uint32_t* targets, long count, int threads);
+
+}  // extern "C"

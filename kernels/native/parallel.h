@@ -1,0 +1,43 @@
+// Threads are borrowed: the process hands over the entry points of the OpenMP runtime it has
+// loaded already (torch's own). Without one everything runs on the calling thread.
+#pragma once
+
+namespace pm {
+
+using Task = void (*)(void* data);
+
+// Runs task(data) on at most `threads` threads at once, the caller included, and returns when
+// all are done. Inside, thread_index() tells them apart and barrier() waits for all of them.
+void run_parallel(Task task, void* data, int threads);
+int thread_index();
+int thread_count();
+void barrier();
+
+// A bounded work list shared by the threads of one region.
+class Counter {
+ public:
+  explicit Counter(long limit) : limit_(limit) {}
+  // The next piece of at most `step` items; false when none is left.
+  bool take(long step, long* begin, long* end) {
+    long at = __atomic_fetch_add(&next_, step, __ATOMIC_RELAXED);
+    if (at >= limit_) return false;
+    *begin = at;
+    *end = at + step < limit_ ? at + step : limit_;
+    return true;
+  }
+
+ private:
+  long next_ = 0;
+  long limit_;
+};
+
+template <typename Body>
+void parallel(int threads, Body body) {
+  if (threads <= 1) {
+    body();
+    return;
+  }
+  run_parallel([](void* data) { (*static_cast<Body*>(data))(); }, &body, threads);
+}
+
+}  // namespace pm

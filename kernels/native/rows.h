@@ -1,0 +1,108 @@
+// Operations on one row at a time. A row's result depends on nothing but the row.
+#pragma once
+
+#include <math.h>
+
+namespace {
+
+constexpr long kRowWork = 1 << 15;  // elements below which one thread is enough
+
+template <typename Body>
+void for_rows(long rows, long width, int threads, Body body) {
+  if (rows * width < kRowWork) threads = 1;
+  long step = rows / (threads * 4);
+  if (step < 1) step = 1;
+  pm::Counter work(rows);
+  pm::parallel(threads, [&] {
+    long begin, end;
+    while (work.take(step, &begin, &end)) {
+      for (long row = begin; row < end; ++row) body(row);
+    }
+  });
+}
+
+inline int lanes_at(long at, long width) {
+  return width - at < kLanes ? static_cast<int>(width - at) : kLanes;
+}
+
+void rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
+              long rows, long width, float epsilon, int threads) {
+  for_rows(rows, width, threads, [=](long row) {
+    const float* in = x + row * x_stride;
+    float* to = out + row * out_stride;
+    V squares = zero();
+    for (long i = 0; i < width; i += kLanes) {
+      V value = load_some(in + i, lanes_at(i, width));
+      squares = fma(value, value, squares);
+    }
+    const float mean = sum_lanes(squares) / static_cast<float>(width);
+    const V scale = splat(1.0f / sqrtf(mean + epsilon));
+    for (long i = 0; i < width; i += kLanes) {
+      const int lanes = lanes_at(i, width);
+      V value = mul(mul(load_some(in + i, lanes), scale), load_some(weight + i, lanes));
+      store_some(to + i, value, lanes);
+    }
+  });
+}
+
+void rope(float* x, long row_stride, const float* cosine, const float* sine, long rows, long heads,
+          long head_dim, long rotary_dim, int threads) {
+  const long half = rotary_dim / 2;
+  for_rows(rows, heads * head_dim, threads, [=](long row) {
+    const float* c = cosine + row * half;
+    const float* s = sine + row * half;
+    for (long head = 0; head < heads; ++head) {
+      float* low = x + row * row_stride + head * head_dim;
+      float* high = low + half;
+      for (long i = 0; i < half; i += kLanes) {
+        const int lanes = lanes_at(i, half);
+        V a = load_some(low + i, lanes), b = load_some(high + i, lanes);
+        V cc = load_some(c + i, lanes), ss = load_some(s + i, lanes);
+        store_some(low + i, sub(mul(a, cc), mul(b, ss)), lanes);
+        store_some(high + i, add(mul(b, cc), mul(a, ss)), lanes);
+      }
+    }
+  });
+}
+
+void silu_mul(const float* gate_up, long in_stride, float* out, long out_stride, long rows,
+              long width, int threads) {
+  for_rows(rows, width, threads, [=](long row) {
+    const float* gate = gate_up + row * in_stride;
+    const float* up = gate + width;
+    float* to = out + row * out_stride;
+    for (long i = 0; i < width; i += kLanes) {
+      const int lanes = lanes_at(i, width);
+      V g = load_some(gate + i, lanes);
+      V denominator = add(splat(1.0f), exponential(sub(zero(), g)));
+      store_some(to + i, mul(divide(g, denominator), load_some(up + i, lanes)), lanes);
+    }
+  });
+}
+
+void log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows, long width,
+                 int threads) {
+  for_rows(rows, width, threads, [=](long row) {
+    const float* in = x + row * x_stride;
+    float* to = out + row * out_stride;
+    V peaks = splat(-INFINITY);
+    for (long i = 0; i < width; i += kLanes) {
+      const int lanes = lanes_at(i, width);
+      peaks = max(peaks, fill_from(load_some(in + i, lanes), lanes, -INFINITY));
+    }
+    const float peak = max_lanes(peaks);
+    V sums = zero();
+    for (long i = 0; i < width; i += kLanes) {
+      const int lanes = lanes_at(i, width);
+      V shifted = sub(load_some(in + i, lanes), splat(peak));
+      sums = add(sums, fill_from(exponential(shifted), lanes, 0.0f));
+    }
+    const V shift = splat(peak + logf(sum_lanes(sums)));
+    for (long i = 0; i < width; i += kLanes) {
+      const int lanes = lanes_at(i, width);
+      store_some(to + i, sub(load_some(in + i, lanes), shift), lanes);
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,192 @@
+// Sixteen floats, whatever the machine has. One source of kernels is compiled per level; this is
+// all they differ in. fma() is fused where the level has it and two roundings on the portable
+// one, so results are the same for every shape and thread count of one level, not across levels.
+#pragma once
+
+#include <string.h>
+
+#if PM_LEVEL > 0
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int kLanes = 16;
+
+#if PM_LEVEL == 2
+
+struct V {
+  __m512 v;
+};
+inline V load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, V a) { _mm512_storeu_ps(p, a.v); }
+inline __mmask16 lanes_below(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline V load_some(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n), p)}; }
+inline void store_some(float* p, V a, int n) { _mm512_mask_storeu_ps(p, lanes_below(n), a.v); }
+inline V splat(float x) { return {_mm512_set1_ps(x)}; }
+inline V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline V divide(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
+// Lanes from n on become `fill`.
+inline V fill_from(V a, int n, float fill) {
+  return {_mm512_mask_blend_ps(lanes_below(n), _mm512_set1_ps(fill), a.v)};
+}
+// a where x >= limit, else 0.
+inline V zero_below(V a, V x, float limit) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
+}
+// a * 2^n, where t = 1.5 * 2^23 + n holds the integer n in its low bits.
+inline V scale_by_bits(V a, V t) {
+  __m512i n = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), n))};
+}
+inline void prefetch(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+#elif PM_LEVEL == 1
+
+struct V {
+  __m256 a, b;
+};
+inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, V x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline V load_some(const float* p, int n) {
+  float lanes[kLanes] = {};
+  memcpy(lanes, p, sizeof(float) * static_cast<size_t>(n));
+  return load(lanes);
+}
+inline void store_some(float* p, V x, int n) {
+  float lanes[kLanes];
+  store(lanes, x);
+  memcpy(p, lanes, sizeof(float) * static_cast<size_t>(n));
+}
+inline V splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline V add(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline V sub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline V mul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline V divide(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline V fma(V x, V y, V z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline V fill_from(V x, int n, float fill) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int i = n; i < kLanes; ++i) lanes[i] = fill;
+  return load(lanes);
+}
+inline V zero_below(V x, V y, float limit) {
+  __m256 bound = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(y.a, bound, _CMP_GE_OQ)),
+          _mm256_and_ps(x.b, _mm256_cmp_ps(y.b, bound, _CMP_GE_OQ))};
+}
+inline __m256 scale_half(__m256 a, __m256 t) {
+  __m256i n = _mm256_slli_epi32(_mm256_castps_si256(t), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), n));
+}
+inline V scale_by_bits(V x, V t) { return {scale_half(x.a, t.a), scale_half(x.b, t.b)}; }
+inline void prefetch(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+#else
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef unsigned U4 __attribute__((vector_size(16)));
+struct V {
+  F4 q[4];
+};
+inline F4 splat4(float x) { return F4{x, x, x, x}; }
+inline F4 pick4(U4 mask, F4 yes, F4 no) { return (F4)(((U4)yes & mask) | ((U4)no & ~mask)); }
+#define PM_EACH4(expression)                   \
+  V r;                                         \
+  for (int i = 0; i < 4; ++i) r.q[i] = (expression); \
+  return r
+inline V load(const float* p) {
+  V r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+inline void store(float* p, V a) { memcpy(p, &a, sizeof a); }
+inline V load_some(const float* p, int n) {
+  float lanes[kLanes] = {};
+  memcpy(lanes, p, sizeof(float) * static_cast<size_t>(n));
+  return load(lanes);
+}
+inline void store_some(float* p, V x, int n) {
+  memcpy(p, &x, sizeof(float) * static_cast<size_t>(n));
+}
+inline V splat(float x) { PM_EACH4(splat4(x)); }
+inline V add(V a, V b) { PM_EACH4(a.q[i] + b.q[i]); }
+inline V sub(V a, V b) { PM_EACH4(a.q[i] - b.q[i]); }
+inline V mul(V a, V b) { PM_EACH4(a.q[i] * b.q[i]); }
+inline V divide(V a, V b) { PM_EACH4(a.q[i] / b.q[i]); }
+inline V fma(V a, V b, V c) { PM_EACH4(a.q[i] * b.q[i] + c.q[i]); }
+inline V max(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] > b.q[i]), a.q[i], b.q[i])); }
+inline V min(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] < b.q[i]), a.q[i], b.q[i])); }
+inline V fill_from(V x, int n, float fill) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int i = n; i < kLanes; ++i) lanes[i] = fill;
+  return load(lanes);
+}
+inline V zero_below(V a, V x, float limit) {
+  PM_EACH4(pick4((U4)(x.q[i] >= splat4(limit)), a.q[i], splat4(0.0f)));
+}
+inline V scale_by_bits(V a, V t) { PM_EACH4((F4)((U4)a.q[i] + ((U4)t.q[i] << 23))); }
+inline void prefetch(const float* p) { __builtin_prefetch(p); }
+#undef PM_EACH4
+
+#endif
+
+inline V zero() { return splat(0.0f); }
+
+// Lane sums in one fixed order: halves, then quarters, ...
+inline float sum_lanes(V a) {
+  float x[kLanes];
+  store(x, a);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  }
+  return x[0];
+}
+
+inline float max_lanes(V a) {
+  float x[kLanes];
+  store(x, a);
+  float best = x[0];
+  for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// e^x to about 1 ulp of float32 between -87.3 and 88; 0 below. Range reduction by powers of two
+// in two steps (Cody and Waite), then a polynomial of degree 6.
+inline V exponential(V x) {
+  constexpr float kLow = -87.3f, kHigh = 88.0f;
+  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  V bounded = min(max(x, splat(kLow)), splat(kHigh));
+  V t = fma(bounded, splat(1.44269504089f), magic);
+  V n = sub(t, magic);
+  V r = fma(n, splat(-0.693145751953125f), bounded);
+  r = fma(n, splat(-1.42860682030941723212e-6f), r);
+  V p = splat(1.3981999507e-3f);
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, mul(r, r), add(r, splat(1.0f)));
+  return zero_below(scale_by_bits(p, t), x, kLow);
+}
+
+inline float exponential(float x) {
+  float lanes[kLanes];
+  store(lanes, exponential(splat(x)));
+  return lanes[0];
+}
+
+}  // namespace

@@ -1,0 +1,157 @@
+"""Loads ``libpagemesh_native.so`` once, chooses a CPU level and lends it threads.
+
+The library brings no threading runtime. ``lend_threads`` hands it the OpenMP runtime that
+torch has loaded (or will load), so a process never runs two pools of spinning threads. A
+process that never calls it, such as the pager, computes on the calling thread.
+
+Environment: ``PAGEMESH_CPU_LEVEL`` = ``avx512`` | ``avx2`` | ``portable`` forces a level.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import importlib.util
+import os
+from pathlib import Path
+
+from pagemesh.wire.errors import ConfigError
+
+ABI_VERSION = 1
+LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
+LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
+BUILD_HINT = "build it with: python kernels/build_native.py (needs g++ or clang, and cmake)"
+_OPENMP_ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
+
+
+class CpuLevel(enum.IntEnum):
+    """Instruction sets a kernel is compiled for; each includes those below it."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+
+
+class PagesStruct(ctypes.Structure):
+    """``PmPages``: where K and V of one layer lie in a pool, strides in floats."""
+
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("page_stride", ctypes.c_long),
+        ("value_offset", ctypes.c_long),
+        ("head_stride", ctypes.c_long),
+        ("page_count", ctypes.c_long),
+        ("page_size", ctypes.c_long),
+        ("kv_heads", ctypes.c_long),
+        ("head_dim", ctypes.c_long),
+    ]
+
+
+_P, _L, _I, _U64, _F = (
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_uint64,
+    ctypes.c_float,
+)
+_PAGES = ctypes.POINTER(PagesStruct)
+_PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
+    "pm_abi_version": (_I, ()),
+    "pm_best_level": (_I, ()),
+    "pm_set_level": (_I, (_I,)),
+    "pm_level": (_I, ()),
+    "pm_lend_threads": (None, (_P, _P, _P, _P)),
+    "pm_check_word": (_U64, (_P, _L)),
+    "pm_headers_publish": (None, (_P, _L, _P, _P, _L)),
+    "pm_headers_set_states": (None, (_P, _L, _P, _P, _L)),
+    "pm_headers_fresh": (_L, (_P, _L, _P, _L, _L, _U64)),
+    "pm_headers_scan": (None, (_P, _L, _L, _L, _P, _P)),
+    "pm_word_store": (None, (_P, _U64)),
+    "pm_word_load": (_U64, (_P,)),
+    "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
+    "pm_linear_pack": (None, (_P, _L, _P, _L, _L)),
+    "pm_linear": (None, (_P, _L, _P, _P, _P, _L, _L, _L, _L, _I)),
+    "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
+    "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
+    "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),
+    "pm_log_softmax": (None, (_P, _L, _P, _L, _L, _L, _I)),
+    "pm_kv_write": (_L, (_PAGES, _P, _L, _P, _L, _P, _L, _I)),
+    "pm_kv_gather": (_L, (_PAGES, _P, _L, _L, _L, _P, _P, _I)),
+    "pm_paged_attention": (
+        _L,
+        (_PAGES, _P, _L, _P, _L, _L, _L, _P, _P, _L, _P, _P, _F, _I),
+    ),
+    "pm_page_copy": (_L, (_P, _L, _L, _P, _P, _L, _I)),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library at its level.
+
+    Raises ``ConfigError`` when the file is missing, was built from another version of the
+    sources, or ``PAGEMESH_CPU_LEVEL`` names a level this machine lacks.
+    """
+    if not LIBRARY_PATH.exists():
+        raise ConfigError(f"the native library {LIBRARY_PATH} is missing; {BUILD_HINT}")
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY_PATH))
+        found = int(loaded.pm_abi_version())
+        if found != ABI_VERSION:
+            raise ConfigError(f"{LIBRARY_PATH} has ABI {found}, not {ABI_VERSION}; {BUILD_HINT}")
+        for name, (result, arguments) in _PROTOTYPES.items():
+            entry = getattr(loaded, name)
+            entry.restype, entry.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise ConfigError(f"{LIBRARY_PATH} does not load: {error}; {BUILD_HINT}") from None
+    _choose_level(loaded)
+    return loaded
+
+
+def _choose_level(loaded: ctypes.CDLL) -> None:
+    best = CpuLevel(loaded.pm_best_level())
+    name = os.environ.get(LEVEL_VARIABLE, "").strip().upper()
+    if name and name not in CpuLevel.__members__:
+        known = ", ".join(level.name.lower() for level in CpuLevel)
+        raise ConfigError(f"{LEVEL_VARIABLE}={name.lower()} is not one of {known}")
+    wanted = CpuLevel[name] if name else best
+    if loaded.pm_set_level(wanted):
+        raise ConfigError(
+            f"{LEVEL_VARIABLE}={wanted.name.lower()} but this CPU goes up to {best.name.lower()}"
+        )
+
+
+def cpu_level() -> CpuLevel:
+    """The level whose kernels run in this process."""
+    return CpuLevel(library().pm_level())
+
+
+@functools.cache
+def lend_threads() -> bool:
+    """Let the kernels run on torch's OpenMP threads; False when there is no such runtime.
+
+    Without one the kernels stay on the calling thread. Idempotent; the kernels' launchers
+    call it before their first use.
+    """
+    for path in _openmp_candidates():
+        try:
+            runtime = ctypes.CDLL(str(path))
+            entries = [
+                ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _OPENMP_ENTRIES
+            ]
+        except (OSError, AttributeError):
+            continue
+        library().pm_lend_threads(*entries)
+        return True
+    return False
+
+
+def _openmp_candidates() -> list[Path]:
+    """torch's own runtime first, found without importing torch; then the system's."""
+    found: list[Path] = []
+    spec = importlib.util.find_spec("torch")
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        for pattern in ("lib/libgomp*.so*", "../torch.libs/libgomp*.so*", "lib/libiomp5*"):
+            found.extend(sorted(Path(folder).glob(pattern)))
+    return [*found, Path("libgomp.so.1")]
