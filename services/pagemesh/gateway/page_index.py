@@ -1,0 +1,117 @@
+"""Which prefixes are cached on which host, as far as a gateway was told.
+
+    BLANK -> LOADING -> FRESH        a snapshot was asked for; its last part came
+               ^          |
+               +----------+          a gap in the events, or another life of the pager
+
+A hint, never a promise: a wrong entry costs time and nothing else. So it may forget (it is
+bounded in bytes) and may be applied out of order. Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+
+KEY_BYTES = 100
+"""What one key costs in a dict of Python integers, measured with room to spare."""
+
+
+class IndexState(enum.Enum):
+    BLANK = "blank"
+    LOADING = "loading"
+    FRESH = "fresh"
+
+
+class PageIndex:
+    """The keys of one host, at most ``keys_max``; the oldest are forgotten first."""
+
+    def __init__(self, *, keys_max: int) -> None:
+        self.state = IndexState.BLANK
+        self._keys_max = keys_max
+        self._keys: dict[int, None] = {}
+        self._removed: set[int] = set()
+        self._epoch = 0
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def announced(self, epoch: int, sequence: int) -> bool:
+        """What the pager says its last event was. True when a snapshot must be asked for."""
+        known = self.state is not IndexState.BLANK and self._epoch == epoch
+        if known and sequence <= self._sequence:
+            return False
+        self._reload(epoch, sequence)
+        return True
+
+    def changed(self, message: PagesChanged) -> bool:
+        """Apply an event. True when a snapshot must be asked for."""
+        if self.state is IndexState.BLANK or message.epoch != self._epoch:
+            self._reload(message.epoch, message.sequence)
+            return True
+        if message.sequence <= self._sequence:
+            return False
+        gap = message.sequence > self._sequence + 1
+        self._sequence = message.sequence
+        removed = _ints(message.removed)
+        for key in removed:
+            self._keys.pop(key, None)
+        if self.state is IndexState.LOADING:
+            self._removed.update(removed)
+        self._add(_ints(message.stored))
+        if gap:
+            self._reload(message.epoch, message.sequence)
+        return gap
+
+    def snapshot(self, message: PagesSnapshot) -> int:
+        """Apply a part of a listing; returns the index the next part starts at, 0 when this
+        was the last one or is of another life."""
+        if self.state is not IndexState.LOADING or message.epoch != self._epoch:
+            return 0
+        keys = _ints(message.keys)
+        self._add([key for key in keys if key not in self._removed])
+        self._sequence = max(self._sequence, message.sequence)
+        if message.more and keys:
+            return message.first + len(keys)
+        self._removed.clear()
+        self.state = IndexState.FRESH
+        return 0
+
+    def unload(self) -> None:
+        """The snapshot could not be had: the next announcement asks again."""
+        self.state = IndexState.BLANK
+
+    def leading_pages(self, keys: NDArray[np.uint64]) -> int:
+        """How many of ``keys`` (chained, from the first page on) are cached in a row."""
+        known = self._keys
+        for count, key in enumerate(keys.tolist()):
+            if key not in known:
+                return count
+        return len(keys)
+
+    def check(self) -> None:
+        assert len(self._keys) <= self._keys_max
+        assert self.state is IndexState.LOADING or not self._removed
+
+    def _add(self, keys: list[int]) -> None:
+        self._keys.update(dict.fromkeys(keys))
+        while len(self._keys) > self._keys_max:
+            self._keys.pop(next(iter(self._keys)))
+
+    def _reload(self, epoch: int, sequence: int) -> None:
+        if epoch != self._epoch:
+            self._keys.clear()
+        self._removed.clear()
+        self._epoch, self._sequence = epoch, sequence
+        self.state = IndexState.LOADING
+
+
+def _ints(packed: bytes) -> list[int]:
+    usable = len(packed) - len(packed) % 8
+    keys: list[int] = np.frombuffer(packed[:usable], "<u8").tolist()
+    return keys

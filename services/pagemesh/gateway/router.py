@@ -1,0 +1,238 @@
+"""Which workers take a request: predicted prefix overlap, queued work, free pages.
+
+Everything here is a hint that is a little old. A wrong choice costs time; whether pages are
+there is the pager's business. Pure: fed with announcements and page events, asked for a
+``Route``.
+
+Both workers of a route live on one host, where a handover moves no page. A short uncached
+suffix goes straight to a decode worker; when one role is missing the other does all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
+from pagemesh.wire.errors import Busy, Fault, NoCapacity
+from pagemesh.wire.identity import prefix_keys, tenant_root
+from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+from pagemesh.wire.presence import Announce, Load, ModelFacts
+
+_KEYED_PAGES_MAX = 4_096
+"""Pages of a prompt that are looked up; more would hold the event loop for milliseconds."""
+_AVOIDED = 1e12
+_RUNNING_COST_TOKENS = 32
+"""What a running sequence slows a newcomer by, in prompt tokens: a rough exchange rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    short_suffix_tokens: int = 64
+    """A prompt with at most so many uncached tokens goes straight to decode."""
+    index_bytes_max: int = 64 << 20
+    """For each host."""
+    workers_max: int = 4_096
+    retry_after_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class _Known:
+    """A worker as last announced, and what we sent it since."""
+
+    worker: Worker
+    role: str
+    host: str
+    facts: ModelFacts
+    load: Load
+    ready: bool
+    sent_tokens: int = 0
+    sent_count: int = 0
+
+    @property
+    def queue_tokens(self) -> int:
+        running = self.load.running_count + self.load.waiting_count + self.sent_count
+        return self.load.waiting_tokens + self.sent_tokens + _RUNNING_COST_TOKENS * running
+
+
+@dataclass(slots=True)
+class _Host:
+    index: PageIndex
+    pager: Worker | None = None
+    free_pages: int = 0
+
+
+@dataclass(slots=True)
+class Router:
+    """Raises nothing on any announcement: what it cannot use it ignores."""
+
+    secret: bytes = field(repr=False)
+    limits: RouterLimits = RouterLimits()
+    _workers: dict[str, _Known] = field(default_factory=dict)
+    _hosts: dict[str, _Host] = field(default_factory=dict)
+
+    # What is known ----------------------------------------------------------------------------
+
+    def announced(self, message: Announce) -> bool:
+        """Take note of a service. True when a snapshot of its pages must be asked for."""
+        who = Worker(message.name, message.incarnation)
+        if message.state == "leaving":
+            self.lost(who)
+            return False
+        if message.role == "pager":
+            host = self._host(message.host)
+            host.pager = who
+            host.free_pages = message.free_pages
+            return host.index.announced(message.epoch, message.event_sequence)
+        if message.role not in ("prefill", "decode") or message.model is None:
+            return False
+        if message.name in self._workers or len(self._workers) < self.limits.workers_max:
+            self._workers[message.name] = _Known(
+                worker=who,
+                role=message.role,
+                host=message.host,
+                facts=message.model,
+                load=message.load,
+                ready=message.state == "ready",
+            )
+        return False
+
+    def lost(self, who: Worker) -> None:
+        """A service is gone."""
+        known = self._workers.get(who.name)
+        if known is not None and known.worker == who:
+            del self._workers[who.name]
+        for name, host in list(self._hosts.items()):
+            if host.pager == who:
+                del self._hosts[name]
+
+    def pages_changed(self, message: PagesChanged) -> bool:
+        """Apply a pager's event. True when a snapshot must be asked for."""
+        return self._host(message.host).index.changed(message)
+
+    def pages_snapshot(self, message: PagesSnapshot) -> int:
+        """Apply part of a snapshot; where the next part starts, 0: there is none."""
+        return self._host(message.host).index.snapshot(message)
+
+    def snapshot_failed(self, host: str) -> None:
+        self._host(host).index.unload()
+
+    def models(self) -> dict[str, ModelFacts]:
+        """What ready workers serve, by name. Where they differ, the tightest limits."""
+        found: dict[str, ModelFacts] = {}
+        for known in self._workers.values():
+            have = found.get(known.facts.model)
+            if known.ready and (have is None or known.facts.pool_pages < have.pool_pages):
+                found[known.facts.model] = known.facts
+        return found
+
+    def worker_named(self, name: str) -> Worker | None:
+        known = self._workers.get(name)
+        return known.worker if known else None
+
+    # Choosing ---------------------------------------------------------------------------------
+
+    def choose(
+        self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
+    ) -> Route | Fault:
+        """The cheapest route, or the fault that says why there is none."""
+        usable = [
+            known
+            for known in self._workers.values()
+            if known.ready
+            and known.facts.model == model
+            and want.model_root in (None, known.facts.model_root)
+        ]
+        if not usable:
+            after_ms = self.limits.retry_after_ms
+            return Busy(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
+        need_tokens = len(want.tokens) + want.growth_tokens
+        fitting = [k for k in usable if need_tokens <= k.facts.pool_pages * k.facts.page_size]
+        if not fitting:
+            return NoCapacity(f"{need_tokens} tokens exceed the page pool of every worker")
+        priced = [
+            (cost, order, route)
+            for order, (cost, route) in enumerate(self._routes(fitting, salt, want, read_cache))
+        ]
+        _, _, route = min(priced, key=lambda entry: entry[:2])
+        self._note_sent(route, want)
+        return route
+
+    def _routes(
+        self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool
+    ) -> Iterator[tuple[float, Route]]:
+        """Every sensible route and its cost in tokens."""
+        places = {(known.host, known.facts.model_root): known.facts for known in usable}
+        keys: dict[bytes, NDArray[np.uint64]] = {}
+        for (host_name, model_root), facts in places.items():
+            here = [k for k in usable if (k.host, k.facts.model_root) == (host_name, model_root)]
+            root = tenant_root(model_root, salt)
+            cached = 0
+            host = self._hosts.get(host_name)
+            if read_cache and host is not None and len(host.index):
+                if root not in keys:
+                    head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
+                    keys[root] = prefix_keys(self.secret, root, head, facts.page_size)
+                cached = host.index.leading_pages(keys[root]) * facts.page_size
+                cached = min(cached, len(want.tokens) - 1)
+            short = self._shortage_tokens(host, facts, want, cached)
+            for known, decode in self._pairs(here, want, cached):
+                cost = float(known.queue_tokens + len(want.tokens) - cached + short)
+                cost += 0 if decode is None else _RUNNING_COST_TOKENS * decode.load.running_count
+                for one in (known, decode):
+                    if one is not None and one.worker in want.avoid:
+                        cost += _AVOIDED
+                other = decode.worker if decode else None
+                yield cost, Route(known.worker, other, model_root, root, cached)
+
+    def _pairs(
+        self, here: list[_Known], want: ChooseRoute, cached: int
+    ) -> Iterator[tuple[_Known, _Known | None]]:
+        """Who takes the ``Submit`` and who the handover, on one host."""
+        prefills = [known for known in here if known.role == "prefill"]
+        decodes = [known for known in here if known.role == "decode"]
+        uncached = len(want.tokens) - cached
+        if decodes and (not prefills or uncached <= self.limits.short_suffix_tokens):
+            yield from ((known, None) for known in decodes)
+            return
+        best = min(
+            decodes,
+            key=lambda known: (known.worker in want.avoid, known.queue_tokens),
+            default=None,
+        )
+        yield from ((known, best) for known in prefills)
+
+    def _shortage_tokens(
+        self, host: _Host | None, facts: ModelFacts, want: ChooseRoute, cached: int
+    ) -> int:
+        """What waiting for pages may cost: the tokens that do not fit right now."""
+        if host is None or host.pager is None:
+            return 0
+        grown = want.choice_count * want.growth_tokens + len(want.tokens) - cached
+        return max(0, grown - host.free_pages * facts.page_size)
+
+    def _note_sent(self, route: Route, want: ChooseRoute) -> None:
+        known = self._workers[route.worker.name]
+        known.sent_tokens += len(want.tokens) - route.predicted_tokens
+        known.sent_count += want.choice_count
+        if route.decode is not None:
+            self._workers[route.decode.name].sent_count += want.choice_count
+
+    def _host(self, name: str) -> _Host:
+        host = self._hosts.get(name)
+        if host is None:
+            if len(self._hosts) >= self.limits.workers_max:
+                self._hosts.pop(next(iter(self._hosts)))
+            host = _Host(PageIndex(keys_max=self.limits.index_bytes_max // KEY_BYTES))
+            self._hosts[name] = host
+        return host
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` when an invariant is broken."""
+        assert len(self._workers) <= self.limits.workers_max
+        for host in self._hosts.values():
+            host.index.check()
