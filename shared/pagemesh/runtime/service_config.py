@@ -1,5 +1,5 @@
-"""What ``pagemesh serve ROLE`` hands to ``pagemesh.ROLE.service.run``: every concern's
-configuration, parsed once. A service reads the parts that are its business.
+"""What ``pagemesh serve ROLE`` hands to ``pagemesh.ROLE.service.run(config, stop)``: every
+concern's configuration, parsed once. A service reads the parts that are its business.
 
 By the time a service sees it, ``worker.model`` is an existing local folder (never empty and
 never a hub id) and ``host.name`` is set.

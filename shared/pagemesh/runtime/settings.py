@@ -154,6 +154,9 @@ class WorkerConfig:
     """A prefill or decode worker."""
 
     model: str = setting("", "MODEL", "folder or Hugging Face id; empty: the bundled demo model")
+    model_name: str = setting(
+        "", "MODEL_NAME", "what clients call the model; empty: the folder's name or the hub id"
+    )
     device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "DTYPE", "type of weights and KV"

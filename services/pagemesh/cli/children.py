@@ -1,0 +1,169 @@
+"""One child process of ``pagemesh up``: started, read, restarted, stopped.
+
+WAITING -> RUNNING -> (exit) -> WAITING ... until stopped, refused or given up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pagemesh.cli.main import ERROR_PREFIX, EXIT_CONFIG
+from pagemesh.cli.restarts import GiveUp, RestartCore, RestartLimits
+from pagemesh.runtime.clock import Clock
+from pagemesh.wire.errors import ConfigError, PagemeshError
+
+_LINE_BYTES_MAX = 1 << 16
+_TAIL_LINES_MAX = 40
+_KILL_WAIT_S = 5.0
+
+
+class ChildLost(PagemeshError):
+    """A child keeps dying; the message says which and what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. Children of a lower ``stage`` are started first and stopped last."""
+
+    name: str
+    role: str
+    stage: int
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+Failure = Callable[[PagemeshError], None]
+Line = Callable[[str], None]
+Changed = Callable[[str, str], None]
+
+
+class Child:
+    """Keeps one process running.
+
+    ``on_line`` gets each line it prints, ``on_change`` its name and what became of it, and
+    ``on_failure`` the error after which there is no point in trying again.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        clock: Clock,
+        limits: RestartLimits,
+        *,
+        on_line: Line,
+        on_change: Changed,
+        on_failure: Failure,
+    ) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._restarts = RestartCore(limits)
+        self._on_line = on_line
+        self._on_change = on_change
+        self._on_failure = on_failure
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
+
+    @property
+    def pid(self) -> int | None:
+        """The running process, if there is one now."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def tend(self) -> None:
+        """Run and restart until ``stop``; ends early after ``on_failure``."""
+        while not self._stopping.is_set():
+            code = await self._run_once()
+            if self._stopping.is_set():
+                return
+            if code == EXIT_CONFIG:
+                self._on_failure(ConfigError(f"{self.spec.name}: {self._last_error()}"))
+                return
+            decision = self._restarts.exited(self._clock.now_ms())
+            self._on_change(self.spec.name, f"died ({_exit_text(code)})")
+            if isinstance(decision, GiveUp):
+                self._on_failure(ChildLost(self._give_up_text(decision)))
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
+
+    async def stop(self, grace_ms: int) -> None:
+        """Ask it to stop; kill it when it has not after ``grace_ms``."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._signal(process, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), grace_ms / 1_000)
+        except TimeoutError:
+            self._on_change(self.spec.name, f"did not stop in {grace_ms} ms; killed")
+            self._signal(process, signal.SIGKILL)
+            await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """No more patience."""
+        self._stopping.set()
+        if self._process is not None and self._process.returncode is None:
+            self._signal(self._process, signal.SIGKILL)
+
+    async def _run_once(self) -> int:
+        self._tail.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self.spec.command,
+            env=dict(self.spec.environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=_LINE_BYTES_MAX,
+            start_new_session=True,  # a terminal's Ctrl-C is for us, who stop in order
+        )
+        self._on_change(self.spec.name, "started")
+        if self._stopping.is_set():
+            self._signal(self._process, signal.SIGTERM)
+        assert self._process.stdout is not None
+        await self._read(self._process.stdout)
+        return await self._process.wait()
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit: the reader has dropped it
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._tail.append(text)
+            self._on_line(text)
+
+    def _last_error(self) -> str:
+        line = self._tail[-1] if self._tail else "stopped without a word"
+        return line.removeprefix(ERROR_PREFIX).removeprefix(f"pagemesh {self.spec.name}: ")
+
+    def _give_up_text(self, decision: GiveUp) -> str:
+        last = self._tail[-1] if self._tail else "nothing"
+        return (
+            f"{self.spec.name} died {decision.exit_count} times in {decision.within_ms / 1_000:.0f}"
+            f" s and is given up; its last words: {last[:300]}"
+        )
+
+    @staticmethod
+    def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

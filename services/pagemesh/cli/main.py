@@ -1,0 +1,71 @@
+"""The ``pagemesh`` command. What the user got wrong is one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pagemesh.runtime.version import __version__
+from pagemesh.wire.errors import ConfigError, PagemeshError
+
+ERROR_PREFIX = "error: "
+EXIT_CONFIG = 2
+
+
+class _Lazy(click.Group):
+    """Commands are imported when asked for: `--version` and `--help` stay instant."""
+
+    _MODULES = {
+        "up": "pagemesh.cli.up",
+        "serve": "pagemesh.cli.serve",
+        "chat": "pagemesh.cli.chat",
+        "doctor": "pagemesh.cli.doctor",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._MODULES:
+            return None
+        import importlib
+
+        command: click.Command = getattr(importlib.import_module(self._MODULES[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"max_content_width": 100})
+@click.version_option(__version__, prog_name="pagemesh")
+def cli() -> None:
+    """LLM serving as a mesh of small services over NATS."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code of the command line ``arguments`` (the process's own when None)."""
+    try:
+        code = cli.main(arguments, prog_name="pagemesh", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return EXIT_CONFIG
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "pagemesh"
+        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", EXIT_CONFIG)
+    except click.Abort:
+        return 130
+    except ConfigError as error:
+        return _fail(str(error), EXIT_CONFIG)
+    except PagemeshError as error:
+        return _fail(str(error), 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    line = " ".join(text.split())
+    click.echo(f"{ERROR_PREFIX}{line}", err=True)
+    return code

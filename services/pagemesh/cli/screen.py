@@ -1,0 +1,73 @@
+"""What ``pagemesh up`` shows on stderr: one line a service while loading, then events.
+
+On a terminal the lines are redrawn in place; otherwise each change is a line of its own.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+_STYLES = {"ready": "green", "starting": "yellow", "started": "yellow", "waiting": "dim"}
+_WIDTH_NAME = 14
+
+
+class Screen:
+    """Use as a context manager; ``settle`` ends the loading display."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._states: dict[str, str] = {}
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(
+                console=self._console, transient=True, refresh_per_second=8,
+                get_renderable=self._render,
+            )  # fmt: skip
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.settle()
+
+    def expect(self, name: str) -> None:
+        """Show ``name`` from now on."""
+        self._states.setdefault(name, "waiting")
+
+    def change(self, name: str, state: str) -> None:
+        """``name`` is in another state."""
+        if self._states.get(name) == state:
+            return
+        self._states[name] = state
+        if self._live is None:
+            self.line(f"{name}: {state}")
+
+    def line(self, text: str) -> None:
+        """Print a line of its own; what services log goes this way, unchanged."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def settle(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> Group:
+        return Group(*(self._row(name, state) for name, state in self._states.items()))
+
+    @staticmethod
+    def _row(name: str, state: str) -> Spinner | Text:
+        style = _STYLES.get(state, "red")
+        text = Text(f"{name:<{_WIDTH_NAME}} {state}", style)
+        return Text("✓ ", "green") + text if state == "ready" else Spinner("dots", text)

@@ -1,0 +1,84 @@
+"""``pagemesh serve ROLE``: one service in this process.
+
+The service's module is imported only here and only for its role, so that gateway and pager
+never load torch. It has ``async def run(config: ServiceConfig, stop: Stop) -> None``, which
+drains and returns once ``stop`` is set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from pagemesh.cli.leash import leash
+from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.runtime.ids import new_service_name, to_name
+from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.service import run_service
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.runtime.settings import (
+    CONFIGS,
+    BusConfig,
+    GatewayConfig,
+    HostConfig,
+    PagerConfig,
+    TelemetryConfig,
+    WorkerConfig,
+)
+
+_SHARED = (BusConfig, HostConfig, TelemetryConfig)
+ROLES: Mapping[str, tuple[type[object], ...]] = {
+    "gateway": (GatewayConfig, WorkerConfig, *_SHARED),
+    "pager": (PagerConfig, *_SHARED),
+    "prefill": (WorkerConfig, *_SHARED),
+    "decode": (WorkerConfig, *_SHARED),
+}
+_WITH_MODEL = frozenset({"gateway", "prefill", "decode"})
+
+
+@click.group()
+def serve() -> None:
+    """Run one service, configured by flags and PAGEMESH_* variables."""
+
+
+def service_config(
+    role: str, environ: Mapping[str, str], flags: Mapping[str, str]
+) -> ServiceConfig:
+    """What the service of ``role`` gets. Raises ``ConfigError``."""
+    config = load_service_config(environ, flags)
+    name = to_name(config.host.name, fallback="") or new_service_name(role)
+    config = replace(config, host=replace(config.host, name=name))
+    if role in _WITH_MODEL:
+        found = find_model(config.worker.model)
+        shown = config.worker.model_name or found.name
+        worker = replace(config.worker, model=str(found.path), model_name=shown)
+        config = replace(config, worker=worker)
+    return config
+
+
+def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
+    @click.command(role, help=f"Run a {role} service in this process.")
+    @click.option("--parent-pid", type=int, default=None, hidden=True)
+    @config_flags(*kinds)
+    def command(parent_pid: int | None, **arguments: Any) -> int:
+        if parent_pid is not None:
+            leash(parent_pid)
+        check_variables(*CONFIGS)
+        config = service_config(role, os.environ, given_flags(arguments))
+        module = importlib.import_module(f"pagemesh.{role}.service")
+        return run_service(
+            lambda stop: module.run(config, stop),
+            service=config.host.name,
+            telemetry=config.telemetry,
+        )
+
+    return command
+
+
+for _role, _kinds in ROLES.items():
+    serve.add_command(_command(_role, _kinds))

@@ -1,0 +1,219 @@
+"""``pagemesh up``: a whole mesh on this machine, from one command until Ctrl-C.
+
+Starts NATS (unless given one), pager, workers and gateway as child processes, shows how far
+they are, prints one ``ready`` line, brings back what dies, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+import httpx
+
+from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.cli.plan_mesh import CLIENT_URL_NAME, NatsServer, plan_nats, plan_services
+from pagemesh.cli.restarts import RestartLimits
+from pagemesh.cli.roster import Roster
+from pagemesh.cli.run_folder import RunFolder, run_folder
+from pagemesh.cli.screen import Screen
+from pagemesh.cli.supervisor import Supervisor, supervised
+from pagemesh.cli.up_config import UpConfig, http_url, with_free_port, with_http
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.config import Secret, load
+from pagemesh.runtime.ids import new_service_name
+from pagemesh.runtime.logs import set_up_logs
+from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.runtime.settings import (
+    CONFIGS,
+    BusConfig,
+    GatewayConfig,
+    HostConfig,
+    PagerConfig,
+    TelemetryConfig,
+    WorkerConfig,
+)
+from pagemesh.wire.errors import Fault, PagemeshError
+
+_POLL_S = 0.05
+_ASK_EVERY = 10
+_SERVICE_KINDS = (
+    WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlan:
+    """``own_nats``: no server was named, so one is started."""
+
+    up: UpConfig
+    config: ServiceConfig
+    own_nats: bool
+
+
+@click.command()
+@config_flags(UpConfig, *_SERVICE_KINDS)
+def up(**arguments: Any) -> int:
+    """Start the whole mesh on this machine and print its URL."""
+    check_variables(UpConfig, *CONFIGS)
+    screen = Screen()
+    return asyncio.run(run_mesh(plan(os.environ, given_flags(arguments), screen), screen))
+
+
+def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -> MeshPlan:
+    """Everything that can be found wrong before a process is started is found here. Raises
+    ``ConfigError``."""
+    settings = load(UpConfig, environ, flags)
+    # A worker's default level would bury the ready line.
+    config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
+    config = with_free_port(with_http(config, settings.http))
+    asked = config.worker.model
+    if "/" in asked:
+        screen.line(f"model: looking for {asked}")
+    found = find_model(asked)
+    name = config.worker.model_name or found.name
+    config = replace(
+        config,
+        worker=replace(config.worker, model=str(found.path), model_name=name),
+        pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
+    )
+    own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
+    return MeshPlan(settings, config, own_nats)
+
+
+async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
+    """Run until a signal. Raises ``PagemeshError`` when the mesh cannot start or go on."""
+    set_up_logs(replace(plan.config.telemetry, log_level="error"), service="up")
+    with run_folder(plan.config.host.pool_dir) as folder:
+        if folder.adopted:
+            screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
+        config = _in_folder(plan.config, folder)
+        nats = plan_nats(folder) if plan.own_nats else None
+        services = plan_services(plan.up, config, nats)
+        specs = (*([nats.spec] if nats else []), *services)
+        limits = RestartLimits(exit_count_max=plan.up.exit_count_max)
+        roster = Roster(screen.change)
+        with screen:
+            for spec in specs:
+                screen.expect(spec.name)
+            async with supervised(
+                specs, limits=limits, grace_ms=plan.up.stop_grace_ms,
+                on_line=screen.line, on_change=screen.change,
+            ) as mesh:  # fmt: skip
+                async with _stop_signals(mesh) as stop:
+                    started = time.monotonic()
+                    ready = _become_ready(plan, config, nats, roster, [s.name for s in services])
+                    if not await _unless_stopped(ready, mesh, stop):
+                        return 0
+                    screen.settle()
+                    click.echo(_ready_line(plan, config, nats, folder, time.monotonic() - started))
+                    await _unless_stopped(stop.wait(), mesh, stop)
+                    screen.line("stopping")
+    return 0
+
+
+def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
+    host = replace(config.host, pool_dir=folder.path)
+    if not host.secret.is_set:
+        host = replace(host, secret=Secret(folder.secret()))
+    return replace(config, host=host)
+
+
+async def _become_ready(
+    plan: MeshPlan,
+    config: ServiceConfig,
+    nats: NatsServer | None,
+    roster: Roster,
+    names: list[str],
+) -> None:
+    """Return when every service says it is ready and the gateway serves."""
+    bus_config = nats.bus(config.bus, "operator") if nats else config.bus
+    url = http_url(config) + "/health/ready"
+    async with (
+        asyncio.timeout(plan.up.start_timeout_ms / 1_000),
+        Bus.connect(bus_config, role="operator", name=new_service_name("up")) as bus,
+        httpx.AsyncClient(timeout=2.0, trust_env=False) as client,
+    ):
+        await roster.listen(bus)
+        poll = 0
+        while not all(roster.is_ready(name) for name in names) or not await _is_up(client, url):
+            if poll % _ASK_EVERY == 0:
+                await roster.ask(bus)
+            poll += 1
+            await asyncio.sleep(_POLL_S)
+
+
+async def _is_up(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> bool:
+    """Whether ``work`` ended before a signal came. Raises the failure of a child, of the
+    work, or that it took too long."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    failed = asyncio.ensure_future(mesh.failed())
+    waiting = (task, stopped, failed)
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+        if stopped.done():
+            return False
+        try:
+            task.result()
+        except TimeoutError:
+            raise _StartTimeout("the mesh is not ready in time; see --start-timeout-ms") from None
+        except Fault as error:
+            raise _StartTimeout(f"the mesh cannot be watched: {error}") from None
+        return True
+    finally:
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _StartTimeout(PagemeshError):
+    """Loading took longer than allowed, or could not be followed."""
+
+
+@contextlib.asynccontextmanager
+async def _stop_signals(mesh: Supervisor) -> AsyncIterator[asyncio.Event]:
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stop.is_set():
+            mesh.kill()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ask)
+    # The handlers stay: stopping in order must not be cut short by an impatient Ctrl-C.
+    yield stop
+
+
+def _ready_line(
+    plan: MeshPlan,
+    config: ServiceConfig,
+    nats: NatsServer | None,
+    folder: RunFolder,
+    seconds: float,
+) -> str:
+    bus = f"nats door: {folder.path / CLIENT_URL_NAME}" if nats else f"nats: {config.bus.shown_url}"
+    return (
+        f"ready {http_url(config)} ({config.worker.model_name} on {plan.up.prefill_count} prefill "
+        f"+ {plan.up.decode_count} decode, {seconds:.1f} s; {bus})"
+    )

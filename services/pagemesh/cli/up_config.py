@@ -1,0 +1,87 @@
+"""What ``pagemesh up`` itself takes, beside the settings of the services it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, replace
+
+from pagemesh.runtime.config import setting
+from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.wire.errors import ConfigError
+
+WORKER_COUNT_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """The shape of the mesh."""
+
+    prefill_count: int = setting(
+        1, "PREFILL", "prefill workers to start", minimum=0, maximum=WORKER_COUNT_MAX
+    )
+    decode_count: int = setting(
+        1, "DECODE", "decode workers to start", minimum=0, maximum=WORKER_COUNT_MAX
+    )
+    http: str = setting("", "HTTP", "HOST:PORT to serve; short for --http-host and --http-port")
+    start_timeout_ms: int = setting(
+        600_000, "START_TIMEOUT_MS", "how long loading may take", minimum=1_000, maximum=86_400_000
+    )
+    stop_grace_ms: int = setting(
+        5_000, "STOP_GRACE_MS", "how long each service may take to stop before it is killed",
+        minimum=0, maximum=600_000,
+    )  # fmt: skip
+    exit_count_max: int = setting(
+        12, "EXIT_COUNT_MAX", "deaths of one service within a minute that end the mesh",
+        minimum=1, maximum=1_000,
+    )  # fmt: skip
+
+
+def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
+    """``config`` serving at ``address`` (HOST:PORT, [IPV6]:PORT or :PORT; nothing: as it is).
+    Raises ``ConfigError``."""
+    if not address:
+        return config
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"PAGEMESH_HTTP={address!r} (--http) is not HOST:PORT")
+    host = host.strip("[]") or config.gateway.http_host
+    gateway = replace(config.gateway, http_host=host, http_port=int(port))
+    return replace(config, gateway=gateway)
+
+
+def with_free_port(config: ServiceConfig) -> ServiceConfig:
+    """``config`` with its HTTP port checked to be free, and chosen when it is 0: the gateway
+    may be restarted and must come back where clients look. Raises ``ConfigError``."""
+    host, port = config.gateway.http_host, config.gateway.http_port
+    try:
+        port = free_port(host, port)
+    except OSError as error:
+        shown = f"{host}:{port}"
+        raise ConfigError(
+            f"cannot serve at {shown}: {os.strerror(error.errno or 0).lower()}; stop what listens "
+            "there or choose another address with --http HOST:PORT"
+        ) from None
+    return replace(config, gateway=replace(config.gateway, http_port=port))
+
+
+def free_port(host: str, port: int = 0) -> int:
+    """``port`` when it can be listened on at ``host``; any free one for 0. Raises ``OSError``."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+        chosen: int = probe.getsockname()[1]
+    return chosen
+
+
+def http_url(config: ServiceConfig) -> str:
+    """Where clients on this machine reach the gateway."""
+    host = config.gateway.http_host
+    if host in ("0.0.0.0", "::", ""):
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{config.gateway.http_port}"

@@ -1,0 +1,63 @@
+"""Finding a model's folder: the bundled demo model, a local folder or a hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from pagemesh.wire.errors import ConfigError
+
+DEMO_NAME = "pagemesh-demo"
+_PACKAGED = "demo_model"
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """``path`` is a local folder; ``name`` is what clients call the model."""
+
+    path: Path
+    name: str
+
+
+def find_model(model: str) -> ModelFolder:
+    """The folder of ``model``; empty text means the bundled demo model. A hub id is
+    downloaded once. Raises ``ConfigError`` when there is nothing of that name."""
+    if not model:
+        return ModelFolder(_demo_folder(), DEMO_NAME)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model {model}: has no config.json; name a Hugging Face folder")
+        return ModelFolder(folder.resolve(), folder.resolve().name)
+    if folder.exists():
+        raise ConfigError(f"model {model}: is a file; name the folder it is in")
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
+    return ModelFolder(_download(model), model)
+
+
+def _demo_folder() -> Path:
+    """In a checkout, or in an installed wheel."""
+    checkout = Path(__file__).resolve().parents[3] / "ops" / "demo_model" / "weights"
+    packaged = Path(str(resources.files("pagemesh.runtime"))) / _PACKAGED
+    for folder in (checkout, packaged):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ConfigError(
+        "the bundled demo model is not here; train it with ops/demo_model/train.py, "
+        "or name a model with --model FOLDER"
+    )
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_PATTERNS)))
+    except Exception as error:  # the hub client raises a dozen unrelated types
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(
+            f"model {model}: no such folder, and not to be had from the hub ({reason})"
+        ) from None
