@@ -1,0 +1,85 @@
+"""Which backend runs an operation, and on how many threads.
+
+``PAGEMESH_KERNELS`` = ``native`` (default) | ``reference`` (plain torch: slow, readable). A
+missing native library is an error at start-up, never a silent change of backend: results would
+differ in their last bits between workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import os
+
+import torch
+
+from pagemesh.kernels.native import library
+from pagemesh.wire.errors import ConfigError
+
+BACKEND_VARIABLE = "PAGEMESH_KERNELS"
+
+
+class Backend(enum.Enum):
+    """Who computes."""
+
+    NATIVE = "native"
+    REFERENCE = "reference"
+
+
+@functools.cache
+def backend() -> Backend:
+    """The backend of this process. Raises ``ConfigError`` for an unknown name or a missing
+    native library."""
+    name = os.environ.get(BACKEND_VARIABLE, "").strip().lower() or Backend.NATIVE.value
+    if name not in {known.value for known in Backend}:
+        raise ConfigError(f"{BACKEND_VARIABLE}={name} is neither native nor reference")
+    chosen = Backend(name)
+    if chosen is Backend.NATIVE:
+        library.library()
+    return chosen
+
+
+def is_native() -> bool:
+    return backend() is Backend.NATIVE
+
+
+@functools.cache
+def native() -> ctypes.CDLL:
+    """The native library, with torch's threads lent to it."""
+    loaded = library.library()
+    library.lend_threads()
+    return loaded
+
+
+def threads() -> int:
+    """Threads a kernel may use: torch's own bound, so that both share one pool."""
+    return torch.get_num_threads()
+
+
+def identity() -> str:
+    """Names what decides the last bit of a result: equal between workers whose tokens must be
+    equal in deterministic mode."""
+    if backend() is Backend.REFERENCE:
+        return "reference"
+    return f"native-{library.ABI_VERSION}-{library.cpu_level().name.lower()}"
+
+
+def rows_float32(tensor: torch.Tensor, name: str, width: int) -> torch.Tensor:
+    """``tensor`` when it is float32 ``[rows, width]`` on the CPU with contiguous rows.
+
+    Raises ``ValueError`` that says what was expected and what was got.
+    """
+    if (
+        tensor.dtype is not torch.float32
+        or tensor.dim() != 2
+        or tensor.shape[1] != width
+        or (tensor.stride(1) != 1 and width > 1)
+        or tensor.device.type != "cpu"
+    ):
+        raise ValueError(
+            f"{name}: expected float32 [rows, {width}] on cpu with contiguous rows, got "
+            f"{tensor.dtype} {list(tensor.shape)} stride {list(tensor.stride())} "
+            f"on {tensor.device}"
+        )
+    return tensor

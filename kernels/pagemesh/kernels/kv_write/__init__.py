@@ -1,0 +1,42 @@
+"""``kv_write``: new K and V rows into their pages.
+
+k, v   float32 [rows, kv_heads, head_dim]; a row's heads contiguous, any row stride
+pool   ``KvPool``; its slots ``slots`` of ``layer`` are MUTATED
+slots  int64 [rows]: page * page_size + slot, no slot twice
+
+No other slot is touched. Raises ``IndexError`` for a slot outside of the pool, before any write.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.dispatch import is_native, native, threads
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.kv_write import reference
+
+
+def kv_write(
+    k: torch.Tensor, v: torch.Tensor, pool: KvPool, layer: int, slots: torch.Tensor
+) -> None:
+    """See the module. Raises ``ValueError`` on a wrong shape, ``IndexError`` on a wrong slot."""
+    at = pool.layout
+    expected = (slots.shape[0], at.kv_heads, at.head_dim)
+    for name, rows in (("k", k), ("v", v)):
+        if rows.shape != expected or rows.dtype is not torch.float32:
+            raise ValueError(
+                f"{name}: expected float32 {expected}, got {rows.dtype} {tuple(rows.shape)}"
+            )
+        if rows.stride(2) != 1 or (at.kv_heads > 1 and rows.stride(1) != at.head_dim):
+            raise ValueError(f"{name}: expected contiguous heads, got stride {rows.stride()}")
+    if slots.dtype is not torch.int64 or not slots.is_contiguous():
+        raise ValueError(f"slots: expected contiguous int64, got {slots.dtype}")
+    if not is_native():
+        reference.kv_write(k, v, pool, layer, slots)
+        return
+    bad = native().pm_kv_write(
+        pool.structs[layer], k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
+        slots.data_ptr(), slots.shape[0], threads(),
+    )  # fmt: skip
+    if bad:
+        raise IndexError(f"slot {int(slots[bad - 1])} of row {bad - 1} is outside of the pool")

@@ -1,0 +1,20 @@
+"""``kv_write`` in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.kv_pool import KvPool
+
+
+def kv_write(
+    k: torch.Tensor, v: torch.Tensor, pool: KvPool, layer: int, slots: torch.Tensor
+) -> None:
+    size = pool.layout.page_size
+    wrong = torch.nonzero((slots < 0) | (slots >= pool.page_count * size))
+    if len(wrong):
+        row = int(wrong[0])
+        raise IndexError(f"slot {int(slots[row])} of row {row} is outside of the pool")
+    pages, offsets = slots // size, slots % size
+    pool.keys(layer)[pages, :, :, offsets] = k
+    pool.values(layer)[pages, :, offsets, :] = v

@@ -1,0 +1,37 @@
+"""``linear``: matrix product with a weight that was packed once.
+
+    out[r, n] = sum over k of x[r, k] * weight[n, k]  + bias[n]
+
+x       float32 [rows, K], rows contiguous (any row stride)
+packed  ``PackedLinear``: float32 [ceil(N / 16)][K][16], padding columns zero
+out     float32 [rows, N]; written, returned; allocated when not given
+
+Native: each element is one chain of multiply-adds over ascending k, so a row's result is the
+same to the last bit whatever the number of rows, the tiling and the threads. The packing in
+panels of sixteen columns is the one BLIS (Van Zee and van de Geijn, 2015) uses for operand B.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.dispatch import is_native, rows_float32
+from pagemesh.kernels.linear import cpu, reference
+from pagemesh.kernels.linear.packed import PackedLinear, pack_linear, packed_shape
+
+__all__ = ["PackedLinear", "linear", "pack_linear", "packed_shape"]
+
+
+def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` times the packed weight; see the module. Raises ``ValueError`` on a wrong shape."""
+    rows_float32(x, "x", packed.k)
+    if out is None:
+        out = torch.empty((x.shape[0], packed.n), dtype=torch.float32)
+    rows_float32(out, "out", packed.n)
+    if out.shape[0] != x.shape[0]:
+        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    if is_native():
+        cpu.linear(x, packed, out)
+    else:
+        reference.linear(x, packed, out)
+    return out

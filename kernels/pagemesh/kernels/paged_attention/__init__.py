@@ -1,0 +1,69 @@
+"""``paged_attention``: every row attends to its own past through its page table.
+
+    out[r, h] = softmax over p <= position(r) of (q[r, h] . K[p] * scale)  applied to V[p]
+
+q      float32 [rows, heads, head_dim], heads a multiple of kv_heads; query heads
+       ``g * heads / kv_heads ...`` share KV head g; a row's heads contiguous, any row stride
+pool   ``KvPool``; K and V of all positions up to each row's own are in its pages
+batch  ``RaggedBatch``
+scale  multiplies the scores (usually ``head_dim ** -0.5``); exponentials are base e
+out    float32 [rows, heads, head_dim], contiguous heads; written, returned
+
+Native: row-invariant to the last bit (whatever the batch, the chunking and the threads), by
+spans of 512 positions and an online softmax over blocks of 64 (Milakov and Gimelshein, 2018;
+splitting the context as in Flash-Decoding, Dao et al., 2023).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.dispatch import is_native, native, threads
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.paged_attention import reference
+
+
+def paged_attention(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    batch: RaggedBatch,
+    scale: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See the module. Raises ``ValueError`` on a wrong shape, ``IndexError`` for a row whose
+    page table is too short or names a page outside of the pool."""
+    if out is None:
+        out = torch.empty(q.shape, dtype=torch.float32)
+    check_shapes(q, pool, batch, out)
+    if not is_native():
+        return out.copy_(reference.paged_attention(q, pool, layer, batch, scale))
+    bad = native().pm_paged_attention(
+        pool.structs[layer], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0),
+        q.shape[0], q.shape[1], batch.tables.data_ptr(), batch.table_indptr.data_ptr(),
+        batch.sequences, batch.row_sequence.data_ptr(), batch.row_position.data_ptr(), scale,
+        threads(),
+    )  # fmt: skip
+    if bad:
+        raise IndexError(
+            f"row {bad - 1} at position {int(batch.row_position[bad - 1])} of sequence "
+            f"{int(batch.row_sequence[bad - 1])} has no page in the pool for all of its past"
+        )
+    return out
+
+
+def check_shapes(q: torch.Tensor, pool: KvPool, batch: RaggedBatch, out: torch.Tensor) -> None:
+    """Raises ``ValueError`` that says what was expected and what was got."""
+    at = pool.layout
+    for name, rows in (("q", q), ("out", out)):
+        if rows.dim() != 3 or rows.shape[0] != batch.rows or rows.shape[2] != at.head_dim:
+            raise ValueError(
+                f"{name}: expected [{batch.rows}, heads, {at.head_dim}], got {list(rows.shape)}"
+            )
+        if rows.dtype is not torch.float32 or rows.stride(2) != 1:
+            raise ValueError(f"{name}: expected contiguous float32 heads, got {rows.dtype}")
+        if rows.shape[1] > 1 and rows.stride(1) != at.head_dim:
+            raise ValueError(f"{name}: expected contiguous heads, got stride {rows.stride()}")
+    if q.shape[1] != out.shape[1] or q.shape[1] % at.kv_heads:
+        raise ValueError(f"{q.shape[1]} query heads do not share {at.kv_heads} KV heads")

@@ -1,0 +1,39 @@
+"""``rms_norm``: root-mean-square normalisation (Zhang and Sennrich, 2019).
+
+    out[r] = x[r] / sqrt(mean(x[r] ** 2) + epsilon) * weight
+
+x       float32 [rows, width], rows contiguous; a view ``[rows * heads, head_dim]`` serves
+        normalised heads
+weight  float32 [width]
+out     float32 [rows, width]; written, returned; may be ``x`` itself; allocated when not given
+
+A row's result depends on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.rms_norm import reference
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the module. Raises ``ValueError`` on a wrong shape."""
+    width = weight.shape[0]
+    rows_float32(x, "x", width)
+    rows_float32(weight.unsqueeze(0), "weight", width)
+    if out is None:
+        out = torch.empty_like(x)
+    rows_float32(out, "out", width)
+    if out.shape[0] != x.shape[0]:
+        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    if not is_native():
+        return out.copy_(reference.rms_norm(x, weight, epsilon))
+    native().pm_rms_norm(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), out.stride(0),
+        x.shape[0], width, epsilon, threads(),
+    )  # fmt: skip
+    return out
