@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import ClassVar
 
 import click
 
@@ -14,25 +16,28 @@ EXIT_CONFIG = 2
 
 
 class _Lazy(click.Group):
-    """Commands are imported when asked for: `--version` and `--help` stay instant."""
+    """Commands are imported when they run: ``--version`` and ``--help`` stay instant."""
 
-    _MODULES = {
-        "up": "pagemesh.cli.up",
-        "serve": "pagemesh.cli.serve",
-        "chat": "pagemesh.cli.chat",
-        "doctor": "pagemesh.cli.doctor",
+    _HELP: ClassVar[dict[str, str]] = {
+        "up": "Start the whole mesh on this machine and print its URL.",
+        "serve": "Run one service: gateway, pager, prefill or decode.",
+        "chat": "Talk to a running mesh.",
+        "doctor": "Say what on this machine would stop a mesh from running.",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._MODULES)
+        return list(self._HELP)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._MODULES:
+        if cmd_name not in self._HELP:
             return None
-        import importlib
-
-        command: click.Command = getattr(importlib.import_module(self._MODULES[cmd_name]), cmd_name)
+        module = importlib.import_module(f"pagemesh.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._HELP.items()))
 
 
 @click.group(cls=_Lazy, context_settings={"max_content_width": 100})

