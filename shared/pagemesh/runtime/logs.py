@@ -14,8 +14,8 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO
 
 import structlog
-from opentelemetry import trace
 
+from pagemesh.runtime import trace
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.wire.errors import PagemeshError
 
@@ -26,7 +26,7 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 def get_logger(name: str) -> Any:
     """A logger; events are dotted names (``bus.lost``), facts are keyword arguments."""
-    return structlog.get_logger(logger=name)
+    return structlog.get_logger(module=name)
 
 
 def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None = None) -> None:
@@ -36,6 +36,16 @@ def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None 
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    _configure(config, service, renderer, lambda: out)
+    # Libraries log through the standard module; only what they consider wrong is wanted.
+    logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
+    for name in ("nats", "opentelemetry", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _configure(
+    config: TelemetryConfig, service: str, renderer: Any, stream: Callable[[], TextIO]
+) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -48,13 +58,9 @@ def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=lambda *_: structlog.PrintLogger(stream()),
         cache_logger_on_first_use=False,
     )
-    # Libraries log through the standard module; only what they consider wrong is wanted.
-    logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
-    for name in ("nats", "opentelemetry", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _add_service(service: str) -> Callable[[Any, str, Event], Event]:
@@ -66,8 +72,8 @@ def _add_service(service: str) -> Callable[[Any, str, Event], Event]:
 
 
 def _add_trace(_logger: Any, _method: str, event: Event) -> Event:
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
+    context = trace.current()
+    if context is not None:
         event["trace_id"] = f"{context.trace_id:032x}"
         event["span_id"] = f"{context.span_id:016x}"
     return event
@@ -102,3 +108,12 @@ def _bound_text(_logger: Any, _method: str, event: Event) -> Event:
         if isinstance(value, str) and len(value) > _TEXT_CHARACTERS_MAX:
             event[key] = value[:_TEXT_CHARACTERS_MAX] + "..."
     return event
+
+
+# Until a process sets up its logs, warnings go to stderr, never to stdout.
+_configure(
+    TelemetryConfig(log_level="warning"),
+    "-",
+    structlog.processors.JSONRenderer(),
+    lambda: sys.stderr,
+)

@@ -58,7 +58,8 @@ class BusCounters:
     """Messages that were never sent: too large, or too much waiting to be sent."""
     crashed: int = 0
     """Callbacks that raised something other than a fault."""
-    reconnects: int = 0
+    connects: int = 0
+    """Connections made after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,16 +360,17 @@ class Bus:
         """Hold a link, for ever: wait for its loss, let it go, make the next."""
         pause_ms = self.config.reconnect_wait_ms
         while True:
-            if self._link is not None:
-                await self._link.lost.wait()
-                await self._release(self._link)
-                pause_ms = self.config.reconnect_wait_ms
             try:
+                if self._link is not None:
+                    await self._link.lost.wait()
+                    await self._release(self._link)
+                    pause_ms = self.config.reconnect_wait_ms
                 await self._adopt(await self._open())
-                self.counters.reconnects += 1
-            except (Fault, ConfigError) as error:
-                self._last_problem = str(error)
-                _log.warning("bus.unreachable", url=self.config.shown_url, reason=str(error))
+                self.counters.connects += 1
+            except Exception as error:
+                # Also what we did not foresee: a bus that nobody mends would be a zombie.
+                self._last_problem = str(error) or type(error).__name__
+                _log.warning("bus.unreachable", url=self.config.shown_url, error=error)
                 jitter = secrets.randbelow(256) / 1_024
                 await asyncio.sleep(pause_ms * (1 + jitter) / 1_000)
                 pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)

@@ -1,0 +1,160 @@
+"""The actor: one bounded inbox, one task, one core at a time.
+
+    admit --> [ inbox, bounded ] --> handle (one at a time) --> commands performed
+      |                                 |
+      Busy when full                    a crash: the event and all that is queued are refused,
+      Absent when stopping              and a fresh behaviour starts under a crash limit
+
+``admit`` may be called from anywhere on the event loop, most of all from bus callbacks; it
+never waits and never drops. ``stop`` drains: what was admitted is handled, then ``run``
+returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pagemesh.runtime.bus.messages import Delivery
+from pagemesh.runtime.supervise import DEFAULT_LIMIT, CrashLimit, supervise
+from pagemesh.wire.errors import Absent, Busy, Fault, Internal
+
+E = TypeVar("E")
+BUSY_RETRY_MS = 50
+
+
+class Behaviour(Generic[E]):
+    """What an actor does. A new one is made for each life, with a fresh core inside."""
+
+    async def begin(self) -> None:
+        """Before the first event of this life."""
+
+    async def handle(self, event: E) -> None:
+        """Decide and perform. What it raises ends this life."""
+        raise NotImplementedError
+
+    async def refuse(self, event: E, fault: Fault) -> None:
+        """Answer an event that will not be handled. Deliveries are answered as they are."""
+        if isinstance(event, Delivery):
+            await event.respond_error(fault)
+
+    async def end(self) -> None:
+        """After the last event of this life, be it by stop or crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatistics:
+    queued_count: int
+    queued_count_highest: int
+    handled_count: int
+    refused_count: int
+    crash_count: int
+    stopping: bool
+
+
+class Actor(Generic[E]):
+    """Run it as a named child of a ``TaskGroup``: ``group.create_task(actor.run())``."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Behaviour[E]],
+        *,
+        inbox_count_max: int,
+        limit: CrashLimit = DEFAULT_LIMIT,
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._inbox_count_max = inbox_count_max
+        self._limit = limit
+        self._queue: deque[E] = deque()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._highest = 0
+        self._handled = 0
+        self._refused = 0
+        self._crashes = 0
+
+    def admit(self, event: E) -> None:
+        """Queue an event. Raises ``Busy`` when the inbox is full, ``Absent`` when stopping."""
+        if self._stopping:
+            self._refused += 1
+            raise Absent(f"{self.name} is stopping and takes nothing new")
+        if len(self._queue) >= self._inbox_count_max:
+            self._refused += 1
+            raise Busy(
+                f"the inbox of {self.name} is full ({self._inbox_count_max} waiting)",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+        self._queue.append(event)
+        self._highest = max(self._highest, len(self._queue))
+        self._wake.set()
+
+    def try_admit(self, event: E) -> bool:
+        """Like ``admit`` for events that may be skipped, such as ticks; False when refused."""
+        try:
+            self.admit(event)
+        except (Busy, Absent):
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Take nothing new; ``run`` returns when what is queued has been handled."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Handle events until stopped. Raises ``CrashLoop``."""
+        try:
+            await supervise(self.name, self._live, limit=self._limit)
+        finally:
+            self._stopping = True
+            await self._refuse_queued(self._make(), Absent(f"{self.name} has stopped"))
+
+    def statistics(self) -> ActorStatistics:
+        return ActorStatistics(
+            len(self._queue),
+            self._highest,
+            self._handled,
+            self._refused,
+            self._crashes,
+            self._stopping,
+        )
+
+    async def _live(self) -> None:
+        behaviour = self._make()
+        try:
+            await behaviour.begin()
+            await self._serve(behaviour)
+        except Exception:
+            self._crashes += 1
+            busy = Busy(f"{self.name} restarts", retry_after_ms=BUSY_RETRY_MS)
+            await self._refuse_queued(behaviour, busy)
+            raise
+        finally:
+            await behaviour.end()
+
+    async def _serve(self, behaviour: Behaviour[E]) -> None:
+        while True:
+            while not self._queue:
+                if self._stopping:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            event = self._queue.popleft()
+            try:
+                await behaviour.handle(event)
+            except Exception:
+                self._refused += 1
+                await behaviour.refuse(event, Internal(f"{self.name} failed on this message"))
+                raise
+            self._handled += 1
+
+    async def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:
+        # Only what is queued now: what is admitted meanwhile belongs to the next life.
+        for _ in range(len(self._queue)):
+            self._refused += 1
+            await behaviour.refuse(self._queue.popleft(), fault)

@@ -1,0 +1,119 @@
+"""Who is there: a pure core over announcements.
+
+    (unknown) --heard--> present --silent too long, left, or a new incarnation--> lost
+                            ^                                                       |
+                            +----heard again, the same incarnation after silence----+
+
+An incarnation that was replaced or that said good-bye is never believed again, so a late
+message from it brings nobody back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from pagemesh.wire.presence import PRESENCE_LOST_MS, Announce, Role
+
+MEMBER_COUNT_MAX = 4_096
+_GONE_COUNT_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A new incarnation is there."""
+
+    announce: Announce
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A known incarnation said something new (state, load, model, events)."""
+
+    announce: Announce
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An incarnation is there no more; ``announce`` is the last that was heard of it."""
+
+    announce: Announce
+    reason: Literal["silent", "left", "replaced"]
+
+
+Change = Joined | Changed | Lost
+
+
+@dataclass(slots=True)
+class _Member:
+    announce: Announce
+    heard_ms: int
+
+
+class Directory:
+    """``lost_after_ms`` of silence make a service lost."""
+
+    def __init__(self, *, lost_after_ms: int = PRESENCE_LOST_MS) -> None:
+        self._lost_after_ms = lost_after_ms
+        self._members: dict[tuple[Role, str], _Member] = {}
+        self._gone: deque[int] = deque(maxlen=_GONE_COUNT_MAX)
+
+    def hear(self, announce: Announce, now_ms: int) -> list[Change]:
+        """Take an announcement in; says what it changed, in order."""
+        if announce.incarnation in self._gone:
+            return []
+        key = (announce.role, announce.name)
+        known = self._members.get(key)
+        if announce.state == "leaving":
+            self._gone.append(announce.incarnation)
+            if known is None or known.announce.incarnation != announce.incarnation:
+                return []
+            del self._members[key]
+            return [Lost(announce, "left")]
+        changes: list[Change] = []
+        if known is not None and known.announce.incarnation != announce.incarnation:
+            self._gone.append(known.announce.incarnation)
+            del self._members[key]
+            changes.append(Lost(known.announce, "replaced"))
+            known = None
+        if known is None:
+            if len(self._members) >= MEMBER_COUNT_MAX:
+                return changes
+            self._members[key] = _Member(announce, now_ms)
+            return [*changes, Joined(announce)]
+        if known.announce != announce:
+            changes.append(Changed(announce))
+        known.announce = announce
+        known.heard_ms = now_ms
+        return changes
+
+    def expire(self, now_ms: int) -> list[Change]:
+        """Drop who was silent for too long; call it a few times a period."""
+        silent = [
+            key
+            for key, member in self._members.items()
+            if now_ms - member.heard_ms > self._lost_after_ms
+        ]
+        return [Lost(self._members.pop(key).announce, "silent") for key in silent]
+
+    def forgive(self, now_ms: int) -> None:
+        """Count everybody as heard now: we were deaf ourselves (the bus was away)."""
+        for member in self._members.values():
+            member.heard_ms = now_ms
+
+    def find(self, role: Role, name: str) -> Announce | None:
+        member = self._members.get((role, name))
+        return member.announce if member is not None else None
+
+    def of_role(self, role: Role) -> list[Announce]:
+        """Everybody of a role, by name."""
+        return [
+            member.announce for (found, _), member in sorted(self._members.items()) if found == role
+        ]
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` when a member is also known to be gone."""
+        for (role, name), member in self._members.items():
+            assert (member.announce.role, member.announce.name) == (role, name)
+            assert member.announce.incarnation not in self._gone, f"{name} is there and gone"

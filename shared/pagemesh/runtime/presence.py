@@ -1,0 +1,119 @@
+"""Presence over the bus: announce this service, listen to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.directory import Change, Directory
+from pagemesh.runtime.rpc import send
+from pagemesh.runtime.supervise import every
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import Fault, Malformed
+from pagemesh.wire.messages import Message
+from pagemesh.wire.presence import (
+    PRESENCE_LOST_MS,
+    PRESENCE_PERIOD_MS,
+    Announce,
+    AskPresence,
+)
+
+_EXPIRE_PERIOD_MS = 100
+_WAKE_MS_MIN = 25
+"""However many ask, at most one announcement in this time."""
+
+
+def _nobody_cares(_change: Change) -> None:
+    """For services that only announce themselves."""
+
+
+class Presence:
+    """Announces what ``describe`` says, at start, when asked, once a period and at the end;
+    tells ``on_change`` (which only admits) who came, changed and was lost.
+
+    While the bus is away nobody is counted as silent: it is this service that hears nothing.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        describe: Callable[[], Announce],
+        on_change: Callable[[Change], None] = _nobody_cares,
+        *,
+        period_ms: int = PRESENCE_PERIOD_MS,
+        lost_after_ms: int = PRESENCE_LOST_MS,
+    ) -> None:
+        self.directory = Directory(lost_after_ms=lost_after_ms)
+        self._bus = bus
+        self._clock = clock
+        self._describe = describe
+        self._on_change = on_change
+        self._period_ms = period_ms
+        self._wanted = asyncio.Event()
+        bus.on_state(self._on_bus_state)
+
+    def announce_soon(self) -> None:
+        """Something changed that others should know before the period is over."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled; then says good-bye. A named child of the service's task group."""
+        subscription = await self._bus.subscribe(subjects.PRESENCE, self._admit)
+        try:
+            await self._say(AskPresence())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._announce(), name="presence-announce")
+                group.create_task(every(_EXPIRE_PERIOD_MS, self._expire), name="presence-expire")
+        finally:
+            await self._bus.unsubscribe(subscription)
+            leaving = self._describe()
+            await self._say(_with_state_leaving(leaving))
+
+    async def _announce(self) -> None:
+        while True:
+            self._wanted.clear()
+            await self._say(self._describe())
+            await asyncio.sleep(_WAKE_MS_MIN / 1_000)
+            try:
+                async with asyncio.timeout(self._period_ms / 1_000):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+
+    async def _say(self, message: Message) -> None:
+        try:
+            await send(self._bus, subjects.PRESENCE, message)
+        except Fault:
+            return  # the bus is away; on its return everybody announces again
+
+    def _admit(self, delivery: Delivery) -> None:
+        message = codec.decode(delivery.data)
+        if isinstance(message, AskPresence):
+            self._wanted.set()
+        elif isinstance(message, Announce):
+            self._tell(self.directory.hear(message, self._clock.now_ms()))
+        else:
+            raise Malformed("the presence subject takes announcements")
+
+    def _expire(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._bus.state is not BusState.CONNECTED:
+            self.directory.forgive(now_ms)
+        self._tell(self.directory.expire(now_ms))
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            self._on_change(change)
+
+    def _on_bus_state(self, state: BusState) -> None:
+        if state is BusState.CONNECTED:
+            self.directory.forgive(self._clock.now_ms())
+            self._wanted.set()
+
+
+def _with_state_leaving(announce: Announce) -> Announce:
+    fields = {name: getattr(announce, name) for name in announce.__struct_fields__}
+    return Announce(**(fields | {"state": "leaving"}))

@@ -1,0 +1,113 @@
+"""The main function every service process shares: event loop, signals, exit codes.
+
+    0    drained and done           1    crashed, or did not drain in time
+    2    a setting is wrong: one line on stderr says which
+
+The first SIGTERM or SIGINT asks the service to drain; the second, or the drain limit, cancels
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvloop
+
+from pagemesh.runtime.logs import get_logger, set_up_logs
+from pagemesh.runtime.metrics import serve_metrics
+from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.runtime.spans import set_up_spans
+from pagemesh.wire.errors import ConfigError
+
+EXIT_OK = 0
+EXIT_CRASHED = 1
+EXIT_CONFIG = 2
+DRAIN_TIMEOUT_MS = 30_000
+_log = get_logger(__name__)
+
+
+class Stop:
+    """Set when the service shall drain."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def request(self) -> None:
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+def run_service(
+    main: Callable[[Stop], Awaitable[None]],
+    *,
+    service: str,
+    telemetry: TelemetryConfig,
+    drain_timeout_ms: int = DRAIN_TIMEOUT_MS,
+) -> int:
+    """Run ``main`` on uvloop until it returns; gives the exit code.
+
+    ``main`` starts its actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
+    """
+    set_up_logs(telemetry, service=service)
+    try:
+        with serve_metrics(telemetry), set_up_spans(telemetry, service=service):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_guarded(main, service, drain_timeout_ms))
+    except ConfigError as error:
+        return _config_exit(service, error)
+
+
+async def _guarded(
+    main: Callable[[Stop], Awaitable[None]], service: str, drain_timeout_ms: int
+) -> int:
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(main(stop))
+
+    def on_signal() -> None:
+        if stop.requested:
+            work.cancel()
+        else:
+            _log.info("service.draining")
+            stop.request()
+            loop.call_later(drain_timeout_ms / 1_000, work.cancel)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await work
+    except asyncio.CancelledError:
+        _log.error("service.not_drained", within_ms=drain_timeout_ms)
+        return EXIT_CRASHED
+    except BaseException as error:
+        for part in _leaves(error):
+            if isinstance(part, ConfigError):
+                return _config_exit(service, part)
+        for part in _leaves(error):
+            _log.error("service.crashed", error=part)
+        return EXIT_CRASHED
+    _log.info("service.stopped")
+    return EXIT_OK
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def _config_exit(service: str, error: ConfigError) -> int:
+    line = " ".join(str(error).split())
+    sys.stderr.write(f"pagemesh {service}: {line}\n")
+    return EXIT_CONFIG
