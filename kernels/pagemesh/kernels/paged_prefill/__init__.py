@@ -67,13 +67,13 @@ def _attend(
     own_k, own_v = (x[:, start:].repeat_interleave(group, 0) for x in (k, v))
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     own, own_lse = flash(by_head[None], own_k[None], own_v[None], 0.0, True, scale=scale)
-    own, own_lse = own[0], own_lse.reshape(heads, rows)
+    recent: torch.Tensor = own[0]
     if start == 0:
-        return own.transpose(0, 1)
+        return recent.transpose(0, 1)
     # Without a mask the heads that share K and V are just more rows of one head.
     folded = by_head.view(1, kv_heads, group * rows, head_dim)
     past, past_lse = flash(folded, k[None, :, :start], v[None, :, :start], 0.0, False, scale=scale)
     past, past_lse = past.reshape(heads, rows, head_dim), past_lse.reshape(heads, rows)
-    share = torch.sigmoid(past_lse - own_lse).unsqueeze(-1)
-    merged: torch.Tensor = torch.lerp(own, past, share)
+    share = torch.sigmoid(past_lse - own_lse.reshape(heads, rows)).unsqueeze(-1)
+    merged: torch.Tensor = torch.lerp(recent, past, share)
     return merged.transpose(0, 1)

@@ -1,0 +1,255 @@
+"""Page headers, revocation words and the root table of a mapped pool.
+
+The pager publishes, everybody reads; the order of stores that makes this safe is in the native
+library (``kernels/native/headers.cpp``), since numpy orders nothing. Sections and words are laid
+out by ``wire.pool_format``.
+
+A publication stores INVALID with the new sequence, then the body, then the check word, then the
+state. So a reader that sees a state other than INVALID sees the body that belongs to it, and a
+writer that dies half-way leaves a header that no reader believes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.kernels.native.library import library
+from pagemesh.wire.pool_format import (
+    LEASE_SLOT_COUNT_MAX,
+    ROOT_COUNT_MAX,
+    ROOT_ENTRY_BYTES,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+    HeaderState,
+    PoolFormat,
+)
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+_ROOT_LIVE, _ROOT_RETIRED = 1, 2
+_TOKENS_WORD = 8
+
+
+def address_of(array: NDArray[np.generic]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBatch:
+    """Headers of ``n`` pages, column by column.
+
+    ``pages`` uint32, ``states`` uint8, ``sequences``, ``identities``, ``parents``, ``writers``
+    and ``checksums`` uint64, ``roots`` and ``counts`` uint32, all ``[n]``; ``tokens`` uint32
+    ``[n, page_size]``, of which row i has ``counts[i]`` that mean something.
+    """
+
+    pages: U32
+    states: U8
+    sequences: U64
+    identities: U64
+    parents: U64
+    writers: U64
+    roots: U32
+    counts: U32
+    tokens: U32
+    checksums: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Empty: no page has a checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderScan:
+    """What a scan found, for pages ``batch.pages``. Where ``torn`` is true nothing but the
+    sequence may be believed."""
+
+    batch: HeaderBatch
+    torn: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RootEntry:
+    """A prefix tree's root as stored; a retired one serves no new request."""
+
+    digest: bytes
+    live: bool
+
+
+class HeaderTable:
+    """The pager-written sections of a pool, over its mapped bytes.
+
+    ``mapped``: the whole pool file, uint8. Only the pager may call what writes.
+    """
+
+    def __init__(self, mapped: U8, form: PoolFormat) -> None:
+        if len(mapped) < form.file_bytes:
+            raise ValueError(f"{len(mapped)} bytes are mapped, the pool has {form.file_bytes}")
+        self._mapped = mapped
+        self._form = form
+        self._native = library()
+        base = address_of(mapped)
+        self._table = base + form.headers_offset
+        self._leases = base + form.revocation_offset
+        self._roots = base + form.roots_offset
+
+    @property
+    def form(self) -> PoolFormat:
+        return self._form
+
+    # --- written by the pager ----------------------------------------------------------------
+
+    def publish(self, batch: HeaderBatch) -> None:
+        """Write whole headers, one after the other. Raises ``IndexError`` for an unknown page."""
+        self._check_pages(batch.pages)
+        bodies = np.zeros((len(batch.pages), self._form.header_words), np.uint64)
+        bodies[:, 0] = state_words(batch.states, batch.sequences)
+        bodies[:, 1] = batch.identities
+        bodies[:, 2] = batch.parents
+        bodies[:, 3] = batch.writers
+        bodies[:, 4] = batch.roots | (batch.counts.astype(np.uint64) << np.uint64(32))
+        if len(batch.checksums):
+            bodies[:, 5] = batch.checksums
+        bodies[:, _TOKENS_WORD:].view(np.uint32)[:, : self._form.page_size] = batch.tokens
+        pages = np.ascontiguousarray(batch.pages, np.uint32)
+        self._native.pm_headers_publish(
+            self._table, self._form.header_words, address_of(pages), address_of(bodies), len(pages)
+        )
+
+    def set_states(self, pages: U32, state: HeaderState, sequences: U64) -> None:
+        """Change state words only: bodies stay as they are. Raises like ``publish``."""
+        self._check_pages(pages)
+        plain = np.ascontiguousarray(pages, np.uint32)
+        words = state_words(np.full(len(plain), state, np.uint8), sequences)
+        self._native.pm_headers_set_states(
+            self._table, self._form.header_words, address_of(plain), address_of(words), len(plain)
+        )
+
+    def invalidate(self, pages: U32, sequences: U64) -> None:
+        """Make every reader refuse these pages, whatever their bodies say."""
+        self.set_states(pages, HeaderState.INVALID, sequences)
+
+    def set_lease_word(self, slot: int, value: int) -> None:
+        """Store a lease's revocation word: the lease id while it stands, anything else after."""
+        if not 0 <= slot < LEASE_SLOT_COUNT_MAX:
+            raise IndexError(f"lease slot {slot} is not below {LEASE_SLOT_COUNT_MAX}")
+        self._native.pm_word_store(self._leases + 8 * slot, value)
+
+    def store_root(self, index: int, digest: bytes, *, live: bool) -> None:
+        """Store a root; its last word goes last, so a torn entry is no entry."""
+        if not 0 <= index < ROOT_COUNT_MAX:
+            raise IndexError(f"root {index} is not below {ROOT_COUNT_MAX}")
+        if len(digest) != 32:
+            raise ValueError(f"a root's digest has 32 bytes, got {len(digest)}")
+        at = self._form.roots_offset + index * ROOT_ENTRY_BYTES
+        word = _root_word(digest, live)
+        native, address = self._native, self._roots + index * ROOT_ENTRY_BYTES
+        if self._mapped[at : at + 32].tobytes() != digest:
+            native.pm_word_store(address + 32, 0)
+            for offset in range(0, 32, 8):
+                part = int.from_bytes(digest[offset : offset + 8], "little")
+                native.pm_word_store(address + offset, part)
+        native.pm_word_store(address + 32, word)
+
+    # --- read by everybody -------------------------------------------------------------------
+
+    def fresh_count(self, pages: U32, granted_at: int) -> int:
+        """How many of ``pages``, from the first on, are still those of a grant: HELD or
+        COMMITTED, with a ledger sequence of at most ``granted_at``. All are, when it equals
+        ``len(pages)``; otherwise it is the index of the first stale one."""
+        plain = np.ascontiguousarray(pages, np.uint32)
+        fresh: int = self._native.pm_headers_fresh(
+            self._table,
+            self._form.header_words,
+            address_of(plain),
+            len(plain),
+            self._form.page_count,
+            granted_at,
+        )
+        return fresh
+
+    def leases_stand(self, slots: U32, leases: U64) -> NDArray[np.bool_]:
+        """For each slot: does its revocation word still hold its lease? Unknown slots do not."""
+        plain, expected = np.ascontiguousarray(slots, np.uint32), np.ascontiguousarray(leases)
+        same = np.zeros(len(plain), np.uint8)
+        self._native.pm_words_same(
+            self._leases,
+            LEASE_SLOT_COUNT_MAX,
+            address_of(plain),
+            address_of(expected.astype(np.uint64, copy=False)),
+            len(plain),
+            address_of(same),
+        )
+        return same.astype(np.bool_)
+
+    def lease_word(self, slot: int) -> int:
+        """The revocation word of ``slot``."""
+        if not 0 <= slot < LEASE_SLOT_COUNT_MAX:
+            raise IndexError(f"lease slot {slot} is not below {LEASE_SLOT_COUNT_MAX}")
+        word: int = self._native.pm_word_load(self._leases + 8 * slot)
+        return word
+
+    def scan(self, first: int = 0, count: int | None = None) -> HeaderScan:
+        """Copy headers ``[first, first + count)`` out, each consistent or marked torn."""
+        number = self._form.page_count - first if count is None else count
+        if first < 0 or number < 0 or first + number > self._form.page_count:
+            raise IndexError(f"{number} pages from {first} are not in a pool of "
+                             f"{self._form.page_count}")  # fmt: skip
+        words = np.zeros((number, self._form.header_words), np.uint64)
+        torn = np.zeros(number, np.uint8)
+        self._native.pm_headers_scan(
+            self._table,
+            self._form.header_words,
+            first,
+            number,
+            address_of(words),
+            address_of(torn),
+        )
+        return HeaderScan(_columns(words, first, self._form.page_size), torn.astype(np.bool_))
+
+    def roots(self) -> dict[int, RootEntry]:
+        """Every whole entry of the root table, by index."""
+        start = self._form.roots_offset
+        table = self._mapped[start : start + ROOT_COUNT_MAX * ROOT_ENTRY_BYTES]
+        words = table.reshape(ROOT_COUNT_MAX, ROOT_ENTRY_BYTES)[:, 32:].copy().view(np.uint64)
+        found: dict[int, RootEntry] = {}
+        for index in np.flatnonzero(words[:, 0]).tolist():
+            digest = table[index * ROOT_ENTRY_BYTES : index * ROOT_ENTRY_BYTES + 32].tobytes()
+            for live in (True, False):
+                if int(words[index, 0]) == _root_word(digest, live):
+                    found[index] = RootEntry(digest, live)
+        return found
+
+    def _check_pages(self, pages: U32) -> None:
+        if len(pages) and int(pages.max()) >= self._form.page_count:
+            raise IndexError(f"page {int(pages.max())} is not below {self._form.page_count}")
+
+
+def state_words(states: U8, sequences: U64) -> U64:
+    """State words: state in the top byte, ledger sequence below it."""
+    shifted = states.astype(np.uint64) << np.uint64(SEQUENCE_BITS)
+    return shifted | (np.asarray(sequences, np.uint64) & np.uint64(SEQUENCE_MASK))
+
+
+def _columns(words: U64, first: int, page_size: int) -> HeaderBatch:
+    count = len(words)
+    return HeaderBatch(
+        pages=np.arange(first, first + count, dtype=np.uint32),
+        states=(words[:, 0] >> np.uint64(SEQUENCE_BITS)).astype(np.uint8),
+        sequences=words[:, 0] & np.uint64(SEQUENCE_MASK),
+        identities=words[:, 1].copy(),
+        parents=words[:, 2].copy(),
+        writers=words[:, 3].copy(),
+        roots=words[:, 4].astype(np.uint32),
+        counts=(words[:, 4] >> np.uint64(32)).astype(np.uint32),
+        tokens=np.ascontiguousarray(words[:, _TOKENS_WORD:]).view(np.uint32)[:, :page_size],
+        checksums=words[:, 5].copy(),
+    )
+
+
+def _root_word(digest: bytes, live: bool) -> int:
+    check = int.from_bytes(hashlib.sha256(digest).digest()[:7], "little")
+    return check << 8 | (_ROOT_LIVE if live else _ROOT_RETIRED)

@@ -1,0 +1,74 @@
+"""File locks that tell whether a process still lives.
+
+The kernel gives up a lock when its holder dies, however it dies, and keeps it while the holder
+is merely stopped. The pager locks the pool file it serves; each worker incarnation locks a file
+of its own, and only when that lock is free may its writable pages be given to somebody else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pagemesh.wire.errors import ConfigError
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file without waiting; False when another holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Give the lock up, whatever other descriptors of the same opening there are."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+class HolderLock:
+    """This process's proof of life: a locked file, 0600, removed on ``close``.
+
+    Raises ``ConfigError`` when another process holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not try_lock(self._descriptor):
+            os.close(self._descriptor)
+            raise ConfigError(f"{path} is locked by another process; give each a name of its own")
+
+    def close(self) -> None:
+        """Remove the file, then let go. Idempotent."""
+        if self._descriptor >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def holder_is_dead(path: Path) -> bool:
+    """True when nobody holds the lock of ``path``: its process has ended (or never began)."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return try_lock(descriptor)
+    finally:
+        os.close(descriptor)

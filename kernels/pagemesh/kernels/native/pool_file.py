@@ -1,0 +1,184 @@
+"""Pool files: made and locked by the pager, mapped by everybody on the host.
+
+A pool is a plain file, mode 0600, whose every block is allocated when it is made, so that no
+access can fault for want of space. It is mapped through ``mmap`` and numpy: views keep the map
+alive, and the file stays when a process exits (``SharedMemory`` would unlink it).
+
+    create   a new file under a temporary name, locked, then renamed: half a pool is never seen
+    adopt    take an existing one over, once its lock is free
+    attach   map another process's pool (workers)
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.kernels.native.headers import HeaderTable, address_of
+from pagemesh.kernels.native.library import library
+from pagemesh.kernels.native.locks import try_lock, unlock
+from pagemesh.kernels.native.superblock import EPOCH_MAX, EPOCH_OFFSET, Superblock
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import POOL_SUFFIX, SUPERBLOCK_BYTES
+
+
+class PoolFile:
+    """A mapped pool. Made by ``create``, ``adopt`` or ``attach``; a context manager.
+
+    ``headers`` is its header table, ``pages`` uint8 ``[page_count * page_bytes]``.
+    """
+
+    def __init__(self, path: Path, descriptor: int, superblock: Superblock) -> None:
+        self.path = path
+        self.superblock = superblock
+        self._descriptor = descriptor
+        self._map = mmap.mmap(descriptor, superblock.form.file_bytes)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.headers = HeaderTable(self._bytes, superblock.form)
+
+    @classmethod
+    def create(cls, path: Path, superblock: Superblock) -> PoolFile:
+        """Make, allocate, lock and map a pool, all pages FREE and the epoch 0.
+
+        Raises ``ConfigError`` when there is no space or the folder cannot be written.
+        """
+        size = superblock.form.file_bytes
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        try:
+            descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot make a pool in {path.parent}: {error.strerror}") from None
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, superblock.pack(), 0)
+            try_lock(descriptor)
+            pool = cls(path, descriptor, superblock)
+            fresh.rename(path)
+            return pool
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise ConfigError(_no_space(path, size, error)) from None
+
+    @classmethod
+    def adopt(cls, path: Path) -> PoolFile:
+        """Lock and map a pool that another process left.
+
+        Raises ``ConfigError`` when it is missing, damaged or another process still serves it.
+        """
+        descriptor = _open(path)
+        try:
+            if not try_lock(descriptor):
+                raise ConfigError(f"{path} is served by another pager; stop it first")
+            return cls(path, descriptor, _read_superblock(path, descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def attach(cls, path: Path) -> PoolFile:
+        """Map a pool without its lock. Raises ``ConfigError`` when it is missing or damaged."""
+        descriptor = _open(path)
+        try:
+            return cls(path, descriptor, _read_superblock(path, descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def pages(self) -> NDArray[np.uint8]:
+        """The page bytes, for ``KvPool``. The map lives as long as any view of it."""
+        form = self.superblock.form
+        return self._bytes[
+            form.pages_offset : form.pages_offset + form.page_count * form.page_bytes
+        ]
+
+    @property
+    def epoch(self) -> int:
+        """How many pagers have served this pool."""
+        epoch: int = library().pm_word_load(address_of(self._bytes) + EPOCH_OFFSET)
+        return epoch
+
+    def bump_epoch(self) -> int:
+        """Begin a pager's life; returns the new epoch. Before its first grant, by the lock's
+        holder alone. Raises ``ConfigError`` when the pool has had too many."""
+        epoch = self.epoch + 1
+        if epoch > EPOCH_MAX:
+            raise ConfigError(f"{self.path} has had {EPOCH_MAX} pagers; remove it and start anew")
+        library().pm_word_store(address_of(self._bytes) + EPOCH_OFFSET, epoch)
+        return epoch
+
+    def close(self) -> None:
+        """Let go of the lock and, once no view is left, of the map. The file stays."""
+        if self._descriptor >= 0:
+            unlock(self._descriptor)  # the map holds a descriptor of its own, and so the lock
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        """Close and unlink: the memory goes when the last process unmaps it."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def orphans(folder: Path) -> list[Path]:
+    """Pool files in ``folder`` that no process serves: to adopt or to remove."""
+    found: list[Path] = []
+    for path in sorted(folder.glob(f"*{POOL_SUFFIX}")):
+        try:
+            descriptor = _open(path)
+        except ConfigError:
+            continue
+        try:
+            if try_lock(descriptor):
+                found.append(path)
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot open the pool {path}: {error.strerror}") from None
+
+
+def _read_superblock(path: Path, descriptor: int) -> Superblock:
+    try:
+        superblock = Superblock.unpack(os.pread(descriptor, SUPERBLOCK_BYTES, 0))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; remove it") from None
+    size, needed = os.fstat(descriptor).st_size, superblock.form.file_bytes
+    if size < needed:
+        raise ConfigError(f"{path} has {size} bytes, its superblock says {needed}; remove it")
+    return superblock
+
+
+def _no_space(path: Path, size: int, error: OSError) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
+        return f"cannot make the pool {path}: {error.strerror}"
+    state = os.statvfs(path.parent)
+    free = state.f_bavail * state.f_frsize
+    return (
+        f"the pool {path} takes {size / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free in "
+        f"{path.parent}; use fewer pages or another PAGEMESH_POOL_DIR"
+    )

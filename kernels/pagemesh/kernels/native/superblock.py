@@ -1,0 +1,64 @@
+"""The first 4 KiB of a pool: what the pool is, and how many pagers it has had.
+
+    offset  0  magic            8 bytes
+            8  format version   uint32
+           12  group            uint32
+           16  page count       uint64
+           24  page size        uint64   slots
+           32  page bytes       uint64
+           40  pool incarnation uint64
+           48  layout digest    32 bytes
+           80  check            8 bytes  of all the above
+           88  epoch            uint64   one aligned store, bumped before the first grant
+
+Everything but the epoch is written once, before the pool has its final name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from pagemesh.wire.pool_format import FORMAT_VERSION, MAGIC, PoolFormat
+
+EPOCH_OFFSET = 88
+EPOCH_MAX = (1 << 16) - 1
+"""A ledger sequence has 56 bits, 40 of them a counter: so many pagers may a pool have had."""
+_FIELDS = struct.Struct("<8sIIQQQQ32s")
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What a pool says about itself."""
+
+    form: PoolFormat
+    incarnation: int
+    layout_digest: bytes
+    group: int = 0
+
+    def pack(self) -> bytes:
+        """The fixed part, check included."""
+        form = self.form
+        fields = _FIELDS.pack(
+            MAGIC, FORMAT_VERSION, self.group, form.page_count, form.page_size, form.page_bytes,
+            self.incarnation, self.layout_digest,
+        )  # fmt: skip
+        return fields + _check(fields)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Superblock:
+        """Raises ``ValueError`` with the reason when ``data`` is no superblock of ours."""
+        fields, check = data[: _FIELDS.size], data[_FIELDS.size : _FIELDS.size + 8]
+        if len(check) < 8 or fields[: len(MAGIC)] != MAGIC:
+            raise ValueError("not a pool file")
+        _, version, group, count, size, page_bytes, incarnation, digest = _FIELDS.unpack(fields)
+        if version != FORMAT_VERSION:
+            raise ValueError(f"pool format {version} is not {FORMAT_VERSION}")
+        if check != _check(fields):
+            raise ValueError("the superblock is damaged")
+        return cls(PoolFormat(count, size, page_bytes), incarnation, digest, group)
+
+
+def _check(fields: bytes) -> bytes:
+    return hashlib.sha256(fields).digest()[:8]
