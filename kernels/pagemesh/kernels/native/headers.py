@@ -88,24 +88,20 @@ class HeaderTable:
     def __init__(self, mapped: U8, form: PoolFormat) -> None:
         if len(mapped) < form.file_bytes:
             raise ValueError(f"{len(mapped)} bytes are mapped, the pool has {form.file_bytes}")
-        self._mapped = mapped
-        self._form = form
+        self.mapped = mapped
+        self.form = form
         self._native = library()
         base = address_of(mapped)
         self._table = base + form.headers_offset
         self._leases = base + form.revocation_offset
         self._roots = base + form.roots_offset
 
-    @property
-    def form(self) -> PoolFormat:
-        return self._form
-
     # --- written by the pager ----------------------------------------------------------------
 
     def publish(self, batch: HeaderBatch) -> None:
         """Write whole headers, one after the other. Raises ``IndexError`` for an unknown page."""
         self._check_pages(batch.pages)
-        bodies = np.zeros((len(batch.pages), self._form.header_words), np.uint64)
+        bodies = np.zeros((len(batch.pages), self.form.header_words), np.uint64)
         bodies[:, 0] = state_words(batch.states, batch.sequences)
         bodies[:, 1] = batch.identities
         bodies[:, 2] = batch.parents
@@ -113,10 +109,10 @@ class HeaderTable:
         bodies[:, 4] = batch.roots | (batch.counts.astype(np.uint64) << np.uint64(32))
         if len(batch.checksums):
             bodies[:, 5] = batch.checksums
-        bodies[:, _TOKENS_WORD:].view(np.uint32)[:, : self._form.page_size] = batch.tokens
+        bodies[:, _TOKENS_WORD:].view(np.uint32)[:, : self.form.page_size] = batch.tokens
         pages = np.ascontiguousarray(batch.pages, np.uint32)
         self._native.pm_headers_publish(
-            self._table, self._form.header_words, address_of(pages), address_of(bodies), len(pages)
+            self._table, self.form.header_words, address_of(pages), address_of(bodies), len(pages)
         )
 
     def set_states(self, pages: U32, state: HeaderState, sequences: U64) -> None:
@@ -125,7 +121,7 @@ class HeaderTable:
         plain = np.ascontiguousarray(pages, np.uint32)
         words = state_words(np.full(len(plain), state, np.uint8), sequences)
         self._native.pm_headers_set_states(
-            self._table, self._form.header_words, address_of(plain), address_of(words), len(plain)
+            self._table, self.form.header_words, address_of(plain), address_of(words), len(plain)
         )
 
     def invalidate(self, pages: U32, sequences: U64) -> None:
@@ -144,10 +140,10 @@ class HeaderTable:
             raise IndexError(f"root {index} is not below {ROOT_COUNT_MAX}")
         if len(digest) != 32:
             raise ValueError(f"a root's digest has 32 bytes, got {len(digest)}")
-        at = self._form.roots_offset + index * ROOT_ENTRY_BYTES
+        at = self.form.roots_offset + index * ROOT_ENTRY_BYTES
         word = _root_word(digest, live)
         native, address = self._native, self._roots + index * ROOT_ENTRY_BYTES
-        if self._mapped[at : at + 32].tobytes() != digest:
+        if self.mapped[at : at + 32].tobytes() != digest:
             native.pm_word_store(address + 32, 0)
             for offset in range(0, 32, 8):
                 part = int.from_bytes(digest[offset : offset + 8], "little")
@@ -163,10 +159,10 @@ class HeaderTable:
         plain = np.ascontiguousarray(pages, np.uint32)
         fresh: int = self._native.pm_headers_fresh(
             self._table,
-            self._form.header_words,
+            self.form.header_words,
             address_of(plain),
             len(plain),
-            self._form.page_count,
+            self.form.page_count,
             granted_at,
         )
         return fresh
@@ -194,26 +190,26 @@ class HeaderTable:
 
     def scan(self, first: int = 0, count: int | None = None) -> HeaderScan:
         """Copy headers ``[first, first + count)`` out, each consistent or marked torn."""
-        number = self._form.page_count - first if count is None else count
-        if first < 0 or number < 0 or first + number > self._form.page_count:
+        number = self.form.page_count - first if count is None else count
+        if first < 0 or number < 0 or first + number > self.form.page_count:
             raise IndexError(f"{number} pages from {first} are not in a pool of "
-                             f"{self._form.page_count}")  # fmt: skip
-        words = np.zeros((number, self._form.header_words), np.uint64)
+                             f"{self.form.page_count}")  # fmt: skip
+        words = np.zeros((number, self.form.header_words), np.uint64)
         torn = np.zeros(number, np.uint8)
         self._native.pm_headers_scan(
             self._table,
-            self._form.header_words,
+            self.form.header_words,
             first,
             number,
             address_of(words),
             address_of(torn),
         )
-        return HeaderScan(_columns(words, first, self._form.page_size), torn.astype(np.bool_))
+        return HeaderScan(_columns(words, first, self.form.page_size), torn.astype(np.bool_))
 
     def roots(self) -> dict[int, RootEntry]:
         """Every whole entry of the root table, by index."""
-        start = self._form.roots_offset
-        table = self._mapped[start : start + ROOT_COUNT_MAX * ROOT_ENTRY_BYTES]
+        start = self.form.roots_offset
+        table = self.mapped[start : start + ROOT_COUNT_MAX * ROOT_ENTRY_BYTES]
         words = table.reshape(ROOT_COUNT_MAX, ROOT_ENTRY_BYTES)[:, 32:].copy().view(np.uint64)
         found: dict[int, RootEntry] = {}
         for index in np.flatnonzero(words[:, 0]).tolist():
@@ -224,8 +220,8 @@ class HeaderTable:
         return found
 
     def _check_pages(self, pages: U32) -> None:
-        if len(pages) and int(pages.max()) >= self._form.page_count:
-            raise IndexError(f"page {int(pages.max())} is not below {self._form.page_count}")
+        if len(pages) and int(pages.max()) >= self.form.page_count:
+            raise IndexError(f"page {int(pages.max())} is not below {self.form.page_count}")
 
 
 def state_words(states: U8, sequences: U64) -> U64:

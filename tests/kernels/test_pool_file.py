@@ -1,0 +1,151 @@
+"""Pool files: who may open what, and what is left when somebody dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.kernels.pools import headers, pool_path, superblock
+
+from pagemesh.kernels.native.locks import HolderLock, holder_is_dead
+from pagemesh.kernels.native.pool_file import PoolFile, orphans
+from pagemesh.kernels.native.superblock import Superblock
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import PoolFormat
+
+
+def test_a_new_pool_is_private_whole_and_free(tmp_path: Path) -> None:
+    made = superblock()
+    with PoolFile.create(pool_path(tmp_path), made) as pool:
+        status = os.stat(pool.path)
+        assert status.st_mode & 0o777 == 0o600
+        assert status.st_size == made.form.file_bytes
+        assert status.st_blocks * 512 >= made.form.file_bytes, "every block is allocated"
+        assert pool.epoch == 0
+        assert len(pool.pages) == made.form.page_count * made.form.page_bytes
+        assert not pool.headers.scan().batch.states.any()
+        assert [path.name for path in tmp_path.iterdir()] == ["test.pool"]
+
+
+def test_a_worker_reads_what_the_pager_wrote_and_the_reverse(tmp_path: Path) -> None:
+    with PoolFile.create(pool_path(tmp_path), superblock()) as pager:
+        pager.headers.publish(headers([1], sequence=5))
+        with PoolFile.attach(pager.path) as worker:
+            assert worker.superblock == pager.superblock
+            assert worker.headers.fresh_count(np.array([1], np.uint32), 5) == 1
+            worker.pages[:4] = (1, 2, 3, 4)
+            assert pager.pages[:4].tolist() == [1, 2, 3, 4]
+
+
+def test_an_adopted_pool_keeps_its_headers_and_never_lowers_its_epoch(tmp_path: Path) -> None:
+    with PoolFile.create(pool_path(tmp_path), superblock()) as first:
+        assert first.bump_epoch() == 1
+        first.headers.publish(headers([7], sequence=9))
+    with PoolFile.adopt(pool_path(tmp_path)) as second:
+        assert second.bump_epoch() == 2
+        assert second.headers.scan(7, 1).batch.sequences.tolist() == [9]
+
+
+def test_a_pool_has_one_pager_at_a_time(tmp_path: Path) -> None:
+    with PoolFile.create(pool_path(tmp_path), superblock()) as pool:
+        assert orphans(tmp_path) == []
+        with pytest.raises(ConfigError, match="another pager"):
+            PoolFile.adopt(pool.path)
+    assert orphans(tmp_path) == [pool_path(tmp_path)]
+    PoolFile.adopt(pool_path(tmp_path)).remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_gives_up_the_lock_while_views_keep_the_memory(tmp_path: Path) -> None:
+    pool = PoolFile.create(pool_path(tmp_path), superblock())
+    view = pool.pages
+    pool.close()
+    PoolFile.adopt(pool.path).remove()
+    view[:] = 7
+    assert int(view.sum()) == 7 * len(view)
+
+
+def test_a_pool_too_large_for_its_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    huge = Superblock(PoolFormat(1 << 24, 16, 1 << 24), 1, b"x" * 32)
+    with pytest.raises(ConfigError, match=r"takes \d+ MiB, \d+ MiB are free") as caught:
+        PoolFile.create(pool_path(tmp_path), huge)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        PoolFile.create(tmp_path / "nowhere" / "a.pool", superblock())
+    with pytest.raises(ConfigError, match=r"gone\.pool"):
+        PoolFile.attach(tmp_path / "gone.pool")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(b"", "not a pool"), (b"PMPOOL99" + bytes(100), "not a pool"), (bytes(4096), "not a pool")],
+)
+def test_a_file_that_is_no_pool_is_refused(tmp_path: Path, damage: bytes, reason: str) -> None:
+    pool_path(tmp_path).write_bytes(damage)
+    with pytest.raises(ConfigError, match=reason):
+        PoolFile.attach(pool_path(tmp_path))
+
+
+def test_a_damaged_or_truncated_pool_is_refused(tmp_path: Path) -> None:
+    PoolFile.create(pool_path(tmp_path), superblock()).close()
+    whole = pool_path(tmp_path).read_bytes()
+    for offset in (8, 16, 40, 60, 81):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1
+        pool_path(tmp_path).write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"damaged|format"):
+            PoolFile.adopt(pool_path(tmp_path))
+    pool_path(tmp_path).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="superblock says"):
+        PoolFile.attach(pool_path(tmp_path))
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pagemesh.kernels.native.locks import HolderLock
+from pagemesh.kernels.native.pool_file import PoolFile
+lock = HolderLock(Path(sys.argv[1]))
+pool = PoolFile.adopt(Path(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_outlives_a_frozen_holder_and_not_a_killed_one(tmp_path: Path) -> None:
+    PoolFile.create(pool_path(tmp_path), superblock()).close()
+    lock = tmp_path / "worker.lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock), str(pool_path(tmp_path))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        assert not holder_is_dead(lock)
+        assert orphans(tmp_path) == []
+        holder.kill()
+        holder.wait()
+    assert holder_is_dead(lock)
+    assert orphans(tmp_path) == [pool_path(tmp_path)]
+
+
+def test_a_holder_lock_is_exclusive_and_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "worker.lock"
+    assert holder_is_dead(path), "who never began is not alive"
+    with HolderLock(path):
+        assert not holder_is_dead(path)
+        with pytest.raises(ConfigError, match="locked"):
+            HolderLock(path)
+    assert not path.exists()
