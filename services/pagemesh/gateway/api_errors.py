@@ -1,0 +1,91 @@
+"""What a client is told when something is wrong, in OpenAI's form.
+
+{"error": {"message", "type", "param", "code"}}
+
+400 the request is at fault (param names what)   401 no valid key   404 no such thing
+409 the same idempotency key is in use           413 the body is too large
+429 we have too much to do      503 the mesh has    504 the deadline passed    500 a bug
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Denied, Fault, Malformed, NoCapacity
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@dataclass(slots=True, eq=False)
+class ApiError(Exception):
+    """Raised anywhere between a front door and the mesh; ``param`` and ``code`` may be empty.
+
+    ``retry_after_ms`` above 0 becomes a ``Retry-After`` header in whole seconds.
+    """
+
+    status: int
+    message: str
+    param: str = ""
+    code: str = ""
+    retry_after_ms: int = 0
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "server_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if not self.retry_after_ms:
+            return {}
+        return {"retry-after": str(max(1, -(-self.retry_after_ms // 1_000)))}
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.type,
+                    "param": self.param or None,
+                    "code": self.code or None,
+                }
+            }
+        )
+
+
+def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, param, code)
+
+
+def unsupported(param: str, what: str = "") -> ApiError:
+    name = what or param
+    return ApiError(400, f"{name} is not supported yet", param, "unsupported_parameter")
+
+
+def from_fault(fault: Fault) -> ApiError:
+    """What a fault of the mesh looks like from outside. Faults that tell of a bug, or of
+    our inner workings, are not quoted."""
+    if isinstance(fault, NoCapacity) and not fault.retry_after_ms:
+        return ApiError(400, fault.message, code="context_length_exceeded")
+    if isinstance(fault, Busy | NoCapacity):
+        after_ms = fault.retry_after_ms or 1_000
+        return ApiError(503, "the mesh is overloaded", code="overloaded", retry_after_ms=after_ms)
+    if isinstance(fault, DeadlineExceeded):
+        return ApiError(504, "the request's deadline passed", code="deadline_exceeded")
+    if isinstance(fault, Denied):
+        return ApiError(403, "not allowed", code="denied")
+    if isinstance(fault, Malformed):
+        return ApiError(500, "a worker refused the request", code="malformed")
+    return ApiError(500, "the mesh failed on this request", code=fault.code.lower())

@@ -1,0 +1,324 @@
+"""From the bytes of a request to what is asked for, validated. Pure.
+
+Whatever is wrong raises ``ApiError`` that names the parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from pagemesh.gateway.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.openai_types import (
+    LOGIT_BIASES_MAX,
+    ChatBody,
+    ChatMessage,
+    Common,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from pagemesh.wire.work_messages import CHOICES_MAX
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
+_BRIEF_MAX = 300
+DEFAULT_COMPLETION_TOKENS = 16
+PROMPTS_MAX = CHOICES_MAX
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the chat template."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_values: Mapping[str, Any]
+
+
+Prompt = str | list[int] | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of an endpoint: each of ``prompts`` is answered ``n`` times."""
+
+    chat: bool
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    """None: as many as fit."""
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    seed: int | None
+    """None: a random one, made by the gateway."""
+    stops: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    show_stop: bool
+    return_token_ids: bool
+    add_special_tokens: bool
+    logprobs: int | None
+    """How many alternatives; None: no log-probabilities."""
+    echo: bool
+    cache_salt: str
+    priority: int
+    label: str
+    """The client's own name for the request: echoed, never used."""
+
+
+def parse_chat(body: bytes) -> Ask:
+    """``/v1/chat/completions``."""
+    form = decode(body, ChatBody)
+    _refuse_unsupported_chat(form)
+    if form.top_logprobs is not None and not form.logprobs:
+        raise bad("top_logprobs", "top_logprobs takes logprobs: true")
+    going_on = bool(form.continue_final_message)
+    adding = form.add_generation_prompt
+    if going_on and adding:
+        raise bad("add_generation_prompt", "continue_final_message excludes add_generation_prompt")
+    if going_on and form.messages[-1].role != "assistant":
+        raise bad("continue_final_message", "the final message is not the assistant's")
+    prompt = ChatPrompt(
+        messages=chat_messages(form.messages),
+        add_generation_prompt=not going_on if adding is None else adding,
+        continue_final_message=going_on,
+        template_values=template_values(form.chat_template_kwargs),
+    )
+    if form.max_tokens == 0:
+        raise bad("max_tokens", "max_tokens must be at least 1")
+    limit = form.max_completion_tokens
+    return _ask(
+        form,
+        chat=True,
+        prompts=(prompt,),
+        max_tokens=form.max_tokens if limit is None else limit,
+        logprobs=(form.top_logprobs or 0) if form.logprobs else None,
+    )
+
+
+def parse_completion(body: bytes) -> Ask:
+    """``/v1/completions``."""
+    form = decode(body, CompletionBody)
+    if form.best_of is not None and form.best_of != (form.n or 1):
+        raise unsupported("best_of", "best_of other than n")
+    if form.suffix:
+        raise unsupported("suffix")
+    if form.use_beam_search:
+        raise unsupported("use_beam_search")
+    _refuse_format(form.response_format)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if form.max_tokens is None else form.max_tokens
+    if max_tokens == 0 and not form.echo:
+        raise bad("max_tokens", "max_tokens: 0 takes echo: true")
+    return _ask(
+        form,
+        chat=False,
+        prompts=_prompts(form.prompt),
+        max_tokens=max_tokens,
+        logprobs=form.logprobs,
+        echo=bool(form.echo),
+    )
+
+
+def parse_tokenize(body: bytes) -> TokenizeBody:
+    form = decode(body, TokenizeBody)
+    if (form.prompt is None) == (form.messages is None):
+        raise bad("prompt", "give either prompt or messages")
+    return form
+
+
+def parse_detokenize(body: bytes) -> DetokenizeBody:
+    return decode(body, DetokenizeBody)
+
+
+def decode(body: bytes, kind: type[S]) -> S:
+    """``body`` as ``kind``; raises ``ApiError`` that says where it is wrong."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = f"the body is not valid JSON: {error}"[:_BRIEF_MAX]
+        raise ApiError(400, text, code="invalid_json") from None
+
+
+def _named(text: str) -> ApiError:
+    path = _PATH.search(text)
+    param = path.group(1) if path else ""
+    message = text[: path.start()] if path else text
+    field = _FIELD.search(text)
+    if field:
+        param = f"{param}.{field.group(1)}" if param else field.group(1)
+        if "unknown field" in text:
+            name = param[:_BRIEF_MAX]
+            return ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
+        return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+    shown = f"{param}: {message}" if param else message
+    return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
+
+
+def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates know them: text content, known roles."""
+    out: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.tool_calls or message.function_call is not None:
+            raise unsupported(f"{where}.tool_calls", "tool calls")
+        if message.role in ("tool", "function"):
+            raise unsupported(f"{where}.role", f"role {message.role}")
+        if message.audio is not None:
+            raise unsupported(f"{where}.audio", "audio")
+        role = "system" if message.role == "developer" else message.role
+        one: dict[str, Any] = {"role": role, "content": _content(message, where)}
+        if message.name is not None:
+            one["name"] = message.name
+        if message.reasoning_content is not None:
+            one["reasoning_content"] = message.reasoning_content
+        out.append(one)
+    return out
+
+
+def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
+    """Further variables for the template."""
+    for name in values or {}:
+        if not name.isidentifier() or name.startswith("_"):
+            raise bad("chat_template_kwargs", f"{name[:64]!r} is no variable name")
+    return values or {}
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise bad(f"{where}.content", "content is missing")
+        return message.refusal or ""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type")
+        text = part.get("text", part.get("refusal"))
+        if kind not in ("text", "input_text", "refusal"):
+            raise unsupported(f"{where}.content[{index}].type", f"content type {str(kind)[:64]!r}")
+        if not isinstance(text, str):
+            raise bad(f"{where}.content[{index}].text", "text is missing")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise bad("prompt", "prompt is empty")
+    if len({type(part) for part in prompt}) > 1:
+        raise bad("prompt", "prompt mixes text, tokens and lists of tokens")
+    if isinstance(prompt[0], int):
+        return ([part for part in prompt if isinstance(part, int)],)
+    if len(prompt) > PROMPTS_MAX:
+        raise bad("prompt", f"{len(prompt)} prompts exceed the limit of {PROMPTS_MAX}")
+    return tuple(part for part in prompt if not isinstance(part, int))
+
+
+def _ask(
+    form: Common,
+    *,
+    chat: bool,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int | None,
+    logprobs: int | None,
+    echo: bool = False,
+) -> Ask:
+    n = form.n or 1
+    if n * len(prompts) > CHOICES_MAX:
+        raise bad("n", f"{len(prompts)} prompts x n = {n} exceed {CHOICES_MAX} choices")
+    min_tokens = form.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {max_tokens}")
+    options = form.stream_options
+    if options is not None and not form.stream:
+        raise bad("stream_options", "stream_options takes stream: true")
+    stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
+    return Ask(
+        chat=chat,
+        model=form.model,
+        prompts=prompts,
+        n=n,
+        stream=bool(form.stream),
+        include_usage=bool(options and options.include_usage),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=1.0 if form.temperature is None else form.temperature,
+        top_p=1.0 if form.top_p is None else form.top_p,
+        top_k=max(0, form.top_k or 0),
+        min_p=form.min_p or 0.0,
+        presence_penalty=form.presence_penalty or 0.0,
+        frequency_penalty=form.frequency_penalty or 0.0,
+        repetition_penalty=form.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(form.logit_bias or {}),
+        seed=form.seed,
+        stops=tuple(dict.fromkeys(stops)),
+        stop_tokens=tuple(dict.fromkeys(form.stop_token_ids or ())),
+        ignore_eos=bool(form.ignore_eos),
+        skip_special_tokens=form.skip_special_tokens is not False,
+        show_stop=bool(form.include_stop_str_in_output),
+        return_token_ids=bool(form.return_token_ids),
+        add_special_tokens=not chat if form.add_special_tokens is None else form.add_special_tokens,
+        logprobs=logprobs,
+        echo=echo,
+        cache_salt=form.cache_salt or "",
+        priority=form.priority or 0,
+        label=form.request_id or "",
+    )
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    if len(biases) > LOGIT_BIASES_MAX:
+        raise bad("logit_bias", f"more than {LOGIT_BIASES_MAX} biases")
+    out: dict[int, float] = {}
+    for key, value in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise bad("logit_bias", f"{key[:32]!r} is no token id")
+        out[int(key)] = value
+    return out
+
+
+def _refuse_format(value: Any) -> None:
+    if value is not None and value != {"type": "text"}:
+        raise unsupported("response_format", "response_format other than text")
+
+
+def _refuse_unsupported_chat(form: ChatBody) -> None:
+    _refuse_format(form.response_format)
+    for name in ("tools", "functions"):
+        if getattr(form, name):
+            raise unsupported(name)
+    if form.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice")
+    if form.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call")
+    if form.modalities not in (None, ["text"]):
+        raise unsupported("modalities", "modalities other than text")
+    for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
+        if getattr(form, name) is not None:
+            raise unsupported(name)

@@ -1,0 +1,143 @@
+"""The JSON bodies of the two endpoints, field by field. Unknown fields are refused by name.
+
+Most fields may be null, as OpenAI's clients send them so; null means the default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pagemesh.wire.work_messages import CHOICES_MAX, TOP_LOGPROBS_MAX
+
+STOPS_MAX = 16
+STOP_CHARACTERS_MAX = 256
+STOP_TOKENS_MAX = 48
+LOGIT_BIASES_MAX = 1_024
+TOKEN_MAX = 0xFFFF_FFFF
+
+_Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_Tokens = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
+_Stops = _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)]
+_Label = Annotated[str, Meta(max_length=512)]
+_Inert = Any
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: _Inert = None
+
+
+class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: Annotated[str, Meta(max_length=1024)]
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: _Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: _Stops | None = None
+
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
+    min_p: _Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    min_tokens: _Tokens | None = None
+    stop_token_ids: Annotated[list[_Token], Meta(max_length=STOP_TOKENS_MAX)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """Lower goes first."""
+    request_id: _Label | None = None
+
+    # Taken and without effect here.
+    user: _Label | None = None
+    metadata: _Inert = None
+    safety_identifier: _Inert = None
+    prompt_cache_key: _Inert = None
+    prompt_cache_retention: _Inert = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+
+
+class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | _Token | list[_Token]]
+    best_of: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    response_format: _Inert = None
+    use_beam_search: bool | None = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message, as a client writes it or gives back what it got from us."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: _Label | None = None
+    refusal: str | None = None
+    tool_call_id: _Label | None = None
+    tool_calls: list[Any] | None = None
+    function_call: _Inert = None
+    audio: _Inert = None
+    annotations: _Inert = None
+    reasoning_content: str | None = None
+
+
+class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=16_384)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: _Inert = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: _Inert = None
+    modalities: list[str] | None = None
+    audio: _Inert = None
+    prediction: _Inert = None
+    reasoning_effort: _Inert = None
+    verbosity: _Inert = None
+    web_search_options: _Inert = None
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[_Token]

@@ -1,0 +1,121 @@
+"""From what is asked to what workers get: token ids and sampling, within the model's limits.
+
+Tokenising is the heavy part and free of shared state, so it may run on another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagemesh.gateway.api_errors import ApiError, bad
+from pagemesh.gateway.openai_api import Ask, ChatPrompt, Prompt
+from pagemesh.gateway.templates import TemplateRefused
+from pagemesh.gateway.tokens import Tokens
+from pagemesh.wire.messages import REQUEST_TOKENS_MAX
+from pagemesh.wire.presence import ModelFacts
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One prompt, ready to be submitted."""
+
+    prompt: U32
+    sampling: Sampling
+
+
+def tokenise(ask: Ask, tokens: Tokens) -> list[U32]:
+    """Token ids of every prompt. Raises ``ApiError``."""
+    return [_tokenise_one(prompt, ask, tokens) for prompt in ask.prompts]
+
+
+def _tokenise_one(prompt: Prompt, ask: Ask, tokens: Tokens) -> U32:
+    if isinstance(prompt, list):
+        return np.asarray(prompt, "<u4")
+    if isinstance(prompt, str):
+        return tokens.encode(prompt, add_special_tokens=ask.add_special_tokens)
+    return tokens.encode(render(prompt, tokens), add_special_tokens=ask.add_special_tokens)
+
+
+def render(prompt: ChatPrompt, tokens: Tokens) -> str:
+    """The text of a chat. Raises ``ApiError``."""
+    try:
+        return tokens.render_chat(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            extra=prompt.template_values,
+        )
+    except TemplateRefused as error:
+        raise bad("messages", str(error)) from None
+
+
+def fit(
+    ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int
+) -> list[Work]:
+    """Each prompt with its sampling, checked against the model. Raises ``ApiError`` that
+    gives both numbers when something is too long."""
+    _check_tokens(ask, prompts, facts)
+    return [Work(prompt, _sampling(ask, prompt, facts, end_tokens, seed)) for prompt in prompts]
+
+
+def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
+    vocab = facts.vocab_tokens
+    for prompt in prompts:
+        if not len(prompt):
+            raise bad("prompt", "the prompt is empty")
+        if int(prompt.max()) >= vocab:
+            raise bad("prompt", f"token {int(prompt.max())} is not below {vocab}")
+    for token in ask.logit_bias:
+        if token >= vocab:
+            raise bad("logit_bias", f"token {token} is not below {vocab}")
+    for token in ask.stop_tokens:
+        if token >= vocab:
+            raise bad("stop_token_ids", f"token {token} is not below {vocab}")
+
+
+def _sampling(
+    ask: Ask, prompt: U32, facts: ModelFacts, end_tokens: frozenset[int], seed: int
+) -> Sampling:
+    stop_tokens = set(ask.stop_tokens) | (frozenset() if ask.ignore_eos else end_tokens)
+    return Sampling(
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        min_p=ask.min_p,
+        presence_penalty=ask.presence_penalty,
+        frequency_penalty=ask.frequency_penalty,
+        repetition_penalty=ask.repetition_penalty,
+        logit_bias=ask.logit_bias,
+        seed=(ask.seed if ask.seed is not None else seed) % (1 << 64),
+        max_tokens=_max_tokens(ask, len(prompt), facts),
+        min_tokens=ask.min_tokens,
+        stop_tokens=sorted(stop_tokens)[:64],
+        logprobs=ask.logprobs,
+    )
+
+
+def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts) -> int:
+    """How many tokens may be generated after a prompt."""
+    pool_tokens = facts.pool_pages * facts.page_size
+    limits = (
+        (facts.context_tokens_max, "the model's context of {} tokens"),
+        (pool_tokens, "the page pool of {} tokens"),
+        (REQUEST_TOKENS_MAX, "the limit of {} tokens"),
+    )
+    wanted = 1 if ask.max_tokens is None else ask.max_tokens
+    param = "messages" if ask.chat else "prompt"
+    for limit, name in limits:
+        if prompt_tokens + wanted > limit:
+            what = f"the prompt has {prompt_tokens} tokens"
+            if ask.max_tokens is not None:
+                what += f" and max_tokens is {wanted}: {prompt_tokens + wanted}"
+            message = f"{what}, which exceeds {name.format(limit)}"
+            raise ApiError(400, message, param, "context_length_exceeded")
+    if ask.max_tokens is not None:
+        return ask.max_tokens
+    return min(limit for limit, _ in limits) - prompt_tokens
