@@ -1,0 +1,257 @@
+"""Pages for sequences: ask for them, ask for more, commit what is full, lose them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pagemesh.engine.worker import ending, leases
+from pagemesh.engine.worker.desk import Desk, unanswered
+from pagemesh.engine.worker.events import Preempted
+from pagemesh.engine.worker.lease import Hold, Lease
+from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.errors import Internal, Malformed
+from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Commit,
+    Committed,
+    Extend,
+    Extended,
+    Granted,
+    Queued,
+)
+from pagemesh.wire.tokens import pack, unpack_extents
+
+
+def reserve(desk: Desk, sequence: Sequence) -> int:
+    """Slots to ask for: the tokens so far and a growth watermark, as far as it can be used."""
+    length = sequence.tokens.length
+    ahead = length + desk.limits.growth_pages * desk.page_size
+    return max(length, min(ahead, sequence.tokens_max))
+
+
+def enter(desk: Desk, sequence: Sequence) -> None:
+    """Start computing, with the lease it has got."""
+    lease = sequence.lease
+    assert lease is not None
+    single = sequence.tokens.length - lease.filled <= 1 and sequence.has_first_token
+    stays = sequence.decode is None or not desk.role.hand_over
+    desk.move(sequence, Phase.DECODE if single and stays else Phase.PREFILL)
+
+
+def ask(desk: Desk, sequence: Sequence) -> None:
+    """Ask for pages, or ask again, which keeps the place in the pager's queue."""
+    if not desk.may_ask or sequence.calling or sequence.retry_ms > desk.now:
+        return
+    if sequence.phase is Phase.WAITING:
+        desk.move(sequence, Phase.ADMITTING)
+    if not sequence.marks.asked_ms:
+        sequence.marks.asked_ms = desk.now
+    sequence.calling = True
+    scoring = sequence.prompt_logprobs and not sequence.has_first_token
+    desk.call_pager(
+        Admit(
+            key=sequence.key,
+            order=sequence.order,
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            epoch=desk.epoch,
+            root=sequence.root,
+            tokens=pack(sequence.tokens.view(0, sequence.tokens.length)),
+            reserve_tokens=reserve(desk, sequence),
+            read_cache=sequence.read_cache and not scoring,
+            deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
+        ),
+        partial(_admit_answered, desk, sequence),
+        moves_leases=True,
+    )
+
+
+def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
+    sequence.calling = False
+    if sequence.phase is not Phase.ADMITTING:
+        if isinstance(message, Granted):
+            leases.give_back_unused(desk, sequence.key, message.lease)
+        return
+    match message:
+        case Granted():
+            _granted(desk, sequence, message)
+        case Queued():
+            sequence.retry_ms = desk.now + max(message.ask_again_ms // 2, 1)
+        case Refused():
+            _admit_refused(desk, sequence, message)
+        case _:
+            ending.fail(desk, sequence, Internal("the pager answered an admission oddly"))
+
+
+def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
+    # A match is whole pages. A lease that a lost fork left behind claims its tail too,
+    # which nobody copied.
+    filled = granted.cached_tokens - granted.cached_tokens % desk.page_size
+    lease = leases.take(desk, sequence, granted, filled=filled)
+    if lease is None:
+        _later(desk, sequence)
+        return
+    if lease.capacity < sequence.tokens.length or lease.filled >= sequence.tokens.length:
+        sequence.lease = None
+        lease.filled = 0
+        leases.give_back(desk, lease, cache=False)
+        ending.fail(desk, sequence, Internal("the pager granted pages that do not fit"))
+        return
+    lease.known = sequence.tokens.length
+    sequence.waterfall = granted.waterfall
+    if not sequence.preempted_count:
+        sequence.cached_tokens = filled
+        sequence.marks.granted_ms = desk.now
+    if not sequence.has_first_token:
+        sequence.prompt_scores.clear()
+    enter(desk, sequence)
+
+
+def _later(desk: Desk, sequence: Sequence, wanted_ms: int = 0) -> None:
+    sequence.retry_ms = desk.pause(sequence.retries, wanted_ms)
+    sequence.retries += 1
+    desk.move(sequence, Phase.WAITING)
+
+
+def _admit_refused(desk: Desk, sequence: Sequence, refused: Refused) -> None:
+    if refused.code in ("Stale", "Gone"):
+        desk.session_doubted = True
+        _later(desk, sequence)
+    elif unanswered(refused) or (refused.code == "NoCapacity" and refused.retry_after_ms):
+        _later(desk, sequence, refused.retry_after_ms)
+    else:
+        ending.fail(desk, sequence, refused.error())
+
+
+def heard_of(desk: Desk, message: Granted | Extended) -> None:
+    """What was queued has come. The notice may be late or a repeat, so it is only taken as
+    a hint to ask again: a grant is believed only as the answer to a call that is open."""
+    sequence = desk.live.get(message.key)
+    if isinstance(message, Extended):
+        if sequence is not None and sequence.lease is not None:
+            sequence.lease.retry_ms = desk.now
+            extend(desk, sequence)
+    elif sequence is None:
+        # Ended meanwhile. (A live sequence's lease is never given back on a notice: the
+        # answer to its next call may bring that very lease.)
+        if message.lease not in desk.leases and message.lease not in desk.dead:
+            leases.give_back_unused(desk, message.key, message.lease)
+    elif sequence.phase in (Phase.WAITING, Phase.ADMITTING):
+        sequence.retry_ms = desk.now
+        ask(desk, sequence)
+
+
+def extend(desk: Desk, sequence: Sequence) -> None:
+    """Ask for growth ahead of need; never waited for inside a step."""
+    lease = sequence.lease
+    if lease is None or lease.extending or lease.retry_ms > desk.now or not desk.may_ask:
+        return
+    low = min(sequence.tokens.length + desk.page_size, sequence.tokens_max)
+    if lease.capacity >= low or lease.hold is not Hold.HELD:
+        return
+    lease.extending = True
+    desk.call_pager(
+        Extend(
+            key=sequence.key,
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            lease=lease.lease,
+            have_pages=lease.page_count,
+            page_count=-(-reserve(desk, sequence) // desk.page_size),
+        ),
+        partial(_extend_answered, desk, sequence, lease),
+        moves_leases=True,
+    )
+
+
+def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Message) -> None:
+    lease.extending = False
+    if sequence.lease is not lease or lease.hold is not Hold.HELD:
+        return
+    match message:
+        case Extended():
+            _lengthen(desk, lease, message)
+        case Queued():
+            lease.retry_ms = desk.now + max(message.ask_again_ms // 2, 1)
+        case Refused(code="Stale" | "Gone"):
+            # The lease ended; its revocation, or the word a step reads, will say so. The
+            # session may have ended with it, which a heartbeat would tell only later.
+            desk.session_doubted = True
+            lease.retry_ms = desk.pause(lease.retries)
+            lease.retries += 1
+        case Refused(code="NoCapacity", retry_after_ms=0):
+            ending.fail(desk, sequence, message.error())
+        case Refused():
+            lease.retry_ms = desk.pause(lease.retries, message.retry_after_ms)
+            lease.retries += 1
+        case _:
+            ending.fail(desk, sequence, Internal("the pager answered an extension oddly"))
+
+
+def _lengthen(desk: Desk, lease: Lease, extended: Extended) -> None:
+    try:
+        pages = unpack_extents(extended.extents, page_count_max=desk.pool_pages)
+    except Malformed:
+        pages = lease.table[:0]
+    lease.retries = 0
+    if extended.first_index <= lease.page_count and len(pages):
+        lease.add_pages(extended.first_index, pages)
+        lease.granted_at = extended.granted_at
+    else:
+        lease.retry_ms = desk.pause(0)
+
+
+def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
+    """Make full pages matchable when at least ``pages_min`` became full; not waited for."""
+    lease = sequence.lease
+    if lease is None or lease.committing or lease.hold is not Hold.HELD:
+        return
+    full = lease.filled - lease.filled % desk.page_size
+    if full - lease.committed < pages_min * desk.page_size:
+        return
+    lease.committed = full
+    lease.committing = True
+    desk.call_pager(
+        Commit(
+            key=lease.key,
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            lease=lease.lease,
+            fill=lease.fill(),
+        ),
+        partial(_commit_answered, lease),
+        moves_leases=False,
+    )
+
+
+def _commit_answered(lease: Lease, message: Message) -> None:
+    # A commit that failed is made good by the next one, or by the release.
+    lease.committing = False
+    if isinstance(message, Committed):
+        lease.known = max(lease.known, message.known_tokens)
+    elif isinstance(message, Refused) and message.code == "Malformed":
+        lease.known = 0
+
+
+def revoked(desk: Desk, lease: Lease, reason: str, usage: str) -> None:
+    """The pager took a lease back. Its sequence keeps its tokens and asks for pages again,
+    in its old place."""
+    sequence = _holder(desk, lease)
+    leases.lose(desk, lease)
+    if sequence is None:
+        return
+    sequence.lease = None
+    sequence.preempted_count += 1
+    sequence.lost_tokens += lease.filled
+    desk.commands.append(Preempted(sequence.key, lease.filled, reason, usage))
+    sequence.retry_ms = desk.now
+    sequence.calling = False
+    desk.move(sequence, Phase.WAITING)
+    sequence.ticket = None
+    ask(desk, sequence)
+
+
+def _holder(desk: Desk, lease: Lease) -> Sequence | None:
+    sequence = desk.live.get(lease.key)
+    return sequence if sequence is not None and sequence.lease is lease else None

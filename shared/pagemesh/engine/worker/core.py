@@ -1,0 +1,239 @@
+"""``WorkerCore``: the scheduler of a worker, for both roles.
+
+Pure: ``handle(event, now_ms)`` returns the commands to perform, in order. Everything it
+does follows from the events and their order. See ``desk`` for the parts it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagemesh.engine.worker import admission, ending, frames, handover, leases, session, steps
+from pagemesh.engine.worker.batching import Batching, FixedBudget
+from pagemesh.engine.worker.desk import Desk
+from pagemesh.engine.worker.events import (
+    Answer,
+    Command,
+    Drain,
+    Drained,
+    Event,
+    GatewayLost,
+    PagerAnswered,
+    PagerChanged,
+    PagerLost,
+    PeerAnswered,
+    Received,
+    StepFinished,
+    Tick,
+    WorkerLost,
+)
+from pagemesh.engine.worker.intake import Intake, waiting_tokens
+from pagemesh.engine.worker.lease import Hold
+from pagemesh.engine.worker.sequence import RUNNABLE, Phase, Sequence
+from pagemesh.engine.worker.session import Session
+from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
+from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Malformed
+from pagemesh.wire.messages import Message, Ok, Refused, name_of
+from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed
+from pagemesh.wire.presence import Load
+from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
+
+
+class WorkerCore:
+    """``make_ticket`` gives unguessable names of 32 hexadecimal digits, never one twice."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        role: RoleSettings,
+        limits: WorkerLimits,
+        make_ticket: Callable[[], str],
+        *,
+        batching: Batching | None = None,
+    ) -> None:
+        self._desk = Desk(identity, role, limits, make_ticket)
+        self._session = Session(self._desk)
+        self._intake = Intake(self._desk)
+        self._batching: Batching = batching or FixedBudget(
+            role.step_tokens_max, role.chunk_tokens_max, limits.step_rows_max
+        )
+        self._drain_until_ms = 0.0
+        self._drained = False
+
+    @property
+    def ready(self) -> bool:
+        """The pager has opened our session, and new work is accepted."""
+        return self._session.open and not self._intake.draining
+
+    @property
+    def load(self) -> Load:
+        desk = self._desk
+        running = len(desk.running)
+        return Load(
+            running_count=running,
+            waiting_count=len(desk.live) - running,
+            waiting_tokens=waiting_tokens(desk),
+            sequence_count_max=desk.limits.sequences_max,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """No sequence lives here, no page is held, nothing is owed."""
+        desk = self._desk
+        held = any(lease.hold is not Hold.OFFERED for lease in desk.leases.values())
+        return not (desk.live or held or desk.debts or desk.step)
+
+    def handle(self, event: Event, now_ms: float) -> list[Command]:
+        """What to do about ``event``. ``now_ms`` is monotonic."""
+        desk = self._desk
+        desk.now = max(desk.now, now_ms)
+        self._take(event)
+        self._session.settle()
+        leases.send_acks(desk)
+        frames.flush(desk, desk.lines.values())
+        steps.launch(desk, self._batching)
+        self._watch_drain()
+        commands, desk.commands = desk.commands, []
+        return commands
+
+    def _take(self, event: Event) -> None:
+        desk = self._desk
+        match event:
+            case StepFinished():
+                steps.finish(desk, event.result)
+            case PagerAnswered() | PeerAnswered():
+                desk.answered(event.call_id, event.message)
+            case Received():
+                self._received(event)
+            case Tick():
+                self._tick()
+            case PagerChanged():
+                self._session.changed(event.epoch)
+            case PagerLost():
+                self._session.silent()
+            case GatewayLost():
+                self._gateway_lost(event)
+            case WorkerLost():
+                desk.lost_workers.add(event.name)
+            case Drain():
+                self._intake.draining = True
+                self._drain_until_ms = desk.now + event.grace_ms
+
+    # Messages -------------------------------------------------------------------------------
+
+    def _received(self, event: Received) -> None:
+        try:
+            answer = self._understood(event.message)
+        except Fault as fault:
+            answer = Refused.of(fault)
+        if event.call is not None:
+            self._desk.commands.append(Answer(event.call, answer))
+
+    def _understood(self, message: Message) -> Message:
+        """The answer. Raises ``Fault`` to refuse."""
+        desk = self._desk
+        match message:
+            case Submit():
+                answer, new = self._intake.submit(message)
+                self._start(new)
+                return answer
+            case Attach():
+                answer, new = self._intake.attach(message)
+                self._start(new)
+                return answer
+            case Abort():
+                return self._intake.abort(message)
+            case Resend():
+                return self._intake.resend(message)
+            case Granted() | Extended():
+                admission.heard_of(desk, message)
+            case TicketClosed():
+                handover.closed(desk, message)
+            case Revoke():
+                session.revoke(desk, message.lease, message.reason, message.usage)
+            case _:
+                raise Malformed(f"a worker takes no {name_of(type(message))}")
+        return Ok()
+
+    def _start(self, new: list[Sequence]) -> None:
+        for sequence in new:
+            if sequence.phase is Phase.WAITING:
+                admission.ask(self._desk, sequence)
+            elif sequence.phase is Phase.REDEEMING:
+                handover.redeem(self._desk, sequence)
+
+    # Time and loss --------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        desk = self._desk
+        self._session.tick()
+        self._session.settle()
+        draining_over = self._intake.draining and self._drain_until_ms <= desk.now
+        for sequence in list(desk.live.values()):
+            if sequence.ended:
+                continue
+            if sequence.deadline_ms <= desk.now:
+                ending.fail(desk, sequence, DeadlineExceeded("the deadline has passed"))
+            elif draining_over:
+                ending.fail(desk, sequence, Gone("the worker is leaving"))
+            else:
+                self._nudge(sequence)
+        desk.pay()
+        handover.forget_old_offers(desk)
+        frames.beat(desk)
+        self._intake.forget()
+
+    def _nudge(self, sequence: Sequence) -> None:
+        """Go on with what waits for its time."""
+        match sequence.phase:
+            case Phase.WAITING | Phase.ADMITTING:
+                admission.ask(self._desk, sequence)
+            case Phase.DECODE:
+                admission.extend(self._desk, sequence)
+            case Phase.OFFERING | Phase.OFFERED | Phase.WITHDRAWING | Phase.REDEEMING:
+                handover.push(self._desk, sequence)
+            case _:
+                pass
+
+    def _gateway_lost(self, event: GatewayLost) -> None:
+        desk = self._desk
+        for sequence in list(desk.live.values()):
+            owner = sequence.owner
+            if owner.name == event.name and owner.incarnation <= event.incarnation:
+                ending.abort(desk, sequence)
+        for owner in list(desk.lines):
+            if owner.name == event.name and owner.incarnation <= event.incarnation:
+                del desk.lines[owner]
+
+    def _watch_drain(self) -> None:
+        if self._intake.draining and self.idle and not self._drained:
+            self._drained = True
+            self._desk.commands.append(Drained())
+
+    # Checking -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` when what the parts believe does not fit together."""
+        desk = self._desk
+        assert len(desk.live) <= desk.limits.sequences_max
+        for key, sequence in desk.live.items():
+            assert desk.sequences[key] is sequence and not sequence.ended, key
+            sequence.check()
+            if sequence.lease is not None:
+                assert desk.leases[sequence.lease.lease] is sequence.lease, key
+                assert sequence.lease.hold is Hold.HELD, (key, sequence.lease.hold)
+        runnable = [one for one in desk.live.values() if one.phase in RUNNABLE]
+        assert sorted(runnable, key=lambda one: one.order) == desk.running
+        held = {id(one.lease) for one in desk.live.values() if one.lease is not None}
+        stepping = {id(row.lease) for row in desk.step.rows} if desk.step else set()
+        copying = desk.step.copies if desk.step else ()
+        stepping |= {id(lease) for copy in copying for lease in (copy.source, copy.target)}
+        for number, lease in desk.leases.items():
+            lease.check()
+            assert number == lease.lease
+            assert lease.in_step == (id(lease) in stepping), number
+            owned = id(lease) in held or lease.in_step or lease.ticket in desk.offers
+            assert owned, (number, lease.hold, "belongs to nobody")
+        for copy in desk.copies:
+            assert copy.source.lease in desk.leases and copy.target.lease in desk.leases
+        assert not desk.commands and not desk.acks

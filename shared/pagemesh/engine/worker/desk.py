@@ -1,0 +1,257 @@
+"""What the parts of a worker's core share: the sequences, the leases, what was asked of
+whom, what is owed to the pager, and the commands of the event at hand.
+
+Each part is a module of functions over one ``Desk``:
+
+    intake     messages of gateways and peers      admission  pages: ask, extend, commit
+    steps      plans and their results             fork       one prompt, several choices
+    handover   tickets, from either side           leases     taking and giving back
+    session    the pager's life and ours           ending     every way a sequence ends
+    frames     what gateways hear
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pagemesh.engine.worker.events import Call, CallId, CallPager, CallWorker, Command
+from pagemesh.engine.worker.lease import Copy, Lease
+from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
+from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
+from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
+from pagemesh.wire.work_messages import Frame
+
+Handler = Callable[[Message], None]
+
+_UNANSWERED = frozenset({"DeadlineExceeded", "Disconnected", "Absent", "Busy"})
+
+
+def unanswered(message: Refused) -> bool:
+    """The call may or may not have been done, or not now: ask again."""
+    return message.code in _UNANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A call that was not answered yet."""
+
+    handler: Handler
+    to_pager: bool
+    moves_leases: bool
+    """Its reply can bring, take or lengthen a lease: no ``Declare`` while it is open."""
+
+
+@dataclass(slots=True)
+class Debt:
+    """Something the pager must hear: sent until it is answered."""
+
+    message: Message
+    otherwise: Message | None
+    """Owed in its place when the pager refuses it."""
+    lease: int | None
+    """The lease that it gives back: not to be taken while this is owed."""
+    retry_ms: float = 0.0
+    retries: int = 0
+    calling: bool = False
+
+
+@dataclass(slots=True)
+class Line:
+    """What one life of a gateway is told."""
+
+    owner: Owner
+    counter: int = 0
+    frames: list[Frame] = field(default_factory=list)
+    last_ms: float = 0.0
+    live_count: int = 0
+    beats_left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the running step: ``count`` tokens of ``sequence`` in ``lease``."""
+
+    sequence: Sequence
+    lease: Lease
+    count: int
+    followers: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    number: int
+    rows: tuple[Row, ...]
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An offered lease whose ticket is not known to be closed."""
+
+    sequence: Sequence
+    lease: Lease
+
+
+def _order(sequence: Sequence) -> Order:
+    return sequence.order
+
+
+class Desk:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        role: RoleSettings,
+        limits: WorkerLimits,
+        make_ticket: Callable[[], str],
+    ) -> None:
+        self.identity = identity
+        self.role = role
+        self.limits = limits
+        self.make_ticket = make_ticket
+        self.page_size = identity.pool.page_size
+        self.now = 0.0
+        self.commands: list[Command] = []
+        self.sequences: dict[SequenceKey, Sequence] = {}
+        """Live ones and, for a while, ended ones."""
+        self.live: dict[SequenceKey, Sequence] = {}
+        self.latest: dict[tuple[str, int], Sequence] = {}
+        """The highest attempt at each (request, choice)."""
+        self.running: list[Sequence] = []
+        """PREFILL and DECODE, by ``order``."""
+        self.leases: dict[int, Lease] = {}
+        self.offers: dict[str, Offer] = {}
+        self.copies: list[Copy] = []
+        """Wait for the next step."""
+        self.step: Step | None = None
+        self.steps_count = 0
+        self.calls: dict[CallId, Open] = {}
+        self.next_call = 1
+        self.debts: dict[int, Debt] = {}
+        self.next_debt = 1
+        self.acks: list[int] = []
+        """Leases to acknowledge at the end of this event."""
+        self.dead: dict[int, CallId] = {}
+        """Leases that ended, until every call that was open then is answered: a grant that
+        was on its way may name them."""
+        self.lines: dict[Owner, Line] = {}
+        self.lost_workers: set[str] = set()
+        """Until somebody names them again as ready."""
+        self.may_ask = False
+        """The session is open and nothing is being declared."""
+        self.session_doubted = False
+        """A reply said that the pager does not know our session."""
+        self.epoch = 0
+        self.pool_pages = 0
+
+    # Calls ----------------------------------------------------------------------------------
+
+    def call_pager(self, message: Message, handler: Handler, *, moves_leases: bool) -> None:
+        call_id = self._open(Open(handler, to_pager=True, moves_leases=moves_leases))
+        self.commands.append(CallPager(call_id, message, self.limits.call_ms))
+
+    def call_worker(self, worker: str, message: Message, handler: Handler) -> None:
+        call_id = self._open(Open(handler, to_pager=False, moves_leases=False))
+        self.commands.append(CallWorker(worker, call_id, message, self.limits.call_ms))
+
+    def _open(self, call: Open) -> Call:
+        call_id = self.next_call
+        self.next_call += 1
+        self.calls[call_id] = call
+        return call_id
+
+    def answered(self, call_id: CallId, message: Message) -> None:
+        """Hand an answer to whoever asked; a call that was given up is not listened to."""
+        call = self.calls.pop(call_id, None)
+        if call is not None:
+            call.handler(message)
+        self._forget_dead()
+
+    def give_up_pager_calls(self) -> None:
+        """The pager that was asked is no more: every open call to it counts as unanswered."""
+        given_up = Refused(code="Disconnected", message="the pager changed")
+        for call_id in [call_id for call_id, call in self.calls.items() if call.to_pager]:
+            self.answered(call_id, given_up)
+
+    def leases_moving(self) -> bool:
+        return any(call.moves_leases for call in self.calls.values())
+
+    def _forget_dead(self) -> None:
+        if self.dead:
+            oldest = min(self.calls, default=self.next_call)
+            self.dead = {lease: until for lease, until in self.dead.items() if until > oldest}
+
+    def pause(self, retries: int, wanted_ms: int = 0) -> float:
+        """When to try again, after ``retries`` tries: doubling, bounded."""
+        wait = self.limits.retry_ms << min(retries, 16)
+        return self.now + min(max(wait, wanted_ms), max(self.limits.retry_ms_max, wanted_ms))
+
+    # Debts ----------------------------------------------------------------------------------
+
+    def owe(
+        self, message: Message, *, lease: int | None = None, otherwise: Message | None = None
+    ) -> None:
+        self.debts[self.next_debt] = Debt(message, otherwise, lease)
+        self._send_debt(self.next_debt)
+        self.next_debt += 1
+
+    def lets_go(self, lease: int) -> bool:
+        """Whether something owed will give ``lease`` back."""
+        return any(debt.lease == lease for debt in self.debts.values())
+
+    def pay(self) -> None:
+        """Send again what is owed and not answered."""
+        for number, debt in list(self.debts.items()):
+            if not debt.calling and debt.retry_ms <= self.now:
+                self._send_debt(number)
+
+    def _send_debt(self, number: int) -> None:
+        debt = self.debts[number]
+        debt.calling = True
+
+        def answered(message: Message) -> None:
+            debt.calling = False
+            if not isinstance(message, Refused):
+                del self.debts[number]
+            elif unanswered(message):
+                debt.retry_ms = self.pause(debt.retries)
+                debt.retries += 1
+            else:
+                del self.debts[number]
+                if debt.otherwise is not None:
+                    self.owe(debt.otherwise, lease=debt.lease)
+
+        self.call_pager(debt.message, answered, moves_leases=False)
+
+    # Sequences ------------------------------------------------------------------------------
+
+    def move(self, sequence: Sequence, phase: Phase) -> None:
+        """Change a sequence's phase, and with it its place among the running."""
+        was_runnable = sequence.phase in RUNNABLE
+        sequence.move(phase)
+        if phase in RUNNABLE and not was_runnable:
+            insort(self.running, sequence, key=_order)
+        elif was_runnable and phase not in RUNNABLE:
+            index = bisect_left(self.running, sequence.order, key=_order)
+            while self.running[index] is not sequence:
+                index += 1
+            del self.running[index]
+        if sequence.ended:
+            sequence.ended_ms = max(self.now, 0.001)
+            del self.live[sequence.key]
+            line = self.lines[sequence.owner]
+            line.live_count -= 1
+            line.beats_left = self.limits.beats_max
+
+    def line(self, owner: Owner) -> Line:
+        line = self.lines.get(owner)
+        if line is None:
+            line = self.lines[owner] = Line(owner, last_ms=self.now)
+        return line
+
+    def add(self, sequence: Sequence) -> None:
+        self.sequences[sequence.key] = sequence
+        self.live[sequence.key] = sequence
+        self.latest[(sequence.key.request, sequence.key.choice)] = sequence
+        self.line(sequence.owner).live_count += 1

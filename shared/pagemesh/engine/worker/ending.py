@@ -1,0 +1,107 @@
+"""Every way a sequence ends here. Whatever it holds or has asked for is given back."""
+
+from __future__ import annotations
+
+from pagemesh.engine.worker import frames, leases
+from pagemesh.engine.worker.desk import Desk
+from pagemesh.engine.worker.events import Finished, SequenceFacts
+from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.errors import Fault
+from pagemesh.wire.work_messages import Failure, Finish
+
+
+def finish(desk: Desk, sequence: Sequence, reason: Finish, *, first_position: int) -> None:
+    """It is complete; its last frame has the tokens from ``first_position`` on."""
+    sequence.finish = reason
+    _end(desk, sequence, Phase.DONE)
+    frames.tell(desk, sequence, first_position)
+
+
+def fail(desk: Desk, sequence: Sequence, error: Fault) -> None:
+    """It cannot go on here; the gateway hears why and decides."""
+    sequence.finish = "error"
+    sequence.failure = Failure(code=error.code, message=error.message[:1024])
+    _end(desk, sequence, Phase.DONE)
+    frames.tell(desk, sequence, sequence.generated_count)
+
+
+def abort(desk: Desk, sequence: Sequence) -> None:
+    """Nobody wants it any more; nobody is told."""
+    sequence.finish = "abort"
+    _end(desk, sequence, Phase.DONE)
+
+
+def hand_away(desk: Desk, sequence: Sequence) -> None:
+    """It goes on at the decode worker."""
+    sequence.marks.handed_ms = desk.now
+    _end(desk, sequence, Phase.HANDED)
+
+
+def _end(desk: Desk, sequence: Sequence, phase: Phase) -> None:
+    _leave_pages(desk, sequence, handed=phase is Phase.HANDED)
+    _leave_group(desk, sequence)
+    desk.move(sequence, phase)
+    desk.commands.append(Finished(sequence.key, _facts(sequence)))
+
+
+def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
+    ticket, lease = sequence.ticket, sequence.lease
+    sequence.ticket = sequence.lease = None
+    match sequence.phase:
+        case Phase.OFFERING:
+            # Whether the offer was taken is not known: cancel it, or else release.
+            assert lease is not None and ticket is not None
+            _forget_lease(desk, lease.lease)
+            leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
+        case Phase.OFFERED | Phase.WITHDRAWING if not handed:
+            assert ticket is not None
+            offer = desk.offers.pop(ticket.ticket, None)
+            if offer is not None:
+                _forget_lease(desk, offer.lease.lease)
+                leases.cancel_ticket(desk, sequence.key, ticket.ticket, offer.lease.lease)
+        case Phase.REDEEMING if not sequence.calling and ticket is not None:
+            # While the call is open its answer decides (see ``handover``).
+            assert ticket.handle is not None
+            leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
+        case Phase.REDEEMING:
+            sequence.ticket = ticket
+        case _ if lease is not None:
+            leases.give_back(desk, lease)
+
+
+def _forget_lease(desk: Desk, lease: int) -> None:
+    """The lease is the ticket's: cancelling the ticket releases it."""
+    del desk.leases[lease]
+    desk.dead[lease] = desk.next_call
+
+
+def _leave_group(desk: Desk, sequence: Sequence) -> None:
+    """Choices that waited for this one's prompt wait for another's."""
+    leader = sequence.leader
+    if leader is not None:
+        leader.followers.remove(sequence)
+        sequence.leader = None
+    followers, sequence.followers = sequence.followers, []
+    for follower in followers:
+        follower.leader = None
+    waiting = [follower for follower in followers if follower.phase is Phase.FOLLOWING]
+    if waiting:
+        head, *rest = waiting
+        desk.move(head, Phase.WAITING)
+        head.followers = rest
+        for follower in rest:
+            follower.leader = head
+
+
+def _facts(sequence: Sequence) -> SequenceFacts:
+    return SequenceFacts(
+        prompt_tokens=sequence.prompt_count,
+        generated_tokens=sequence.generated_count - sequence.start_count,
+        cached_tokens=sequence.cached_tokens,
+        computed_tokens=sequence.computed_tokens,
+        preempted_count=sequence.preempted_count,
+        lost_tokens=sequence.lost_tokens,
+        timing=frames.timing(sequence),
+        finish=sequence.finish,
+        error_code=sequence.failure.code if sequence.failure is not None else "",
+    )

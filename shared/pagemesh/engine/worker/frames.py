@@ -1,0 +1,120 @@
+"""What gateways hear: one message per event and gateway, counted, so that a lost one shows.
+
+The tokens themselves are the resend buffer: a sequence keeps them until it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagemesh.engine.worker.desk import Desk, Line
+from pagemesh.engine.worker.events import SendFrames
+from pagemesh.engine.worker.plan import TokenScores
+from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.tokens import pack
+from pagemesh.wire.work_messages import Frame, Frames, Timing, TopLogprobs
+
+
+def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
+    """Put the tokens from ``first_position`` on, and the end if there is one, in the next
+    message to the sequence's gateway."""
+    end = sequence.generated_count
+    desk.lines[sequence.owner].frames.append(_frame(sequence, first_position, end))
+    sequence.waterfall = None
+
+
+def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
+    """Frames from ``position`` on: what was in the context at the start has no
+    log-probabilities here, so it goes in a frame of its own."""
+    end = min(sequence.generated_count, position + desk.limits.resend_tokens_max)
+    frames = desk.line(sequence.owner).frames
+    drawn = sequence.start_count
+    if sequence.sampling.logprobs is not None and position < drawn < end:
+        frames.append(_frame(sequence, position, drawn))
+        position = drawn
+    frames.append(_frame(sequence, min(position, end), end))
+
+
+def _frame(sequence: Sequence, first: int, end: int) -> Frame:
+    prompt = sequence.prompt_count
+    tokens = sequence.tokens.view(prompt + first, prompt + end)
+    complete = end == sequence.generated_count and sequence.phase is Phase.DONE
+    drawn = sequence.start_count
+    wanted = sequence.sampling.logprobs is not None and end > first >= drawn
+    # The scores of the prompt come with the first token, or alone when none is wanted.
+    scored = sequence.prompt_logprobs and first == drawn and (end > first or complete)
+    return Frame(
+        key=sequence.key,
+        first_position=first,
+        tokens=pack(tokens),
+        logprobs=packed_scores(sequence.scores[first - drawn : end - drawn]) if wanted else None,
+        prompt_logprobs=packed_scores(sequence.prompt_scores) if scored else None,
+        waterfall=sequence.waterfall,
+        computed_tokens=sequence.computed_tokens,
+        timing=timing(sequence) if sequence.waterfall is not None or complete else None,
+        finish=sequence.finish if complete else None,
+        stop_token=sequence.stop_token if complete else None,
+        error=sequence.failure if complete else None,
+    )
+
+
+def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
+    """Scores of successive runs of tokens, as one."""
+    runs = list(scores)
+    return TopLogprobs(
+        chosen=b"".join(run.chosen for run in runs),
+        width=runs[0].width if runs else 0,
+        top_tokens=b"".join(run.top_tokens for run in runs),
+        top_values=b"".join(run.top_values for run in runs),
+    )
+
+
+def timing(sequence: Sequence) -> Timing:
+    """Microseconds between the marks that were reached."""
+    marks = sequence.marks
+
+    def between(first_ms: float, last_ms: float) -> int:
+        return int(1_000 * (last_ms - first_ms)) if first_ms and last_ms > first_ms else 0
+
+    return Timing(
+        queue_us=between(marks.submitted_ms, marks.asked_ms),
+        admit_us=between(marks.asked_ms, marks.granted_ms),
+        prefill_us=between(marks.granted_ms, marks.first_token_ms),
+        handover_us=between(marks.first_token_ms, marks.handed_ms),
+    )
+
+
+def flush(desk: Desk, lines: Iterable[Line]) -> None:
+    """Send what this event produced."""
+    for line in lines:
+        if line.frames:
+            line.counter += 1
+            _send(desk, line)
+
+
+def beat(desk: Desk) -> None:
+    """Let gateways that wait, or did until just now, hear the last counter again."""
+    for line in desk.lines.values():
+        if line.last_ms + desk.limits.beat_ms > desk.now:
+            continue
+        if line.live_count:
+            _send(desk, line)
+        elif line.beats_left:
+            line.beats_left -= 1
+            _send(desk, line)
+
+
+def _send(desk: Desk, line: Line) -> None:
+    line.last_ms = desk.now
+    desk.commands.append(
+        SendFrames(
+            line.owner.name,
+            Frames(
+                worker=desk.identity.name,
+                incarnation=desk.identity.incarnation,
+                counter=line.counter,
+                frames=line.frames,
+            ),
+        )
+    )
+    line.frames = []

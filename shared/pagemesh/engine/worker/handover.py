@@ -1,0 +1,346 @@
+"""From prefill to decode by ticket, seen from either side.
+
+    prefill                         pager                       decode
+      | Offer(lease, ticket) -------->|
+      |<-------------------- Offered  |
+      | Attach(ticket, handle, tokens) --------------------------->|
+      |<------------------------------------------------ Accepted  |
+      |                               |<------------------- Redeem |
+      |<----------- TicketClosed      | Granted ------------------>|
+
+While a sequence is offered nobody computes it. Whoever holds the ticket redeems or cancels
+it; when it has expired, decode asks for pages with the tokens it was told.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pagemesh.engine.worker import admission, ending, leases
+from pagemesh.engine.worker.desk import Desk, Offer, unanswered
+from pagemesh.engine.worker.lease import Hold, Lease
+from pagemesh.engine.worker.sequence import Phase, Sequence, Ticket
+from pagemesh.wire import pager_messages
+from pagemesh.wire.errors import Stale
+from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.wire.pager_messages import Granted, Offered, Redeem, TicketClosed, Withdraw
+from pagemesh.wire.tokens import pack
+from pagemesh.wire.work_messages import Accepted, Attach
+
+# Prefill's side -----------------------------------------------------------------------------
+
+
+def route(desk: Desk, sequence: Sequence) -> None:
+    """The first token is out: on to the decode worker, or go on here."""
+    decode = sequence.decode
+    here = decode is None or decode == desk.identity.name or decode in desk.lost_workers
+    if here or not desk.role.hand_over:
+        keep(desk, sequence)
+        return
+    sequence.ticket = Ticket(desk.make_ticket(), desk.now + desk.limits.ticket_ttl_ms)
+    sequence.retries = 0
+    desk.move(sequence, Phase.OFFERING)
+    _offer(desk, sequence)
+
+
+def keep(desk: Desk, sequence: Sequence) -> None:
+    """Go on here, for good."""
+    sequence.decode = sequence.ticket = None
+    desk.move(sequence, Phase.DECODE)
+
+
+def push(desk: Desk, sequence: Sequence) -> None:
+    """Try again what was not answered, when its time has come."""
+    if sequence.calling or sequence.retry_ms > desk.now:
+        return
+    match sequence.phase:
+        case Phase.OFFERING if desk.may_ask:
+            _offer(desk, sequence)
+        case Phase.OFFERED:
+            _attach_or_withdraw(desk, sequence)
+        case Phase.WITHDRAWING if desk.may_ask:
+            _withdraw(desk, sequence)
+        case Phase.REDEEMING if desk.may_ask:
+            redeem(desk, sequence)
+        case _:
+            pass
+
+
+def _pause(desk: Desk, sequence: Sequence, refused: Refused) -> None:
+    sequence.retry_ms = desk.pause(sequence.retries, refused.retry_after_ms)
+    sequence.retries += 1
+
+
+def _offer(desk: Desk, sequence: Sequence) -> None:
+    lease, ticket = sequence.lease, sequence.ticket
+    assert lease is not None and ticket is not None
+    if not desk.may_ask:
+        return
+    sequence.calling = True
+    lease.ticket = ticket.ticket
+    desk.call_pager(
+        pager_messages.Offer(
+            key=sequence.key,
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            lease=lease.lease,
+            ticket=ticket.ticket,
+            fill=lease.fill(),
+            ttl_ms=desk.limits.ticket_ttl_ms,
+        ),
+        partial(_offer_answered, desk, sequence, lease, ticket),
+        moves_leases=True,
+    )
+
+
+def _offer_answered(
+    desk: Desk, sequence: Sequence, lease: Lease, ticket: Ticket, message: Message
+) -> None:
+    if sequence.ticket is not ticket:
+        if isinstance(message, Offered):
+            leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
+        return
+    sequence.calling = False
+    match message:
+        case Offered():
+            lease.move(Hold.OFFERED)
+            sequence.lease = None
+            sequence.retries = 0
+            ticket.handle = message.handle
+            desk.offers[ticket.ticket] = Offer(sequence, lease)
+            desk.move(sequence, Phase.OFFERED)
+            _attach_or_withdraw(desk, sequence)
+        case Refused(code="Stale" | "Gone"):
+            desk.session_doubted = True
+            admission.revoked(desk, lease, "stale", "")
+        case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
+            _pause(desk, sequence, message)
+        case _:
+            lease.ticket = None
+            keep(desk, sequence)
+
+
+def _attach_or_withdraw(desk: Desk, sequence: Sequence) -> None:
+    ticket = sequence.ticket
+    assert ticket is not None and ticket.handle is not None and sequence.decode is not None
+    gone = sequence.decode in desk.lost_workers
+    if gone or ticket.tries >= desk.limits.attach_tries_max:
+        ticket.refused = ticket.refused or not ticket.tries
+        sequence.retries = 0
+        desk.move(sequence, Phase.WITHDRAWING)
+        _withdraw(desk, sequence)
+        return
+    ticket.tries += 1
+    sequence.calling = True
+    prompt = sequence.prompt_count
+    desk.call_worker(
+        sequence.decode,
+        Attach(
+            key=sequence.key,
+            order=sequence.order,
+            gateway=sequence.owner.name,
+            gateway_incarnation=sequence.owner.incarnation,
+            prefill=desk.identity.name,
+            prefill_incarnation=desk.identity.incarnation,
+            root=sequence.root,
+            prompt=pack(sequence.tokens.view(0, prompt)),
+            generated=pack(sequence.tokens.view(prompt, sequence.tokens.length)),
+            sampling=sequence.sampling,
+            ticket=ticket.ticket,
+            handle=ticket.handle,
+            read_cache=sequence.read_cache,
+            deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
+        ),
+        partial(_attach_answered, desk, sequence, ticket),
+    )
+
+
+def _attach_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Message) -> None:
+    if sequence.ticket is not ticket or sequence.phase is not Phase.OFFERED:
+        return
+    sequence.calling = False
+    match message:
+        case Accepted():
+            ending.hand_away(desk, sequence)
+        case Refused(code="DeadlineExceeded" | "Disconnected"):
+            if ticket.expired:
+                _expired(desk, sequence, ticket)
+            else:
+                _pause(desk, sequence, message)
+        case _:
+            # It does not have it; unless nobody was there now and somebody was before.
+            absent = isinstance(message, Refused) and message.code == "Absent"
+            ticket.refused = not absent or ticket.tries == 1
+            ticket.tries = desk.limits.attach_tries_max
+            if ticket.expired:
+                _expired(desk, sequence, ticket)
+            else:
+                _attach_or_withdraw(desk, sequence)
+
+
+def _withdraw(desk: Desk, sequence: Sequence) -> None:
+    ticket = sequence.ticket
+    assert ticket is not None
+    if not desk.may_ask:
+        return
+    sequence.calling = True
+    desk.call_pager(
+        Withdraw(
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            ticket=ticket.ticket,
+        ),
+        partial(_withdraw_answered, desk, sequence, ticket),
+        moves_leases=True,
+    )
+
+
+def _withdraw_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Message) -> None:
+    assert ticket.handle is not None
+    if sequence.ticket is not ticket or sequence.phase is not Phase.WITHDRAWING:
+        if isinstance(message, Ok) and sequence.ended:
+            leases.give_back_unused(desk, sequence.key, ticket.handle.lease)
+        return
+    sequence.calling = False
+    match message:
+        case Ok():
+            lease = desk.offers.pop(ticket.ticket).lease
+            lease.move(Hold.HELD)
+            sequence.lease = lease
+            lease.ticket = None
+            keep(desk, sequence)
+        case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
+            _pause(desk, sequence, message)
+        case Refused(code="Gone"):
+            ending.hand_away(desk, sequence)
+        case _:
+            _expired(desk, sequence, ticket)
+
+
+def _expired(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
+    """Nobody holds the pages any more. When decode is known not to have it, go on here;
+    otherwise only a new attempt is sure not to be a second one at the same."""
+    assert ticket.handle is not None
+    leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
+    _close(desk, ticket.ticket)
+    if ticket.refused:
+        sequence.ticket = sequence.decode = None
+        sequence.retry_ms = desk.now
+        desk.move(sequence, Phase.WAITING)
+        admission.ask(desk, sequence)
+    else:
+        ending.fail(desk, sequence, Stale("the ticket expired before decode answered"))
+
+
+def _close(desk: Desk, ticket: str) -> None:
+    offer = desk.offers.pop(ticket, None)
+    if offer is not None:
+        del desk.leases[offer.lease.lease]
+
+
+def closed(desk: Desk, message: TicketClosed) -> None:
+    """The pager says how a ticket ended."""
+    offer = desk.offers.get(message.ticket)
+    if offer is None:
+        return
+    sequence = offer.sequence
+    ticket = sequence.ticket
+    if sequence.ended or ticket is None or ticket.ticket != message.ticket:
+        _close(desk, message.ticket)
+    elif message.outcome != "expired":
+        _close(desk, message.ticket)
+        ending.hand_away(desk, sequence)
+    elif sequence.phase is Phase.OFFERED and sequence.calling:
+        ticket.expired = True
+        _close(desk, message.ticket)
+    else:
+        _expired(desk, sequence, ticket)
+
+
+def taken_back(desk: Desk, lease: Lease) -> None:
+    """The pager ended an offered lease."""
+    assert lease.ticket is not None
+    closed(desk, TicketClosed(ticket=lease.ticket, outcome="expired"))
+    leases.acknowledge_unknown(desk, lease.lease)
+
+
+def forget_old_offers(desk: Desk) -> None:
+    """A ticket of a sequence that decode has is closed by now, heard of or not."""
+    for name, offer in list(desk.offers.items()):
+        if offer.sequence.ended:
+            if offer.sequence.ended_ms + 2 * desk.limits.ticket_ttl_ms < desk.now:
+                _close(desk, name)
+
+
+# Decode's side ------------------------------------------------------------------------------
+
+
+def redeem(desk: Desk, sequence: Sequence) -> None:
+    """Turn the ticket into pages."""
+    ticket = sequence.ticket
+    assert ticket is not None and ticket.handle is not None
+    if not desk.may_ask:
+        return
+    sequence.calling = True
+    ticket.tries += 1
+    desk.call_pager(
+        Redeem(
+            key=sequence.key,
+            worker=desk.identity.name,
+            incarnation=desk.identity.incarnation,
+            epoch=desk.epoch,
+            ticket=ticket.ticket,
+            handle=ticket.handle,
+            reserve_tokens=admission.reserve(desk, sequence),
+        ),
+        partial(_redeem_answered, desk, sequence, ticket),
+        moves_leases=True,
+    )
+
+
+def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Message) -> None:
+    assert ticket.handle is not None
+    sequence.calling = False
+    if sequence.phase is not Phase.REDEEMING:
+        sequence.ticket = None
+        if isinstance(message, Granted):
+            leases.give_back_unused(desk, sequence.key, message.lease)
+        elif isinstance(message, Refused) and unanswered(message):
+            leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
+        return
+    match message:
+        case Granted():
+            _redeemed(desk, sequence, ticket, message)
+        case Refused(code="Gone"):
+            ending.abort(desk, sequence)
+        case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
+            _pause(desk, sequence, message)
+        case _:
+            _admit_instead(desk, sequence, ticket)
+
+
+def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) -> None:
+    filled = min(granted.cached_tokens, sequence.tokens.length - 1)
+    lease = leases.take(desk, sequence, granted, filled=filled)
+    if lease is not None and lease.capacity >= filled:
+        sequence.ticket = None
+        sequence.marks.granted_ms = desk.now
+        admission.enter(desk, sequence)
+        admission.extend(desk, sequence)
+        return
+    if lease is not None:
+        sequence.lease = None
+        lease.filled = 0
+        leases.give_back(desk, lease, cache=False)
+    _admit_instead(desk, sequence, ticket)
+
+
+def _admit_instead(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
+    """The ticket is worth nothing; the tokens that came with it are."""
+    assert ticket.handle is not None
+    leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
+    desk.session_doubted = True
+    sequence.ticket = None
+    sequence.retry_ms = desk.now
+    desk.move(sequence, Phase.WAITING)
+    admission.ask(desk, sequence)

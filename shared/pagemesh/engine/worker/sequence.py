@@ -1,0 +1,185 @@
+"""One sequence as its worker knows it.
+
+    submit ->  WAITING <----------------------------+ revoked: keeps its tokens
+                | ^ refused                         |
+                v |                                 |
+              ADMITTING -granted-> PREFILL ---------+-> DECODE -> DONE
+                                     |  first token |     ^
+             several choices: FORKING <-------------+     | refused or withdrawn
+                                     |              |     |
+    FOLLOWING --leader's first token-+--> OFFERING -+-----+
+                                            |             |
+                                            v             |
+                                         OFFERED -> WITHDRAWING
+                                            |             |
+    attach -> REDEEMING -> DECODE           +---> HANDED <+
+
+A sequence ends as ``DONE`` here (finished, failed or aborted) or as ``HANDED`` (it goes on
+at the decode worker); both keep its tokens for a while, so that frames can be sent again.
+From every phase it can be aborted.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from pagemesh.engine.worker.lease import Lease, TokenBuffer
+from pagemesh.engine.worker.plan import TokenScores
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Handle, Waterfall
+from pagemesh.wire.work_messages import Failure, Finish, Sampling
+
+
+class Phase(enum.Enum):
+    FOLLOWING = "waits for its leader's prompt"
+    WAITING = "wants pages"
+    ADMITTING = "asked for pages"
+    PREFILL = "computes its context"
+    DECODE = "draws tokens"
+    FORKING = "shares its prompt among its choices"
+    OFFERING = "asked for a ticket"
+    OFFERED = "asked decode to take over"
+    WITHDRAWING = "wants its ticket back"
+    REDEEMING = "turns a ticket into pages"
+    HANDED = "went on elsewhere"
+    DONE = "ended here"
+
+
+_ENDS = frozenset({Phase.HANDED, Phase.DONE})
+RUNNABLE = frozenset({Phase.PREFILL, Phase.DECODE})
+_MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.FOLLOWING: frozenset({Phase.WAITING, Phase.FORKING, Phase.DONE}),
+    Phase.WAITING: frozenset({Phase.ADMITTING, Phase.DONE}),
+    Phase.ADMITTING: frozenset({Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.DONE}),
+    Phase.PREFILL: frozenset(
+        {Phase.DECODE, Phase.FORKING, Phase.OFFERING, Phase.WAITING, Phase.DONE}
+    ),
+    Phase.DECODE: frozenset({Phase.WAITING, Phase.DONE}),
+    Phase.FORKING: frozenset({Phase.DECODE, Phase.OFFERING, Phase.WAITING, Phase.DONE}),
+    Phase.OFFERING: frozenset({Phase.OFFERED, Phase.DECODE, Phase.WAITING, Phase.DONE}),
+    Phase.OFFERED: frozenset({Phase.HANDED, Phase.WITHDRAWING, Phase.WAITING, Phase.DONE}),
+    Phase.WITHDRAWING: frozenset({Phase.DECODE, Phase.HANDED, Phase.WAITING, Phase.DONE}),
+    Phase.REDEEMING: frozenset({Phase.PREFILL, Phase.DECODE, Phase.WAITING, Phase.DONE}),
+    Phase.HANDED: frozenset(),
+    Phase.DONE: frozenset(),
+}
+_HISTORY_MAX = 32
+
+
+class IllegalMove(AssertionError):
+    """A sequence was asked to make a move its table does not have: a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The life of a gateway that waits for a sequence."""
+
+    name: str
+    incarnation: int
+
+
+@dataclass(slots=True)
+class Marks:
+    """When things happened, in the core's milliseconds; 0: not yet."""
+
+    submitted_ms: float
+    asked_ms: float = 0.0
+    granted_ms: float = 0.0
+    first_token_ms: float = 0.0
+    handed_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A sequence's way from prefill to decode, seen from either side."""
+
+    ticket: str
+    expires_ms: float
+    handle: Handle | None = None
+    """None: offered, and the pager has not answered."""
+    tries: int = 0
+    expired: bool = False
+    refused: bool = False
+    """The decode worker said no: nobody else can be going on with the sequence."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    key: SequenceKey
+    order: Order
+    owner: Owner
+    root: bytes
+    sampling: Sampling
+    tokens: TokenBuffer
+    prompt_count: int
+    start_count: int
+    """Generated tokens it came with; what it draws itself begins there."""
+    deadline_ms: float
+    decode: str | None
+    read_cache: bool
+    marks: Marks
+    prompt_logprobs: bool = False
+    phase: Phase = Phase.WAITING
+    lease: Lease | None = None
+    ticket: Ticket | None = None
+    leader: Sequence | None = None
+    followers: list[Sequence] = field(default_factory=list)
+    retry_ms: float = 0.0
+    retries: int = 0
+    calling: bool = False
+    """The call that its phase waits for is open."""
+    scores: list[TokenScores] = field(default_factory=list)
+    """Of the tokens it drew itself, when log-probabilities are wanted."""
+    prompt_scores: list[TokenScores] = field(default_factory=list)
+    waterfall: Waterfall | None = None
+    """Not None: to be told with the next frame."""
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    preempted_count: int = 0
+    lost_tokens: int = 0
+    finish: Finish | None = None
+    stop_token: int | None = None
+    failure: Failure | None = None
+    ended_ms: float = 0.0
+    stops: frozenset[int] = frozenset()
+    history: list[Phase] = field(default_factory=list)
+
+    @property
+    def generated_count(self) -> int:
+        return self.tokens.length - self.prompt_count
+
+    @property
+    def tokens_max(self) -> int:
+        """Slots this sequence can ever fill: the last token's K and V are never needed."""
+        return self.prompt_count + max(self.sampling.max_tokens - 1, 0)
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in _ENDS
+
+    @property
+    def has_first_token(self) -> bool:
+        return self.generated_count > 0
+
+    def move(self, phase: Phase) -> None:
+        """Go to ``phase``. Raises ``IllegalMove``, with where it came from."""
+        if phase not in _MOVES[self.phase]:
+            path = " -> ".join(past.name for past in [*self.history, self.phase])
+            raise IllegalMove(f"{self.key}: {phase.name} does not follow {path}")
+        if len(self.history) == _HISTORY_MAX:
+            del self.history[0]
+        self.history.append(self.phase)
+        self.phase = phase
+
+    def check(self) -> None:
+        holds = self.lease is not None
+        wants = self.phase in RUNNABLE or self.phase in (Phase.FORKING, Phase.OFFERING)
+        if self.phase is Phase.FORKING and self.leader is not None:
+            wants = holds  # a child that waits for its leader's fork has no pages yet
+        assert holds == wants, (self.key, self.phase, self.lease)
+        if self.lease is not None:
+            assert self.lease.filled <= self.tokens.length, self.key
+        assert self.ended == (self.ended_ms > 0.0), (self.key, self.phase)
+        for follower in self.followers:
+            assert follower.leader is self, self.key

@@ -1,0 +1,266 @@
+"""Our session with the pager of this host, and what becomes of leases when either changes.
+
+    CLOSED --OpenSession--> OPENING --SessionOpened--> OPEN --Refused, other epoch--> CLOSED
+
+After every opening but the first, and when the pager asks, all leases are declared; what
+the pager cannot confirm is lost. A ``Declare`` goes out only while no call is open that
+moves leases, and none goes out before it is answered, so that it is never out of date.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from functools import partial
+
+from pagemesh.engine.worker import admission, handover, leases
+from pagemesh.engine.worker.desk import Desk
+from pagemesh.engine.worker.events import UsePool
+from pagemesh.engine.worker.lease import Hold, Lease
+from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.wire.pager_messages import (
+    Declare,
+    Declared,
+    DeclareWanted,
+    Heartbeat,
+    HeldLease,
+    OpenSession,
+    SessionOpened,
+)
+from pagemesh.wire.tokens import pack, pack_extents
+
+
+class _State(enum.Enum):
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+
+
+class Session:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._state = _State.CLOSED
+        self._opened: SessionOpened | None = None
+        self._retry_ms = 0.0
+        self._retries = 0
+        self._heartbeat_ms = 0.0
+        self._beating = False
+        self._declare_wanted = False
+        self._parts_open = 0
+        self._parts_failed = False
+        self._lost: set[int] = set()
+
+    @property
+    def open(self) -> bool:
+        return self._state is _State.OPEN
+
+    def changed(self, epoch: int) -> None:
+        """The pager is there, under ``epoch``."""
+        if self._opened is None or epoch != self._opened.epoch:
+            self._close()
+        self._retry_ms = self._heartbeat_ms = self._desk.now
+
+    def silent(self) -> None:
+        """The pager is not heard of: no hurry."""
+        self._retry_ms = max(self._retry_ms, self._desk.now + self._desk.limits.retry_ms_max)
+
+    def tick(self) -> None:
+        desk = self._desk
+        if desk.session_doubted:
+            # Opening again is harmless when nothing is wrong with it.
+            desk.session_doubted = False
+            self._close()
+        if self._state is _State.CLOSED and self._retry_ms <= desk.now:
+            self._open()
+        elif self._state is _State.OPEN:
+            if self._declare_wanted and not self._parts_open and not desk.leases_moving():
+                self._declare()
+            elif self._heartbeat_ms <= desk.now and not self._beating:
+                self._beat()
+
+    def settle(self) -> None:
+        desk = self._desk
+        desk.may_ask = (
+            self._state is _State.OPEN and not self._declare_wanted and not self._parts_open
+        )
+
+    # Opening --------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        if self._state is _State.OPEN:
+            self._state = _State.CLOSED
+            self._retry_ms = self._desk.now
+
+    def _open(self) -> None:
+        identity = self._desk.identity
+        self._state = _State.OPENING
+        self._desk.call_pager(
+            OpenSession(
+                worker=identity.name,
+                incarnation=identity.incarnation,
+                role=self._desk.role.role,
+                lock_name=identity.lock_name,
+                pool=identity.pool,
+            ),
+            self._open_answered,
+            moves_leases=False,
+        )
+
+    def _open_answered(self, message: Message) -> None:
+        if self._state is not _State.OPENING:
+            return
+        if not isinstance(message, SessionOpened):
+            self._state = _State.CLOSED
+            wanted = message.retry_after_ms if isinstance(message, Refused) else 0
+            self._retry_ms = self._desk.pause(self._retries, wanted)
+            self._retries += 1
+            return
+        before, desk = self._opened, self._desk
+        self._state, self._opened, self._retries = _State.OPEN, message, 0
+        self._heartbeat_ms = desk.now + message.heartbeat_ms
+        self._beating = False
+        desk.epoch, desk.pool_pages = message.epoch, message.page_count
+        self._declare_wanted = before is not None
+        if before is not None and before.epoch != message.epoch:
+            self._parts_open = 0
+            desk.give_up_pager_calls()
+        if before is None or before.pool_incarnation != message.pool_incarnation:
+            self._new_pool()
+            desk.commands.append(UsePool(message))
+
+    def _new_pool(self) -> None:
+        """The memory was made anew: what we held is no more."""
+        for lease in list(self._desk.leases.values()):
+            _lose(self._desk, lease)
+
+    # Heartbeats -----------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        assert self._opened is not None
+        desk = self._desk
+        held = [lease.lease for lease in desk.leases.values() if lease.hold is Hold.HELD]
+        digest = 0
+        for lease in held:
+            digest ^= lease
+        self._beating = True
+        self._heartbeat_ms = desk.now + self._opened.heartbeat_ms
+        desk.call_pager(
+            Heartbeat(
+                worker=desk.identity.name,
+                incarnation=desk.identity.incarnation,
+                epoch=self._opened.epoch,
+                lease_count=len(held),
+                lease_digest=digest,
+            ),
+            partial(self._beat_answered, self._opened),
+            moves_leases=False,
+        )
+
+    def _beat_answered(self, opened: SessionOpened, message: Message) -> None:
+        if opened is not self._opened or self._state is not _State.OPEN:
+            return
+        self._beating = False
+        match message:
+            case Ok():
+                pass
+            case DeclareWanted():
+                self._declare_wanted = True
+            case Refused(code="Stale" | "Gone" | "Denied"):
+                self._close()
+            case _:
+                self._heartbeat_ms = min(self._heartbeat_ms, self._desk.pause(1))
+
+    # Declaring ------------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        assert self._opened is not None
+        desk = self._desk
+        self._declare_wanted = False
+        self._parts_failed = False
+        self._lost.clear()
+        parts = list(self._parts())
+        self._parts_open = len(parts)
+        for index, part in enumerate(parts):
+            desk.call_pager(
+                Declare(
+                    worker=desk.identity.name,
+                    incarnation=desk.identity.incarnation,
+                    epoch=self._opened.epoch,
+                    part=index,
+                    parts=len(parts),
+                    leases=part,
+                ),
+                partial(self._declare_answered, self._opened),
+                moves_leases=True,
+            )
+
+    def _parts(self) -> Iterator[list[HeldLease]]:
+        """What we hold, in lists that a message can carry."""
+        part: list[HeldLease] = []
+        size = 0
+        for lease in self._desk.leases.values():
+            if lease.hold is Hold.LOST:
+                continue
+            held = _held(lease)
+            size += len(held.tokens) + len(held.extents) + 512
+            if part and size > self._desk.limits.declare_bytes_max:
+                yield part
+                part, size = [], len(held.tokens) + len(held.extents) + 512
+            part.append(held)
+        yield part
+
+    def _declare_answered(self, opened: SessionOpened, message: Message) -> None:
+        if opened is not self._opened or not self._parts_open:
+            return
+        self._parts_open -= 1
+        match message:
+            case Declared():
+                self._lost.update(message.lost)
+            case Ok():
+                pass
+            case Refused(code="Stale" | "Gone" | "Denied"):
+                self._parts_failed = True
+                self._close()
+            case _:
+                self._parts_failed = True
+        if self._parts_open:
+            return
+        if self._parts_failed:
+            self._declare_wanted = True
+        for number in self._lost:
+            lease = self._desk.leases.get(number)
+            if lease is not None:
+                _lose(self._desk, lease)
+        self._lost.clear()
+
+
+def _held(lease: Lease) -> HeldLease:
+    return HeldLease(
+        lease=lease.lease,
+        lease_slot=lease.slot,
+        key=lease.key,
+        order=lease.order,
+        root=lease.root,
+        granted_at=lease.granted_at,
+        extents=pack_extents(lease.table),
+        tokens=pack(lease.tokens.view(0, lease.filled)),
+        ticket=lease.ticket,
+    )
+
+
+def _lose(desk: Desk, lease: Lease) -> None:
+    if lease.hold is Hold.OFFERED:
+        handover.taken_back(desk, lease)
+    elif lease.hold is not Hold.LOST:
+        admission.revoked(desk, lease, "stale", "")
+
+
+def revoke(desk: Desk, number: int, reason: str, usage: str) -> None:
+    """The pager ended a lease. It is acknowledged now, or after the step that uses it."""
+    lease = desk.leases.get(number)
+    if lease is None:
+        leases.acknowledge_unknown(desk, number)
+    elif lease.hold is Hold.OFFERED:
+        handover.taken_back(desk, lease)
+    elif lease.hold is not Hold.LOST:
+        admission.revoked(desk, lease, reason, usage)

@@ -1,0 +1,71 @@
+"""What a worker is told once, at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagemesh.wire.pager_messages import PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is. ``incarnation`` is new with every start of the process."""
+
+    name: str
+    incarnation: int
+    lock_name: str
+    """The file in the pool folder that the process keeps locked for as long as it lives."""
+    pool: PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """Where the two roles differ."""
+
+    role: Literal["prefill", "decode"]
+    hand_over: bool
+    """Give a sequence to the decode worker that its ``Submit`` names, after the first token."""
+    step_tokens_max: int
+    """Tokens computed in one step, over all rows."""
+    chunk_tokens_max: int
+    """Tokens of one sequence computed in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Every bound of the core. Times are in milliseconds."""
+
+    context_tokens_max: int = 1 << 20
+    sequences_max: int = 256
+    """Sequences accepted and not ended, over all phases."""
+    waiting_tokens_max: int = 1 << 21
+    """Context tokens accepted and not computed yet."""
+    step_rows_max: int = 256
+    growth_pages: int = 2
+    """Pages asked for ahead of need, at admission and while decoding."""
+    commit_pages: int = 4
+    """Full pages that a decoding sequence gathers before it commits them."""
+    ticket_ttl_ms: int = 10_000
+    attach_tries_max: int = 3
+    call_ms: int = 2_000
+    """How long a call waits for its answer."""
+    retry_ms: int = 20
+    retry_ms_max: int = 1_000
+    deadline_ms_min: int = 1
+    """A message with less time left is refused."""
+    retain_ms: int = 10_000
+    """How long an ended sequence can still be sent again."""
+    retained_max: int = 1_024
+    beat_ms: int = 200
+    """Silence after which a gateway hears the last counter again."""
+    beats_max: int = 10
+    """Such repeats after the last sequence of a gateway ended."""
+    gateways_max: int = 1_024
+    resend_tokens_max: int = 4_096
+    """Tokens sent again in one frame; a gateway asks on from there."""
+    aborts_max: int = 4_096
+    """Aborted requests remembered, so that a message that comes late is refused."""
+    abort_ms: int = 60_000
+    declare_bytes_max: int = 1 << 19
+    tick_ms: int = 20
