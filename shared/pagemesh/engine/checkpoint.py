@@ -1,0 +1,174 @@
+"""A checkpoint on disk: finding it, reading its tensors, naming its content by digest.
+
+Only safetensors are read: they are mapped, not loaded, and hold nothing but numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from pagemesh.engine.files import write_atomically
+from pagemesh.wire.errors import ConfigError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_TOKENIZER_NAMES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+_CHUNK_BYTES = 1 << 22
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, bytes done and bytes in all."""
+
+
+def silent(_stage: str, _done_bytes: int, _total_bytes: int) -> None:
+    """A ``Progress`` that shows nothing."""
+
+
+def read_config(folder: Path) -> Any:
+    """The ``transformers`` configuration in ``folder``. Raises ``ConfigError``."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model {folder}: has no config.json")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # unknown model types and broken JSON alike
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"model {folder}: config.json cannot be used: {reason[0][:300]}"
+        ) from None
+
+
+class Checkpoint:
+    """The tensors of one checkpoint by name. A context manager; tensors outlive it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``ConfigError`` when no safetensors are there or a file is broken."""
+        self.folder = folder
+        self.paths = _weight_paths(folder)
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        from safetensors import safe_open
+
+        for path in self.paths:
+            try:
+                file = self._stack.enter_context(safe_open(str(path), framework="pt"))
+            except Exception as error:  # safetensors has its own, untyped, exception
+                self._stack.close()
+                raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
+            self._files.update(dict.fromkeys(file.keys(), file))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A read-only tensor, mapped. Raises ``ConfigError`` when it is not there, has
+        another shape or is not made of floating-point numbers."""
+        if name not in self._files:
+            raise ConfigError(f"model {self.folder}: tensor {name} is missing")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ConfigError(
+                f"model {self.folder}: tensor {name} has shape {list(tensor.shape)}, "
+                f"config.json wants {list(shape)}"
+            )
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise ConfigError(
+                f"model {self.folder}: tensor {name} is {tensor.dtype}; "
+                "float32, float16 and bfloat16 are supported"
+            )
+        return tensor
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    index = folder / INDEX_NAME
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"model {index}: broken index: {error}") from None
+        paths = [folder / str(name) for name in names]
+    else:
+        paths = [folder / SINGLE_NAME]
+    for path in paths:
+        if not path.is_file() or path.resolve().is_dir():
+            raise ConfigError(
+                f"model {folder}: {path.name} is missing; the weights must be safetensors files"
+            )
+    return paths
+
+
+def weights_digest(
+    paths: Iterable[Path], config_digest: bytes, cache: Path, progress: Progress = silent
+) -> bytes:
+    """SHA-256 over the content of ``paths`` and what the configuration makes of it.
+
+    Reading tens of gigabytes takes a minute, so each file's digest is remembered in
+    ``cache`` under its path, size and modification time.
+    """
+    paths = list(paths)
+    total = sum(path.stat().st_size for path in paths)
+    digest = hashlib.sha256(config_digest)
+    done = 0
+    for path in paths:
+        digest.update(_file_digest(path, cache, partial(_report, progress, done, total)))
+        done += path.stat().st_size
+    progress("digest", total, total)
+    return digest.digest()
+
+
+def tokenizer_digest(folder: Path) -> bytes:
+    """SHA-256 over the names and content of the tokenizer's files."""
+    digest = hashlib.sha256()
+    for name in _TOKENIZER_NAMES:
+        path = folder / name
+        if path.is_file():
+            content = path.read_bytes()
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.digest()
+
+
+def _report(progress: Progress, before: int, total: int, count: int) -> None:
+    progress("digest", before + count, total)
+
+
+def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> bytes:
+    facts = path.stat()
+    key = f"{path.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    known = cache / f"digest-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    try:
+        remembered = bytes.fromhex(known.read_text())
+        if len(remembered) == 32:
+            return remembered
+    except (OSError, ValueError):
+        pass  # not known yet, or a torn file of an older time: read it again
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            report(done)
+    write_atomically(known, digest.hexdigest().encode())
+    return digest.digest()

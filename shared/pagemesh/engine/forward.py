@@ -1,0 +1,138 @@
+"""The forward pass of the Llama family over ragged rows and paged K and V.
+
+One definition for Llama, Qwen2 and Qwen3, for prompt chunks and for single tokens. With T
+rows (tokens) and the widths of ``DecoderConfig``:
+
+    x [T, hidden] = embedding[tokens]
+    for each layer:
+        qkv [T, query + 2 kv] = norm(x) @ qkv.T (+ bias)   q, k normalised by head (Qwen3)
+        q, k rotated by their positions; k, v written to their pages
+        x += attention(q, pages) @ output.T
+        x += silu(gate) * up @ down.T                      gate, up = norm(x) @ gate_up.T
+    logits [n, vocab] = norm(x[wanted]) @ head.T
+
+Every kernel here gives a row the same bits whatever the other rows are. The one exception,
+torch's attention for long chunks, is left out in deterministic mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pagemesh.engine.model import DecoderConfig, Rope
+from pagemesh.engine.weights import DecoderWeights, LayerWeights
+from pagemesh.kernels.ops import (
+    KvPool,
+    RaggedBatch,
+    kv_write,
+    linear,
+    paged_attention,
+    paged_prefill,
+    rms_norm,
+    rope,
+    silu_mul,
+)
+
+Tensor = torch.Tensor
+LONG_CHUNK_ROWS = 64
+"""Rows of one sequence from which torch's attention is worth its gathering of pages."""
+
+
+class Decoder:
+    """Weights and the order in which to use them. Holds no sequence and no page."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, *, deterministic: bool
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.deterministic = deterministic
+        self._cosine, self._sine = rotation_tables(config.rope, config.context_tokens_max)
+
+    def hidden(self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool) -> Tensor:
+        """float32 [n, hidden], ready for ``logits``, of the rows ``wanted`` (int64 [n],
+        ascending). ``tokens``: int64 [T]. Writes K and V of all T rows to ``pool``.
+
+        Raises ``IndexError`` for a token, position or page out of range.
+        """
+        cosine = self._cosine[batch.row_position]
+        sine = self._sine[batch.row_position]
+        x = self.weights.embedding[tokens]
+        long = batch.rows >= LONG_CHUNK_ROWS * batch.sequences
+        attention = paged_prefill if long and not self.deterministic else paged_attention
+        last = self.config.layer_count - 1
+        for index, layer in enumerate(self.weights.layers):
+            q = self._write_kv(index, layer, x, cosine, sine, batch, pool)
+            if index == last and len(wanted) < batch.rows:
+                # Beyond the last K and V only the wanted rows are of use.
+                x, q, batch = x[wanted], q[wanted], narrowed(batch, wanted)
+                attention = paged_attention
+            mixed = attention(q, pool, index, batch, self.config.attention_scale)
+            x = x + linear(mixed.view(len(x), self.config.query_size), layer.output)
+            x = x + self._gated(layer, x)
+        return rms_norm(x, self.weights.norm, self.config.norm_epsilon)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocab] of ``hidden`` rows."""
+        return linear(hidden, self.weights.head)
+
+    def _write_kv(
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        batch: RaggedBatch,
+        pool: KvPool,
+    ) -> Tensor:
+        """Write K and V of every row; gives the rotated queries, [T, heads, head_dim]."""
+        at, rows = self.config, len(x)
+        normed = rms_norm(x, layer.attention_norm, at.norm_epsilon)
+        joined = linear(normed, layer.qkv).view(rows, -1, at.head_dim)
+        v = joined[:, at.head_count + at.kv_head_count :]
+        if layer.query_norm is None or layer.key_norm is None:
+            turned = rope(joined[:, : at.head_count + at.kv_head_count], cosine, sine)
+            q, k = turned[:, : at.head_count], turned[:, at.head_count :]
+        else:
+            q = self._norm_heads(joined[:, : at.head_count], layer.query_norm)
+            k = self._norm_heads(joined[:, at.head_count : -at.kv_head_count], layer.key_norm)
+            rope(q, cosine, sine)
+            rope(k, cosine, sine)
+        kv_write(k, v, pool, index, batch.slots)
+        return q
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        flat = heads.reshape(-1, self.config.head_dim)
+        return rms_norm(flat, weight, self.config.norm_epsilon).view(heads.shape)
+
+    def _gated(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        normed = rms_norm(x, layer.mlp_norm, self.config.norm_epsilon)
+        return linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
+
+
+def narrowed(batch: RaggedBatch, wanted: Tensor) -> RaggedBatch:
+    """The rows ``wanted`` (int64 [n], ascending) of ``batch``, of the same sequences."""
+    return replace(
+        batch,
+        row_indptr=torch.searchsorted(wanted, batch.row_indptr.long()).int(),
+        row_sequence=batch.row_sequence[wanted],
+        row_position=batch.row_position[wanted],
+        slots=batch.slots[wanted],
+    )
+
+
+def rotation_tables(rope_of: Rope, position_count: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [positions, pairs].
+
+    The angle is a float32 product, as in training, where rounding of large angles is part of
+    the model; its cosine is then taken in double precision, so that it is nobody's rounding.
+    """
+    positions = np.arange(position_count, dtype=np.float32)[:, None]
+    angles = (positions * np.array(rope_of.frequencies, np.float32)).astype(np.float64)
+    tables = (np.cos(angles) * rope_of.scale, np.sin(angles) * rope_of.scale)
+    cosine, sine = (torch.from_numpy(table.astype(np.float32)) for table in tables)
+    return cosine, sine

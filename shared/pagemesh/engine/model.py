@@ -1,0 +1,168 @@
+"""What a decoder looks like: the few numbers that tell Llama, Qwen2 and Qwen3 apart.
+
+All three are the same stack (norm, attention with rotary positions, norm, gated MLP) and
+differ in biases, in a norm over each query and key head, and in how the head width is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pagemesh.wire.errors import ConfigError
+
+SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Scalings whose angles depend on the position alone. Those that change with the length of
+the sequence would make a cached page wrong as the sequence grows."""
+_HEAD_DIM_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: the angle of pair ``i`` at position ``p`` is ``p * frequencies[i]``
+    radians; cosine and sine are multiplied by ``scale``."""
+
+    frequencies: tuple[float, ...]
+    scale: float
+
+    def canonical(self) -> str:
+        """What ``identity.model_root`` takes as ``positions``: equal strings, equal angles."""
+        return json.dumps(
+            {"pairs": "halves", "frequencies": self.frequencies, "scale": self.scale},
+            separators=(",", ":"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Counts are in elements; ``head_dim`` is the width of one attention head."""
+
+    architecture: str
+    layer_count: int
+    hidden_size: int
+    head_count: int
+    kv_head_count: int
+    head_dim: int
+    mlp_size: int
+    vocab_tokens: int
+    context_tokens_max: int
+    norm_epsilon: float
+    rope: Rope
+    tied_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norm: bool
+    """Queries and keys are normalised head by head before rotation (Qwen3)."""
+
+    @property
+    def query_size(self) -> int:
+        return self.head_count * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_head_count * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def digest(self) -> bytes:
+        """SHA-256 of every number that gives the weights their meaning."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "rope"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+
+
+def decoder_config(source: Any, *, where: str) -> DecoderConfig:
+    """The decoder that a ``transformers`` configuration describes.
+
+    Raises ``ConfigError`` naming ``where`` and the reason when this engine cannot run it.
+    """
+    names = getattr(source, "architectures", None) or ["(none named)"]
+    architecture = str(names[0])
+    if architecture not in SUPPORTED:
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported; "
+            f"supported are {', '.join(SUPPORTED)}"
+        )
+    _refuse_unsupported(source, where)
+    qwen = architecture != "LlamaForCausalLM"
+    attention_bias = bool(getattr(source, "attention_bias", False))
+    heads = int(source.num_attention_heads)
+    head_dim = int(getattr(source, "head_dim", None) or source.hidden_size // heads)
+    config = DecoderConfig(
+        architecture=architecture,
+        layer_count=int(source.num_hidden_layers),
+        hidden_size=int(source.hidden_size),
+        head_count=heads,
+        kv_head_count=int(getattr(source, "num_key_value_heads", None) or heads),
+        head_dim=head_dim,
+        mlp_size=int(source.intermediate_size),
+        vocab_tokens=int(source.vocab_size),
+        context_tokens_max=int(source.max_position_embeddings),
+        norm_epsilon=float(source.rms_norm_eps),
+        rope=_rope(source, head_dim, where),
+        tied_embeddings=bool(source.tie_word_embeddings),
+        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+        output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        mlp_bias=not qwen and bool(getattr(source, "mlp_bias", False)),
+        head_norm=architecture == "Qwen3ForCausalLM",
+    )
+    _check_shape(config, where)
+    return config
+
+
+def _refuse_unsupported(source: Any, where: str) -> None:
+    activation = getattr(source, "hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ConfigError(f"{where}: activation {activation!r} is not supported, only silu")
+    if getattr(source, "quantization_config", None):
+        raise ConfigError(
+            f"{where}: quantised checkpoints are not supported; use the float32, float16 or "
+            "bfloat16 one"
+        )
+    layers = getattr(source, "layer_types", None) or []
+    if any(kind != "full_attention" for kind in layers):
+        kinds = ", ".join(sorted(set(layers) - {"full_attention"}))
+        raise ConfigError(f"{where}: attention layers of type {kinds} are not supported")
+
+
+def _check_shape(config: DecoderConfig, where: str) -> None:
+    if config.kv_head_count < 1 or config.head_count % config.kv_head_count:
+        raise ConfigError(
+            f"{where}: {config.head_count} query heads cannot share "
+            f"{config.kv_head_count} key/value heads evenly"
+        )
+    if config.head_dim % 2 or not 2 <= config.head_dim <= _HEAD_DIM_MAX:
+        raise ConfigError(
+            f"{where}: head width {config.head_dim} is not an even number up to {_HEAD_DIM_MAX}"
+        )
+
+
+def _rope(source: Any, head_dim: int, where: str) -> Rope:
+    """The frequencies, float32 as checkpoints are trained with. Scaled variants come from
+    ``transformers``, so that a new model means the same angles here and there."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = dict(getattr(source, "rope_parameters", None) or {})
+    kind = str(parameters.get("rope_type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ConfigError(
+            f"{where}: rotary scaling {kind!r} is not supported; "
+            f"supported are {', '.join(ROPE_TYPES)}"
+        )
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{where}: rotating only a part of each head is not supported")
+    if kind == "default":
+        base = float(parameters.get("rope_theta", 10_000.0))
+        steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return Rope(tuple((1.0 / base**steps).tolist()), 1.0)
+    try:
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](source, device=torch.device("cpu"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: broken rope_parameters: {error}") from None
+    return Rope(tuple(frequencies.float().tolist()), float(scale))

@@ -1,0 +1,128 @@
+"""Prepared weights: one file a model that every process of the host maps.
+
+A checkpoint in half precision has to be converted for a CPU, and matrices have to be packed
+as the kernels read them. Doing that in each process would hold each result once per process,
+so the first one writes them to a file, under a lock, and all map it: the host's page cache
+holds them once. Tensors that the checkpoint already has as they are needed (float32, not
+packed) are mapped from there and are not written again.
+
+The file is in safetensors format, written tensor by tensor so that no more than one is in
+memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from pagemesh.engine.checkpoint import Checkpoint, Progress
+from pagemesh.engine.files import locked
+from pagemesh.engine.weights import Recipe
+from pagemesh.kernels.ops import pack_linear
+from pagemesh.wire.errors import ConfigError
+
+FORMAT = "f32-panels16-1"
+"""Part of the file's name: weights prepared in another way are another file."""
+_ALIGN_BYTES = 64
+_SPARE_BYTES = 64 << 20
+
+
+def load_prepared(
+    checkpoint: Checkpoint,
+    recipes: Iterable[Recipe],
+    digest: bytes,
+    cache: Path,
+    progress: Progress,
+) -> dict[str, torch.Tensor]:
+    """Every tensor of ``recipes`` by name, float32, mapped from ``checkpoint`` (an open one) or
+    from the prepared file in ``cache``, which is written when it is not there. Nobody may
+    write to them.
+
+    Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    wanted = []
+    for recipe in recipes:
+        parts = [checkpoint.tensor(name, shape) for name, shape in recipe.parts]
+        if len(parts) == 1 and parts[0].dtype == torch.float32 and not recipe.matrix:
+            tensors[recipe.name] = parts[0]
+        else:
+            wanted.append(recipe)
+    path = cache / f"{digest.hex()[:32]}.{FORMAT}.safetensors"
+    with locked(path.with_suffix(".lock")):
+        if not path.is_file():
+            _write(path, checkpoint, wanted, progress)
+    tensors.update(_map(path))
+    return tensors
+
+
+def _map(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except Exception as error:  # safetensors has its own, untyped, exception
+        raise ConfigError(f"{path}: broken prepared weights ({error}); delete the file") from None
+
+
+def _write(
+    path: Path,
+    checkpoint: Checkpoint,
+    recipes: list[Recipe],
+    progress: Progress,
+) -> None:
+    header, total = _header(recipes)
+    free = shutil.disk_usage(path.parent).free
+    if free < total + _SPARE_BYTES:
+        raise ConfigError(
+            f"{path.parent}: {total:,} bytes are needed for prepared weights, {free:,} are free; "
+            "set PAGEMESH_CACHE_DIR to a folder on a larger disk"
+        )
+    partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
+    try:
+        with partial.open("wb") as file:
+            file.write(header)
+            done = 0
+            for recipe in recipes:
+                done += _write_tensor(file, _prepare(checkpoint, recipe))
+                progress("prepare", done, total)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write prepared weights: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _prepare(checkpoint: Checkpoint, recipe: Recipe) -> torch.Tensor:
+    parts = [checkpoint.tensor(name, shape).to(torch.float32) for name, shape in recipe.parts]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return pack_linear(whole).panels if recipe.matrix else whole.contiguous()
+
+
+def _write_tensor(file: IO[bytes], tensor: torch.Tensor) -> int:
+    return file.write(tensor.numpy().data.cast("B"))
+
+
+def _header(recipes: list[Recipe]) -> tuple[bytes, int]:
+    """The safetensors header, padded so that data starts aligned, and the data's size."""
+    entries: dict[str, object] = {}
+    offset = 0
+    for recipe in recipes:
+        shape = recipe.prepared_shape
+        end = offset + 4 * math.prod(shape)
+        entries[recipe.name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    body = json.dumps(entries, separators=(",", ":")).encode()
+    body += b" " * (-(8 + len(body)) % _ALIGN_BYTES)
+    return len(body).to_bytes(8, "little") + body, offset

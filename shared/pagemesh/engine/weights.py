@@ -1,0 +1,133 @@
+"""The tensors of a decoder as the forward pass wants them, and where they come from.
+
+Projections that read the same input lie one after the other in one matrix (query, key and
+value; gate and up), so that a step does four products a layer instead of seven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pagemesh.engine.model import DecoderConfig
+from pagemesh.kernels.ops import PackedLinear, packed_shape
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attention_norm: Tensor
+    qkv: PackedLinear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """``embedding``: float32 [vocab, hidden]; ``head`` gives the logits."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One tensor to prepare: ``parts`` of the checkpoint (name, shape), joined along their
+    first dimension. A ``matrix`` is packed for ``kernels.linear``."""
+
+    name: str
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    matrix: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.parts[0][1]
+        return (sum(shape[0] for _, shape in self.parts), *first[1:])
+
+    @property
+    def prepared_shape(self) -> tuple[int, ...]:
+        return packed_shape(self.shape[0], self.shape[1]) if self.matrix else self.shape
+
+
+def recipes(config: DecoderConfig) -> Iterator[Recipe]:
+    """Every tensor of a decoder, in the order the forward pass reads them."""
+    hidden, vocab = config.hidden_size, config.vocab_tokens
+    yield Recipe("embedding", (("model.embed_tokens.weight", (vocab, hidden)),))
+    for index in range(config.layer_count):
+        yield from _layer_recipes(config, index)
+    yield Recipe("norm", (("model.norm.weight", (hidden,)),))
+    head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
+    yield Recipe("head.weight", ((head, (vocab, hidden)),), matrix=True)
+
+
+def _layer_recipes(config: DecoderConfig, index: int) -> Iterator[Recipe]:
+    source, target = f"model.layers.{index}.", f"layers.{index}."
+    hidden, query, kv, mlp = config.hidden_size, config.query_size, config.kv_size, config.mlp_size
+
+    def linear(
+        name: str, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool
+    ) -> Iterator[Recipe]:
+        yield Recipe(
+            f"{target}{name}.weight",
+            tuple((f"{source}{part}.weight", (outputs, inputs)) for part, outputs in parts),
+            matrix=True,
+        )
+        if bias:
+            yield Recipe(
+                f"{target}{name}.bias",
+                tuple((f"{source}{part}.bias", (outputs,)) for part, outputs in parts),
+            )
+
+    def norm(name: str, part: str, width: int) -> Recipe:
+        return Recipe(target + name, ((f"{source}{part}.weight", (width,)),))
+
+    yield norm("attention_norm", "input_layernorm", hidden)
+    heads = (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
+    yield from linear("qkv", heads, hidden, config.qkv_bias)
+    if config.head_norm:
+        yield norm("query_norm", "self_attn.q_norm", config.head_dim)
+        yield norm("key_norm", "self_attn.k_norm", config.head_dim)
+    yield from linear("output", (("self_attn.o_proj", hidden),), query, config.output_bias)
+    yield norm("mlp_norm", "post_attention_layernorm", hidden)
+    gates = (("mlp.gate_proj", mlp), ("mlp.up_proj", mlp))
+    yield from linear("gate_up", gates, hidden, config.mlp_bias)
+    yield from linear("down", (("mlp.down_proj", hidden),), mlp, config.mlp_bias)
+
+
+def assemble(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
+    """The decoder whose tensors are ``tensors``, named and shaped as ``recipes`` say."""
+    no_bias = torch.empty(0)
+    hidden, mlp = config.hidden_size, config.mlp_size
+
+    def linear(name: str, outputs: int, inputs: int) -> PackedLinear:
+        bias = tensors.get(f"{name}.bias", no_bias)
+        return PackedLinear(outputs, inputs, tensors[f"{name}.weight"], bias)
+
+    def layer(index: int) -> LayerWeights:
+        prefix = f"layers.{index}."
+        return LayerWeights(
+            attention_norm=tensors[prefix + "attention_norm"],
+            qkv=linear(prefix + "qkv", config.query_size + 2 * config.kv_size, hidden),
+            query_norm=tensors.get(prefix + "query_norm"),
+            key_norm=tensors.get(prefix + "key_norm"),
+            output=linear(prefix + "output", hidden, config.query_size),
+            mlp_norm=tensors[prefix + "mlp_norm"],
+            gate_up=linear(prefix + "gate_up", 2 * mlp, hidden),
+            down=linear(prefix + "down", hidden, mlp),
+        )
+
+    return DecoderWeights(
+        embedding=tensors["embedding"],
+        layers=tuple(layer(index) for index in range(config.layer_count)),
+        norm=tensors["norm"],
+        head=linear("head", config.vocab_tokens, hidden),
+    )

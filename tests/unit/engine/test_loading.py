@@ -1,0 +1,182 @@
+"""Loading maps weights once per host, names them by content, and refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.kernels.linear.packed import unpack_linear
+from pagemesh.wire.errors import ConfigError
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from tests.unit.engine.models import SHAPE, save_twin
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    return tmp_path / "model"
+
+
+def load(folder: Path, *, page_size: int = 16, cache: Path | None = None) -> LoadedModel:
+    return load_model(
+        folder, name="tiny", page_size=page_size, cache=cache or folder.parent / "cache"
+    )
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def mapped_files(tensor: torch.Tensor) -> str:
+    """The line of this process's memory map that holds ``tensor``."""
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(word, 16) for word in line.split()[0].split("-"))
+        if low <= address < high:
+            return line
+    return "private memory"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_are_those_of_the_checkpoint_in_float32(tmp_path: Path, dtype: Any) -> None:
+    twin = save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=dtype)
+    model = load(tmp_path / "model")
+    own, layer = model.weights, twin.model.layers[1]
+    assert torch.equal(own.embedding, twin.model.embed_tokens.weight)
+    assert torch.equal(own.layers[1].mlp_norm, layer.post_attention_layernorm.weight)
+    joined = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
+    assert torch.equal(unpack_linear(own.layers[1].gate_up), joined)
+    assert torch.equal(unpack_linear(own.head), twin.lm_head.weight)
+
+
+def test_every_weight_is_mapped_from_a_file_and_float32_norms_from_the_checkpoint(
+    folder: Path,
+) -> None:
+    weights = load(folder).weights
+    assert str(folder / WEIGHTS) in mapped_files(weights.norm)
+    assert str(folder.parent / "cache") in mapped_files(weights.head.panels)
+    assert str(folder.parent / "cache") in mapped_files(weights.layers[0].qkv.panels)
+
+
+def test_half_precision_is_converted_once_and_then_found(tmp_path: Path) -> None:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=torch.bfloat16)
+    stages: list[str] = []
+
+    def watch(stage: str, done_bytes: int, total_bytes: int) -> None:
+        assert 0 <= done_bytes <= total_bytes
+        stages.append(stage)
+
+    for _ in range(2):
+        load_model(
+            tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache", progress=watch
+        )
+        stages.append("|")
+    first, second = "-".join(stages).split("|")[:2]
+    assert "digest" in first and "prepare" in first
+    assert "prepare" not in second
+
+
+def _load_and_report(folder: Path, results: Any) -> None:
+    results.put(load(folder).root)
+
+
+def test_processes_that_start_at_once_prepare_one_file(folder: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    children = [
+        context.Process(target=_load_and_report, args=(folder, results)) for _ in range(2)
+    ]
+    for child in children:
+        child.start()
+    roots = {results.get(timeout=60) for _ in children}
+    for child in children:
+        child.join(30)
+    assert len(roots) == 1
+    cache = folder.parent / "cache"
+    assert len(list(cache.glob("*.safetensors"))) == 1
+    assert not list(cache.glob("*partial*"))
+
+
+def test_the_root_changes_with_anything_that_changes_a_page(folder: Path) -> None:
+    roots = {load(folder).root, load(folder, page_size=32).root}
+    (folder / "tokenizer.json").write_text('{"version": "2.0"}')
+    roots.add(load(folder).root)
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    roots.add(load(folder).root)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, folder / WEIGHTS)
+    roots.add(load(folder).root)
+    assert len(roots) == 5
+
+
+def test_the_root_does_not_depend_on_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
+    moved = folder.rename(tmp_path / "elsewhere")
+    before = load(moved).root
+    moved = moved.rename(tmp_path / "again")
+    assert load(moved, cache=tmp_path / "fresh").root == before
+
+
+def test_facts_and_pool_spec_describe_the_model(folder: Path) -> None:
+    model = load(folder, page_size=32)
+    facts = model.facts(pool_pages=7, deterministic=True)
+    assert (facts.model, facts.page_size, facts.pool_pages) == ("tiny", 32, 7)
+    assert (facts.context_tokens_max, facts.vocab_tokens) == (512, 199)
+    spec = model.pool_spec
+    assert spec.page_bytes == 3 * 2 * 2 * 16 * 32 * 4
+    assert spec.layout_digest == model.layout.digest
+
+
+def test_a_folder_without_weights_or_configuration_says_which(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert "model.safetensors is missing" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(folder)
+
+
+def test_broken_files_are_named(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    assert "broken safetensors" in refusal(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "broken index" in refusal(folder)
+    (folder / "config.json").write_text("{not json")
+    assert "config.json cannot be used" in refusal(folder)
+
+
+def test_missing_misshapen_and_integer_tensors_are_named(folder: Path) -> None:
+    good = load_file(folder / WEIGHTS)
+    name = "model.layers.2.self_attn.k_proj.weight"
+    for bad, reason in [
+        ({}, "is missing"),
+        ({name: good[name][:-1].clone()}, "has shape [31, 64], config.json wants [32, 64]"),
+        ({name: good[name].to(torch.int8)}, "torch.int8"),
+    ]:
+        rest = {other: tensor for other, tensor in good.items() if other != name}
+        save_file(rest | bad, folder / WEIGHTS)
+        assert f"{name} " in refusal(folder)
+        assert reason in refusal(folder)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot make this folder"):
+        load(folder, cache=tmp_path / "file" / "cache")

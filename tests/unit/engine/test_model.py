@@ -1,0 +1,98 @@
+"""A configuration becomes a decoder, or a sentence that says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pagemesh.engine.model import decoder_config
+from pagemesh.wire.errors import ConfigError
+from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+
+from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
+
+
+def named(config: Any, architecture: str) -> Any:
+    config.architectures = [architecture]
+    return config
+
+
+def llama(**changes: Any) -> Any:
+    return named(LlamaConfig(**{**SHAPE, **changes}), "LlamaForCausalLM")
+
+
+def refusal(config: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        decoder_config(config, where="model here")
+    return str(caught.value)
+
+
+def test_the_three_architectures_differ_where_they_should() -> None:
+    plain = decoder_config(llama(), where="")
+    biased = decoder_config(named(Qwen2Config(**SHAPE), "Qwen2ForCausalLM"), where="")
+    normed = decoder_config(named(Qwen3Config(**SHAPE, head_dim=24), "Qwen3ForCausalLM"), where="")
+    assert (plain.qkv_bias, plain.head_norm, plain.head_dim) == (False, False, 16)
+    assert (biased.qkv_bias, biased.output_bias, biased.head_norm) == (True, False, False)
+    assert (normed.qkv_bias, normed.head_norm, normed.head_dim) == (False, True, 24)
+
+
+def test_an_unsupported_architecture_is_named_with_those_that_are_supported() -> None:
+    text = refusal(named(GPT2Config(), "GPT2LMHeadModel"))
+    assert "GPT2LMHeadModel" in text
+    assert "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in text
+
+
+def test_a_configuration_without_an_architecture_is_refused() -> None:
+    assert "(none named)" in refusal(LlamaConfig(**SHAPE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ({"num_key_value_heads": 3}, "3 key/value heads"),
+        ({"head_dim": 1024}, "1024"),
+    ],
+)
+def test_what_the_engine_cannot_run_is_refused_by_name(
+    changes: dict[str, Any], reason: str
+) -> None:
+    assert reason in refusal(llama(**changes))
+
+
+def test_a_quantised_checkpoint_is_refused() -> None:
+    config = llama()
+    config.quantization_config = {"quant_method": "awq"}
+    assert "quantised" in refusal(config)
+
+
+def test_sliding_windows_are_refused_where_a_layer_uses_them() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    assert "sliding_attention" in refusal(
+        named(Qwen2Config(**SHAPE, **window), "Qwen2ForCausalLM")
+    )
+    unused = named(Qwen2Config(**SHAPE, sliding_window=8), "Qwen2ForCausalLM")
+    assert decoder_config(unused, where="").layer_count == 3
+
+
+def test_every_rope_variant_has_angles_of_its_own() -> None:
+    ropes = {decoder_config(llama(), where="").rope.canonical()}
+    for changes in ({"rope_theta": 5e5, "rope_type": "default"}, LLAMA3_ROPE):
+        ropes.add(decoder_config(llama(rope_parameters=changes), where="").rope.canonical())
+    assert len(ropes) == 3
+
+
+def test_the_digest_tells_apart_what_gives_weights_another_meaning() -> None:
+    digests = {
+        decoder_config(llama(**changes), where="").digest()
+        for changes in ({}, {"rms_norm_eps": 1e-5}, {"num_key_value_heads": 4})
+    }
+    assert len(digests) == 3
+    assert decoder_config(llama(), where="").digest() in digests
+
+
+def test_every_twin_of_the_logit_tests_is_a_supported_model() -> None:
+    kinds = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    for name, config in twins().items():
+        assert decoder_config(named(config, kinds[config.model_type]), where=name).layer_count == 3
