@@ -1,0 +1,152 @@
+"""Child processes are kept alive, read, and stopped in order. Real processes, tiny programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pagemesh.cli.children import ChildLost, ChildSpec
+from pagemesh.cli.restarts import RestartLimits
+from pagemesh.cli.supervisor import Supervisor, supervised
+from pagemesh.wire.errors import ConfigError
+
+LIMITS = RestartLimits(exit_count_max=4, pause_ms_first=10, pause_ms_max=20)
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+
+
+def program(name: str, code: str, *, stage: int = 0) -> ChildSpec:
+    return ChildSpec(name, name, stage, (sys.executable, "-c", code), dict(os.environ))
+
+
+class Witness:
+    """What the supervisor told, and a way to wait for what it will tell."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.changes: list[tuple[str, str]] = []
+        self._news = asyncio.Event()
+
+    def watch(
+        self, *specs: ChildSpec, grace_ms: int = 3_000
+    ) -> AbstractAsyncContextManager[Supervisor]:
+        return supervised(
+            specs, limits=LIMITS, grace_ms=grace_ms, on_line=self._line, on_change=self._change
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    async def pids(self, mesh: Supervisor) -> list[int]:
+        await self.until(lambda: all(child.pid is not None for child in mesh.children))
+        return [child.pid for child in mesh.children if child.pid is not None]
+
+    def _line(self, line: str) -> None:
+        self.lines.append(line)
+        self._news.set()
+
+    def _change(self, name: str, state: str) -> None:
+        self.changes.append((name, state))
+        self._news.set()
+
+
+async def test_nothing_is_left_running_after_the_context() -> None:
+    witness = Witness()
+    async with witness.watch(program("a", SLEEP), program("b", SLEEP)) as mesh:
+        started = await witness.pids(mesh)
+    assert not any(psutil.pid_exists(pid) for pid in started)
+
+
+async def test_a_killed_child_is_started_again() -> None:
+    witness = Witness()
+    async with witness.watch(program("a", SLEEP)) as mesh:
+        [first] = await witness.pids(mesh)
+        await witness.until(lambda: len(witness.lines) == 1)
+        os.kill(first, signal.SIGKILL)
+        await witness.until(lambda: len(witness.lines) == 2)
+        assert await witness.pids(mesh) != [first]
+    assert ("a", "died (SIGKILL)") in witness.changes
+
+
+async def test_exit_code_two_is_relayed_as_the_config_error_it_reported() -> None:
+    code = "import sys; print('loading'); print('error: pool too small', flush=True); sys.exit(2)"
+    witness = Witness()
+    async with witness.watch(program("pager", code), program("other", SLEEP)) as mesh:
+        failure = await mesh.failed()
+    assert isinstance(failure, ConfigError)
+    assert str(failure) == "pager: pool too small"
+
+
+async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> None:
+    witness = Witness()
+    async with witness.watch(program("a", "print('boom', flush=True); exit(1)")) as mesh:
+        failure = await mesh.failed()
+    assert isinstance(failure, ChildLost)
+    assert "a died 4 times" in str(failure) and "boom" in str(failure)
+
+
+async def test_children_stop_in_the_reverse_order_of_their_stages(tmp_path: Path) -> None:
+    log = tmp_path / "stopped"
+    code = (
+        "import signal, sys, time\n"
+        f"def stop(*_): open({str(log)!r}, 'a').write(sys.argv[1] + ' '); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop); print('up', flush=True); time.sleep(600)"
+    )
+    specs = [
+        ChildSpec(name, name, stage, (sys.executable, "-c", code, name), dict(os.environ))
+        for stage, name in enumerate(("nats", "pager", "decode", "gateway"))
+    ]
+    witness = Witness()
+    async with witness.watch(*specs):
+        await witness.until(lambda: len(witness.lines) == 4)
+    assert log.read_text().split() == ["gateway", "decode", "pager", "nats"]
+
+
+async def test_a_child_that_ignores_the_request_to_stop_is_killed_after_its_grace() -> None:
+    witness = Witness()
+    async with witness.watch(program("a", STUBBORN), grace_ms=100) as mesh:
+        started = await witness.pids(mesh)
+        await witness.until(lambda: len(witness.lines) == 1)
+    assert not any(psutil.pid_exists(pid) for pid in started)
+    assert ("a", "did not stop in 100 ms; killed") in witness.changes
+
+
+async def test_a_line_beyond_the_limit_does_not_stop_the_reading() -> None:
+    witness = Witness()
+    code = "print('x' * 300_000); print('after', flush=True); import time; time.sleep(600)"
+    async with witness.watch(program("a", code)):
+        await witness.until(lambda: "after" in witness.lines)
+    assert max(len(line) for line in witness.lines) <= 1 << 16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_leashed_child_dies_with_a_parent_that_was_killed() -> None:
+    parent = (
+        "import os, subprocess, sys, time\n"
+        "command = [sys.executable, '-m', 'pagemesh.cli.leash', str(os.getpid()),\n"
+        "           sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "child = subprocess.Popen(command)\n"
+        "time.sleep(0.5)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    deadline = time.monotonic() + 5
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.02)

@@ -1,0 +1,155 @@
+"""Whatever is wrong with flags and variables is one line that names it, and exit code 2."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pagemesh.cli.main import run
+from pagemesh.cli.options import given_flags
+from pagemesh.cli.screen import Screen
+from pagemesh.cli.serve import service_config
+from pagemesh.cli.up import plan
+from pagemesh.cli.up_config import http_url
+from pagemesh.wire.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("PAGEMESH_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "tiny-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a wrong command line is answered with."""
+    assert run(list(arguments)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    [line] = shown.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up", "--bogus"], "--bogus"),
+        (["up", "--prefill", "many"], "--prefill"),
+        (["up", "--prefill", "65"], "--prefill"),
+        (["up", "--device", "abacus"], "--device"),
+        (["up", "--http", "nowhere"], "--http"),
+        (["up", "--http", "127.0.0.1:70000"], "--http"),
+        (["up", "--model", "/does/not/exist"], "/does/not/exist"),
+        (["up", "--model", __file__], "is a file"),
+        (["serve", "butler"], "butler"),
+        (["serve", "pager", "--pool-bytes", "lots"], "--pool-bytes"),
+        (["sing"], "sing"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_that_names_it(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    assert named in error_of(capsys, *arguments)
+
+
+def test_a_variable_that_nothing_reads_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_HTTPPORT", "8000")
+    assert "PAGEMESH_HTTPPORT" in error_of(capsys, "up")
+
+
+def test_a_wrong_variable_is_named_as_a_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_PAGE_SIZE", "0")
+    assert "PAGEMESH_PAGE_SIZE='0'" in error_of(capsys, "up")
+
+
+def test_an_occupied_port_is_named_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = error_of(capsys, "up", "--model", model, "--http", f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in line and "--http" in line
+
+
+def test_a_mesh_without_workers_is_refused(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    flags = ["--model", model, "--http-port", "0", "--prefill", "0", "--decode", "0"]
+    line = error_of(capsys, "up", *flags, "--pool-dir", str(tmp_path / "pools"))
+    assert "at least one worker" in line
+
+
+def test_flags_win_over_variables(model: str) -> None:
+    flags = given_flags({"pagemesh_model": model, "pagemesh_http_port": 0, "pagemesh_host": None})
+    made = plan({"PAGEMESH_MODEL": "elsewhere", "PAGEMESH_DTYPE": "bfloat16"}, flags, Screen())
+    assert (made.config.worker.model, made.config.worker.dtype) == (model, "bfloat16")
+    assert made.config.worker.model_name == "tiny-model"
+
+
+def test_port_zero_becomes_a_free_port_that_restarts_can_keep(model: str) -> None:
+    made = plan({}, {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": "127.0.0.1:0"}, Screen())
+    assert made.config.gateway.http_port > 0
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("0.0.0.0:0", "http://127.0.0.1:"), ("[::1]:0", "http://[::1]:"), (":0", "http://127.0.0.1:")],
+)
+def test_the_url_is_one_that_a_client_here_can_use(model: str, address: str, url: str) -> None:
+    made = plan({}, {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": address}, Screen())
+    assert http_url(made.config).startswith(url)
+
+
+def test_a_named_nats_server_is_used_instead_of_an_own_one(model: str) -> None:
+    flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0"}
+    assert plan({}, flags, Screen()).own_nats
+    assert not plan({}, flags | {"PAGEMESH_NATS": "nats://10.0.0.1:4222"}, Screen()).own_nats
+    assert not plan({"PAGEMESH_NATS": "nats://10.0.0.1:4222"}, flags, Screen()).own_nats
+
+
+def test_a_service_without_a_name_gets_one_of_its_role() -> None:
+    assert service_config("pager", {}, {}).host.name.startswith("pager-")
+
+
+def test_a_worker_gets_a_folder_and_the_name_clients_use(model: str) -> None:
+    worker = service_config("decode", {"PAGEMESH_MODEL": model}, {}).worker
+    assert (worker.model, worker.model_name) == (model, "tiny-model")
+
+
+def test_a_model_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        service_config("decode", {"PAGEMESH_MODEL": str(tmp_path)}, {})
+
+
+def test_secrets_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--http-port" in shown
+    assert "--secret" not in shown and "--api-keys" not in shown
+
+
+def test_version_and_help_need_no_heavy_imports() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from pagemesh.cli.main import run; run(['--help']); run(['--version']);"
+        "assert not {'torch', 'transformers', 'nats', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

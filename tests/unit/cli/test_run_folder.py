@@ -1,0 +1,84 @@
+"""The folder of a running mesh: orphans are told by their locks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from pagemesh.cli.run_folder import LOCK_NAME, run_folder
+from pagemesh.wire.errors import ConfigError
+
+
+def orphan(base: Path, name: str, *files: str) -> Path:
+    folder = base / name
+    folder.mkdir(parents=True, mode=0o700)
+    for file in (LOCK_NAME, *files):
+        (folder / file).write_text("x")
+    return folder
+
+
+def test_the_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+    with run_folder(tmp_path / "pools") as folder:
+        assert folder.path.stat().st_mode & 0o077 == 0
+        assert (folder.path / LOCK_NAME).stat().st_mode & 0o077 == 0
+        (folder.path / "host.pool").write_bytes(b"pages")
+    assert list((tmp_path / "pools").iterdir()) == []
+
+
+def test_two_running_meshes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+        assert one.path != two.path
+        assert not two.adopted
+
+
+def test_an_orphan_with_a_pool_is_adopted_with_its_secret(tmp_path: Path) -> None:
+    left = orphan(tmp_path, "up-old", "host.pool", "secret", "nats-server.conf", "w.lock")
+    with run_folder(tmp_path) as folder:
+        assert folder.adopted and folder.path == left
+        assert folder.secret() == "x"
+        assert {path.name for path in left.iterdir()} == {LOCK_NAME, "host.pool", "secret"}
+
+
+def test_further_orphans_and_those_without_a_pool_are_removed(tmp_path: Path) -> None:
+    orphan(tmp_path, "up-a", "secret")
+    orphan(tmp_path, "up-b", "host.pool")
+    orphan(tmp_path, "up-c", "host.pool")
+    with run_folder(tmp_path) as folder:
+        assert (folder.path.name, folder.removed_count) == ("up-b", 2)
+        assert [path.name for path in tmp_path.iterdir()] == ["up-b"]
+
+
+def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> None:
+    left = orphan(tmp_path, "up-old", "host.pool")
+    holder = os.open(left / "host.pool", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        with run_folder(tmp_path) as folder:
+            assert folder.path != left
+        assert (left / "host.pool").exists()
+    finally:
+        os.close(holder)
+
+
+def test_the_secret_is_random_long_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+        assert len(one.secret()) == 64
+        assert one.secret() == one.secret() != two.secret()
+        assert (one.path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "pools"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(open_to_all):
+        pass
+
+
+def test_a_pool_folder_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "pools").write_text("no folder")
+    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(tmp_path / "pools"):
+        pass
