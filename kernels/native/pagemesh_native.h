@@ -62,7 +62,7 @@ void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, 
 struct PmPages {
   float* base;         // of the first page, at this layer's K
   long page_stride;    // from page to page
-  long value_offset;   // from K to V
+  long value_offset;   // from a head's K to its V
   long head_stride;    // from KV head to KV head, for K and V alike
   long page_count;
   long page_size;      // slots

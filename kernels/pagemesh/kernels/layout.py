@@ -2,11 +2,12 @@
 
 A page is one contiguous record of ``page_size`` slots for every layer of its group:
 
-    page = [layer][K then V][kv_head]      K of a head: [head_dim][slot]   (transposed)
+    page = [layer][kv_head][K then V]      K of a head: [head_dim][slot]   (transposed)
                                            V of a head: [slot][head_dim]
 
-so one page is one transfer, one checksum and one disk record, and the scores of sixteen slots
-are one vector. Measured against the alternatives in ``ops/adr/0001-page-layout.md``.
+so one page is one transfer, one checksum and one disk record, a head's K and V are one run of
+bytes, and the scores of sixteen slots are one vector. The alternatives were measured in
+``ops/adr/0001-page-layout.md``.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ class PageLayout:
         return _ITEM_BYTES[self.dtype]
 
     @property
-    def head_stride(self) -> int:
-        """Elements from a KV head to the next, for K and V alike."""
+    def value_offset(self) -> int:
+        """Elements from a head's K to its V."""
         return self.head_dim * self.page_size
 
     @property
-    def value_offset(self) -> int:
-        """Elements from a layer's K to its V."""
-        return self.kv_heads * self.head_stride
+    def head_stride(self) -> int:
+        """Elements from a KV head to the next, for K and V alike."""
+        return 2 * self.value_offset
 
     @property
     def layer_stride(self) -> int:
         """Elements from a layer to the next."""
-        return 2 * self.value_offset
+        return self.kv_heads * self.head_stride
 
     @property
     def page_bytes(self) -> int:
@@ -92,7 +93,7 @@ def _digest(layout: PageLayout) -> bytes:
     fields = canonical(
         {
             "version": LAYOUT_VERSION,
-            "record": "page[layer][kv][head];k[dim][slot];v[slot][dim]",
+            "record": "page[layer][head][kv];k[dim][slot];v[slot][dim]",
             "layers": layout.layers,
             "kv_heads": layout.kv_heads,
             "head_dim": layout.head_dim,

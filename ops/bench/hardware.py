@@ -1,0 +1,42 @@
+"""What a benchmark ran on: the commit and the machine, for every JSON report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def describe() -> dict[str, object]:
+    """Commit (with ``+`` when the tree differs from it), processor, cores and load."""
+    return {
+        "commit": _git("rev-parse", "--short=12", "HEAD")
+        + ("+" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        ["git", *arguments], cwd=here, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown" if done.returncode == 0 else "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    fields = dict(
+        line.split(":", 1) for line in text.splitlines() if line.startswith(("model ", "vendor_id"))
+    )
+    values = {name.strip(): value.strip() for name, value in fields.items()}
+    return " ".join(f"{name} {values[name]}" for name in ("model name", "model") if name in values)
