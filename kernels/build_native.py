@@ -27,6 +27,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent
 LIBRARY_NAME = "libpagemesh_native.so"
 LIBRARY_PATH = SOURCE_ROOT / "pagemesh" / "kernels" / "native" / LIBRARY_NAME
 BUILD_FOLDER = SOURCE_ROOT.parent / "build" / "native"
+DEMO_MODEL = SOURCE_ROOT.parent / "ops" / "demo_model" / "weights"
 COMPILERS = ("g++", "clang++", "c++")
 OUTPUT_LINES_MAX = 20
 
@@ -81,6 +82,8 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
+        if version != "editable" and DEMO_MODEL.is_dir():
+            build_data["force_include"][str(DEMO_MODEL)] = "pagemesh/runtime/demo_model"
         try:
             build()
         except BuildFailed as error:
