@@ -157,6 +157,9 @@ class WorkerConfig:
     model_name: str = setting(
         "", "MODEL_NAME", "what clients call the model; empty: the folder's name or the hub id"
     )
+    cache_dir: str = setting(
+        "", "CACHE_DIR", "folder of prepared weights; empty: in the user's cache folder"
+    )
     device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "DTYPE", "type of weights and KV"

@@ -1,0 +1,74 @@
+"""Fixtures for all tests: a real nats-server, buses to it, a real trace receiver, leak checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from tests.support.leaks import own_descendants, pool_files
+from tests.support.otlp import Receiver, ReceiverServer
+
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.settings import BusConfig
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the event loop that services run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def shared_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for all tests that neither stop nor fill it."""
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server of the test's own, to freeze, thaw, kill and start again."""
+    with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def bus(shared_nats_server: NatsServer) -> AsyncIterator[Bus]:
+    """A connected bus at the shared server."""
+    async with Bus.connect(
+        BusConfig(url=shared_nats_server.url), role="client", name="test"
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def trace_receiver() -> Iterator[Receiver]:
+    """A real OTLP/HTTP receiver; its ``url`` is an endpoint to export to."""
+    with ReceiverServer() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def no_stray_processes() -> Iterator[None]:
+    """Fails the test when a process that it started is still there afterwards."""
+    before = set(own_descendants())
+    yield
+    stray = {pid: line for pid, line in own_descendants().items() if pid not in before}
+    assert not stray, f"left running: {stray}"
+
+
+@pytest.fixture
+def pool_dir(tmp_path: Path) -> Iterator[Path]:
+    """A pool folder of the test's own; fails the test when pool or lock files stay in it."""
+    folder = tmp_path / "pools"
+    folder.mkdir(mode=0o700)
+    yield folder
+    left = pool_files(folder)
+    with contextlib.suppress(OSError):
+        for path in left:
+            path.unlink()
+    assert not left, f"left behind: {sorted(path.name for path in left)}"

@@ -1,0 +1,258 @@
+"""The bus while its server dies, freezes, comes back or was never there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.nats_server import NatsServer, free_port
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Fault, Malformed
+
+
+class Echo:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[bool]] = set()
+
+    def __call__(self, delivery: Delivery) -> None:
+        task = asyncio.ensure_future(delivery.respond(delivery.data))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def ignore(_delivery: Delivery) -> None:
+    """Admit and never answer."""
+
+
+async def reaches(bus: Bus, wanted: BusState) -> None:
+    reached = asyncio.Event()
+    bus.on_state(lambda state: reached.set() if state is wanted else None)
+    if bus.state is not wanted:
+        async with asyncio.timeout(5):
+            await reached.wait()
+
+
+async def asks_until_answered(bus: Bus, subject: str, *, timeout_ms: int) -> bytes:
+    deadline = time.monotonic() + timeout_ms / 1_000
+    while True:
+        try:
+            return (await bus.request(subject, b"x", timeout_ms=500)).data
+        except Fault:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.02)
+
+
+async def test_what_waits_when_the_server_is_killed_fails_at_once(
+    nats_server: NatsServer,
+) -> None:
+    async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+        await bus.subscribe("t.wait", ignore)
+        waiting = [
+            asyncio.create_task(bus.request("t.wait", b"", timeout_ms=30_000)) for _ in range(50)
+        ]
+        await bus.barrier()
+        started = time.monotonic()
+        nats_server.kill()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(end, Disconnected) for end in ends)
+        assert time.monotonic() - started < 1.0
+        assert bus.state is BusState.RECONNECTING
+
+
+async def test_sending_without_a_server_fails_at_once_and_nothing_is_kept_back(
+    nats_server: NatsServer,
+) -> None:
+    seen: list[bytes] = []
+    async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+        await bus.subscribe("t.late", lambda delivery: seen.append(delivery.data))
+        nats_server.kill()
+        await reaches(bus, BusState.RECONNECTING)
+        started = time.monotonic()
+        for _ in range(5_000):
+            with pytest.raises(Disconnected):
+                await bus.publish("t.late", b"x" * 1_024)
+        with pytest.raises(Disconnected):
+            await bus.request("t.late", b"", timeout_ms=30_000)
+        with pytest.raises(Disconnected):
+            await bus.barrier()
+        assert time.monotonic() - started < 2.0
+        nats_server.start()
+        await bus.wait_connected(timeout_ms=5_000)
+        await bus.publish("t.late", b"new")
+        await bus.barrier()
+        await asyncio.sleep(0.05)
+    assert seen == [b"new"]
+
+
+async def test_a_restarted_server_is_found_and_subscriptions_work_again(
+    nats_server: NatsServer,
+) -> None:
+    config = BusConfig(url=nats_server.url)
+    states: list[BusState] = []
+    async with (
+        Bus.connect(config, role="client", name="a") as asker,
+        Bus.connect(config, role="client", name="b") as answerer,
+    ):
+        asker.on_state(states.append)
+        await answerer.subscribe("t.echo", Echo())
+        for _ in range(3):
+            nats_server.kill()
+            await asyncio.sleep(0.2)
+            nats_server.start()
+            assert await asks_until_answered(asker, "t.echo", timeout_ms=10_000) == b"x"
+    assert states == [*([BusState.RECONNECTING, BusState.CONNECTED] * 3), BusState.CLOSED]
+
+
+async def test_a_subscription_made_without_a_server_works_once_there_is_one(
+    nats_server: NatsServer,
+) -> None:
+    async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+        nats_server.kill()
+        await reaches(bus, BusState.RECONNECTING)
+        await bus.subscribe("t.early", Echo())
+        nats_server.start()
+        assert await asks_until_answered(bus, "t.early", timeout_ms=10_000) == b"x"
+
+
+async def test_a_frozen_server_is_noticed_within_three_seconds(nats_server: NatsServer) -> None:
+    async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+        await bus.subscribe("t.echo", Echo())
+        nats_server.freeze()
+        try:
+            started = time.monotonic()
+            with pytest.raises(Disconnected, match="no sign of life"):
+                await bus.request("t.echo", b"", timeout_ms=30_000)
+            assert time.monotonic() - started < 3.0
+            assert bus.state is BusState.RECONNECTING
+        finally:
+            nats_server.thaw()
+        assert await asks_until_answered(bus, "t.echo", timeout_ms=10_000) == b"x"
+
+
+async def test_a_frozen_server_is_noticed_with_every_buffer_full(nats_server: NatsServer) -> None:
+    config = BusConfig(url=nats_server.url, output_bytes_max=4 << 20)
+    async with Bus.connect(config, role="client", name="a") as bus:
+        await bus.subscribe("t.echo", Echo())
+        nats_server.freeze()
+        try:
+            started = time.monotonic()
+            refused = ""
+            while not refused and time.monotonic() - started < 2.0:
+                try:
+                    await bus.publish("t.full", b"x" * 65_536)
+                    await asyncio.sleep(0)
+                except Busy as fault:
+                    refused = fault.code
+            assert refused == "Busy"
+            await reaches(bus, BusState.RECONNECTING)
+            assert time.monotonic() - started < 3.0
+        finally:
+            nats_server.thaw()
+        assert await asks_until_answered(bus, "t.echo", timeout_ms=10_000) == b"x"
+
+
+async def test_a_loop_that_stood_still_does_not_take_the_server_for_dead(
+    nats_server: NatsServer,
+) -> None:
+    config = BusConfig(url=nats_server.url, heartbeat_ms=50, heartbeat_timeout_ms=200)
+    async with Bus.connect(config, role="client", name="a") as bus:
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            time.sleep(0.8)  # noqa: ASYNC251  (the stall is what is tested)
+            await asyncio.sleep(0.15)
+        assert bus.counters.connects == 0
+        assert bus.state is BusState.CONNECTED
+
+
+async def test_no_server_at_start_is_one_clear_error_in_time() -> None:
+    config = BusConfig(url=f"nats://user:hush@127.0.0.1:{free_port()}", start_wait_ms=300)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"no NATS server at nats://127\.0\.0\.1:\d+") as caught:
+        async with Bus.connect(config, role="client", name="a"):
+            pytest.fail("there is no server")
+    assert time.monotonic() - started < 3.0
+    assert "hush" not in str(caught.value)
+    assert "PAGEMESH_NATS" in str(caught.value)
+
+
+async def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other side gives up
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = BusConfig(url=f"nats://127.0.0.1:{port}", connect_timeout_ms=200, start_wait_ms=300)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="no NATS server"):
+        async with Bus.connect(config, role="client", name="a"):
+            pytest.fail("there is no server")
+    assert time.monotonic() - started < 3.0
+    server.close()
+    await asyncio.sleep(0.05)
+
+
+async def test_a_patient_bus_starts_without_a_server_and_finds_it_later(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    config = BusConfig(url=server.url)
+    async with Bus.connect(config, role="client", name="a", patient=True) as bus:
+        assert bus.state is BusState.CONNECTING
+        with pytest.raises(Disconnected):
+            await bus.publish("t.x", b"")
+        await bus.subscribe("t.echo", Echo())
+        with pytest.raises(Disconnected):
+            await bus.wait_connected(timeout_ms=100)
+        try:
+            server.start()
+            assert await asks_until_answered(bus, "t.echo", timeout_ms=10_000) == b"x"
+        finally:
+            server.stop()
+
+
+@pytest.mark.parametrize("url", ["", "http://x:1", "nats://", "nats://host:99999", "127.0.0.1"])
+async def test_an_url_that_is_none_of_nats_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_NATS"):
+        async with Bus.connect(BusConfig(url=url), role="client", name="a"):
+            pytest.fail("that is no URL")
+
+
+async def test_refused_credentials_are_a_config_error_at_once(tmp_path: Path) -> None:
+    extra = 'authorization { user: "u", password: "right" }\n'
+    with NatsServer(tmp_path / "nats", extra=extra) as server:
+        config = BusConfig(url=server.url.replace("//", "//u:wrong@"))
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match="refused user and password"):
+            async with Bus.connect(config, role="client", name="a"):
+                pytest.fail("the password is wrong")
+        assert time.monotonic() - started < 1.0
+
+
+async def test_the_limit_of_the_server_that_is_there_now_counts(tmp_path: Path) -> None:
+    port = free_port()
+    with NatsServer(tmp_path / "big", port=port, message_bytes_max=100_000) as big:
+        async with Bus.connect(BusConfig(url=big.url), role="client", name="a") as bus:
+            await bus.subscribe("t.echo", Echo())
+            assert len((await bus.request("t.echo", b"x" * 90_000, timeout_ms=2_000)).data)
+            big.kill()
+            with NatsServer(tmp_path / "small", port=port, message_bytes_max=10_000):
+                await asks_until_answered(bus, "t.echo", timeout_ms=10_000)
+                with pytest.raises(Malformed, match="10000"):
+                    await bus.request("t.echo", b"x" * 90_000, timeout_ms=2_000)
+                assert (await bus.request("t.echo", b"y", timeout_ms=2_000)).data == b"y"
+
+
+async def test_a_bus_reconnects_however_often_the_server_dies(nats_server: NatsServer) -> None:
+    config = BusConfig(url=nats_server.url, reconnect_wait_ms=5, reconnect_wait_ms_max=20)
+    async with Bus.connect(config, role="client", name="a") as bus:
+        for _ in range(10):
+            nats_server.kill()
+            await reaches(bus, BusState.RECONNECTING)
+            nats_server.start()
+            await reaches(bus, BusState.CONNECTED)
+        tasks = asyncio.all_tasks()
+        assert len(tasks) < 20, f"tasks pile up: {len(tasks)}"

@@ -1,0 +1,1 @@
+"""Helpers that tests of every package share."""
