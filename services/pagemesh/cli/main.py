@@ -23,6 +23,7 @@ class _Lazy(click.Group):
         "serve": "Run one service: gateway, pager, prefill or decode.",
         "chat": "Talk to a running mesh.",
         "doctor": "Say what on this machine would stop a mesh from running.",
+        "health": "Exit 0 when a URL answers; for health checks of containers.",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

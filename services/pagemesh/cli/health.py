@@ -1,0 +1,27 @@
+"""``pagemesh health URL``: the health check of containers that hold no curl."""
+
+from __future__ import annotations
+
+import click
+import httpx
+
+from pagemesh.wire.errors import PagemeshError
+
+_TIMEOUT_S = 2.0
+
+
+class Unhealthy(PagemeshError):
+    """The service did not answer with success."""
+
+
+@click.command()
+@click.argument("url")
+def health(url: str) -> int:
+    """Exit 0 when URL answers with success, 1 otherwise."""
+    try:
+        status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unhealthy(f"{url}: {type(error).__name__}") from None
+    if not httpx.codes.is_success(status):
+        raise Unhealthy(f"{url}: status {status}")
+    return 0
