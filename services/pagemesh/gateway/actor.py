@@ -1,0 +1,251 @@
+"""The gateway's actor: what comes over the bus, and who it concerns.
+
+    Frames, PagesChanged, presence --> [ inbox ] --> lives of requests, router
+
+Bus callbacks only admit; everything is decoded and handed on in the actor's own task. What a
+full inbox refuses shows as a gap in a worker's counter and is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from pagemesh.gateway import events as ev
+from pagemesh.gateway import measures
+from pagemesh.gateway.events import Worker
+from pagemesh.gateway.frames import FrameTracker
+from pagemesh.gateway.life import Life, Surroundings
+from pagemesh.gateway.router import Router, RouterLimits
+from pagemesh.runtime import rpc
+from pagemesh.runtime.actor import Actor, Behaviour
+from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.directory import Change, Joined, Lost
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.presence import Presence
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import Busy, Fault, Malformed
+from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot, SnapshotWanted
+from pagemesh.wire.presence import Announce, ModelFacts, State
+from pagemesh.wire.work_messages import Frames
+
+INBOX_COUNT_MAX = 16_384
+SNAPSHOT_PARTS_MAX = 10_000
+SNAPSHOT_TIMEOUT_MS = 2_000
+_log = get_logger(__name__)
+
+_Input = Delivery | Change
+
+
+class _Dispatch(Behaviour[_Input]):
+    """Hands each input to the gateway, whose state outlives a crash of this."""
+
+    def __init__(self, gateway: GatewayActor) -> None:
+        self._gateway = gateway
+
+    async def handle(self, event: _Input) -> None:
+        if not isinstance(event, Delivery):
+            self._gateway.presence_changed(event)
+            return
+        try:
+            self._gateway.received(codec.decode(event.data))
+        except Fault as fault:
+            await event.respond_error(fault)
+
+
+class GatewayActor:
+    """Use ``async with GatewayActor.running(...) as gateway``."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        name: str,
+        incarnation: int,
+        host: str,
+        model: str,
+        secret: bytes,
+        request_count_max: int,
+        limits: RouterLimits | None = None,
+    ) -> None:
+        self.bus = bus
+        self.name = name
+        self.incarnation = incarnation
+        self.clock = MonotonicClock()
+        self.router = Router(secret, limits or RouterLimits())
+        self.state: State = "starting"
+        self._host = host
+        self._model = model
+        self._request_count_max = request_count_max
+        self._tracker = FrameTracker()
+        self._lives: dict[str, Life] = {}
+        self._facts: ModelFacts | None = None
+        self._router_changed = asyncio.Event()
+        self._snapshots: set[str] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._inbox: Actor[_Input] = Actor(
+            f"gateway {name}", lambda: _Dispatch(self), inbox_count_max=INBOX_COUNT_MAX
+        )
+        self.presence = Presence(bus, self.clock, self._describe, self._admit_change)
+        self.surroundings = Surroundings(bus, self.clock, self.router, self._spawn, self._forget)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[GatewayActor]:
+        """Subscribed and announced for as long as the context lasts. Raises ``Denied``."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            inbox = group.create_task(self._inbox.run(), name="gateway-inbox")
+            await self.bus.subscribe(subjects.gateway(self.name), self._inbox.admit)
+            await self.bus.subscribe(subjects.pages("*"), self._inbox.admit)
+            presence = group.create_task(self.presence.run(), name="gateway-presence")
+            try:
+                yield self
+            finally:
+                for life in tuple(self._lives.values()):
+                    life.feed(ev.ClientGone())
+                presence.cancel()
+                self._inbox.stop()
+                await asyncio.wait([presence, inbox])
+
+    def announce(self, state: State) -> None:
+        """Be known as ``state`` from now on."""
+        self.state = state
+        self.presence.announce_soon()
+
+    @property
+    def ready(self) -> bool:
+        """A request that comes now will most likely be served."""
+        connected = self.bus.state is BusState.CONNECTED
+        return self.state == "ready" and connected and self._model in self.router.models()
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._lives)
+
+    # Requests ---------------------------------------------------------------------------------
+
+    async def facts(self, *, wait_ms: int) -> ModelFacts:
+        """What workers say of the model. Raises ``Busy`` when none was ever there, after
+        waiting for one; what was known stays known while all workers restart."""
+        deadline_ms = self.clock.now_ms() + wait_ms
+        while True:
+            found = self.router.models().get(self._model)
+            if found is not None:
+                self._facts = found
+            if self._facts is not None:
+                return self._facts
+            left_ms = deadline_ms - self.clock.now_ms()
+            if left_ms <= 0:
+                raise Busy("no worker is ready", retry_after_ms=1_000)
+            self._router_changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_ms / 1_000):
+                    await self._router_changed.wait()
+
+    def room(self, count: int) -> bool:
+        """Whether ``count`` more prompts may be answered."""
+        return len(self._lives) + count <= self._request_count_max
+
+    def begin(self, life: Life) -> None:
+        """Let ``life`` begin. Raises ``Busy`` when there is no room."""
+        if not self.room(1):
+            raise Busy("too many requests at once", retry_after_ms=1_000)
+        self._lives[life.core.spec.request] = life
+        measures.in_flight.set(len(self._lives))
+        life.feed(ev.Begin())
+
+    def _forget(self, request: str) -> None:
+        self._lives.pop(request, None)
+        measures.in_flight.set(len(self._lives))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._group is not None, "the gateway is not running"
+        try:
+            self._group.create_task(work, name=f"gateway-{name}")
+        except RuntimeError:  # the group is over: we are going down, nobody will be asked
+            work.close()
+
+    # What comes in ----------------------------------------------------------------------------
+
+    def received(self, message: object) -> None:
+        """Raises ``Malformed`` for a message that is not for a gateway."""
+        if isinstance(message, Frames):
+            self._frames(message)
+        elif isinstance(message, PagesChanged):
+            if self.router.pages_changed(message):
+                self._want_snapshot(message.host)
+        else:
+            raise Malformed("a gateway takes Frames and PagesChanged")
+
+    def presence_changed(self, change: Change) -> None:
+        """Who came, changed or went."""
+        announce = change.announce
+        who = Worker(announce.name, announce.incarnation)
+        if isinstance(change, Lost):
+            self.router.lost(who)
+            if announce.role in ("prefill", "decode"):
+                _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
+                measures.workers_lost.inc()
+                self._tracker.forget(who)
+                for life in tuple(self._lives.values()):
+                    life.feed(ev.WorkerLost(who))
+        else:
+            if isinstance(change, Joined) and announce.role in ("prefill", "decode"):
+                _log.info("gateway.worker_joined", worker=who.name, role=announce.role)
+            if self.router.announced(announce):
+                self._want_snapshot(announce.host)
+        self._router_changed.set()
+
+    def _frames(self, message: Frames) -> None:
+        arrival = self._tracker.arrived(message)
+        if arrival.lost_count:
+            measures.frames_lost.inc(arrival.lost_count)
+            for life in tuple(self._lives.values()):
+                life.feed(ev.FramesMissed(arrival.worker))
+        for frame in message.frames:
+            life_found = self._lives.get(frame.key.request)
+            if life_found is not None:
+                life_found.feed(ev.FrameArrived(arrival.worker, frame))
+
+    def _admit_change(self, change: Change) -> None:
+        self._inbox.try_admit(change)
+
+    def _describe(self) -> Announce:
+        return Announce(
+            role="gateway",
+            name=self.name,
+            incarnation=self.incarnation,
+            host=self._host,
+            state=self.state,
+        )
+
+    # The page index ---------------------------------------------------------------------------
+
+    def _want_snapshot(self, host: str) -> None:
+        if host not in self._snapshots:
+            self._snapshots.add(host)
+            self._spawn(self._load_snapshot(host), "snapshot")
+
+    async def _load_snapshot(self, host: str) -> None:
+        """Fetch a pager's listing part by part; a failure is made good at its next
+        announcement."""
+        first = 0
+        try:
+            for _ in range(SNAPSHOT_PARTS_MAX):
+                part = await rpc.call(
+                    self.bus,
+                    subjects.pager(host),
+                    SnapshotWanted(first=first),
+                    PagesSnapshot,
+                    timeout_ms=SNAPSHOT_TIMEOUT_MS,
+                )
+                first = self.router.pages_snapshot(part)
+                if not first:
+                    return
+        except Fault:
+            self.router.snapshot_failed(host)
+        finally:
+            self._snapshots.discard(host)

@@ -1,0 +1,309 @@
+"""What both doors share: from a parsed call to its answer, whole or in chunks.
+
+parse, tokenise (on a thread when large) -> fit to the model -> one life a prompt
+  -> events, rendered as they come -> spans and metrics at the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pagemesh.gateway import events as ev
+from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.api_errors import ApiError, bad, from_fault
+from pagemesh.gateway.call_facts import CallFacts
+from pagemesh.gateway.life import Life, Outbox
+from pagemesh.gateway.openai_api import Ask, parse_chat, parse_completion
+from pagemesh.gateway.prepare import Work, fit, tokenise
+from pagemesh.gateway.render import Renderer
+from pagemesh.gateway.request import RequestCore
+from pagemesh.gateway.spec import RequestLimits, RequestSpec, Usage
+from pagemesh.gateway.tenants import Tenants
+from pagemesh.gateway.tokens import Tokens
+from pagemesh.runtime import trace
+from pagemesh.runtime.ids import new_request_id
+from pagemesh.wire.errors import Busy, Fault
+from pagemesh.wire.tokens import U32
+
+THREAD_BYTES_MIN = 16 << 10
+"""Longer bodies are parsed and tokenised on a thread, so that others are not held up."""
+_SUBMIT_MARGIN_BYTES = 64 << 10
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls and how. ``headers`` have lower-case keys."""
+
+    door: str
+    tenant: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A body that made sense by itself."""
+
+    ask: Ask
+    prompts: list[U32]
+    arrival_us: int
+
+
+class Front:
+    """Answers calls. ``model`` is what clients call the one model that is served."""
+
+    def __init__(
+        self,
+        gateway: GatewayActor,
+        tokens: Tokens,
+        tenants: Tenants,
+        *,
+        model: str,
+        request_timeout_ms: int,
+        trace_ratio: float = 1.0,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.tokens = tokens
+        self.tenants = tenants
+        self.model = model
+        self.created = int(time.time())
+        self._request_timeout_ms = request_timeout_ms
+        self._trace_ratio = trace_ratio
+        self._limits = limits or RequestLimits()
+
+    async def understand(self, body: bytes, *, chat: bool) -> Understood:
+        """Parse and tokenise. Raises ``ApiError``."""
+        arrival_us = self.gateway.clock.now_us()
+        return await off_loop(len(body), lambda: self._understand(body, chat, arrival_us))
+
+    def _understand(self, body: bytes, chat: bool, arrival_us: int) -> Understood:
+        ask = parse_chat(body) if chat else parse_completion(body)
+        self.check_model(ask.model)
+        return Understood(ask, tokenise(ask, self.tokens), arrival_us)
+
+    def check_model(self, model: str) -> None:
+        """Raises ``ApiError`` for a model that is not served here."""
+        if model != self.model:
+            shown = model[:100]
+            message = f"the model {shown!r} does not exist; this one does: {self.model}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    @contextlib.asynccontextmanager
+    async def call(self, understood: Understood, caller: Caller) -> AsyncIterator[Call]:
+        """A call in progress; whatever of it is unfinished at the end of the context is
+        cancelled. Raises ``ApiError``."""
+        ask = understood.ask
+        context = trace.accept(caller.headers, ratio=self._trace_ratio)
+        facts = CallFacts(ask, caller.door, context, understood.arrival_us)
+        lives: list[Life] = []
+        try:
+            with trace.use(context):
+                works = await self._works(understood)
+                outbox = Outbox()
+                lives += self._lives(understood, works, caller, outbox, context)
+                self._begin(lives)
+                renderer = Renderer(
+                    ask,
+                    self.tokens,
+                    response_id=facts.response_id,
+                    created=int(time.time()),
+                )
+                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts)
+        except ApiError as error:
+            facts.failed(error)
+            raise
+        finally:
+            for life in lives:
+                life.feed(ev.ClientGone())
+            facts.close([life.core for life in lives], self.gateway.clock.now_us())
+
+    async def _works(self, understood: Understood) -> list[Work]:
+        ask = understood.ask
+        if not self.gateway.room(len(ask.prompts)):
+            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+        try:
+            facts = await self.gateway.facts(wait_ms=self._limits.worker_wait_ms_max)
+            bytes_max = self.gateway.bus.message_bytes_max - _SUBMIT_MARGIN_BYTES
+        except Fault as fault:
+            raise from_fault(fault) from None
+        for prompt in understood.prompts:
+            if 4 * len(prompt) > bytes_max:
+                raise bad(
+                    "prompt",
+                    f"the prompt has {len(prompt)} tokens; the bus carries {bytes_max // 4}",
+                    code="context_length_exceeded",
+                )
+        seed = secrets.randbits(63)
+        return fit(ask, understood.prompts, facts, self.tokens.end_tokens, seed)
+
+    def _lives(
+        self,
+        understood: Understood,
+        works: Sequence[Work],
+        caller: Caller,
+        outbox: Outbox,
+        context: trace.TraceContext,
+    ) -> list[Life]:
+        ask = understood.ask
+        salt = self.tenants.salt(caller.tenant, ask.cache_salt)
+        scored = ask.echo and ask.logprobs is not None
+        now_ms = self.gateway.clock.now_ms()
+        made: list[Life] = []
+        for index, work in enumerate(works):
+            spec = RequestSpec(
+                request=new_request_id(),
+                gateway=self.gateway.name,
+                gateway_incarnation=self.gateway.incarnation,
+                priority=ask.priority,
+                arrival_us=understood.arrival_us,
+                prompt=work.prompt,
+                choice_count=ask.n,
+                sampling=work.sampling,
+                deadline_ms=now_ms + self._request_timeout_ms,
+                prompt_logprobs=scored,
+                read_cache=not scored,
+                own_stops=frozenset(ask.stop_tokens),
+                show_stop=ask.show_stop,
+            )
+            texts = [
+                self.tokens.stream(
+                    stops=list(ask.stops),
+                    show_stop=ask.show_stop,
+                    skip_special_tokens=ask.skip_special_tokens,
+                    min_tokens=ask.min_tokens,
+                )
+                for _ in range(ask.n)
+            ]
+            core = RequestCore(spec, self._limits, texts, now_ms)
+            made.append(
+                Life(
+                    self.gateway.surroundings,
+                    core,
+                    outbox,
+                    prompt_index=index,
+                    model=self.model,
+                    salt=salt,
+                    context=context,
+                )
+            )
+        return made
+
+    def _begin(self, lives: Sequence[Life]) -> None:
+        try:
+            for life in lives:
+                self.gateway.begin(life)
+        except Busy as fault:
+            raise ApiError(429, fault.message, retry_after_ms=fault.retry_after_ms) from None
+
+
+class Call:
+    """One call in progress; read it once, by ``whole`` or by ``chunks``."""
+
+    def __init__(
+        self,
+        front: Front,
+        ask: Ask,
+        prompts: list[U32],
+        lives: Sequence[Life],
+        outbox: Outbox,
+        renderer: Renderer,
+        facts: CallFacts,
+    ) -> None:
+        self.ask = ask
+        self._clock = front.gateway.clock
+        self._prompts = prompts
+        self._lives = lives
+        self._outbox = outbox
+        self._renderer = renderer
+        self._facts = facts
+        self._open_count = len(lives)
+        self._echoed: set[int] = set()
+
+    @property
+    def usage(self) -> Usage:
+        parts = [life.core.usage for life in self._lives]
+        return Usage(
+            sum(part.prompt_tokens for part in parts),
+            sum(part.completion_tokens for part in parts),
+            sum(part.cached_tokens for part in parts),
+        )
+
+    async def whole(self) -> bytes:
+        """The answer in one piece. Raises ``ApiError``."""
+        collected = self._renderer.collect()
+        while self._open_count:
+            for prompt_index, event in await self._outbox.take():
+                match event:
+                    case ev.Deliver():
+                        self._facts.delivered(event, self._clock.now_us())
+                        collected.delivered(prompt_index, event)
+                    case ev.ChoiceEnded():
+                        self._facts.finish_reasons.append(event.finish)
+                        collected.ended(prompt_index, event)
+                    case ev.PromptScored(logprobs):
+                        collected.prompt_scores[prompt_index] = logprobs
+                    case ev.Ended():
+                        self._ended(event)
+        return self._renderer.response(collected, self._prompts, self.usage)
+
+    async def chunks(self) -> AsyncIterator[list[bytes]]:
+        """The answer as JSON chunks, those that are there together in one list. Raises
+        ``ApiError`` instead of the rest; nothing was yielded then if nothing was delivered."""
+        opening = self._renderer.opening(self._prompts)
+        while self._open_count:
+            out: list[bytes] = []
+            failed: ApiError | None = None
+            for prompt_index, event in await self._outbox.take():
+                try:
+                    out += self._render(prompt_index, event)
+                except ApiError as error:
+                    failed = error
+                    break
+            out = [chunk for chunk in out if chunk]
+            if out:
+                yield opening + out
+                opening = []
+            if failed is not None:
+                raise failed
+        if self.ask.include_usage:
+            yield [self._renderer.usage_chunk(self.usage)]
+
+    def _render(self, prompt_index: int, event: object) -> list[bytes]:
+        out: list[bytes] = []
+        scores = event.logprobs if isinstance(event, ev.PromptScored) else None
+        ended = isinstance(event, ev.Ended)
+        if self.ask.echo and not ended and prompt_index not in self._echoed:
+            self._echoed.add(prompt_index)
+            out += self._renderer.echoed(prompt_index, self._prompts[prompt_index], scores)
+        match event:
+            case ev.Deliver():
+                self._facts.delivered(event, self._clock.now_us())
+                out.append(self._renderer.delivered(prompt_index, event))
+            case ev.ChoiceEnded():
+                self._facts.finish_reasons.append(event.finish)
+                out.append(self._renderer.ended(prompt_index, event))
+            case ev.Ended():
+                self._ended(event)
+        return out
+
+    def _ended(self, event: ev.Ended) -> None:
+        self._open_count -= 1
+        match event.outcome:
+            case ev.Failed(fault):
+                raise from_fault(fault)
+            case ev.Cancelled():
+                raise ApiError(503, "the request was cancelled", code="cancelled")
+
+
+async def off_loop(size_bytes: int, work: Callable[[], T]) -> T:
+    """``work()``, on a thread when its input is large."""
+    if size_bytes < THREAD_BYTES_MIN:
+        return work()
+    return await asyncio.to_thread(work)

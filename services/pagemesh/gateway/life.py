@@ -1,0 +1,278 @@
+"""One request's I/O: performs what its core commands and feeds back what came of it.
+
+A life has no task of its own while it waits: frames, answers and timers feed the core on the
+event loop, and what is for the client goes into an ``Outbox`` whose reader is the door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from pagemesh.gateway import events as ev
+from pagemesh.gateway import measures
+from pagemesh.gateway.request import RequestCore
+from pagemesh.gateway.router import Router
+from pagemesh.runtime import rpc, semconv, trace
+from pagemesh.runtime.bus import Bus, BusState
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.spans import record_span
+from pagemesh.runtime.trace import TraceContext
+from pagemesh.wire import subjects
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Disconnected, Fault, Gone, Internal, Stale
+from pagemesh.wire.messages import Ok, Refused
+from pagemesh.wire.work_messages import Accepted
+
+OUTBOX_EVENTS_MAX = 4_096
+OUTBOX_CHARACTERS_MAX = 1 << 20
+_ABORT_TRIES_MAX = 3
+_ABORT_TIMEOUT_MS = 1_000
+_log = get_logger(__name__)
+
+ForClient = ev.Deliver | ev.ChoiceEnded | ev.PromptScored | ev.Ended
+
+
+class Outbox:
+    """What was not sent to the client yet, bounded. One reader."""
+
+    def __init__(
+        self,
+        *,
+        events_max: int = OUTBOX_EVENTS_MAX,
+        characters_max: int = OUTBOX_CHARACTERS_MAX,
+    ) -> None:
+        self._events_max = events_max
+        self._characters_max = characters_max
+        self._events: list[tuple[int, ForClient]] = []
+        self._characters = 0
+        self._wake = asyncio.Event()
+
+    def put(self, prompt_index: int, event: ForClient) -> bool:
+        """False: the reader is too slow, and ``event`` was not taken. The end always is."""
+        ended = isinstance(event, ev.Ended)
+        size = len(event.text) if isinstance(event, ev.Deliver) else 0
+        full = len(self._events) >= self._events_max
+        if not ended and (full or self._characters + size > self._characters_max):
+            return False
+        self._events.append((prompt_index, event))
+        self._characters += size
+        self._wake.set()
+        return True
+
+    async def take(self) -> list[tuple[int, ForClient]]:
+        """Everything there is, at least one event, in order."""
+        while not self._events:
+            self._wake.clear()
+            await self._wake.wait()
+        taken, self._events = self._events, []
+        self._characters = 0
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a life needs of its gateway."""
+
+    bus: Bus
+    clock: MonotonicClock
+    router: Router
+    spawn: Callable[[Coroutine[Any, Any, None], str], None]
+    """Run a coroutine that does not raise, as a named child of the gateway's group."""
+    forget: Callable[[str], None]
+    """The request with this id has ended."""
+
+
+class Life:
+    """``begin`` it, ``feed`` it, and it ends by putting ``Ended`` into the outbox."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        core: RequestCore,
+        outbox: Outbox,
+        *,
+        prompt_index: int,
+        model: str,
+        salt: bytes,
+        context: TraceContext,
+    ) -> None:
+        self.core = core
+        self._around = around
+        self._outbox = outbox
+        self._prompt_index = prompt_index
+        self._model = model
+        self._salt = salt
+        self._context = context
+        self._queue: deque[ev.Event] = deque()
+        self._feeding = False
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand ``event`` to the core and perform what follows. Never raises: a bug ends this
+        request with ``Internal`` and touches no other."""
+        self._queue.append(event)
+        if self._feeding or self._ended:
+            return
+        self._feeding = True
+        try:
+            while self._queue and not self._ended:
+                now_ms = self._around.clock.now_ms()
+                for command in self.core.handle(self._queue.popleft(), now_ms):
+                    self._perform(command)
+        except Exception as error:
+            _log.error("gateway.request_crashed", error=error)
+            self._end(ev.Ended(ev.Failed(Internal("the gateway failed on this request"))))
+        finally:
+            self._feeding = False
+        self._arm()
+
+    def _perform(self, command: ev.Command) -> None:
+        match command:
+            case ev.ChooseRoute():
+                self._choose(command)
+            case ev.SendSubmit():
+                measures.attempts.inc()
+                self._around.spawn(self._submit(command), "submit")
+            case ev.SendAbort():
+                self._around.spawn(self._abort(command), "abort")
+            case ev.SendResend():
+                self._around.spawn(self._resend(command), "resend")
+            case ev.Deliver() | ev.ChoiceEnded() | ev.PromptScored():
+                if not self._outbox.put(self._prompt_index, command):
+                    _log.warning("gateway.slow_reader")
+                    self._queue.appendleft(ev.ClientGone())
+            case ev.Ended():
+                self._end(command)
+
+    def _end(self, ended: ev.Ended) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._queue.clear()
+        self._outbox.put(self._prompt_index, ended)
+        self._around.forget(self.core.spec.request)
+
+    def _arm(self) -> None:
+        """Have a ``Tick`` come when it is due; one that comes early does no harm."""
+        if self._ended:
+            if self._timer is not None:
+                self._timer.cancel()
+            return
+        due_ms = self.core.due_ms
+        if self._timer is not None and self._timer_ms <= due_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        wait_s = max(0, due_ms - self._around.clock.now_ms()) / 1_000
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(ev.Tick())
+
+    # Commands ---------------------------------------------------------------------------------
+
+    def _choose(self, command: ev.ChooseRoute) -> None:
+        start_us = self._around.clock.now_us()
+        attributes: dict[str, str | int] = {semconv.PAGEMESH_REQUEST: self.core.spec.request}
+        error = ""
+        found = self._route(command)
+        if isinstance(found, Fault):
+            error = found.code
+            self._queue.append(ev.Unroutable(found))
+        else:
+            self._queue.append(ev.Routed(found))
+            attributes[semconv.PAGEMESH_WORKER] = found.worker.name
+            attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
+            attributes["pagemesh.decode"] = found.decode.name if found.decode else ""
+        record_span(
+            "route",
+            self._context.child(),
+            start_us=start_us,
+            end_us=self._around.clock.now_us(),
+            attributes=attributes,
+            error=error,
+        )
+
+    def _route(self, command: ev.ChooseRoute) -> ev.Route | Fault:
+        if self._around.bus.state is not BusState.CONNECTED:
+            return Disconnected("the bus is away", retry_after_ms=1_000)
+        read_cache = self.core.spec.read_cache
+        return self._around.router.choose(self._model, self._salt, command, read_cache=read_cache)
+
+    async def _submit(self, command: ev.SendSubmit) -> None:
+        start_us = self._around.clock.now_us()
+        context = self._context.child()
+        worker, message = command.worker, command.message
+        subject = subjects.worker(worker.name)
+        answer: Accepted | Refused
+        try:
+            with trace.use(context):
+                answer = await rpc.call(
+                    self._around.bus, subject, message, Accepted, timeout_ms=command.timeout_ms
+                )
+            if answer.incarnation != worker.incarnation:
+                answer = Refused.of(Stale("another life of the worker answered"))
+        except DeadlineExceeded:
+            answer = Refused.of(Busy("the worker did not answer in time"))
+        except Fault as fault:
+            answer = Refused.of(fault)
+        self.feed(ev.SubmitAnswered(message.attempt, worker, answer))
+        record_span(
+            f"submit {subjects.template(subject)}",
+            context,
+            start_us=start_us,
+            end_us=self._around.clock.now_us(),
+            attributes={
+                semconv.MESSAGING_SYSTEM: semconv.MESSAGING_SYSTEM_NATS,
+                semconv.MESSAGING_OPERATION_NAME: "submit",
+                semconv.MESSAGING_OPERATION_TYPE: "send",
+                semconv.MESSAGING_DESTINATION_NAME: subject,
+                semconv.MESSAGING_DESTINATION_TEMPLATE: subjects.template(subject),
+                semconv.MESSAGING_CONVERSATION_ID: message.request,
+                semconv.MESSAGING_BODY_SIZE: len(message.prompt),
+                semconv.PAGEMESH_ATTEMPT: message.attempt,
+                semconv.PAGEMESH_WORKER: worker.name,
+            },
+            kind="producer",
+            error=answer.code if isinstance(answer, Refused) else "",
+        )
+
+    async def _resend(self, command: ev.SendResend) -> None:
+        answer: Ok | Refused
+        subject = subjects.worker(command.worker.name)
+        try:
+            with trace.use(self._context):
+                answer = await rpc.call(
+                    self._around.bus, subject, command.message, Ok, timeout_ms=command.timeout_ms
+                )
+        except Disconnected:
+            return  # it is we who are cut off: silence makes the core ask again
+        except Fault as fault:
+            answer = Refused.of(fault)
+        self.feed(ev.ResendAnswered(command.message.key, command.worker, answer))
+
+    async def _abort(self, command: ev.SendAbort) -> None:
+        subject = subjects.worker(command.worker.name)
+        for _ in range(_ABORT_TRIES_MAX):
+            try:
+                with trace.use(self._context):
+                    await rpc.call(
+                        self._around.bus,
+                        subject,
+                        command.message,
+                        Ok,
+                        timeout_ms=_ABORT_TIMEOUT_MS,
+                    )
+                return
+            except Gone:
+                return
+            except Fault:
+                continue
