@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -54,7 +54,7 @@ class SpanEvent:
 
     name: str
     at_us: int
-    attributes: Attributes = _NO_ATTRIBUTES
+    attributes: Attributes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
