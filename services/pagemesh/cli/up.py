@@ -31,7 +31,7 @@ from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.logs import set_up_logs
-from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.model_folder import find_model, is_hub_id
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.settings import (
     CONFIGS,
@@ -77,8 +77,8 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     config = with_free_port(with_http(config, settings.http))
     asked = config.worker.model
-    if "/" in asked:
-        screen.line(f"model: looking for {asked}")
+    if is_hub_id(asked):
+        screen.line(f"model: fetching {asked}")
     found = find_model(asked)
     name = config.worker.model_name or found.name
     config = replace(

@@ -33,9 +33,15 @@ def find_model(model: str) -> ModelFolder:
         return ModelFolder(folder.resolve(), folder.resolve().name)
     if folder.exists():
         raise ConfigError(f"model {model}: is a file; name the folder it is in")
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
     return ModelFolder(_download(model), model)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether ``model`` has the form owner/name and no such folder is here."""
+    a_path = model.startswith((".", "/", "~")) or Path(model).exists()
+    return model.count("/") == 1 and not a_path
 
 
 def _demo_folder() -> Path:
