@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
+
 def ensure_folder(folder: Path) -> Path:
     """``folder``, made for the owner alone. Raises ``ConfigError`` when that fails."""
     try:

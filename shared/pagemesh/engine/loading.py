@@ -1,7 +1,7 @@
 """A model from a folder: configuration, weights and the digests that name them.
 
-    LoadedModel.root  names weights, tokenizer, positions and page layout: workers with equal
-                      roots may read each other's pages
+LoadedModel.root  names weights, tokenizer, positions and page layout: workers with equal
+                  roots may read each other's pages
 """
 
 from __future__ import annotations

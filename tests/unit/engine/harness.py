@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.kernels.ops import KvPool, ragged_batch
@@ -52,7 +53,7 @@ def logits_of(
     )
     tokens = np.concatenate([tokens for _, tokens, _ in rows]).astype(np.int64)
     hidden = decoder.hidden(torch.from_numpy(tokens), batch, torch.arange(batch.rows), pool)
-    return list(decoder.logits(hidden).split(counts))
+    return list(torch.split(decoder.logits(hidden), counts))
 
 
 def logits_in_chunks(

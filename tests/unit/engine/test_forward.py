@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagemesh.engine.forward import Decoder
-from pagemesh.kernels.ops import KvPool
-from pagemesh.wire.tokens import U32
-
 from tests.unit.engine.harness import (
     Pages,
     load_decoder,
@@ -20,6 +16,10 @@ from tests.unit.engine.harness import (
     some_tokens,
 )
 from tests.unit.engine.models import VOCAB, save_twin, twins
+
+from pagemesh.engine.forward import Decoder
+from pagemesh.kernels.ops import KvPool
+from pagemesh.wire.tokens import U32
 
 TOLERANCE = 1e-4
 """Of the widest logit: float32 in another order of summation."""
@@ -45,9 +45,7 @@ def one_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", twins())
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_logits_equal_those_of_transformers(
-    name: str, deterministic: bool, tmp_path: Path
-) -> None:
+def test_logits_equal_those_of_transformers(name: str, deterministic: bool, tmp_path: Path) -> None:
     twin = save_twin(tmp_path / "model", twins()[name])
     decoder, pool = load_decoder(tmp_path / "model", deterministic=deterministic)
     tokens = some_tokens(230, vocab=VOCAB)
@@ -102,9 +100,7 @@ def test_a_row_has_the_same_bits_however_it_is_chunked_and_batched(
     assert torch.equal(_logits_among_others(decoder, pool, pages, tokens), alone)
 
 
-def _logits_among_others(
-    decoder: Decoder, pool: KvPool, pages: Pages, tokens: U32
-) -> torch.Tensor:
+def _logits_among_others(decoder: Decoder, pool: KvPool, pages: Pages, tokens: U32) -> torch.Tensor:
     """The logits of ``tokens`` computed in steps of 1 to 20, between other sequences' rows."""
     random = np.random.default_rng(3)
     table, parts, start = pages.table(len(tokens)), [], 0

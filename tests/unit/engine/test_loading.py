@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tests.unit.engine.models import SHAPE, save_twin
+from transformers import LlamaConfig
+
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.wire.errors import ConfigError
-from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
-
-from tests.unit.engine.models import SHAPE, save_twin
 
 WEIGHTS = "model.safetensors"
 
@@ -101,9 +101,7 @@ def _load_and_report(folder: Path, results: Any) -> None:
 def test_processes_that_start_at_once_prepare_one_file(folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    children = [
-        context.Process(target=_load_and_report, args=(folder, results)) for _ in range(2)
-    ]
+    children = [context.Process(target=_load_and_report, args=(folder, results)) for _ in range(2)]
     for child in children:
         child.start()
     roots = {results.get(timeout=60) for _ in children}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pagemesh.engine.model import decoder_config
-from pagemesh.wire.errors import ConfigError
+from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
+from pagemesh.engine.model import decoder_config
+from pagemesh.wire.errors import ConfigError
+
+DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 def named(config: Any, architecture: str) -> Any:
@@ -50,7 +52,10 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
     ("changes", "reason"),
     [
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "dynamic",
+        ),
         ({"num_key_value_heads": 3}, "3 key/value heads"),
         ({"head_dim": 1024}, "1024"),
     ],
@@ -69,9 +74,7 @@ def test_a_quantised_checkpoint_is_refused() -> None:
 
 def test_sliding_windows_are_refused_where_a_layer_uses_them() -> None:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    assert "sliding_attention" in refusal(
-        named(Qwen2Config(**SHAPE, **window), "Qwen2ForCausalLM")
-    )
+    assert "sliding_attention" in refusal(named(Qwen2Config(**SHAPE, **window), "Qwen2ForCausalLM"))
     unused = named(Qwen2Config(**SHAPE, sliding_window=8), "Qwen2ForCausalLM")
     assert decoder_config(unused, where="").layer_count == 3
 

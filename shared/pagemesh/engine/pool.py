@@ -1,0 +1,62 @@
+"""The host's page pool as a worker sees it: K and V to read and write, headers to check.
+
+A worker writes page bytes it holds the write right to, and nothing else in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.engine.worker.plan import StepRow
+from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.kernels.ops import KvPool, PageLayout
+from pagemesh.wire.errors import Stale
+from pagemesh.wire.pager_messages import SessionOpened
+
+
+class WorkerPool:
+    """A mapped pool file. A context manager; ``pages`` is for the kernels."""
+
+    def __init__(self, file: PoolFile, layout: PageLayout) -> None:
+        self._file = file
+        self.pages = KvPool(layout, file.pages)
+
+    @classmethod
+    def attach(cls, opened: SessionOpened, layout: PageLayout) -> WorkerPool:
+        """Map the pool that a pager named. Raises ``ConfigError`` when the file cannot be
+        mapped, ``Stale`` when it is not the pool the pager spoke of."""
+        file = PoolFile.attach(Path(opened.pool_path))
+        found = file.superblock
+        same = (
+            found.incarnation == opened.pool_incarnation
+            and found.layout_digest == layout.digest
+            and found.form.page_count == opened.page_count
+            and found.form.page_bytes == layout.page_bytes
+        )
+        if not same:
+            file.close()
+            raise Stale(f"{opened.pool_path} is not the pool that the pager serves; ask it again")
+        return cls(file, layout)
+
+    @property
+    def page_count(self) -> int:
+        return self.pages.page_count
+
+    def standing(self, rows: Sequence[StepRow]) -> NDArray[np.bool_]:
+        """bool [rows]: does each row's lease stand, by its revocation word?"""
+        slots = np.array([row.lease_slot for row in rows], np.uint32)
+        leases = np.array([row.lease for row in rows], np.uint64)
+        return self._file.headers.leases_stand(slots, leases)
+
+    def is_fresh(self, row: StepRow) -> bool:
+        """Is every page of the row's table still one of its grant, by its header?"""
+        table = row.page_table
+        return self._file.headers.fresh_count(table, row.granted_at) == len(table)
+
+    def close(self) -> None:
+        """Let go of the file; the map goes with the last view of its pages."""
+        self._file.close()

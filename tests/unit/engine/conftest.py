@@ -1,0 +1,3 @@
+"""Imported first, so that torch's threads are set up as the engine sets them up."""
+
+import pagemesh.engine  # noqa: F401
