@@ -1,0 +1,124 @@
+"""The native library in processes of its own: levels, threads, and when it is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.kernels.conftest import LEVELS
+
+from pagemesh.kernels.native import library
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.wire.errors import ConfigError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    return done.stdout.strip()
+
+
+IDENTITY = "from pagemesh.kernels.ops import identity; print(identity())"
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
+def test_the_environment_forces_a_level(level: CpuLevel) -> None:
+    name = level.name.lower()
+    assert run(IDENTITY, PAGEMESH_CPU_LEVEL=name) == f"native-{library.ABI_VERSION}-{name}"
+
+
+def test_the_best_level_of_the_machine_is_the_default() -> None:
+    best = max(LEVELS).name.lower()
+    assert run(IDENTITY, PAGEMESH_CPU_LEVEL="") == f"native-{library.ABI_VERSION}-{best}"
+
+
+CONFIG_ERROR = """
+from pagemesh.wire.errors import ConfigError
+from pagemesh.kernels.ops import identity
+try:
+    identity()
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_an_unknown_level_or_backend_is_named() -> None:
+    assert run(CONFIG_ERROR, PAGEMESH_CPU_LEVEL="sse9") == (
+        "PAGEMESH_CPU_LEVEL=sse9 is not one of portable, avx2, avx512"
+    )
+    assert run(CONFIG_ERROR, PAGEMESH_KERNELS="fast") == (
+        "PAGEMESH_KERNELS=fast is neither native nor reference"
+    )
+    assert run(IDENTITY, PAGEMESH_KERNELS="reference") == "reference"
+
+
+def test_a_missing_library_says_how_to_build_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "libpagemesh_native.so")
+    with pytest.raises(ConfigError, match=r"is missing; build it with: python kernels/build"):
+        library.library.__wrapped__()
+    (tmp_path / "libpagemesh_native.so").write_bytes(b"not a library")
+    with pytest.raises(ConfigError, match=r"does not load: .*build it with"):
+        library.library.__wrapped__()
+
+
+RUNTIMES = """
+import sys
+FIRST
+import torch
+from pagemesh.kernels.ops import linear, pack_linear
+torch.set_num_threads(2)
+linear(torch.randn(64, 512), pack_linear(torch.randn(512, 512)))
+torch.randn(512, 512) @ torch.randn(512, 512)
+maps = [line.split()[-1] for line in open("/proc/self/maps") if len(line.split()) > 5]
+print(sorted({path for path in maps if "omp" in path.rsplit("/", 1)[-1]}))
+"""
+KERNELS_FIRST = """
+from pagemesh.kernels.native.library import lend_threads
+assert lend_threads()
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("first", ["", KERNELS_FIRST], ids=["torch first", "kernels first"])
+def test_torch_and_the_kernels_share_one_threading_runtime(first: str) -> None:
+    runtimes = run(RUNTIMES.replace("FIRST", first))
+    assert runtimes.count(".so") == 1, runtimes
+    assert "torch" in runtimes
+
+
+THREADLESS = """
+import pagemesh.kernels.native.headers
+from pagemesh.kernels.native.library import library
+library()
+print("omp" in open("/proc/self/maps").read(), "torch" in __import__("sys").modules)
+"""
+
+
+def test_a_process_that_only_shares_pages_loads_neither_torch_nor_threads() -> None:
+    assert run(THREADLESS) == "False False"
+
+
+def test_an_install_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", str(REPOSITORY / "kernels" / "build_native.py")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("the native library was not built: no C++ compiler found")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,89 @@
+"""The matrix product against torch, and a row's bits against the company it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pagemesh.kernels.linear import reference
+from pagemesh.kernels.linear.packed import unpack_linear
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.ops import linear, pack_linear, packed_shape
+
+ROWS = (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 64)
+
+
+@pytest.mark.parametrize("rows", [0, *ROWS])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 16), (47, 3), (48, 100), (95, 257), (200, 64)])
+def test_the_product_is_that_of_torch(level: CpuLevel, rows: int, n: int, k: int) -> None:
+    weight, bias, x = torch.randn(n, k), torch.randn(n), torch.randn(rows, k)
+    packed = pack_linear(weight, bias)
+    expected = torch.empty(rows, n)
+    reference.linear(x, packed, expected)
+    torch.testing.assert_close(linear(x, packed), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_product_is_close_to_exact_over_a_long_sum(level: CpuLevel) -> None:
+    weight, x = torch.randn(64, 8192), torch.randn(4, 8192)
+    exact = x.double() @ weight.double().T
+    error = (linear(x, pack_linear(weight)) - exact).abs().max() / exact.abs().max()
+    assert error < 2e-6
+
+
+def test_a_row_has_the_same_bits_in_any_company(
+    level: CpuLevel, with_threads: Callable[[int], None]
+) -> None:
+    packed = pack_linear(torch.randn(333, 300), torch.randn(333))
+    x = torch.randn(max(ROWS), 300)
+    alone = torch.cat([linear(x[i : i + 1], packed) for i in range(len(x))])
+    for threads in (1, 2, 3):
+        with_threads(threads)
+        for rows in ROWS:
+            assert torch.equal(linear(x[:rows], packed), alone[:rows]), (threads, rows)
+            shifted = linear(x[-rows:], packed)
+            assert torch.equal(shifted, alone[-rows:]), (threads, rows)
+
+
+def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel) -> None:
+    weight, x = torch.randn(100, 70), torch.randn(20, 70)
+    whole = linear(x, pack_linear(weight))
+    for first in (0, 1, 13, 16, 50):
+        part = linear(x, pack_linear(weight[first : first + 49]))
+        assert torch.equal(part, whole[:, first : first + 49])
+
+
+def test_strided_rows_are_read_and_written_in_place(level: CpuLevel) -> None:
+    packed = pack_linear(torch.randn(40, 24))
+    wide_x, wide_out = torch.randn(9, 30), torch.zeros(9, 64)
+    result = linear(wide_x[:, 3:27], packed, wide_out[:, 8:48])
+    assert torch.equal(result, linear(wide_x[:, 3:27].contiguous(), packed))
+    assert not wide_out[:, :8].any()
+    assert not wide_out[:, 48:].any()
+
+
+def test_packing_keeps_every_weight_and_can_use_memory_of_others() -> None:
+    weight = torch.randn(37, 29)
+    memory = torch.full(packed_shape(37, 29), 7.0)
+    packed = pack_linear(weight, out=memory)
+    assert packed.panels.data_ptr() == memory.data_ptr()
+    assert torch.equal(unpack_linear(packed), weight)
+    assert not packed.panels[2, :, 5:].any(), "columns beyond the weight are zero"
+    assert torch.equal(unpack_linear(pack_linear(weight.T.contiguous().T)), weight)
+    half = pack_linear(weight.to(torch.bfloat16))
+    assert torch.equal(unpack_linear(half), weight.to(torch.bfloat16).float())
+
+
+def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
+    packed = pack_linear(torch.randn(8, 4))
+    with pytest.raises(ValueError, match=r"\[rows, 4\].*got.*\[2, 5\]"):
+        linear(torch.randn(2, 5), packed)
+    with pytest.raises(ValueError, match="float64"):
+        linear(torch.randn(2, 4, dtype=torch.float64), packed)
+    with pytest.raises(ValueError, match="expected 2 rows, got 3"):
+        linear(torch.randn(2, 4), packed, torch.empty(3, 8))
+    with pytest.raises(ValueError, match="stride"):
+        linear(torch.randn(4, 2).T, packed)
+    with pytest.raises(ValueError, match="bias"):
+        pack_linear(torch.randn(8, 4), torch.randn(7))

@@ -1,0 +1,218 @@
+"""Pages written, attended to and copied: against plain torch, and bit for bit among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pagemesh.kernels.kv_write import reference as kv_write_reference
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.ops import (
+    KvPool,
+    PageLayout,
+    RaggedBatch,
+    kv_write,
+    page_copy,
+    paged_attention,
+    paged_prefill,
+    ragged_batch,
+)
+from pagemesh.kernels.page_copy import reference as page_copy_reference
+from pagemesh.kernels.paged_attention import reference
+
+SCALE = 0.2
+
+
+def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[np.ndarray]]:
+    """A pool of random K and V, and shuffled page tables of ``tokens`` slots a sequence."""
+    pages = -(-tokens // layout.page_size)
+    pool = KvPool.allocate(layout, pages * sequences + 3)
+    pool.memory.view(torch.float32).normal_()
+    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
+    return pool, [order[i * pages : (i + 1) * pages] for i in range(sequences)]
+
+
+def attend_rows(
+    pool: KvPool,
+    tables: Sequence[np.ndarray],
+    starts: list[int],
+    q: list[torch.Tensor],
+) -> torch.Tensor:
+    batch = ragged_batch(tables, starts, [len(rows) for rows in q], pool.layout.page_size)
+    return paged_attention(torch.cat(q), pool, 1, batch, SCALE)
+
+
+SHAPES = [
+    pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
+    pytest.param(PageLayout(2, 3, 128, 32), 3, id="one query head per KV head"),
+    pytest.param(PageLayout(2, 1, 80, 16), 7, id="one KV head, odd group"),
+    pytest.param(PageLayout(2, 2, 20, 8), 4, id="pages smaller than a vector"),
+    pytest.param(PageLayout(2, 1, 17, 7), 2, id="nothing divides anything"),
+    pytest.param(PageLayout(2, 1, 16, 1), 1, id="pages of one slot"),
+    pytest.param(PageLayout(2, 1, 32, 256), 40, id="large pages, more queries than a tile"),
+]
+
+
+@pytest.mark.parametrize(("layout", "heads"), SHAPES)
+def test_attention_is_that_of_torch(level: CpuLevel, layout: PageLayout, heads: int) -> None:
+    pool, tables = filled_pool(layout, 700, 4)
+    starts, counts = [0, 63, 510, 699], [70, 0, 5, 1]
+    batch = ragged_batch(tables, starts, counts, layout.page_size)
+    q = torch.randn(batch.rows, heads, layout.head_dim)
+    expected = reference.paged_attention(q, pool, 1, batch, SCALE)
+    got = paged_attention(q, pool, 1, batch, SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("position", [0, 1, 15, 16, 63, 64, 65, 511, 512, 513, 1024, 1300])
+def test_attention_is_right_at_every_border(level: CpuLevel, position: int) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), position + 1, 1)
+    batch = ragged_batch(tables, [position], [1], 16)
+    q = torch.randn(1, 4, 32)
+    expected = reference.paged_attention(q, pool, 0, batch, SCALE)
+    got = paged_attention(q, pool, 0, batch, SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("layout", "heads"), SHAPES)
+def test_a_row_has_the_same_bits_alone_in_chunks_and_in_batches(
+    level: CpuLevel, with_threads: Callable[[int], None], layout: PageLayout, heads: int
+) -> None:
+    pool, tables = filled_pool(layout, 1100, 2)
+    first, count = 480, 620
+    q = torch.randn(count, heads, layout.head_dim)
+    other = torch.randn(3, heads, layout.head_dim)
+    whole = attend_rows(pool, tables[:1], [first], [q])
+    for threads in (1, 2, 3):
+        with_threads(threads)
+        assert torch.equal(attend_rows(pool, tables[:1], [first], [q]), whole), threads
+        for row in (0, 31, 32, 100, 619):
+            alone = attend_rows(pool, tables[:1], [first + row], [q[row : row + 1]])
+            assert torch.equal(alone[0], whole[row]), (threads, row)
+            beside = attend_rows(pool, tables[::-1], [700, first + row], [other, q[row : row + 1]])
+            assert torch.equal(beside[3], whole[row]), (threads, row)
+        for size in (1, 7, 33, 250):
+            parts = [
+                attend_rows(pool, tables[:1], [first + at], [q[at : at + size]])
+                for at in range(0, 100, size)
+            ]
+            joined = torch.cat(parts)[:100]
+            assert torch.equal(joined, whole[: len(joined)]), (threads, size)
+
+
+def test_slots_beyond_a_row_are_never_read(level: CpuLevel) -> None:
+    layout = PageLayout(2, 2, 40, 16)
+    pool, tables = filled_pool(layout, 128, 1)
+    q = torch.randn(70, 4, 40)
+    clean = attend_rows(pool, tables, [0], [q])
+    last = int(tables[0][70 // 16])
+    pool.keys(1)[last, :, :, 70 % 16 :] = float("nan")
+    pool.values(1)[last, :, 70 % 16 :] = float("nan")
+    for page in tables[0][70 // 16 + 1 :].tolist():
+        pool.keys(1)[page] = float("nan")
+        pool.values(1)[page] = float("inf")
+    assert torch.equal(attend_rows(pool, tables, [0], [q]), clean)
+
+
+def test_very_large_scores_do_not_overflow(level: CpuLevel) -> None:
+    pool, tables = filled_pool(PageLayout(2, 1, 16, 16), 600, 1)
+    batch = ragged_batch(tables, [590], [10], 16)
+    q = torch.randn(10, 2, 16) * 1e4
+    expected = reference.paged_attention(q, pool, 1, batch, SCALE)
+    got = paged_attention(q, pool, 1, batch, SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_of_a_sequence_may_come_in_any_order(level: CpuLevel) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), 600, 1)
+    q = torch.randn(40, 4, 32)
+    batch = ragged_batch(tables, [560], [40], 16)
+    ordered = paged_attention(q, pool, 1, batch, SCALE)
+    back = RaggedBatch(
+        batch.tables,
+        batch.table_indptr,
+        batch.row_indptr,
+        batch.row_sequence,
+        batch.row_position.flip(0).contiguous(),
+        batch.slots,
+    )
+    assert torch.equal(
+        paged_attention(q.flip(0).contiguous(), pool, 1, back, SCALE).flip(0), ordered
+    )
+
+
+@pytest.mark.parametrize(("layout", "heads"), SHAPES)
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 100), (5, 1), (300, 77), (16, 16)])
+def test_prefill_by_torch_agrees(layout: PageLayout, heads: int, start: int, count: int) -> None:
+    pool, tables = filled_pool(layout, 400, 2)
+    batch = ragged_batch(tables, [start, 7], [count, 9], layout.page_size)
+    q = torch.randn(batch.rows, heads, layout.head_dim)
+    expected = reference.paged_attention(q, pool, 0, batch, SCALE)
+    got = paged_prefill(q, pool, 0, batch, SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(("layout", "_heads"), SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 200])
+def test_written_slots_hold_the_rows_and_no_others_change(
+    layout: PageLayout, _heads: int, rows: int
+) -> None:
+    pool, _ = filled_pool(layout, 300, 1)
+    twin = KvPool(layout, pool.memory.numpy().copy())
+    slots = torch.randperm(pool.page_count * layout.page_size)[:rows]
+    joined = torch.randn(rows, 3, layout.kv_heads, layout.head_dim)
+    kv_write(joined[:, 1], joined[:, 2], pool, 1, slots)
+    kv_write_reference.kv_write(joined[:, 1], joined[:, 2], twin, 1, slots)
+    assert torch.equal(pool.memory, twin.memory)
+
+
+def test_copied_pages_equal_their_sources_and_no_others_change() -> None:
+    pool, _ = filled_pool(PageLayout(3, 2, 16, 16), 300, 1)
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    page_copy(pool, [(1, 5), (2, 6), (1, 7)])
+    page_copy_reference.page_copy(twin, [(1, 5), (2, 6), (1, 7)])
+    page_copy(pool, [])
+    assert torch.equal(pool.memory, twin.memory)
+
+
+def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(level: CpuLevel) -> None:
+    layout = PageLayout(2, 2, 16, 16)
+    pool, tables = filled_pool(layout, 100, 1)
+    before = pool.memory.clone()
+    k = torch.randn(2, 2, 16)
+    for slot in (-1, pool.page_count * 16, 1 << 40):
+        with pytest.raises(IndexError, match=f"slot {slot} of row 1"):
+            kv_write(k, k, pool, 0, torch.tensor([3, slot]))
+    with pytest.raises(IndexError, match="outside"):
+        page_copy(pool, [(0, 1), (0, pool.page_count)])
+    q = torch.randn(1, 2, 16)
+    for wrong in (-1, pool.page_count):
+        broken = tables[0].astype(np.int64)
+        broken[2] = wrong
+        batch = ragged_batch([broken.astype(np.uint32)], [40], [1], 16)
+        for attend in (paged_attention, paged_prefill):
+            with pytest.raises(IndexError, match="page"):
+                attend(q, pool, 0, batch, SCALE)
+    assert torch.equal(pool.memory, before)
+
+
+def test_a_page_table_too_short_for_its_rows_is_refused() -> None:
+    table = np.arange(2, dtype=np.uint32)
+    with pytest.raises(ValueError, match="2 pages of 16 slots, too few for positions 30 to 33"):
+        ragged_batch([table], [30], [3], 16)
+    assert ragged_batch([table], [30], [2], 16).slots.tolist() == [30, 31]
+    assert ragged_batch([], [], [], 16).rows == 0
+
+
+def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 16, 16), 32, 1)
+    batch = ragged_batch(tables, [0], [1], 16)
+    with pytest.raises(ValueError, match="3 query heads do not share 2 KV heads"):
+        paged_attention(torch.randn(1, 3, 16), pool, 0, batch, SCALE)
+    with pytest.raises(ValueError, match=r"\[1, heads, 16\], got \[2, 4, 16\]"):
+        paged_attention(torch.randn(2, 4, 16), pool, 0, batch, SCALE)
+    with pytest.raises(ValueError, match=r"\(1, 2, 16\), got .*\(1, 2, 8\)"):
+        kv_write(torch.randn(1, 2, 8), torch.randn(1, 2, 8), pool, 0, batch.slots)
