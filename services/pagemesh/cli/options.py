@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.up_config import UpConfig
 from pagemesh.runtime.config import Option, Secret, options, unknown_variables
+from pagemesh.runtime.settings import CONFIGS
 from pagemesh.wire.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,10 +45,10 @@ def given_flags(arguments: Mapping[str, object]) -> dict[str, str]:
     return flags
 
 
-def check_variables(*kinds: type[object]) -> None:
+def check_variables() -> None:
     """Raises ``ConfigError`` for a ``PAGEMESH_*`` variable that nothing reads: most likely a
     typing error, and then the setting the user meant is silently at its default."""
-    unknown = unknown_variables(os.environ, kinds)
+    unknown = unknown_variables(os.environ, (*CONFIGS, UpConfig, ClientConfig))
     if unknown:
         raise ConfigError(f"{unknown[0]} is no setting of pagemesh; correct or unset it")
 

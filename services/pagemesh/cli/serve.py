@@ -17,12 +17,12 @@ import click
 
 from pagemesh.cli.leash import leash
 from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.runtime.config import to_environ
 from pagemesh.runtime.ids import new_service_name, to_name
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.service import run_service
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.settings import (
-    CONFIGS,
     BusConfig,
     GatewayConfig,
     HostConfig,
@@ -68,8 +68,9 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
     def command(parent_pid: int | None, **arguments: Any) -> int:
         if parent_pid is not None:
             leash(parent_pid)
-        check_variables(*CONFIGS)
+        check_variables()
         config = service_config(role, os.environ, given_flags(arguments))
+        os.environ.update(to_environ(config.worker))  # kernels read their own variables
         module = importlib.import_module(f"pagemesh.{role}.service")
         return run_service(
             lambda stop: module.run(config, stop),

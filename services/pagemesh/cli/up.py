@@ -34,7 +34,6 @@ from pagemesh.runtime.logs import set_up_logs
 from pagemesh.runtime.model_folder import find_model, is_hub_id
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.settings import (
-    CONFIGS,
     BusConfig,
     GatewayConfig,
     HostConfig,
@@ -64,7 +63,7 @@ class MeshPlan:
 @config_flags(UpConfig, *_SERVICE_KINDS)
 def up(**arguments: Any) -> int:
     """Start the whole mesh on this machine and print its URL."""
-    check_variables(UpConfig, *CONFIGS)
+    check_variables()
     screen = Screen()
     return asyncio.run(run_mesh(plan(os.environ, given_flags(arguments), screen), screen))
 

@@ -172,6 +172,12 @@ class WorkerConfig:
         0, "THREADS", "threads of the model step; 0: the cores this process may use",
         minimum=0, maximum=1024,
     )  # fmt: skip
+    kernels: Literal["", "native", "reference"] = setting(
+        "", "KERNELS", "who computes on a CPU; empty: the native library"
+    )
+    cpu_level: Literal["", "avx512", "avx2", "portable"] = setting(
+        "", "CPU_LEVEL", "instruction set of the native kernels; empty: the best there is"
+    )
     sequence_count_max: int = setting(
         64, "SEQUENCE_COUNT_MAX", "sequences that run at once", minimum=1, maximum=4096
     )

@@ -1,0 +1,97 @@
+"""``pagemesh chat``: talk to a running mesh; shows what was cached and when tokens came."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+import httpx
+from rich.console import Console
+
+from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.runtime.config import load
+
+_HELP = "Type a message; /reset forgets the conversation, /quit or Ctrl-D leaves."
+_MESSAGE_COUNT_MAX = 200
+
+
+@click.command()
+@click.option("--once", metavar="TEXT", help="Ask TEXT, print the answer and exit.")
+@click.option("--system", metavar="TEXT", help="A system message to begin with.")
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, 2), default=None)
+@click.option("--seed", type=int, default=None)
+@config_flags(ClientConfig)
+def chat(
+    once: str | None,
+    system: str | None,
+    max_tokens: int,
+    temperature: float | None,
+    seed: int | None,
+    **arguments: Any,
+) -> int:
+    """Talk to a running mesh."""
+    config = load(ClientConfig, os.environ, given_flags(arguments))
+    settings: dict[str, Any] = {"max_tokens": max_tokens}
+    if temperature is not None:
+        settings["temperature"] = temperature
+    if seed is not None:
+        settings["seed"] = seed
+    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    with client(config) as http:
+        settings["model"] = served_model(http)
+        if once is not None:
+            _say(http, settings, [*first, {"role": "user", "content": once}])
+            return 0
+        _converse(http, settings, first)
+    return 0
+
+
+def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]) -> None:
+    notes = Console(stderr=True, highlight=False)
+    notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim")
+    messages = list(first)
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            notes.print()
+            return
+        if text == "/quit":
+            return
+        if text == "/reset":
+            messages = list(first)
+            continue
+        if not text:
+            continue
+        messages.append({"role": "user", "content": text})
+        try:
+            answer = _say(http, settings, messages)
+        except ChatError as error:
+            notes.print(f"error: {error}", style="red", markup=False)
+            messages.pop()
+            continue
+        except KeyboardInterrupt:  # leaving the stream cancels the request
+            notes.print(" (stopped)", style="dim")
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+        if len(messages) > _MESSAGE_COUNT_MAX:
+            notes.print("the conversation is very long; /reset starts a new one", style="yellow")
+
+
+def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) -> Answer:
+    """The answer goes to stdout as it comes, what it took to stderr."""
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    answer = ask(http, {**settings, "messages": messages}, show)
+    show("\n")
+    Console(stderr=True, highlight=False).print(answer.facts, style="dim", markup=False)
+    return answer

@@ -1,0 +1,147 @@
+"""One answer of a chat: the request, and what its stream of events says.
+
+Parses what the gateway streams (lines ``data: {...}``, ``data: [DONE]`` at the end) and
+times it. A stream that ends without ``[DONE]`` was cut off, and that is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.wire.errors import ConfigError, PagemeshError
+
+_CONNECT_TIMEOUT_S = 5.0
+_SILENCE_TIMEOUT_S = 120.0
+_LINE_CHARACTERS_MAX = 1 << 20
+Message = dict[str, str]
+
+
+class ChatError(PagemeshError):
+    """The mesh refused or broke off; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``text`` and what it took. Times are seconds since the request was sent."""
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_token_s: float
+    total_s: float
+
+    @property
+    def facts(self) -> str:
+        """One line for the user."""
+        rate = ""
+        rest_s = self.total_s - self.first_token_s
+        if self.completion_tokens > 1 and rest_s > 0:
+            rate = f" ({(self.completion_tokens - 1) / rest_s:.0f}/s)"
+        return (
+            f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
+            f" | first token {self.first_token_s * 1_000:.0f} ms"
+            f" | {self.completion_tokens} tokens in {self.total_s:.2f} s{rate}"
+            + (f" | stopped by {self.finish}" if self.finish not in ("", "stop") else "")
+        )
+
+
+def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """An HTTP client for the gateway. Raises ``ConfigError`` for what is no URL."""
+    headers = {}
+    if config.api_key.is_set:
+        headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
+    if not config.url.startswith(("http://", "https://")):
+        raise ConfigError(f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL")
+    timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    return httpx.Client(base_url=config.url, headers=headers, timeout=timeout, transport=transport)
+
+
+def served_model(http: httpx.Client) -> str:
+    """The name of the model that is served. Raises ``ConfigError`` when nobody is there."""
+    try:
+        response = http.get("/v1/models")
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol):
+        raise ConfigError(
+            f"no mesh at {http.base_url}; start one with `pagemesh up` or name it with --url"
+        ) from None
+    except httpx.HTTPError as error:
+        raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
+    if response.is_error:
+        raise ChatError(_error_text(response))
+    models = response.json().get("data", [])
+    if not models:
+        raise ChatError(f"{http.base_url} serves no model yet; wait until it is ready")
+    name: str = models[0]["id"]
+    return name
+
+
+def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
+    """Stream one chat completion; ``on_text`` gets each piece. Raises ``ChatError``."""
+    sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    started = time.monotonic()
+    text, finish, first_s = "", "", 0.0
+    usage: dict[str, Any] = {}
+    try:
+        with http.stream("POST", "/v1/chat/completions", json=sent) as response:
+            if response.is_error:
+                response.read()
+                raise ChatError(_error_text(response))
+            for event in events(response.iter_lines()):
+                usage = event.get("usage") or usage
+                for choice in event.get("choices", []):
+                    piece = choice.get("delta", {}).get("content") or ""
+                    finish = choice.get("finish_reason") or finish
+                    if piece:
+                        first_s = first_s or time.monotonic() - started
+                        text += piece
+                        on_text(piece)
+    except httpx.HTTPError as error:
+        raise ChatError(f"the stream broke off: {type(error).__name__}") from None
+    total_s = time.monotonic() - started
+    return Answer(
+        text=text,
+        finish=finish,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+        completion_tokens=usage.get("completion_tokens", 0),
+        first_token_s=first_s or total_s,
+        total_s=total_s,
+    )
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The events of a stream. Raises ``ChatError`` for an error event, for what is no event
+    and for an end without ``[DONE]``."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue  # a blank line between events, or a comment that keeps the line open
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        if len(data) > _LINE_CHARACTERS_MAX:
+            raise ChatError("the stream holds an event beyond all measure")
+        try:
+            event = json.loads(data)
+        except json.JSONDecodeError:
+            raise ChatError("the stream holds something that is no JSON") from None
+        if "error" in event:
+            raise ChatError(event["error"].get("message", "unknown error"))
+        yield event
+    raise ChatError("the stream ended before the answer did")
+
+
+def _error_text(response: httpx.Response) -> str:
+    try:
+        message: str = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}"
+    return message

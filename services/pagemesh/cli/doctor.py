@@ -1,0 +1,132 @@
+"""``pagemesh doctor``: what on this machine would stop a mesh, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.nats_server import find_nats_server
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.wire.errors import ConfigError
+
+_OPEN_FILES_MIN = 1_024
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and whether a mesh can live with it."""
+
+    topic: str
+    ok: bool
+    text: str
+
+
+@click.command()
+def doctor() -> int:
+    """Say what on this machine would stop a mesh from running."""
+    config = load_service_config(os.environ)
+    findings = list(examine(config))
+    for finding in findings:
+        mark = click.style("ok", "green") if finding.ok else click.style("no", "red")
+        click.echo(f"{mark}  {finding.topic:<14} {finding.text}")
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+def examine(config: ServiceConfig) -> Iterator[Finding]:
+    """Every finding; a check that is refused says why in the words of its ``ConfigError``."""
+    checks: dict[str, Callable[[ServiceConfig], str]] = {
+        "python": _python,
+        "torch": _torch,
+        "native library": _native,
+        "nats-server": _nats_server,
+        "pool folder": _pool_folder,
+        "limits": _limits,
+        "model": _model,
+    }
+    for topic, check in checks.items():
+        try:
+            yield Finding(topic, True, check(config))
+        except ConfigError as error:
+            yield Finding(topic, False, str(error))
+
+
+def _python(_config: ServiceConfig) -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _torch(config: ServiceConfig) -> str:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("torch is not installed; run make, or pip install pagemesh again")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        found = "of an unknown version"
+    if config.worker.device == "cpu":
+        return found
+    # Asked in a process of its own: CUDA must not be initialised in this one.
+    code = "import torch; print(torch.cuda.is_available() and torch.cuda.get_device_name(0))"
+    asked = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    name = asked.stdout.strip()
+    if name in ("", "False"):
+        raise ConfigError(f"{found} finds no CUDA device; use --device cpu or install its driver")
+    return f"{found} on {name}"
+
+
+def _native(_config: ServiceConfig) -> str:
+    from pagemesh.kernels.native.library import cpu_level
+
+    return f"loaded, {cpu_level().name.lower()}"
+
+
+def _nats_server(_config: ServiceConfig) -> str:
+    path = find_nats_server()
+    try:
+        asked = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{path} does not run: {error}") from None
+    return asked.stdout.strip()
+
+
+def _pool_folder(config: ServiceConfig) -> str:
+    folder: Path = config.host.pool_dir
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
+    free, wanted = shutil.disk_usage(existing).free, config.pager.pool_bytes
+    if free < wanted:
+        raise ConfigError(
+            f"PAGEMESH_POOL_DIR={folder}: {free >> 20} MiB free, the pool takes {wanted >> 20}; "
+            "lower PAGEMESH_POOL_BYTES, or give the file system more (containers: --shm-size)"
+        )
+    return f"{folder}, {free >> 20} MiB free, the pool takes {wanted >> 20}"
+
+
+def _limits(_config: ServiceConfig) -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES_MIN:
+        raise ConfigError(f"only {soft} open files are allowed; raise it: ulimit -n {hard}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{soft} open files, {cores} cores"
+
+
+def _model(config: ServiceConfig) -> str:
+    found = find_model(config.worker.model)
+    return f"{found.name} in {found.path}"

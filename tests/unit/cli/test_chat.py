@@ -1,0 +1,112 @@
+"""``pagemesh chat`` shows an answer as it comes, what was cached, and why it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from pagemesh.cli.chat_stream import Answer, ChatError, ask, client, events, served_model
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.main import run
+from pagemesh.runtime.config import Secret
+from pagemesh.wire.errors import ConfigError
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def delta(text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": finish}]}
+
+
+USAGE = {
+    "choices": [],
+    "usage": {
+        "prompt_tokens": 40,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    },
+}
+
+
+def stream(*found: dict[str, Any], done: bool = True) -> httpx.Response:
+    lines = [f"data: {json.dumps(event)}\n\n" for event in found]
+    return httpx.Response(200, text="".join([*lines, "data: [DONE]\n\n" if done else ""]))
+
+
+def mesh(handler: Handler) -> httpx.Client:
+    return client(ClientConfig(api_key=Secret("key")), httpx.MockTransport(handler))
+
+
+def test_pieces_come_in_order_with_usage_and_the_cached_tokens() -> None:
+    pieces: list[str] = []
+    with mesh(lambda _: stream(delta("Hel"), delta("lo", "stop"), USAGE)) as http:
+        answer = ask(http, {"model": "m", "messages": []}, pieces.append)
+    assert pieces == ["Hel", "lo"] and answer.text == "Hello"
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (40, 32, 2)
+    assert answer.facts.startswith("32 of 40 prompt tokens cached | first token ")
+
+
+def test_the_request_asks_for_usage_and_carries_the_key() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return stream(USAGE)
+
+    with mesh(handler) as http:
+        ask(http, {"model": "m", "messages": [{"role": "user", "content": "x"}]}, str)
+    body = json.loads(seen[0].content)
+    assert body["stream"] and body["stream_options"] == {"include_usage": True}
+    assert seen[0].headers["authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (stream(delta("Hel"), done=False), "ended before"),
+        (stream(delta("Hel"), {"error": {"message": "worker lost"}}), "worker lost"),
+        (httpx.Response(400, json={"error": {"message": "too long"}}), "too long"),
+        (httpx.Response(503, text="busy"), "status 503"),
+        (httpx.Response(200, text="data: {nonsense\n\n"), "no JSON"),
+    ],
+)
+def test_a_failed_answer_is_an_error_and_never_a_short_one(
+    response: httpx.Response, message: str
+) -> None:
+    with mesh(lambda _: response) as http, pytest.raises(ChatError, match=message):
+        ask(http, {}, str)
+
+
+def test_comments_and_blank_lines_between_events_are_skipped() -> None:
+    lines = iter([": keep-alive", "", 'data: {"choices": []}', "data: [DONE]"])
+    assert list(events(lines)) == [{"choices": []}]
+
+
+def test_the_served_model_is_asked_for() -> None:
+    with mesh(lambda _: httpx.Response(200, json={"data": [{"id": "pagemesh-demo"}]})) as http:
+        assert served_model(http) == "pagemesh-demo"
+
+
+def test_a_mesh_without_a_model_is_not_ready_yet() -> None:
+    with mesh(lambda _: httpx.Response(200, json={"data": []})) as http:
+        with pytest.raises(ChatError, match="no model yet"):
+            served_model(http)
+
+
+def test_nobody_at_the_url_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--url", "http://127.0.0.1:1", "--once", "hi"]) == 2
+    assert "pagemesh up" in capsys.readouterr().err
+
+
+def test_what_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        client(ClientConfig(url="127.0.0.1:8000"))
+
+
+def test_an_answer_that_hit_its_limit_says_so() -> None:
+    answer = Answer("x", "length", 1, 0, 5, 0.1, 0.5)
+    assert answer.facts.endswith("5 tokens in 0.50 s (10/s) | stopped by length")

