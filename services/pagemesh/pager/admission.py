@@ -1,0 +1,273 @@
+"""Who gets pages now, and who waits.
+
+A sequence that asks is served at once when nobody older waits and there is room (free pages,
+and idle ones that may be evicted). Otherwise it queues at its place in the one total order,
+and while it is first there, younger leases are revoked for it (``preemption``). Answers to
+waiters are pushed; asking again finds the same lease.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import SetLeaseWord
+from pagemesh.pager.lease import Lease
+from pagemesh.pager.preemption import Preemption
+from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.waiting import Waiter, place_of
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
+from pagemesh.wire.tokens import EMPTY, U32, pack_extents
+
+
+class Admission:
+    """Admit and extend, at once or from the queue."""
+
+    def __init__(self, books: Books, preemption: Preemption) -> None:
+        self._books = books
+        self._preemption = preemption
+        self._page_size = books.facts.page_size
+
+    # Requests
+
+    def admit(self, message: Admit) -> Granted | Extended | Queued:
+        """A lease for a sequence, or a place in the queue."""
+        books = self._books
+        session = books.open_session(message.worker, message.incarnation, message.epoch)
+        lease = session.by_key.get(message.key)
+        if lease is not None:
+            return self.granted(lease)
+        self._require_admissible(message)
+        return self._serve_or_queue(self._waiter(message, message.order))
+
+    def extend(self, message: Extend) -> Granted | Extended | Queued:
+        """More pages for a lease, or a place in the queue."""
+        lease = self._books.held_lease(
+            message.worker, message.incarnation, message.lease, message.key
+        )
+        if message.have_pages > len(lease.pages):
+            raise Malformed(f"have {message.have_pages} of {len(lease.pages)} pages")
+        self._require_fitting(message.page_count)
+        if message.page_count <= len(lease.pages):
+            self._books.waiting.discard(message.incarnation, message.key)
+            return self._extended(lease, message)
+        return self._serve_or_queue(self._waiter(message, lease.order))
+
+    def serve_waiters(self) -> None:
+        """Serve from the front of the queue for as long as there is room."""
+        books = self._books
+        for _ in range(len(books.waiting)):
+            if not len(books.waiting):
+                return
+            waiter = books.waiting.first
+            reply = self._try(waiter)
+            if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
+                reply = self._try(waiter)
+            if reply is None:
+                return
+            books.waiting.discard(*waiter.name)
+            books.notify(waiter.message.worker, reply)
+
+    # Answers
+
+    def granted(self, lease: Lease) -> Granted:
+        """The lease as it stands; on a repeat what the first answer said, or more pages."""
+        return Granted(
+            key=lease.key,
+            lease=lease.id,
+            lease_slot=lease.slot,
+            granted_at=lease.granted_at,
+            extents=pack_extents(lease.pages),
+            cached_tokens=lease.cached_tokens,
+            waterfall=lease.waterfall,
+        )
+
+    def _extended(self, lease: Lease, message: Extend) -> Extended:
+        return Extended(
+            key=lease.key,
+            lease=lease.id,
+            granted_at=lease.granted_at,
+            first_index=message.have_pages,
+            extents=pack_extents(lease.pages[message.have_pages :]),
+        )
+
+    # Queueing
+
+    def older_waits(self, order: Order, key: SequenceKey, incarnation: int) -> bool:
+        """Whether somebody before ``order`` waits, and so must not be overtaken."""
+        return self._books.waiting.ahead_of(place_of(order, key.attempt, incarnation)) > 0
+
+    def _waiter(self, message: Admit | Extend, order: Order) -> Waiter:
+        patience_ms = 2 * self._books.limits.ask_again_ms
+        if isinstance(message, Admit):
+            patience_ms = min(patience_ms, message.deadline_ms)
+        place = place_of(order, message.key.attempt, message.incarnation)
+        return Waiter(place, message, order, self._books.now_ms + patience_ms)
+
+    def _serve_or_queue(self, waiter: Waiter) -> Granted | Extended | Queued:
+        waiting = self._books.waiting
+        if not waiting.ahead_of(waiter.place):
+            reply = self._try(waiter)
+            if reply is None:
+                waiting.require_room(waiter)
+                if self._preemption.press(waiter.order, self._missing_pages(waiter)):
+                    reply = self._try(waiter)
+            if reply is not None:
+                waiting.discard(*waiter.name)
+                return reply
+        waiting.put(waiter)
+        return Queued(
+            key=waiter.message.key,
+            ahead_count=waiting.ahead_of(waiter.place),
+            ask_again_ms=self._books.limits.ask_again_ms,
+        )
+
+    def _try(self, waiter: Waiter) -> Granted | Extended | None:
+        message = waiter.message
+        if isinstance(message, Admit):
+            return self._try_admit(message)
+        return self._try_extend(message)
+
+    def _missing_pages(self, waiter: Waiter) -> int:
+        """Pages short of what ``waiter`` needs."""
+        message, books = waiter.message, self._books
+        if isinstance(message, Admit):
+            match = self._match(message)
+            need = books.facts.pages_for(message.reserve_tokens) - match.pages
+            return need - self._room_beside(match)
+        return message.page_count - len(books.leases[message.lease].pages) - books.room
+
+    # Serving
+
+    def _try_admit(self, message: Admit) -> Granted | None:
+        books = self._books
+        if not books.slots or not books.has_root_place(message.root):
+            return None
+        match = self._match(message)
+        count = books.facts.pages_for(message.reserve_tokens) - match.pages
+        if count > self._room_beside(match):
+            return None
+        tree = books.tree_of(message.root)
+        if match.node is _NO_TREE:
+            match = books.forest.match(tree.root, message.tokens, 0)
+        matched_tokens = match.pages * self._page_size
+        anchor = books.forest.pin_match(match)
+        fresh = books.take_pages(count, message.incarnation, tree)
+        pages = np.concatenate([books.forest.table(anchor), fresh])
+        lease = self.start_lease(
+            message.key, message.order, tree, anchor, pages,
+            message.tokens[4 * matched_tokens :], matched_tokens, self._waterfall(message, match),
+        )  # fmt: skip
+        books.hold(lease, books.sessions[message.incarnation])
+        return self.granted(lease)
+
+    def start_lease(
+        self,
+        key: SequenceKey,
+        order: Order,
+        tree: Tree,
+        anchor: Node,
+        pages: U32,
+        tokens: bytes,
+        filled_tokens: int,
+        waterfall: Waterfall,
+    ) -> Lease:
+        """A lease over ``pages``; ``anchor`` is pinned for it and ``tokens`` follow there."""
+        books = self._books
+        lease_id = books.pool.number()
+        lease = Lease(
+            id=lease_id,
+            slot=books.slots.pop(),
+            key=key,
+            order=order,
+            incarnation=0,
+            tree=tree,
+            anchor=anchor,
+            pages=pages,
+            granted_at=lease_id,
+            tokens=tokens,
+            matched_pages=anchor.depth,
+            cached_tokens=filled_tokens,
+            waterfall=waterfall,
+            granted_ms=books.now_ms,
+            filled_tokens=filled_tokens,
+        )
+        tree.lease_count += 1
+        books.leases[lease_id] = lease
+        books.out.append(SetLeaseWord(lease.slot, lease_id))
+        return lease
+
+    def _try_extend(self, message: Extend) -> Extended | None:
+        books = self._books
+        lease = books.leases[message.lease]
+        count = message.page_count - len(lease.pages)
+        if count > books.room:
+            return None
+        self.lengthen(lease, count)
+        return self._extended(lease, message)
+
+    def lengthen(self, lease: Lease, count: int) -> None:
+        """Add ``count`` pages to ``lease``; there must be room."""
+        if count > 0:
+            fresh = self._books.take_pages(count, lease.incarnation, lease.tree)
+            lease.pages = np.concatenate([lease.pages, fresh])
+            lease.granted_at = self._books.pool.last_sequence
+
+    def _match(self, message: Admit) -> Match:
+        """What ``message`` may read. The last token is always computed."""
+        tree = self._books.forest.trees.get(message.root)
+        root = tree.root if tree is not None else _NO_TREE
+        last = len(message.tokens) // 4 - 1
+        pages_max = last // self._page_size if message.read_cache else 0
+        return self._books.forest.match(root, message.tokens, pages_max)
+
+    def _room_beside(self, match: Match) -> int:
+        """Room that is left once ``match`` is pinned."""
+        books = self._books
+        if not books.may_evict():
+            return books.pool.free
+        return books.room - books.forest.idle_pages(match)
+
+    def _waterfall(self, message: Admit, match: Match) -> Waterfall:
+        size = self._page_size
+        matched = match.pages * size
+        if not message.read_cache:
+            tree = self._books.forest.trees.get(message.root)
+            root = tree.root if tree is not None else _NO_TREE
+            there = self._books.forest.match(root, message.tokens, len(message.tokens) // 4 // size)
+            unread = there.pages * size
+            return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
+        lost, near = {}, match.near_tokens
+        if near and matched + near == len(message.tokens) // 4:
+            lost["last_token"] = 1
+            near -= 1
+        if near:
+            lost["partial_page"] = near
+        return Waterfall(
+            available_tokens=matched + match.near_tokens,
+            selected_tokens=matched,
+            delivered_tokens=matched,
+            lost=lost,
+        )
+
+    def _require_admissible(self, message: Admit) -> None:
+        count, extra = divmod(len(message.tokens), 4)
+        if extra or not count:
+            raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
+        if message.reserve_tokens < count:
+            raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
+        if not message.deadline_ms:
+            raise DeadlineExceeded("no time is left to admit in")
+        self._require_fitting(self._books.facts.pages_for(message.reserve_tokens))
+        if not self._books.has_root_place(message.root):
+            raise Busy("leases of too many roots are open", retry_after_ms=1_000)
+
+    def _require_fitting(self, page_count: int) -> None:
+        total = self._books.facts.page_count
+        if page_count > total:
+            raise NoCapacity(f"{page_count} pages are wanted, the whole pool has {total}")
+
+
+_NO_TREE = Node(None, b"", EMPTY)

@@ -1,0 +1,291 @@
+"""What the pager knows, and the small steps that every decision is made of.
+
+``Books`` holds ledger, trees, sessions, leases, tickets and waiters, and collects commands.
+The modules beside it (``admission``, ``filling``, ``handover``, ``preemption``, ``recovery``,
+``sessions``) decide; each validates first and changes the books after, so that a refusal
+leaves them as they were.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+from pagemesh.pager.events import (
+    Command,
+    Notify,
+    PagesDropped,
+    SetLeaseWord,
+    SetStates,
+    StoreRoot,
+    WriteHeaders,
+)
+from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticket
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.pool import PagePool
+from pagemesh.pager.radix import Forest, Node, Tree
+from pagemesh.pager.waiting import WaitList
+from pagemesh.wire.errors import Gone, Malformed, Stale
+from pagemesh.wire.messages import Message, SequenceKey
+from pagemesh.wire.pager_messages import Revoke
+from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
+from pagemesh.wire.tokens import EMPTY, U32
+
+
+class Books:
+    """All state of one pager life."""
+
+    def __init__(self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy[Node]) -> None:
+        self.limits = limits
+        self.facts = facts
+        self.pool = PagePool(facts.page_count, self.first_sequence())
+        self.forest = Forest(self.pool, facts.page_size, policy)
+        self.waiting = WaitList(limits.waiter_count_max)
+        self.sessions: dict[int, Session] = {}
+        self.by_worker: dict[str, Session] = {}
+        self.leases: dict[int, Lease] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.closed: OrderedDict[str, Ticket] = OrderedDict()
+        self.ended: OrderedDict[int, int] = OrderedDict()
+        """Ended lease -> its last holder's incarnation."""
+        self.slots = list(range(limits.lease_count_max - 1, -1, -1))
+        self.slots_kept: dict[int, int] = {}
+        """Lease slots of an earlier life, to the lease in their word, until claimed."""
+        self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
+        self.unsettled: set[int] = set()
+        """Live incarnations that may use pages in ways this pager life has not heard of."""
+        self.limbo: U32 = EMPTY
+        """Draining pages that any of the unsettled may use."""
+        self.out: list[Command] = []
+        self.late: list[Command] = []
+        self.now_ms = 0
+        self.freed = False
+        """Pages became available: waiters may be served."""
+        self.preempted_count = 0
+
+    # Decisions on their own, so that a simulation can plant bugs in them
+
+    def first_sequence(self) -> int:
+        """Above every ledger number of earlier epochs."""
+        return self.facts.epoch << EPOCH_SHIFT
+
+    def must_drain(self, lease: Lease) -> bool:
+        """Whether the pages of a revoked lease stay unused until its holder lets go."""
+        return lease.life.state is LeaseState.REVOKED
+
+    def may_evict(self) -> bool:
+        """Whether idle pages may be given out anew: not while somebody whom an earlier pager
+        life let read them has not said so."""
+        return not self.unsettled
+
+    # Looking things up
+
+    def open_session(self, worker: str, incarnation: int, epoch: int) -> Session:
+        """The open session of a worker. Raises ``Stale`` when there is none in this life."""
+        session = self.sessions.get(incarnation)
+        if epoch != self.facts.epoch:
+            raise Stale(f"epoch {epoch} is over, this is {self.facts.epoch}: open a session")
+        if session is None or not session.is_open or session.worker != worker:
+            raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
+        return session
+
+    def held_lease(self, worker: str, incarnation: int, lease: int, key: SequenceKey) -> Lease:
+        """The lease, held by that incarnation. Raises ``Gone``, ``Stale`` or ``Malformed``."""
+        self.open_session(worker, incarnation, self.facts.epoch)
+        found = self.leases.get(lease)
+        if found is None:
+            raise Gone(f"lease {lease} is not there (any more)")
+        if found.incarnation != incarnation:
+            raise Stale(f"lease {lease} is not held by incarnation {incarnation}")
+        if found.key != key:
+            raise Malformed(f"lease {lease} belongs to another sequence")
+        if found.life.state is not LeaseState.HELD:
+            raise Stale(f"lease {lease} is {found.life.state.value}")
+        return found
+
+    # Room
+
+    @property
+    def room(self) -> int:
+        """Pages that can be had at once: free ones, and idle ones if they may be evicted."""
+        return self.pool.free + (self.pool.idle if self.may_evict() else 0)
+
+    def take_pages(self, count: int, writer: int, tree: Tree) -> U32:
+        """``count`` pages for ``writer``, evicting as needed; there must be ``room``."""
+        short = count - self.pool.free
+        if short > 0:
+            # Their headers are overwritten by this very grant: what is evicted is taken.
+            runs = self.forest.evict(short)
+            self.late.append(PagesDropped(np.concatenate(runs)))
+        pages = self.pool.take(count)
+        self.write_held(pages, writer, tree)
+        return pages
+
+    def write_held(self, pages: U32, writer: int, tree: Tree) -> None:
+        """Publish ``pages`` as held by ``writer``."""
+        if len(pages):
+            nothing = np.zeros(len(pages), np.uint64)
+            self.out.append(
+                WriteHeaders(
+                    pages, HeaderState.HELD, self.pool.sequences[pages], nothing, nothing,
+                    writer, tree.index, 0, b"",
+                )
+            )  # fmt: skip
+
+    def set_states(self, pages: U32, state: HeaderState) -> None:
+        """Publish a state that needs no other part of the header."""
+        if len(pages):
+            self.out.append(SetStates(pages, state, self.pool.sequences[pages]))
+
+    # Roots
+
+    def has_root_place(self, digest: bytes) -> bool:
+        """Whether ``tree_of`` can answer."""
+        return digest in self.forest.trees or bool(self.roots) or bool(self._spare_trees())
+
+    def tree_of(self, digest: bytes) -> Tree:
+        """The tree of a root, planted when it is new (``has_root_place`` holds). It may take
+        the place of a tree that no lease uses."""
+        tree = self.forest.trees.get(digest)
+        if tree is None:
+            if not self.roots:
+                self.uproot(self._spare_trees()[0])
+            tree = self.forest.plant(digest, self.roots.pop())
+            self.out.append(StoreRoot(tree.index, digest, True))
+        return tree
+
+    def uproot(self, tree: Tree) -> None:
+        """Forget a tree that no lease uses, with all it caches."""
+        for node in reversed(list(self.forest.below(tree.root))):
+            self.drop(node, 0)
+        self.forest.fell(tree)
+        self.roots.append(tree.index)
+        self.out.append(StoreRoot(tree.index, tree.digest, False))
+        self.freed = True
+
+    def _spare_trees(self) -> list[Tree]:
+        trees = self.forest.trees.values()
+        return [t for t in trees if not t.lease_count and (t.is_unused or self.may_evict())]
+
+    # Leases
+
+    def hold(self, lease: Lease, session: Session) -> None:
+        """``session`` holds ``lease`` from now on."""
+        lease.incarnation = session.incarnation
+        session.leases[lease.id] = lease
+        session.by_key[lease.key] = lease
+
+    def unhold(self, lease: Lease) -> None:
+        """Nobody holds ``lease`` by key any more, nor is waiting on it."""
+        self.waiting.discard(lease.incarnation, lease.key)
+        session = self.sessions.get(lease.incarnation)
+        if session is not None and session.by_key.get(lease.key) is lease:
+            del session.by_key[lease.key]
+
+    def revoke(self, lease: Lease, reason: RevokeReason) -> None:
+        """Take a held lease back: the word first, then the holder is told. What it can write
+        drains until it lets go."""
+        self.out.append(SetLeaseWord(lease.slot, 0))
+        held = lease.held_pages
+        lease.life.move(LeaseState.REVOKED, reason)
+        self.unhold(lease)
+        lease.revoked_ms = self.now_ms
+        self.pool.drain(held)
+        self.set_states(held, HeaderState.DRAINING)
+        self.notify_revoked(lease, reason)
+        if not self.must_drain(lease):
+            self.end(lease, reason)
+
+    def notify_revoked(self, lease: Lease, reason: RevokeReason) -> None:
+        """Tell the holder of a revoked lease, again if need be."""
+        session = self.sessions.get(lease.incarnation)
+        lease.reason, lease.notified_ms = reason, self.now_ms
+        if session is not None and session.worker:
+            notice = Revoke(key=lease.key, lease=lease.id, reason=reason, usage=self.usage())
+            self.notify(session.worker, notice)
+
+    def notify(self, worker: str, message: Message) -> None:
+        self.out.append(Notify(worker, message))
+
+    def end(self, lease: Lease, why: str) -> None:
+        """Give everything of ``lease`` back. Its holder does not use it any more."""
+        held = lease.held_pages
+        if lease.life.state is LeaseState.REVOKED:
+            self.pool.settle(held)
+        else:
+            self.out.append(SetLeaseWord(lease.slot, 0))
+            self.pool.give(held)
+        lease.life.move(LeaseState.ENDED, why)
+        self.set_states(held, HeaderState.FREE)
+        self.unhold(lease)
+        session = self.sessions.get(lease.incarnation)
+        if session is not None:
+            session.leases.pop(lease.id, None)
+        self.forest.unpin(lease.anchor)
+        lease.tree.lease_count -= 1
+        del self.leases[lease.id]
+        self.slots.append(lease.slot)
+        self.ended[lease.id] = lease.incarnation
+        if len(self.ended) > self.limits.ended_count_max:
+            self.ended.popitem(last=False)
+        self.freed = True
+
+    def drop(self, node: Node, above_pages: int) -> None:
+        """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
+        while self.may_evict() and not (node.is_root or node.pins or node.children):
+            count = min(len(node.pages), node.depth - above_pages)
+            if count <= 0:
+                return
+            pages, parent = node.pages[len(node.pages) - count :], node.parent
+            self.forest.trim(node, count)
+            self.set_states(pages, HeaderState.FREE)
+            self.late.append(PagesDropped(pages))
+            node = parent
+
+    # After a restart
+
+    def free_claimed(self, session: Session) -> None:
+        """The pages of an earlier life that ``session`` could write are in nobody's hands."""
+        if len(session.claimed):
+            self.pool.settle(session.claimed)
+            self.set_states(session.claimed, HeaderState.FREE)
+            session.claimed = EMPTY
+            self.freed = True
+
+    def let_go(self, session: Session, lease_id: int) -> None:
+        """``session`` is done with the pages of a lease that it declared and has lost."""
+        pages = session.letting_go.pop(lease_id, EMPTY)
+        if len(pages):
+            self.pool.settle(pages)
+            self.set_states(pages, HeaderState.FREE)
+            self.freed = True
+
+    def settle(self) -> None:
+        """When everybody of an earlier life has declared or died: nothing is uncertain now."""
+        if self.unsettled:
+            return
+        if len(self.limbo):
+            self.pool.settle(self.limbo)
+            self.set_states(self.limbo, HeaderState.FREE)
+            self.limbo = EMPTY
+        for slot in self.slots_kept:
+            self.out.append(SetLeaseWord(slot, 0))
+            self.slots.append(slot)
+        self.slots_kept = {}
+        self.freed = True
+
+    # Telling
+
+    def usage(self) -> str:
+        """The ledger in a sentence."""
+        pool = self.pool
+        return (
+            f"{pool.total} pages: {pool.free} free, {pool.held} held, {pool.pinned} pinned, "
+            f"{pool.idle} idle, {pool.draining} draining"
+        )
+
+    def anchors(self) -> Iterable[Node]:
+        return (lease.anchor for lease in self.leases.values())

@@ -1,0 +1,140 @@
+"""What workers write: tokens become known, full pages become committed.
+
+A ``Fill`` says how far a lease is written and brings the token ids that the pager may not
+know. Commit, release, offer and fork all take one; each checks it before anything changes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import PagesStored, WriteHeaders
+from pagemesh.pager.lease import Lease, LeaseState
+from pagemesh.pager.radix import Inserted
+from pagemesh.wire.errors import Gone, Malformed
+from pagemesh.wire.messages import Ok
+from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import U32
+
+
+class Filling:
+    """Commit and release."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._page_size = books.facts.page_size
+        self._width = books.facts.page_token_bytes
+
+    def commit(self, message: Commit) -> Committed:
+        """Make full pages matchable. Raises ``Gone``, ``Stale`` or ``Malformed``."""
+        lease = self._books.held_lease(
+            message.worker, message.incarnation, message.lease, message.key
+        )
+        self.require(lease, message.fill)
+        self.take(lease, message.fill)
+        return Committed(
+            lease=lease.id,
+            committed_tokens=lease.committed_pages * self._page_size,
+            known_tokens=self.known_tokens(lease),
+        )
+
+    def release(self, message: Release) -> Ok:
+        """Commit what is full, give the rest back. Raises ``Gone``, ``Stale``, ``Malformed``."""
+        books = self._books
+        found = books.leases.get(message.lease)
+        if found is None:
+            if books.ended.get(message.lease) == message.incarnation:
+                return Ok()
+            raise Gone(f"lease {message.lease} is not there (any more)")
+        if found.life.state is LeaseState.REVOKED and found.incarnation == message.incarnation:
+            books.end(found, "release")  # whoever gives it back has let go of it
+            return Ok()
+        lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
+        self.require(lease, message.fill)
+        if message.cache:
+            self.take(lease, message.fill)
+        anchor = lease.anchor
+        books.end(lease, "release")
+        if not message.cache:
+            books.drop(anchor, lease.matched_pages)
+        return Ok()
+
+    def known_tokens(self, lease: Lease) -> int:
+        """Token ids known of the lease, from the start."""
+        return lease.committed_pages * self._page_size + len(lease.tokens) // 4
+
+    def require(self, lease: Lease, fill: Fill) -> None:
+        """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
+        if len(fill.tokens) % 4:
+            raise Malformed(f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}")
+        start = lease.committed_pages * self._page_size
+        known = self.known_tokens(lease)
+        if fill.first_token > known:
+            raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
+        end = max(known, fill.first_token + len(fill.tokens) // 4)
+        slots = len(lease.pages) * self._page_size
+        if fill.filled_tokens > min(end, slots):
+            raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
+        if end > slots + self._page_size and end > known:
+            raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
+        low = max(start, fill.first_token)
+        high = min(known, fill.first_token + len(fill.tokens) // 4)
+        if low < high:
+            ours = lease.tokens[4 * (low - start) : 4 * (high - start)]
+            theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
+            if ours != theirs:
+                raise Malformed(f"tokens {low} to {high} differ from those known")
+
+    def take(self, lease: Lease, fill: Fill) -> None:
+        """Note what ``fill`` says (``require`` holds) and commit the full pages."""
+        skip = self.known_tokens(lease) - fill.first_token
+        if 4 * skip < len(fill.tokens):
+            lease.tokens += fill.tokens[4 * skip :]
+        lease.filled_tokens = max(lease.filled_tokens, fill.filled_tokens)
+        count = lease.filled_tokens // self._page_size - lease.committed_pages
+        if count > 0:
+            self._commit_pages(lease, count)
+
+    def pinned_by(self, lease: Lease, fill: Fill) -> int:
+        """Idle pages that committing ``fill`` would pin, the same content being there."""
+        count = fill.filled_tokens // self._page_size - lease.committed_pages
+        if count <= 0:
+            return 0
+        skip = self.known_tokens(lease) - fill.first_token
+        tokens = lease.tokens + fill.tokens[4 * skip :]
+        return self._books.forest.idle_pages(
+            self._books.forest.match(lease.anchor, tokens[: count * self._width], count)
+        )
+
+    def _commit_pages(self, lease: Lease, count: int) -> None:
+        forest = self._books.forest
+        first = lease.committed_pages
+        run, cut = lease.pages[first : first + count], count * self._width
+        tokens, before = lease.tokens[:cut], lease.anchor
+        inserted = forest.insert(before, tokens, run, grow=lease.made)
+        forest.unpin(before)
+        lease.anchor, lease.tokens = inserted.node, lease.tokens[cut:]
+        lease.made = inserted.known_pages < count
+        if inserted.known_pages:
+            lease.copies.append(run[: inserted.known_pages])
+        if lease.made:
+            self._publish(lease, inserted, run, tokens)
+
+    def _publish(self, lease: Lease, inserted: Inserted, run: U32, tokens: bytes) -> None:
+        known = inserted.known_pages
+        pages, fresh = run[known:], tokens[known * self._width :]
+        pool = self._books.pool
+        identities = pool.identities[pages]
+        parents = np.zeros(len(pages), np.uint64)
+        parents[1:] = identities[:-1]
+        if len(inserted.after):
+            parents[0] = pool.identities[inserted.after[0]]
+        self._books.out.append(
+            WriteHeaders(
+                pages, HeaderState.COMMITTED, pool.sequences[pages], identities, parents,
+                lease.incarnation, lease.tree.index, self._page_size, fresh,
+            )
+        )  # fmt: skip
+        self._books.late.append(PagesStored(lease.tree.digest, inserted.after, pages, fresh))

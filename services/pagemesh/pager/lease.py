@@ -1,0 +1,221 @@
+"""The lifecycles of leases, tickets and sessions.
+
+    lease     HELD <----> OFFERED         held by a session, or on its way by a ticket
+               |  `-----.    |
+               v         v   v
+            REVOKED ---> ENDED            REVOKED: its pages drain until the holder lets go
+
+    ticket    OFFERED --> REDEEMED | CANCELLED | EXPIRED
+
+    session   OPEN <----> EXPIRED         open again only by OpenSession, without its leases
+               |  ^          |
+               v  |          v
+              DEAD <------ (any)
+            SILENT --> OPEN | DEAD        SILENT: known from an earlier pager life only
+
+An illegal move raises ``IllegalMove`` with the history of the thing that was moved.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
+from pagemesh.wire.tokens import EMPTY, U32
+
+_HISTORY_MAX = 32
+RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
+
+
+class IllegalMove(AssertionError):
+    """A lifecycle was asked for a move that its table does not have: a bug in the pager."""
+
+
+class LeaseState(enum.Enum):
+    HELD = "held"
+    OFFERED = "offered"
+    REVOKED = "revoked"
+    ENDED = "ended"
+
+
+class TicketState(enum.Enum):
+    OFFERED = "offered"
+    REDEEMED = "redeemed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class SessionState(enum.Enum):
+    SILENT = "silent"
+    OPEN = "open"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.HELD: frozenset({LeaseState.OFFERED, LeaseState.REVOKED, LeaseState.ENDED}),
+    LeaseState.OFFERED: frozenset({LeaseState.HELD, LeaseState.ENDED}),
+    LeaseState.REVOKED: frozenset({LeaseState.ENDED}),
+    LeaseState.ENDED: frozenset(),
+}
+TICKET_MOVES: dict[TicketState, frozenset[TicketState]] = {
+    TicketState.OFFERED: frozenset(
+        {TicketState.REDEEMED, TicketState.CANCELLED, TicketState.EXPIRED}
+    ),
+    TicketState.REDEEMED: frozenset(),
+    TicketState.CANCELLED: frozenset(),
+    TicketState.EXPIRED: frozenset(),
+}
+SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.SILENT: frozenset({SessionState.OPEN, SessionState.DEAD}),
+    SessionState.OPEN: frozenset({SessionState.EXPIRED, SessionState.DEAD}),
+    SessionState.EXPIRED: frozenset({SessionState.OPEN, SessionState.DEAD}),
+    SessionState.DEAD: frozenset(),
+}
+
+S = TypeVar("S", LeaseState, TicketState, SessionState)
+
+
+class Lifecycle(Generic[S]):
+    """A state that moves by a table and remembers how it came there."""
+
+    __slots__ = ("_history", "_moves", "state")
+
+    _moves: dict[S, frozenset[S]]
+    _history: list[tuple[S, str]]
+    state: S
+
+    def __init__(self, moves: dict[S, frozenset[S]], state: S, why: str) -> None:
+        self._moves = moves
+        self.state = state
+        self._history = [(state, why)]
+
+    def move(self, target: S, why: str) -> None:
+        """Go to ``target``. Raises ``IllegalMove`` when the table does not have it."""
+        if target not in self._moves[self.state]:
+            past = "; ".join(f"{state.value} by {reason}" for state, reason in self._history)
+            raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {past}")
+        self.state = target
+        self._history.append((target, why))
+        if len(self._history) > _HISTORY_MAX:
+            del self._history[1]
+
+    @property
+    def history(self) -> tuple[tuple[S, str], ...]:
+        return tuple(self._history)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A right to pages. ``pages`` is the page table:
+
+        [ shared, or a private copy of what the tree has | writable ]
+          0 ........................... committed_pages ... len(pages)
+
+    ``anchor`` is where in the tree the first ``committed_pages`` pages of tokens end, and is
+    pinned. Page tables never change mid-sequence: where another lease had committed the same
+    content first, our own page stays in the table, still held, and is listed in ``copies``.
+    """
+
+    id: int
+    slot: int
+    key: SequenceKey
+    order: Order
+    incarnation: int
+    """The writer of its held pages: the holder, or while offered the offerer."""
+    tree: Tree
+    anchor: Node
+    pages: U32
+    granted_at: int
+    tokens: bytes
+    """Packed ids of what is known from page ``committed_pages`` on."""
+    matched_pages: int
+    """Cached when the lease was granted, so not of its own making."""
+    cached_tokens: int
+    """Slots filled when it was granted to its present holder."""
+    waterfall: Waterfall
+    granted_ms: int
+    life: Lifecycle[LeaseState] = field(
+        default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
+    )
+    copies: list[U32] = field(default_factory=list)
+    filled_tokens: int = 0
+    forked_from: int = 0
+    copied: tuple[PageCopy, ...] = ()
+    """What the worker copies when it forks this lease off."""
+    made: bool = False
+    """The lease made the edge it is anchored at, and may lengthen it."""
+    ticket: str = ""
+    revoked_ms: int = 0
+    notified_ms: int = 0
+    reason: RevokeReason = "stale"
+
+    @property
+    def committed_pages(self) -> int:
+        return self.anchor.depth
+
+    @property
+    def held_pages(self) -> U32:
+        """Pages that this lease alone holds: copies, then the writable ones."""
+        writable = self.pages[self.committed_pages :]
+        return np.concatenate([*self.copies, writable]) if self.copies else writable
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A lease on its way; ``handle`` is what was offered."""
+
+    id: str
+    lease: Lease
+    offerer: int
+    offerer_name: str
+    handle: Handle
+    expires_ms: int
+    redeemer: int = 0
+    withdrawn: bool = False
+    life: Lifecycle[TicketState] = field(
+        default_factory=lambda: Lifecycle(TICKET_MOVES, TicketState.OFFERED, "offer")
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One worker incarnation.
+
+    ``leases``: those it holds or still has to let go of; ``by_key``: those it holds;
+    ``offered``: its open tickets; ``claimed``: draining pages of an earlier pager life that
+    only it could write.
+    """
+
+    incarnation: int
+    worker: str
+    lock_name: str
+    expires_ms: int
+    life: Lifecycle[SessionState]
+    leases: dict[int, Lease] = field(default_factory=dict)
+    by_key: dict[SequenceKey, Lease] = field(default_factory=dict)
+    offered: dict[str, Ticket] = field(default_factory=dict)
+    claimed: U32 = field(default_factory=lambda: EMPTY)
+    letting_go: dict[int, U32] = field(default_factory=dict)
+    """Draining pages of leases that a declaration named and that are lost."""
+    parts: dict[int, list[HeldLease]] = field(default_factory=dict)
+    parts_count: int = 0
+    mismatch_count: int = 0
+    probed_ms: int = 0
+    since_ms: int = 0
+    """When it came to its present state."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.life.state is SessionState.OPEN
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of the pool is in its hands."""
+        return not self.leases and not len(self.claimed) and not self.letting_go

@@ -1,0 +1,57 @@
+"""What a pager is told when it is made: the pool it keeps, and the limits it keeps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """The pool of one pager life. ``epoch`` is the life of the pager, ``incarnation`` that
+    of the pool's memory; ``group``, ``layout_digest`` and ``path`` only travel."""
+
+    host: str
+    epoch: int
+    incarnation: int
+    page_count: int
+    page_size: int
+    page_bytes: int
+    layout_digest: bytes
+    path: str
+    pool: int = 0
+    group: int = 0
+
+    @property
+    def page_token_bytes(self) -> int:
+        """Bytes of the packed token ids of one page."""
+        return 4 * self.page_size
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold ``tokens`` slots."""
+        return -(-tokens // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PagerLimits:
+    """Times in milliseconds; every table of the pager has a bound here."""
+
+    session_ttl_ms: int = 5_000
+    heartbeat_ms: int = 1_000
+    ask_again_ms: int = 1_000
+    """Told to waiters; one that was silent for twice as long is forgotten."""
+    ticket_ttl_ms_max: int = 60_000
+    revoke_again_ms: int = 500
+    probe_again_ms: int = 500
+    drain_ms_max: int = 5_000
+    """How long a holder may leave pages draining, others waiting, before it is killed."""
+    declare_grace_ms: int = 3_000
+    """A lease younger than this is not missed in a declaration: its grant may be under way."""
+    session_count_max: int = 256
+    lease_count_max: int = LEASE_SLOT_COUNT_MAX
+    ticket_count_max: int = 4_096
+    waiter_count_max: int = 4_096
+    ended_count_max: int = 8_192
+    """Ended leases and closed tickets that are remembered, so that repeats are answered."""
+    declare_parts_max: int = 4_096

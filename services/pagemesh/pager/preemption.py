@@ -1,0 +1,67 @@
+"""Taking pages back from the young.
+
+There is one total order of sequences, across prefill, tickets and decode. When the first
+waiter cannot be served after evicting, the youngest leases younger than it are revoked until
+what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
+and nobody waits for somebody younger: no deadlock, and no livelock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.lease import Lease, LeaseState
+from pagemesh.pager.radix import Node
+from pagemesh.wire.messages import Order
+
+
+class Preemption:
+    """Chooses victims. ``close_offer`` ends an offered lease and its ticket."""
+
+    def __init__(self, books: Books, close_offer: Callable[[Lease], None]) -> None:
+        self._books = books
+        self._close_offer = close_offer
+
+    def press(self, order: Order, missing_pages: int) -> bool:
+        """Revoke for the waiter at ``order``. True when that freed pages at once."""
+        books = self._books
+        if missing_pages <= 0:
+            return False
+        taken: dict[Node, int] = {}
+        missing = missing_pages - books.pool.draining
+        for lease in books.leases.values():
+            if lease.life.state is LeaseState.REVOKED:
+                missing -= self._unpinned(lease, taken)
+        victims: list[Lease] = []
+        for lease in self._younger(order):
+            if missing <= 0:
+                break
+            victims.append(lease)
+            missing -= len(lease.held_pages) + self._unpinned(lease, taken)
+        if missing > 0:
+            return False  # older ones hold the rest: what they give back will do
+        before = books.room
+        for lease in victims:
+            books.preempted_count += 1
+            if lease.life.state is LeaseState.OFFERED:
+                self._close_offer(lease)
+            else:
+                books.revoke(lease, "preempted")
+        return books.room > before
+
+    def _younger(self, order: Order) -> list[Lease]:
+        """Leases after ``order``, the youngest first."""
+        younger = [
+            lease
+            for lease in self._books.leases.values()
+            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED) and lease.order > order
+        ]
+        younger.sort(key=lambda lease: lease.order, reverse=True)
+        return younger
+
+    def _unpinned(self, lease: Lease, taken: dict[Node, int]) -> int:
+        """Pages that end up idle, and evictable, with ``lease`` gone too."""
+        if not self._books.may_evict():
+            return 0
+        return self._books.forest.try_unpin(lease.anchor, taken)

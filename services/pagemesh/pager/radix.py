@@ -1,0 +1,376 @@
+"""The prefix tree: which committed page holds the K and V of which tokens.
+
+One tree per root digest. An edge (a ``Node``) owns a run of pages and the token ids in
+them, as packed bytes; it starts and ends on page borders, and the children of a node are
+keyed by the bytes of their first page:
+
+    root --[pages 7 8 9 | 48 tokens]--> node --[pages 30 31]--> leaf
+                                         `-----[page 12]------> leaf
+
+An edge is compared in one ``startswith``; where it differs is found by bisection. So a match
+costs memory speed in the prompt, a few operations per edge, and nothing per cached page.
+
+``pins`` counts the leases anchored at a node plus its pinned children, so pinning a path
+stops at the first node that is pinned already. A node with no pins is *idle*, and then so is
+all that is below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.pool import PagePool
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import EMPTY, U32
+
+EDGE_PAGES_MAX = 4_096
+"""A growing edge is copied when it grows; beyond this a new one starts."""
+_SIBLINGS_MAX = 8
+
+
+class Node:
+    """An edge and the place it leads to. ``depth``: pages from the root to its end."""
+
+    __slots__ = ("children", "depth", "pages", "parent", "pins", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: bytes, pages: U32) -> None:
+        self.parent: Node = parent or self  # the root is its own parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, Node] = {}
+        self.pins = 0
+        self.depth: int = (parent.depth if parent else 0) + len(pages)
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent is self
+
+
+@dataclass(slots=True)
+class Tree:
+    """The tree of one root digest; ``index`` is its place in the pool's root table."""
+
+    index: int
+    digest: bytes
+    root: Node
+    lease_count: int = 0
+
+    @property
+    def is_unused(self) -> bool:
+        return not self.lease_count and not self.root.children
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``.
+
+    ``near_tokens`` more tokens are in a cached page that differs later on or may not be used.
+    """
+
+    node: Node
+    edge: Node
+    edge_pages: int
+    near_tokens: int
+
+    @property
+    def pages(self) -> int:
+        return self.node.depth + self.edge_pages
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
+    already; the rest went in after page ``after`` (empty: under the root)."""
+
+    node: Node
+    known_pages: int
+    after: U32
+
+
+class Forest:
+    """Every tree of a pager, sharing one ledger and one eviction policy."""
+
+    def __init__(self, pool: PagePool, page_size: int, policy: EvictionPolicy[Node]) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._width = 4 * page_size
+        self.trees: dict[bytes, Tree] = {}
+
+    def plant(self, digest: bytes, index: int) -> Tree:
+        """Start an empty tree."""
+        tree = self.trees[digest] = Tree(index, digest, Node(None, b"", EMPTY))
+        return tree
+
+    def fell(self, tree: Tree) -> None:
+        """Forget an unused tree."""
+        assert tree.is_unused
+        del self.trees[tree.digest]
+
+    # Looking
+
+    def match(self, start: Node, tokens: bytes, pages_max: int) -> Match:
+        """The longest cached run of ``tokens`` below ``start``, at most ``pages_max`` pages."""
+        width = self._width
+        node, at, end = start, 0, pages_max * width
+        while at < end:
+            edge = node.children.get(tokens[at : at + width])
+            if edge is None:
+                break
+            size = len(edge.tokens)
+            if at + size <= end and tokens.startswith(edge.tokens, at):
+                node, at = edge, at + size
+                continue
+            pages = self._common_pages(edge.tokens, tokens, at, min(size, end - at))
+            return Match(node, edge, pages, self._near(edge, pages, tokens, at + pages * width))
+        near = 0
+        rest = tokens[at : at + width]
+        if rest and node.children:
+            exact = node.children.get(rest)
+            siblings = (exact,) if exact else node.children.values()
+            for count, child in enumerate(siblings):
+                if count == _SIBLINGS_MAX:
+                    break
+                near = max(near, _common_tokens(child.tokens[:width], rest))
+        return Match(node, node, 0, near)
+
+    def idle_pages(self, match: Match) -> int:
+        """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
+        count = match.edge_pages if match.edge_pages and not match.edge.pins else 0
+        node = match.node
+        while not node.pins and not node.is_root:
+            count += len(node.pages)
+            node = node.parent
+        return count
+
+    def table(self, node: Node) -> U32:
+        """The pages from the root to the end of ``node``."""
+        runs = []
+        while not node.is_root:
+            runs.append(node.pages)
+            node = node.parent
+        runs.reverse()
+        return np.concatenate(runs) if runs else EMPTY
+
+    def tokens(self, node: Node) -> bytes:
+        """The packed token ids from the root to the end of ``node``."""
+        return b"".join(edge.tokens for edge in reversed(list(self.path(node))))
+
+    @staticmethod
+    def path(node: Node) -> Iterator[Node]:
+        """``node`` and what is above it, without the root."""
+        while not node.is_root:
+            yield node
+            node = node.parent
+
+    @staticmethod
+    def try_unpin(anchor: Node, taken: dict[Node, int]) -> int:
+        """How many more pages would be idle if ``anchor`` were unpinned too; ``taken`` keeps
+        the pins taken so far in this trial."""
+        count, node = 0, anchor
+        while True:
+            taken[node] = gone = taken.get(node, 0) + 1
+            if gone < node.pins or node.is_root:
+                return count
+            count += len(node.pages)
+            node = node.parent
+
+    # Pinning
+
+    def pin(self, node: Node) -> None:
+        """One more lease is anchored at ``node``."""
+        while True:
+            node.pins += 1
+            if node.pins > 1 or node.is_root:
+                return
+            self._pool.pin(len(node.pages))
+            self._policy.remove(node)
+            node = node.parent
+
+    def unpin(self, node: Node) -> None:
+        """One lease less is anchored at ``node``."""
+        while True:
+            assert node.pins > 0, "unpinned more often than pinned"
+            node.pins -= 1
+            if node.pins or node.is_root:
+                return
+            self._pool.unpin(len(node.pages))
+            self._policy.add(node)
+            node = node.parent
+
+    def pin_match(self, match: Match) -> Node:
+        """Pin a match, cutting its last edge where the match ends. Returns the anchor."""
+        if match.edge_pages:
+            return self._cut_and_pin(match.edge, match.edge_pages)
+        self.pin(match.node)
+        return match.node
+
+    # Growing and shrinking
+
+    def insert(self, anchor: Node, tokens: bytes, pages: U32, *, grow: bool) -> Inserted:
+        """Put ``pages``, held so far and holding ``tokens``, below ``anchor``.
+
+        What is there already stays as it is: those pages of ours are left held. The node
+        where the tokens end is pinned; the caller unpins ``anchor``. ``grow`` allows to
+        lengthen ``anchor`` itself, when nobody else could tell.
+        """
+        match = self.match(anchor, tokens, len(pages))
+        known = match.pages - anchor.depth
+        upper = match.edge.pages[: match.edge_pages] if match.edge_pages else match.node.pages
+        after = upper[-1:]
+        fresh, fresh_tokens = pages[known:], tokens[known * self._width :]
+        if len(fresh):
+            self._pool.commit(fresh)
+        if grow and match.pages == anchor.depth and self._may_grow(anchor, len(fresh)):
+            anchor.tokens += fresh_tokens
+            anchor.pages = np.concatenate([anchor.pages, fresh])
+            anchor.depth += len(fresh)
+            self.pin(anchor)
+            return Inserted(anchor, known, after)
+        node = self.pin_match(match)
+        if not len(fresh):
+            return Inserted(node, known, after)
+        leaf = self._attach(node, fresh_tokens, fresh)
+        leaf.pins = 1
+        node.pins += 1
+        self.unpin(node)
+        return Inserted(leaf, known, after)
+
+    def graft(self, parent: Node, tokens: bytes, pages: U32) -> Node | None:
+        """Hang an idle edge of an earlier life below ``parent``; None when the place is taken.
+        The ledger counts its pages as idle already."""
+        if tokens[: self._width] in parent.children:
+            return None
+        return self._attach(parent, tokens, pages)
+
+    def rest(self) -> None:
+        """After grafting: tell the policy every idle node, deepest first."""
+        for tree in self.trees.values():
+            for node in reversed(list(self.below(tree.root))):
+                self._policy.add(node)
+
+    @staticmethod
+    def below(root: Node) -> Iterator[Node]:
+        """Every node below ``root``, each before its children."""
+        open_nodes = list(root.children.values())
+        while open_nodes:
+            node = open_nodes.pop()
+            yield node
+            open_nodes.extend(node.children.values())
+
+    def evict(self, count: int) -> list[U32]:
+        """Free ``count`` idle pages (there must be so many), leaves first and each leaf from
+        its end. Returns the runs."""
+        runs = []
+        while count:
+            node = self._policy.victim()
+            run = node.pages[max(0, len(node.pages) - count) :]
+            self.trim(node, len(run))
+            runs.append(run)
+            count -= len(run)
+        return runs
+
+    def trim(self, node: Node, count: int) -> None:
+        """Free the last ``count`` pages of an idle leaf."""
+        assert not node.children and not node.pins and not node.is_root
+        keep = len(node.pages) - count
+        self._pool.evict(node.pages[keep:])
+        if keep:
+            node.tokens = node.tokens[: keep * self._width]
+            node.pages = node.pages[:keep].copy()
+            node.depth -= count
+        else:
+            self._policy.remove(node)
+            del node.parent.children[node.tokens[: self._width]]
+
+    def _attach(self, parent: Node, tokens: bytes, pages: U32) -> Node:
+        node = Node(parent, tokens, pages)
+        parent.children[tokens[: self._width]] = node
+        return node
+
+    def _cut_and_pin(self, lower: Node, keep: int) -> Node:
+        """Cut an edge after ``keep`` pages; the upper part is new and gets one pin.
+
+        Leases anchored at ``lower`` stay there, so the path of each keeps its length.
+        """
+        parent, cut = lower.parent, keep * self._width
+        upper = Node(parent, lower.tokens[:cut], lower.pages[:keep].copy())
+        parent.children[lower.tokens[: self._width]] = upper
+        lower.parent = upper
+        lower.tokens, lower.pages = lower.tokens[cut:], lower.pages[keep:].copy()
+        upper.children[lower.tokens[: self._width]] = lower
+        if lower.pins:
+            upper.pins = 2  # the child, and the caller
+        else:
+            upper.pins = 1
+            self._pool.pin(keep)
+            self.pin(parent)
+        return upper
+
+    def _may_grow(self, node: Node, page_count: int) -> bool:
+        # With one pin and no child, only the one lease anchored here knows its depth.
+        alone = node.pins == 1 and not node.children and not node.is_root
+        return alone and 0 < page_count <= EDGE_PAGES_MAX - len(node.pages)
+
+    def _common_pages(self, edge: bytes, tokens: bytes, at: int, size: int) -> int:
+        """Equal leading pages of ``edge`` and ``tokens[at:at + size]``; the first one is."""
+        width = self._width
+        low, high = 1, size // width
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tokens.startswith(edge[low * width : middle * width], at + low * width):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _near(self, edge: Node, pages: int, tokens: bytes, at: int) -> int:
+        width = self._width
+        return _common_tokens(
+            edge.tokens[pages * width : (pages + 1) * width], tokens[at : at + width]
+        )
+
+
+def _common_tokens(left: bytes, right: bytes) -> int:
+    """Equal leading words of two short packed lists."""
+    size = min(len(left), len(right))
+    differing = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
+    if not differing:
+        return size // 4
+    return ((differing & -differing).bit_length() - 1) // 32
+
+
+def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> None:
+    """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: one
+    node per lease."""
+    width, policy = forest._width, forest._policy
+    pins: dict[Node, int] = {}
+    for anchor in anchors:
+        pins[anchor] = pins.get(anchor, 0) + 1
+    seen = np.zeros(pool.total, bool)
+    pinned = idle = 0
+    idle_nodes = set()
+    for tree in forest.trees.values():
+        for node in [tree.root, *forest.below(tree.root)]:
+            wanted = pins.pop(node, 0) + sum(1 for c in node.children.values() if c.pins)
+            assert node.pins == wanted, f"{node.pins} pins, {wanted} are accounted for"
+            for key, child in node.children.items():
+                assert child.parent is node and child.tokens[:width] == key
+            if node.is_root:
+                continue
+            assert node.depth == node.parent.depth + len(node.pages)
+            assert len(node.pages) and len(node.tokens) == len(node.pages) * width
+            assert not seen[node.pages].any(), "a page is in the tree twice"
+            seen[node.pages] = True
+            if node.pins:
+                pinned += len(node.pages)
+            else:
+                idle += len(node.pages)
+                idle_nodes.add(node)
+    assert not pins, "a lease is anchored outside the tree"
+    assert (pool.pinned, pool.idle) == (pinned, idle), "ledger and tree differ"
+    assert np.array_equal(seen, pool.states == HeaderState.COMMITTED), "a committed page is lost"
+    assert set(policy) == idle_nodes and len(policy) == len(idle_nodes), "policy and tree differ"

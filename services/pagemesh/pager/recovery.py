@@ -1,0 +1,307 @@
+"""A pager's second life: ledger and tree from page headers, leases from declarations.
+
+    header                        in the new ledger
+    FREE                          free
+    COMMITTED, its chain whole    idle, in the tree
+    HELD or DRAINING              draining, claimed by its writer while that lives; else free
+    torn, or its chain broken     draining in limbo while anybody lives; else free
+
+Identities grow with commits, so sorting by them puts every parent before its children. A page
+is believed only when its header is whole, its parent is believed, under the same root, and no
+other page with the same tokens hangs there.
+
+Whoever was alive at the restart may still read committed pages that no lease of ours pins, so
+nothing is evicted until each of them has declared what it holds, or is proven dead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.admission import Admission
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import HeaderTable, PagesStored, Recovered
+from pagemesh.pager.handover import Handover
+from pagemesh.pager.lease import (
+    SESSION_MOVES,
+    Lease,
+    LeaseState,
+    Lifecycle,
+    Session,
+    SessionState,
+    TicketState,
+)
+from pagemesh.pager.radix import Node
+from pagemesh.pager.sessions import Sessions
+from pagemesh.wire.errors import Malformed
+from pagemesh.wire.messages import Message, Ok
+from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import U32, unpack, unpack_extents
+
+
+class Recovery:
+    """Rebuilding at the start; declarations then and later."""
+
+    def __init__(
+        self, books: Books, admission: Admission, handover: Handover, sessions: Sessions
+    ) -> None:
+        self._books = books
+        self._admission = admission
+        self._handover = handover
+        self._sessions = sessions
+
+    # The start
+
+    def recover(self, event: Recovered) -> None:
+        """Take over what an earlier life left. Raises ``AssertionError`` when something has
+        happened before, or when ledger numbers would go backwards."""
+        books, headers = self._books, event.headers
+        assert not books.sessions and books.pool.free == books.pool.total, "recovered too late"
+        newest = max(int(headers.sequences.max()), int(headers.identities.max()))
+        assert newest <= books.pool.last_sequence, "ledger numbers would go backwards"
+        for holder in event.holders:
+            books.sessions[holder.incarnation] = Session(
+                holder.incarnation, holder.worker, holder.lock_name, 0,
+                Lifecycle(SESSION_MOVES, SessionState.SILENT, "restart"),
+                probed_ms=books.now_ms, since_ms=books.now_ms,
+            )  # fmt: skip
+            books.unsettled.add(holder.incarnation)
+        self._adopt_roots(event)
+        runs = self._believed(headers)
+        states = np.zeros(books.pool.total, np.uint8)
+        for _, pages in runs:
+            states[pages] = HeaderState.COMMITTED
+        used = (headers.states != HeaderState.FREE) & (states != HeaderState.COMMITTED)
+        self._claim(headers, used, states)
+        books.pool.sequences[:] = headers.sequences
+        books.pool.identities[:] = headers.identities
+        books.pool.adopt(states)
+        books.forest.rest()
+        freed = np.flatnonzero((headers.states != HeaderState.FREE) & (states == HeaderState.FREE))
+        books.set_states(freed.astype(np.uint32), HeaderState.FREE)
+        books.slots_kept = {
+            int(slot): int(event.lease_words[slot])
+            for slot in np.flatnonzero(event.lease_words[: books.limits.lease_count_max])
+        }
+        books.slots = [slot for slot in books.slots if slot not in books.slots_kept]
+        self._announce(runs)
+        books.settle()
+
+    def _adopt_roots(self, event: Recovered) -> None:
+        books = self._books
+        for root in event.roots:
+            if root.live and root.digest not in books.forest.trees:
+                books.forest.plant(root.digest, root.index)
+                books.roots.remove(root.index)
+
+    def _believed(self, headers: HeaderTable) -> list[tuple[Node, U32]]:
+        """Graft every page whose chain is whole. Returns the edges, parents first."""
+        books = self._books
+        full = (headers.states == HeaderState.COMMITTED) & (headers.counts == books.facts.page_size)
+        candidates = np.flatnonzero(full)
+        order = candidates[np.argsort(headers.identities[candidates], kind="stable")]
+        identities = headers.identities[order]
+        parents, roots = headers.parents[order], headers.roots[order]
+        # A run: pages that follow each other in identity and chain, which is how they were
+        # committed. Only its first page is looked up; so runs, not pages, cost Python steps.
+        follows = np.zeros(len(order), bool)
+        follows[1:] = (parents[1:] == identities[:-1]) & (roots[1:] == roots[:-1])
+        follows[1:] &= parents[1:] != 0
+        starts = np.flatnonzero(~follows)
+        ends = np.append(starts[1:], len(order))[: len(starts)]
+        branching = set(parents[starts].tolist())
+        trees = {tree.index: tree for tree in books.forest.trees.values()}
+        places: dict[int, tuple[Node, int]] = {}
+        """Identity of a page that ends an edge -> that edge and its root."""
+        edges: list[tuple[Node, U32]] = []
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            parent, root = int(parents[start]), int(roots[start])
+            if not parent and root in trees:
+                above: Node = trees[root].root
+            elif parent in places and places[parent][1] == root:
+                above = places[parent][0]
+            else:
+                continue
+            cuts = self._cuts(identities, start, end, branching)
+            for low, high in zip([start, *cuts], [*cuts, end], strict=True):
+                pages = order[low:high].astype(np.uint32)
+                grafted = books.forest.graft(above, headers.tokens[pages].tobytes(), pages)
+                if grafted is None:
+                    break
+                edges.append((grafted, pages))
+                places[int(identities[high - 1])] = (grafted, root)
+                above = grafted
+        return edges
+
+    @staticmethod
+    def _cuts(
+        identities: NDArray[np.uint64], start: int, end: int, branching: set[int]
+    ) -> list[int]:
+        """Where in a run other runs branch off, so that it must be cut."""
+        return [
+            start + offset + 1
+            for offset, identity in enumerate(identities[start : end - 1].tolist())
+            if identity in branching
+        ]
+
+    def _claim(
+        self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]
+    ) -> None:
+        """Leave pages draining that somebody alive may write or read."""
+        books = self._books
+        held = used & (
+            (headers.states == HeaderState.HELD) | (headers.states == HeaderState.DRAINING)
+        )
+        for session in books.sessions.values():
+            mine = held & (headers.writers == session.incarnation)
+            session.claimed = np.flatnonzero(mine).astype(np.uint32)
+            states[mine] = HeaderState.DRAINING
+        if books.unsettled:
+            limbo = used & ~held
+            books.limbo = np.flatnonzero(limbo).astype(np.uint32)
+            states[limbo] = HeaderState.DRAINING
+
+    def _announce(self, edges: list[tuple[Node, U32]]) -> None:
+        digests = {tree.root: tree.digest for tree in self._books.forest.trees.values()}
+        for node, pages in edges:
+            above = root = node.parent
+            while not root.is_root:
+                root = root.parent
+            self._books.late.append(
+                PagesStored(digests[root], above.pages[-1:], pages, node.tokens)
+            )
+
+    # Declarations
+
+    def declare(self, message: Declare) -> Message:
+        """Collect the parts of a declaration; with the last one, reconcile."""
+        books = self._books
+        session = books.open_session(message.worker, message.incarnation, message.epoch)
+        if message.part >= message.parts:
+            raise Malformed(f"part {message.part} of {message.parts}")
+        if message.parts > books.limits.declare_parts_max:
+            raise Malformed(f"{message.parts} parts, at most {books.limits.declare_parts_max}")
+        for held in message.leases:
+            unpack(held.tokens)
+            unpack_extents(held.extents, page_count_max=books.facts.page_count)
+        if session.parts_count != message.parts:
+            session.parts, session.parts_count = {}, message.parts
+        session.parts[message.part] = message.leases
+        session.expires_ms = books.now_ms + books.limits.session_ttl_ms
+        if len(session.parts) < message.parts:
+            return Ok()
+        declared = [held for part in session.parts.values() for held in part]
+        session.parts, session.parts_count = {}, 0
+        return Declared(lost=self._reconcile(session, declared))
+
+    def _reconcile(self, session: Session, declared: list[HeldLease]) -> list[int]:
+        books = self._books
+        lost = [held for held in declared if not self._confirm(session, held)]
+        named = {held.lease for held in declared}
+        for lease in list(session.leases.values()):
+            age_ms = books.now_ms - lease.granted_ms
+            if (
+                lease.id not in named
+                and lease.life.state is LeaseState.HELD
+                and age_ms >= books.limits.declare_grace_ms
+            ):
+                books.revoke(lease, "stale")
+        if session.incarnation in books.unsettled:
+            self._keep_from(session, lost)
+            books.free_claimed(session)
+            books.unsettled.discard(session.incarnation)
+            books.settle()
+        return [held.lease for held in lost]
+
+    def _keep_from(self, session: Session, lost: list[HeldLease]) -> None:
+        """A running step may still write pages of lost leases: until the worker says that it
+        has let go of each, they drain. (An offered lease has no writer.)"""
+        for held in lost:
+            if held.ticket is None:
+                pages = unpack_extents(held.extents, page_count_max=self._books.facts.page_count)
+                kept = np.intersect1d(session.claimed, pages).astype(np.uint32)
+                session.claimed = np.setdiff1d(session.claimed, kept).astype(np.uint32)
+                session.letting_go[held.lease] = kept
+
+    def _confirm(self, session: Session, held: HeldLease) -> bool:
+        """Whether the worker may go on believing in ``held``."""
+        books = self._books
+        lease = books.leases.get(held.lease)
+        if lease is None and session.incarnation in books.unsettled:
+            return self._restore(session, held)
+        if held.ticket is not None:
+            return self._confirm_offer(session, held, lease)
+        if lease is None or lease.incarnation != session.incarnation:
+            return False
+        if lease.life.state is LeaseState.HELD and held.ticket is None:
+            return True
+        # Revoked: its Revoke tells it, and is repeated until acknowledged.
+        return lease.life.state is LeaseState.REVOKED
+
+    def _confirm_offer(self, session: Session, held: HeldLease, lease: Lease | None) -> bool:
+        books = self._books
+        assert held.ticket is not None
+        ticket = books.tickets.get(held.ticket) or books.closed.get(held.ticket)
+        if ticket is None:
+            # Never offered here: the lease may still be held, its Offer on its way.
+            return lease is not None and session.by_key.get(lease.key) is lease
+        if ticket.offerer == session.incarnation and ticket.life.state is not TicketState.OFFERED:
+            self._handover.tell_closed(ticket)
+        return True
+
+    def _restore(self, session: Session, held: HeldLease) -> bool:
+        """Take up a lease of an earlier life, if all of it still stands."""
+        books = self._books
+        tree = books.forest.trees.get(held.root)
+        pages = unpack_extents(held.extents, page_count_max=books.facts.page_count)
+        size, filled = books.facts.page_size, len(held.tokens) // 4
+        if (
+            books.slots_kept.get(held.lease_slot) != held.lease
+            or held.key in session.by_key
+            or held.ticket in books.tickets
+            or held.ticket in books.closed
+            or filled > len(pages) * size
+            or not len(pages)
+            or int(pages.max()) >= books.pool.total
+            or len(np.unique(pages)) != len(pages)
+            or int(books.pool.sequences[pages].max()) > held.granted_at
+            or held.granted_at > books.pool.last_sequence
+        ):
+            return False
+        if tree is None:
+            if not books.has_root_place(held.root):
+                return False
+            tree = books.tree_of(held.root)
+        match = books.forest.match(tree.root, held.tokens, filled // size)
+        above = books.forest.table(match.node)
+        path = np.concatenate([above, match.edge.pages[: match.edge_pages]])
+        shared = np.zeros(len(pages), bool)
+        shared[: len(path)] = pages[: len(path)] == path
+        own = pages[~shared]
+        mine = np.isin(own, session.claimed) | np.isin(own, books.limbo)
+        if not mine.all():
+            return False
+        anchor = books.forest.pin_match(match)
+        session.claimed = np.setdiff1d(session.claimed, own).astype(np.uint32)
+        books.limbo = np.setdiff1d(books.limbo, own).astype(np.uint32)
+        books.pool.resume(own)
+        books.write_held(own, session.incarnation, tree)
+        del books.slots_kept[held.lease_slot]
+        lease = Lease(
+            id=held.lease, slot=held.lease_slot, key=held.key, order=held.order,
+            incarnation=session.incarnation, tree=tree, anchor=anchor, pages=pages,
+            granted_at=held.granted_at, tokens=held.tokens[4 * match.pages * size :],
+            matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
+            granted_ms=books.now_ms, filled_tokens=filled,
+        )  # fmt: skip
+        copies = pages[: len(path)][~shared[: len(path)]]
+        if len(copies):
+            lease.copies.append(copies)
+        tree.lease_count += 1
+        books.leases[lease.id] = lease
+        books.hold(lease, session)
+        if held.ticket is not None:
+            self._handover.open_ticket(lease, held.ticket, books.limits.ticket_ttl_ms_max)
+        return True

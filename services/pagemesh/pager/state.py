@@ -1,0 +1,136 @@
+"""``PagerCore``: events in, commands out. The whole decision of the pager, without I/O.
+
+    Asked        -> the request's handler; a fault becomes a ``Refused`` and changes nothing
+    HolderDied   -> its leases end, its pages are free
+    Recovered    -> ledger and tree of an earlier life are rebuilt (once, first)
+    Tick         -> sessions and tickets expire, the silent are chased
+
+After each, waiters are served if something became available. See ``books`` for what is known
+and the modules beside it for what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pagemesh.pager.admission import Admission
+from pagemesh.pager.audit import check_books, report
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Tick
+from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.filling import Filling
+from pagemesh.pager.handover import Handover
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.preemption import Preemption
+from pagemesh.pager.radix import Node
+from pagemesh.pager.recovery import Recovery
+from pagemesh.pager.sessions import Sessions
+from pagemesh.wire.errors import Fault, Malformed
+from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_messages import (
+    AckRevoke,
+    Admit,
+    CancelTicket,
+    Commit,
+    Declare,
+    Extend,
+    Fork,
+    Heartbeat,
+    InspectPager,
+    Offer,
+    OpenSession,
+    PagerReport,
+    Redeem,
+    Release,
+    Withdraw,
+)
+
+Handler = Callable[[Any], Message]
+
+
+class PagerCore:
+    """One pager life over one pool. ``books`` may be a subclass (simulators plant bugs so)."""
+
+    def __init__(
+        self,
+        limits: PagerLimits,
+        pool: PoolFacts,
+        policy: EvictionPolicy[Node],
+        *,
+        books: type[Books] = Books,
+    ) -> None:
+        self.books = books(limits, pool, policy)
+        self._filling = Filling(self.books)
+        self._preemption = Preemption(self.books, self._close_offer)
+        self._admission = Admission(self.books, self._preemption)
+        self._handover = Handover(self.books, self._filling, self._admission)
+        self._sessions = Sessions(self.books)
+        self._recovery = Recovery(self.books, self._admission, self._handover, self._sessions)
+        self._handlers: dict[type[Message], Handler] = {
+            OpenSession: self._sessions.open,
+            Heartbeat: self._sessions.heartbeat,
+            Declare: self._recovery.declare,
+            Admit: self._admission.admit,
+            Extend: self._admission.extend,
+            Commit: self._filling.commit,
+            Fork: self._handover.fork,
+            Release: self._filling.release,
+            Offer: self._handover.offer,
+            Redeem: self._handover.redeem,
+            Withdraw: self._handover.withdraw,
+            CancelTicket: self._handover.cancel,
+            AckRevoke: self._sessions.acknowledge,
+            InspectPager: self._inspect,
+        }
+
+    def handle(self, event: Event, now_ms: int) -> list[Command]:
+        """What is to be done about ``event``, in order. ``now_ms`` is monotonic."""
+        books = self.books
+        books.now_ms = now_ms
+        books.out, books.late, books.freed = [], [], False
+        match event:
+            case Asked(call, message):
+                books.out.append(Answer(call, self._answer(message)))
+            case HolderDied(incarnation):
+                self._sessions.bury(incarnation)
+            case Recovered():
+                self._recovery.recover(event)
+            case Tick():
+                self._tick()
+        if books.freed and len(books.waiting):
+            self._admission.serve_waiters()
+        return books.out + books.late
+
+    def report(self) -> PagerReport:
+        """The ledger and every lease."""
+        return report(self.books)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` when ledger, tree, leases or tables disagree."""
+        check_books(self.books)
+
+    def _answer(self, message: Message) -> Message:
+        handler = self._handlers.get(type(message))
+        try:
+            if handler is None:
+                raise Malformed(f"a pager does not take {type(message).__name__}")
+            return handler(message)
+        except Fault as fault:
+            assert not self.books.out, "a refusal left something done"
+            return Refused.of(fault)
+
+    def _tick(self) -> None:
+        books = self.books
+        self._sessions.expire()
+        self._handover.expire()
+        books.waiting.forget_silent(books.now_ms)
+        self._sessions.chase()
+        books.pool.tidy()
+        books.freed = books.freed or len(books.waiting) > 0
+
+    def _inspect(self, message: InspectPager) -> PagerReport:
+        return self.report()
+
+    def _close_offer(self, lease: Any) -> None:
+        self._handover.close_offer(lease)

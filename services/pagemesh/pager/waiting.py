@@ -1,0 +1,95 @@
+"""Who waits for pages, in the one total order of sequences.
+
+A waiter holds nothing: neither pages nor a promise. The first one is served first, whatever
+the others want, so that nobody young overtakes for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagemesh.wire.errors import Busy
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit, Extend
+
+Place = tuple[int, int, str, int, int, int]
+"""An ``Order``, then attempt and incarnation, so that no two waiters tie; quick to compare."""
+
+
+def place_of(order: Order, attempt: int, incarnation: int) -> Place:
+    return (order.priority, order.arrival_us, order.request, order.choice, attempt, incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One unanswered wish. ``forget_ms``: when it is dropped unless asked again."""
+
+    place: Place
+    message: Admit | Extend
+    order: Order
+    forget_ms: int
+
+    @property
+    def name(self) -> tuple[int, SequenceKey]:
+        return (self.message.incarnation, self.message.key)
+
+
+class WaitList:
+    """Waiters by place; at most ``waiter_count_max``, one for each sequence and incarnation."""
+
+    def __init__(self, waiter_count_max: int) -> None:
+        self._waiter_count_max = waiter_count_max
+        self._places: list[Place] = []
+        self._by_place: dict[Place, Waiter] = {}
+        self._by_name: dict[tuple[int, SequenceKey], Waiter] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return (self._by_place[place] for place in self._places)
+
+    @property
+    def first(self) -> Waiter:
+        return self._by_place[self._places[0]]
+
+    def ahead_of(self, place: Place) -> int:
+        """How many wait at smaller places."""
+        return bisect_left(self._places, place)
+
+    def put(self, waiter: Waiter) -> None:
+        """Queue ``waiter``, or refresh it. Raises ``Busy`` when the list is full."""
+        self.require_room(waiter)
+        self.discard(*waiter.name)
+        insort(self._places, waiter.place)
+        self._by_place[waiter.place] = waiter
+        self._by_name[waiter.name] = waiter
+
+    def require_room(self, waiter: Waiter) -> None:
+        """Raises ``Busy`` when ``put`` would."""
+        if waiter.name not in self._by_name and len(self._places) >= self._waiter_count_max:
+            raise Busy(f"{len(self._places)} sequences wait for pages", retry_after_ms=1_000)
+
+    def discard(self, incarnation: int, key: SequenceKey) -> None:
+        """Forget the waiter of that sequence, if there is one."""
+        waiter = self._by_name.pop((incarnation, key), None)
+        if waiter is not None:
+            del self._by_place[waiter.place]
+            del self._places[bisect_left(self._places, waiter.place)]
+
+    def discard_session(self, incarnation: int) -> None:
+        """Forget the waiters of a worker incarnation."""
+        for waiter in [w for w in self if w.message.incarnation == incarnation]:
+            self.discard(*waiter.name)
+
+    def forget_silent(self, now_ms: int) -> None:
+        """Forget the waiters that were not heard of in time."""
+        for waiter in [w for w in self if w.forget_ms <= now_ms]:
+            self.discard(*waiter.name)
+
+    def check(self) -> None:
+        assert self._places == sorted(self._by_place), "waiters are out of order"
+        assert {w.name for w in self} == set(self._by_name) and len(self._by_name) == len(self)
+        assert len(self) <= self._waiter_count_max

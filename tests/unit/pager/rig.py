@@ -1,0 +1,387 @@
+"""A pager core with a fake pool around it, for tests.
+
+``Rig`` performs commands on plain arrays (headers, lease words, roots), so that a test can
+compare what the pool file would say with what the core believes, and restart from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import (
+    Answer,
+    Asked,
+    Command,
+    Event,
+    HeaderTable,
+    Holder,
+    HolderDied,
+    Notify,
+    PagesDropped,
+    PagesStored,
+    Recovered,
+    RootEntry,
+    SetLeaseWord,
+    SetStates,
+    StoreRoot,
+    Tick,
+    WriteHeaders,
+)
+from pagemesh.pager.eviction import Lru
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.state import PagerCore
+from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
+from pagemesh.wire.pager_messages import (
+    AckRevoke,
+    Admit,
+    CancelTicket,
+    Commit,
+    Committed,
+    Extend,
+    Extended,
+    Fill,
+    Fork,
+    Forked,
+    Granted,
+    Heartbeat,
+    Offer,
+    Offered,
+    OpenSession,
+    PoolSpec,
+    Queued,
+    Redeem,
+    Release,
+    Withdraw,
+)
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import pack, unpack_extents
+
+LAYOUT = bytes(range(32))
+ROOT = bytes(reversed(range(32)))
+PAGE_SIZE = 4
+LIMITS = PagerLimits(lease_count_max=64)
+
+
+def key_of(number: int, attempt: int = 1, choice: int = 0) -> SequenceKey:
+    return SequenceKey(request=f"{number:032x}", attempt=attempt, choice=choice)
+
+
+def order_of(number: int, choice: int = 0, priority: int = 0) -> Order:
+    """``number`` is also the arrival: smaller is older."""
+    return Order(priority=priority, arrival_us=number, request=f"{number:032x}", choice=choice)
+
+
+def fill_of(tokens: Iterable[int], filled: int | None = None, first: int = 0) -> Fill:
+    """All of ``tokens``, which start at position ``first``, written (or ``filled`` in all)."""
+    ids = list(tokens)
+    count = first + len(ids) if filled is None else filled
+    return Fill(filled_tokens=count, first_token=first, tokens=pack(ids))
+
+
+class Rig:
+    """One pool, one pager life at a time."""
+
+    def __init__(
+        self,
+        page_count: int = 16,
+        *,
+        page_size: int = PAGE_SIZE,
+        limits: PagerLimits = LIMITS,
+        books: type[Books] = Books,
+    ) -> None:
+        self.page_count, self.page_size, self.limits = page_count, page_size, limits
+        self.now_ms = 1_000
+        self.epoch = 1
+        self._books = books
+        u64 = np.zeros(page_count, np.uint64)
+        u32 = np.zeros(page_count, np.uint32)
+        self.headers = HeaderTable(
+            np.zeros(page_count, np.uint8), u64.copy(), u64.copy(), u64.copy(), u64.copy(),
+            u32.copy(), u32.copy(), np.zeros((page_count, page_size), np.uint32),
+        )  # fmt: skip
+        self.words = np.zeros(limits.lease_count_max, np.uint64)
+        self.roots: dict[int, RootEntry] = {}
+        self.cached: set[int] = set()
+        """Pages that were announced as stored and not as dropped since."""
+        self.notices: list[Notify] = []
+        self.commands: list[Command] = []
+        self._calls = itertools.count()
+        self.core = self._new_core()
+
+    def _new_core(self) -> PagerCore:
+        facts = PoolFacts(
+            "host", self.epoch, 77, self.page_count, self.page_size, 1 << 12, LAYOUT, "/pool"
+        )
+        return PagerCore(self.limits, facts, Lru(), books=self._books)
+
+    # Driving
+
+    def ask(self, message: Message) -> Message:
+        """The answer to ``message``; commands are performed and the core is checked."""
+        call = next(self._calls)
+        answers = [c for c in self.handle(Asked(call, message)) if isinstance(c, Answer)]
+        assert [answer.call for answer in answers] == [call]
+        return answers[0].message
+
+    def tick(self, after_ms: int = 0) -> list[Command]:
+        self.now_ms += after_ms
+        return self.handle(Tick())
+
+    def die(self, incarnation: int) -> list[Command]:
+        return self.handle(HolderDied(incarnation))
+
+    def handle(self, event: Event) -> list[Command]:
+        self.commands = self.core.handle(event, self.now_ms)
+        for command in self.commands:
+            self.perform(command)
+        self.core.check()
+        self.check_headers()
+        return self.commands
+
+    def restart(self, holders: Iterable[Holder] = ()) -> None:
+        """Kill -9 the pager: a new one starts from what is in the pool."""
+        self.epoch += 1
+        self.core = self._new_core()
+        self.cached.clear()
+        roots = tuple(self.roots.values())
+        self.handle(Recovered(self.headers, roots, self.words, tuple(holders)))
+
+    def perform(self, command: Command) -> None:
+        headers = self.headers
+        match command:
+            case WriteHeaders():
+                pages = command.pages
+                headers.states[pages] = command.state
+                headers.sequences[pages] = command.sequences
+                headers.identities[pages] = command.identities
+                headers.parents[pages] = command.parents
+                headers.writers[pages] = command.writer
+                headers.roots[pages] = command.root
+                headers.counts[pages] = command.count
+                headers.tokens[pages] = 0
+                if command.count:
+                    ids = np.frombuffer(command.tokens, np.uint32)
+                    headers.tokens[pages] = ids.reshape(len(pages), self.page_size)
+            case SetStates():
+                headers.states[command.pages] = command.state
+                headers.sequences[command.pages] = command.sequences
+            case SetLeaseWord(slot, value):
+                self.words[slot] = value
+            case StoreRoot(index, digest, live):
+                self.roots[index] = RootEntry(index, digest, live)
+            case PagesStored():
+                assert not self.cached & set(command.pages.tolist())
+                self.cached |= set(command.pages.tolist())
+            case PagesDropped():
+                assert set(command.pages.tolist()) <= self.cached
+                self.cached -= set(command.pages.tolist())
+            case Notify():
+                self.notices.append(command)
+            case _:
+                pass
+
+    def check_headers(self) -> None:
+        """What the pool says is what the core believes."""
+        books = self.core.books
+        states, headers = books.pool.states, self.headers
+        same = states == headers.states
+        # After a restart, pages that drain keep the header of their earlier life.
+        same |= (states == HeaderState.DRAINING) & (headers.states != HeaderState.FREE)
+        assert same.all(), (states, headers.states)
+        assert np.array_equal(books.pool.sequences, headers.sequences)
+        committed = states == HeaderState.COMMITTED
+        assert set(np.flatnonzero(committed).tolist()) == self.cached
+        assert np.array_equal(books.pool.identities[committed], headers.identities[committed])
+        for lease in books.leases.values():
+            revoked = lease.life.state.value == "revoked"
+            assert self.words[lease.slot] == (0 if revoked else lease.id)
+            if not revoked:
+                assert (headers.writers[lease.held_pages] == lease.incarnation).all()
+            for node in books.forest.path(lease.anchor):
+                assert headers.tokens[node.pages].tobytes() == node.tokens
+        assert np.count_nonzero(self.words) == len(books.slots_kept) + sum(
+            lease.life.state.value != "revoked" for lease in books.leases.values()
+        )
+
+    def taken(self, kind: type[Message]) -> list[Message]:
+        """Notices of a kind since the last call, forgotten now."""
+        found = [n.message for n in self.notices if isinstance(n.message, kind)]
+        self.notices = [n for n in self.notices if not isinstance(n.message, kind)]
+        return found
+
+
+class Worker:
+    """One worker incarnation, with calls that say what they expect."""
+
+    def __init__(self, rig: Rig, name: str, incarnation: int, *, opened: bool = True) -> None:
+        self.rig, self.name, self.incarnation = rig, name, incarnation
+        if opened:
+            assert self.open().page_count == rig.page_count
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.incarnation, self.name, f"lock-{self.incarnation}")
+
+    def open(self) -> Message:  # SessionOpened or Refused
+        spec = PoolSpec(layout_digest=LAYOUT, page_size=self.rig.page_size, page_bytes=1 << 12)
+        return self.rig.ask(
+            OpenSession(
+                worker=self.name, incarnation=self.incarnation, role="prefill",
+                lock_name=f"lock-{self.incarnation}", pool=spec,
+            )
+        )  # fmt: skip
+
+    def _ask(self, message: Message) -> Message:
+        return self.rig.ask(message)
+
+    def admit(
+        self,
+        number: int,
+        tokens: Iterable[int],
+        reserve: int = 0,
+        *,
+        read_cache: bool = True,
+        root: bytes = ROOT,
+        attempt: int = 1,
+        deadline_ms: int = 60_000,
+    ) -> Message:  # Granted, Queued or Refused
+        ids = list(tokens)
+        return self._ask(
+            Admit(
+                key=key_of(number, attempt), order=order_of(number), worker=self.name,
+                incarnation=self.incarnation, epoch=self.rig.epoch, root=root, tokens=pack(ids),
+                reserve_tokens=max(reserve, len(ids)), read_cache=read_cache,
+                deadline_ms=deadline_ms,
+            )
+        )  # fmt: skip
+
+    def granted(
+        self, number: int, tokens: Iterable[int], reserve: int = 0, **kind: bool
+    ) -> Granted:
+        answer = self.admit(number, tokens, reserve, **kind)  # type: ignore[arg-type]
+        assert isinstance(answer, Granted), answer
+        return answer
+
+    def extend(self, lease: Granted, page_count: int, have: int = 0) -> Message:
+        return self._ask(
+            Extend(
+                key=lease.key, worker=self.name, incarnation=self.incarnation,
+                lease=lease.lease, have_pages=have, page_count=page_count,
+            )
+        )  # fmt: skip
+
+    def extended(self, lease: Granted, page_count: int, have: int = 0) -> Extended:
+        answer = self.extend(lease, page_count, have)
+        assert isinstance(answer, Extended), answer
+        return answer
+
+    def commit(self, lease: Granted, fill: Fill) -> Message:
+        return self._ask(
+            Commit(
+                key=lease.key, worker=self.name, incarnation=self.incarnation,
+                lease=lease.lease, fill=fill,
+            )
+        )  # fmt: skip
+
+    def committed(self, lease: Granted, tokens: Iterable[int], filled: int | None = None) -> int:
+        """Commit; all of ``tokens`` from the start. Returns the committed tokens."""
+        answer = self.commit(lease, fill_of(tokens, filled))
+        assert isinstance(answer, Committed), answer
+        return answer.committed_tokens
+
+    def release(self, lease: Granted, tokens: Iterable[int] = (), *, cache: bool = True) -> Message:
+        return self._ask(
+            Release(
+                key=lease.key, worker=self.name, incarnation=self.incarnation,
+                lease=lease.lease, fill=fill_of(tokens), cache=cache,
+            )
+        )  # fmt: skip
+
+    def fork(self, lease: Granted, fill: Fill, children: Iterable[int], reserve: int) -> Message:
+        keys = [
+            SequenceKey(request=lease.key.request, attempt=lease.key.attempt, choice=choice)
+            for choice in children
+        ]
+        return self._ask(
+            Fork(
+                key=lease.key, worker=self.name, incarnation=self.incarnation,
+                lease=lease.lease, fill=fill, children=keys, reserve_tokens=reserve,
+            )
+        )  # fmt: skip
+
+    def forked(self, lease: Granted, fill: Fill, children: Iterable[int], reserve: int) -> Forked:
+        answer = self.fork(lease, fill, children, reserve)
+        assert isinstance(answer, Forked), answer
+        return answer
+
+    def offer(
+        self, lease: Granted, fill: Fill, ticket: str = "a" * 32, ttl_ms: int = 10_000
+    ) -> Message:
+        return self._ask(
+            Offer(
+                key=lease.key, worker=self.name, incarnation=self.incarnation,
+                lease=lease.lease, ticket=ticket, fill=fill, ttl_ms=ttl_ms,
+            )
+        )  # fmt: skip
+
+    def offered(self, lease: Granted, fill: Fill, ticket: str = "a" * 32) -> Offered:
+        answer = self.offer(lease, fill, ticket)
+        assert isinstance(answer, Offered), answer
+        return answer
+
+    def redeem(self, key: SequenceKey, offered: Offered, reserve: int = 0) -> Message:
+        return self._ask(
+            Redeem(
+                key=key, worker=self.name, incarnation=self.incarnation, epoch=self.rig.epoch,
+                ticket=offered.ticket, handle=offered.handle, reserve_tokens=reserve,
+            )
+        )  # fmt: skip
+
+    def redeemed(self, key: SequenceKey, offered: Offered, reserve: int = 0) -> Granted:
+        answer = self.redeem(key, offered, reserve)
+        assert isinstance(answer, Granted), answer
+        return answer
+
+    def withdraw(self, ticket: str = "a" * 32) -> Message:
+        return self._ask(Withdraw(worker=self.name, incarnation=self.incarnation, ticket=ticket))
+
+    def cancel(self, ticket: str = "a" * 32) -> Message:
+        return self._ask(
+            CancelTicket(worker=self.name, incarnation=self.incarnation, ticket=ticket)
+        )
+
+    def ack(self, *leases: Granted) -> Message:
+        return self._ask(
+            AckRevoke(
+                worker=self.name, incarnation=self.incarnation,
+                leases=[lease.lease for lease in leases],
+            )
+        )  # fmt: skip
+
+    def heartbeat(self, *leases: Granted) -> Message:
+        digest = 0
+        for lease in leases:
+            digest ^= lease.lease
+        return self._ask(
+            Heartbeat(
+                worker=self.name, incarnation=self.incarnation, epoch=self.rig.epoch,
+                lease_count=len(leases), lease_digest=digest,
+            )
+        )  # fmt: skip
+
+
+def table_of(granted: Granted | Extended) -> list[int]:
+    return [int(page) for page in unpack_extents(granted.extents, page_count_max=1 << 20)]
+
+
+def code_of(answer: Message) -> str:
+    """The code of a refusal; the type's name of anything else."""
+    return answer.code if isinstance(answer, Refused) else type(answer).__name__
+
+
+def is_queued(answer: Message) -> bool:
+    return isinstance(answer, Queued)
