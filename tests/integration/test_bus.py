@@ -350,7 +350,7 @@ async def test_a_denied_subject_is_denied_and_not_a_timeout(
     extra = (
         'authorization { users: [ { user: "u", password: "p", permissions: {\n'
         '  publish: ["Allowed.>"], subscribe: ["_INBOX_client.>", "Allowed.>"],\n'
-        '  allow_responses: true } } ] }\n'
+        "  allow_responses: true } } ] }\n"
     )
     with NatsServer(tmp_path / "nats", extra=extra) as server:
         config = BusConfig(url=server.url.replace("nats://", "nats://u:p@"))

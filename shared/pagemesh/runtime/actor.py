@@ -37,7 +37,8 @@ class Behaviour(Generic[E]):
         raise NotImplementedError
 
     async def refuse(self, event: E, fault: Fault) -> None:
-        """Answer an event that will not be handled. Deliveries are answered as they are."""
+        """Answer an event that will not be handled; may come after ``end``. Deliveries are
+        answered as they are."""
         if isinstance(event, Delivery):
             await event.respond_error(fault)
 
@@ -72,6 +73,7 @@ class Actor(Generic[E]):
         self._limit = limit
         self._queue: deque[E] = deque()
         self._wake = asyncio.Event()
+        self._behaviour: Behaviour[E] | None = None
         self._stopping = False
         self._highest = 0
         self._handled = 0
@@ -112,7 +114,9 @@ class Actor(Generic[E]):
             await supervise(self.name, self._live, limit=self._limit)
         finally:
             self._stopping = True
-            await self._refuse_queued(self._make(), Absent(f"{self.name} has stopped"))
+            if self._queue:
+                behaviour = self._behaviour if self._behaviour is not None else self._make()
+                await self._refuse_queued(behaviour, Absent(f"{self.name} has stopped"))
 
     def statistics(self) -> ActorStatistics:
         return ActorStatistics(
@@ -125,7 +129,7 @@ class Actor(Generic[E]):
         )
 
     async def _live(self) -> None:
-        behaviour = self._make()
+        behaviour = self._behaviour = self._make()
         try:
             await behaviour.begin()
             await self._serve(behaviour)
@@ -147,6 +151,10 @@ class Actor(Generic[E]):
             event = self._queue.popleft()
             try:
                 await behaviour.handle(event)
+            except asyncio.CancelledError:
+                self._refused += 1
+                await behaviour.refuse(event, Absent(f"{self.name} was stopped at this message"))
+                raise
             except Exception:
                 self._refused += 1
                 await behaviour.refuse(event, Internal(f"{self.name} failed on this message"))

@@ -208,6 +208,9 @@ class GatewayConfig:
     body_bytes_max: int = setting(
         8 << 20, "BODY_BYTES_MAX", "longest HTTP body", minimum=1 << 10, maximum=1 << 30
     )
+    vllm_metrics: bool = setting(
+        False, "VLLM_METRICS", "also report the four gauges that gateways read from vLLM"
+    )
 
 
 @dataclass(frozen=True, slots=True)

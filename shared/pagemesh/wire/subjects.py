@@ -73,20 +73,22 @@ BUS_ROLES: tuple[BusRole, ...] = ("client", "gateway", "prefill", "decode", "pag
 def permissions(role: BusRole) -> Permissions:
     """NATS permissions of a role; ``allow_responses`` lets every service answer inboxes.
 
-    A ``client`` may be any NATS client, with its default inboxes; none of ours begin so.
+    A ``client`` may be any NATS client, with its default inboxes; none of our services' begin
+    so. Clients that must not hear each other are tenants (``tenant_permissions``).
     An ``operator`` watches: presence, and the pager's own report.
     """
     mesh = MESH_PREFIX
     match role:
         case "client":
             return Permissions(
-                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"), subscribe=(f"{INBOX_PREFIX}.>",)
+                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"),
+                subscribe=(f"{INBOX_PREFIX}.>", f"{INBOX_PREFIX}_client.>"),
             )
         case "gateway":
             return Permissions(
                 publish=(
                     f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE,
-                    f"{INBOX_PREFIX}.>",
+                    f"{INBOX_PREFIX}.>", f"{INBOX_PREFIX}_client.>",
                 ),
                 subscribe=(
                     f"{CLIENT_PREFIX}.>", "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
@@ -108,3 +110,12 @@ def permissions(role: BusRole) -> Permissions:
                 publish=(f"{mesh}.pager.*", PRESENCE),
                 subscribe=(PRESENCE, f"{INBOX_PREFIX}_operator.>"),
             )
+
+
+def tenant_permissions(tenant: str) -> Permissions:
+    """Permissions of one tenant's clients: they hear nobody's answers but their own. Their
+    inbox prefix is ``inbox_prefix("client", tenant)``."""
+    return Permissions(
+        publish=permissions("client").publish,
+        subscribe=(f"{inbox_prefix('client', tenant)}.>",),
+    )

@@ -1,0 +1,125 @@
+"""Configuration: parsed once, refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pagemesh.runtime.config import Secret, load, options, to_environ, unknown_variables
+from pagemesh.runtime.settings import (
+    CONFIGS,
+    BusConfig,
+    GatewayConfig,
+    HostConfig,
+    PagerConfig,
+    TelemetryConfig,
+    WorkerConfig,
+)
+from pagemesh.wire.errors import ConfigError
+
+GOOD_SECRET = "b7f0c2d19a5e4f3388d1"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_defaults_work_without_configuration(kind: type[object]) -> None:
+    assert load(kind, {}) == kind()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_configuration_survives_the_way_to_a_child_process(kind: type[object]) -> None:
+    config = load(kind, {})
+    assert load(kind, to_environ(config)) == config
+
+
+def test_no_variable_is_read_by_two_settings_and_all_have_help() -> None:
+    found = [option for kind in CONFIGS for option in options(kind)]
+    assert len({option.variable for option in found}) == len(found)
+    assert all(option.help and option.variable.startswith("PAGEMESH_") for option in found)
+
+
+def test_flags_have_the_names_of_variables() -> None:
+    by_field = {option.field: option for option in options(GatewayConfig)}
+    assert by_field["http_port"].variable == "PAGEMESH_HTTP_PORT"
+    assert by_field["http_port"].flag == "--http-port"
+
+
+def test_a_flag_wins_over_a_variable() -> None:
+    environ = {"PAGEMESH_HTTP_PORT": "1"}
+    assert load(GatewayConfig, environ, {"PAGEMESH_HTTP_PORT": "2"}).http_port == 2
+    assert load(GatewayConfig, environ).http_port == 1
+
+
+def test_every_kind_of_value_is_parsed() -> None:
+    worker = load(WorkerConfig, {"PAGEMESH_DETERMINISTIC": "Yes", "PAGEMESH_DEVICE": "cuda"})
+    assert (worker.deterministic, worker.device) == (True, "cuda")
+    assert load(HostConfig, {"PAGEMESH_POOL_DIR": "/x/y"}).pool_dir == Path("/x/y")
+    assert load(TelemetryConfig, {"PAGEMESH_TRACE_RATIO": "0.25"}).trace_ratio == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "value", "allowed"),
+    [
+        (GatewayConfig, "PAGEMESH_HTTP_PORT", "http", "a whole number from 0 to 65535"),
+        (GatewayConfig, "PAGEMESH_HTTP_PORT", "65536", "a whole number from 0 to 65535"),
+        (GatewayConfig, "PAGEMESH_HTTP_PORT", "", "a whole number"),
+        (GatewayConfig, "PAGEMESH_HTTP_PORT", "1.5", "a whole number"),
+        (WorkerConfig, "PAGEMESH_DEVICE", "tpu", "one of cpu, cuda"),
+        (WorkerConfig, "PAGEMESH_DETERMINISTIC", "maybe", "true or false"),
+        (TelemetryConfig, "PAGEMESH_TRACE_RATIO", "nan", "a number from 0 to 1"),
+        (PagerConfig, "PAGEMESH_POOL_BYTES", "-1", "a whole number"),
+        (HostConfig, "PAGEMESH_POOL_DIR", " ", "a path"),
+    ],
+)
+def test_a_bad_value_names_itself_and_what_is_allowed(
+    kind: type[object], variable: str, value: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(kind, {variable: value})
+    assert variable in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_a_bad_flag_is_named_as_a_flag() -> None:
+    with pytest.raises(ConfigError, match="--http-port"):
+        load(GatewayConfig, {}, {"PAGEMESH_HTTP_PORT": "x"})
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "changeme", "ChangeMe", "pagemesh", "tooshort", "x" * 40, "password"]
+)
+def test_an_empty_short_or_known_secret_is_refused_without_showing_it(secret: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_SECRET") as caught:
+        load(HostConfig, {"PAGEMESH_SECRET": secret})
+    if secret not in ("", "pagemesh"):
+        assert secret not in str(caught.value)
+
+
+def test_a_secret_that_is_needed_and_missing_says_how_to_make_one() -> None:
+    with pytest.raises(ConfigError, match="openssl rand"):
+        load(HostConfig, {}).required_secret()
+    config = load(HostConfig, {"PAGEMESH_SECRET": GOOD_SECRET})
+    assert config.required_secret() == GOOD_SECRET.encode()
+
+
+def test_secrets_do_not_show() -> None:
+    config = load(HostConfig, {"PAGEMESH_SECRET": GOOD_SECRET})
+    assert GOOD_SECRET not in repr(config)
+    assert GOOD_SECRET not in str(dataclasses.asdict(config))
+    assert Secret(GOOD_SECRET) == config.secret
+    assert "hush" not in BusConfig(url="nats://u:hush@h:1").shown_url
+
+
+def test_unknown_variables_are_found() -> None:
+    environ = {"PAGEMESH_HTTP_PROT": "1", "PAGEMESH_HTTP_PORT": "1", "PATH": "x"}
+    assert unknown_variables(environ, CONFIGS) == ["PAGEMESH_HTTP_PROT"]
+
+
+def test_the_collector_of_the_opentelemetry_variable_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert load(TelemetryConfig, {}).otlp == "http://collector:4318"
+    assert load(TelemetryConfig, {"PAGEMESH_OTLP": ""}).otlp == ""

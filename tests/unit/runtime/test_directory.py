@@ -1,0 +1,115 @@
+"""The directory: who is there, decided from announcements alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagemesh.runtime.directory import Changed, Directory, Joined, Lost
+from pagemesh.wire.presence import Announce, Load, Role, State
+
+
+def announce(
+    name: str = "w", incarnation: int = 1, state: State = "ready", role: Role = "decode",
+    running: int = 0,
+) -> Announce:  # fmt: skip
+    return Announce(
+        role=role, name=name, incarnation=incarnation, host="h", state=state,
+        load=Load(running_count=running),
+    )  # fmt: skip
+
+
+def test_a_first_announcement_joins_and_a_repeat_is_no_news() -> None:
+    directory = Directory(lost_after_ms=100)
+    assert directory.hear(announce(), 0) == [Joined(announce())]
+    assert directory.hear(announce(), 10) == []
+    assert directory.hear(announce(running=3), 20) == [Changed(announce(running=3))]
+    assert directory.find("decode", "w") == announce(running=3)
+    directory.check()
+
+
+def test_silence_is_loss_after_the_limit_and_not_at_it() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(), 0)
+    assert directory.expire(100) == []
+    assert directory.expire(101) == [Lost(announce(), "silent")]
+    assert directory.expire(102) == []
+
+
+def test_the_same_incarnation_may_return_from_silence() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(), 0)
+    directory.expire(200)
+    assert directory.hear(announce(), 300) == [Joined(announce())]
+
+
+def test_a_new_incarnation_loses_the_old_one_first() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(incarnation=1), 0)
+    assert directory.hear(announce(incarnation=2), 10) == [
+        Lost(announce(incarnation=1), "replaced"),
+        Joined(announce(incarnation=2)),
+    ]
+    assert directory.hear(announce(incarnation=1), 20) == []
+    assert directory.of_role("decode") == [announce(incarnation=2)]
+    directory.check()
+
+
+def test_who_said_good_bye_is_not_brought_back_by_a_late_message() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(), 0)
+    leaving = announce(state="leaving")
+    assert directory.hear(leaving, 10) == [Lost(leaving, "left")]
+    assert directory.hear(announce(), 20) == []
+    assert directory.hear(leaving, 30) == []
+
+
+def test_being_deaf_ourselves_loses_nobody() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(), 0)
+    directory.forgive(10_000)
+    assert directory.expire(10_050) == []
+
+
+def test_a_name_may_be_used_once_by_each_role() -> None:
+    directory = Directory()
+    directory.hear(announce(name="b"), 0)
+    directory.hear(announce(name="a"), 0)
+    directory.hear(announce(name="a", incarnation=9, role="prefill"), 0)
+    assert [member.name for member in directory.of_role("decode")] == ["a", "b"]
+    assert [member.incarnation for member in directory.of_role("prefill")] == [9]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),
+            st.integers(1, 4),
+            st.sampled_from(["ready", "draining", "leaving"]),
+            st.integers(0, 150),
+        ),
+        max_size=60,
+    )
+)
+def test_joins_and_losses_alternate_for_every_incarnation(
+    steps: list[tuple[str, int, State, int]],
+) -> None:
+    directory = Directory(lost_after_ms=100)
+    present: set[tuple[str, int]] = set()
+    now_ms = 0
+    for name, incarnation, state, wait_ms in steps:
+        now_ms += wait_ms
+        told = announce(name, incarnation * 10 + ord(name), state)
+        for change in [*directory.expire(now_ms), *directory.hear(told, now_ms)]:
+            key = (change.announce.name, change.announce.incarnation)
+            match change:
+                case Joined():
+                    assert key not in present
+                    present.add(key)
+                case Lost():
+                    present.remove(key)
+                case Changed():
+                    assert key in present
+        directory.check()
+        members = {(m.name, m.incarnation) for m in directory.of_role("decode")}
+        assert members == present

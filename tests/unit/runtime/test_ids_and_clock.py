@@ -1,0 +1,51 @@
+"""Names, ids and time."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagemesh.runtime import ids
+from pagemesh.runtime.clock import ManualClock, MonotonicClock, wall_ns
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@given(st.text(max_size=200))
+def test_any_text_becomes_one_subject_token(text: str) -> None:
+    assert NAME.fullmatch(ids.to_name(text, fallback="fallback"))
+
+
+def test_a_name_that_is_one_stays_as_it_is() -> None:
+    assert ids.to_name("node-7_a", fallback="x") == "node-7_a"
+    assert ids.to_name("gpu.cluster.local", fallback="x") == "gpu-cluster-local"
+    assert ids.to_name("...", fallback="x") == "x"
+    assert NAME.fullmatch(ids.host_name())
+    assert NAME.fullmatch(ids.new_service_name("decode"))
+
+
+def test_ids_do_not_repeat_and_fit_their_fields() -> None:
+    incarnations = {ids.new_incarnation() for _ in range(1_000)}
+    assert len(incarnations) == 1_000
+    assert all(0 < value < 2**64 for value in incarnations)
+    requests = {ids.new_request_id() for _ in range(1_000)}
+    assert len(requests) == 1_000
+    assert all(re.fullmatch(r"[0-9a-f]{32}", value) for value in requests)
+
+
+def test_a_manual_clock_moves_when_told_to_and_only_forward() -> None:
+    clock = ManualClock(5)
+    clock.advance_ms(7)
+    assert (clock.now_ms(), clock.now_us()) == (12, 12_000)
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance_ms(-1)
+
+
+def test_wall_time_of_now_is_now() -> None:
+    clock = MonotonicClock()
+    assert abs(wall_ns(clock.now_us()) - time.time_ns()) < 2_000_000_000
+    assert clock.now_us() // 1_000 <= clock.now_ms()

@@ -1,0 +1,87 @@
+"""Logs: JSON lines with trace ids and without anybody's text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from pagemesh.runtime import trace
+from pagemesh.runtime.logs import get_logger, set_up_logs
+from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.wire.errors import Busy
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+def logged(config: TelemetryConfig, *, error: BaseException | None = None, **facts: Any) -> str:
+    stream = io.StringIO()
+    set_up_logs(config, service="test", stream=stream)
+    get_logger("here").warning("thing.happened", **facts, **({"error": error} if error else {}))
+    return stream.getvalue()
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_line_is_json_with_service_level_and_facts() -> None:
+    line = json.loads(logged(TelemetryConfig(), pages=3))
+    assert line["event"] == "thing.happened"
+    assert (line["service"], line["level"], line["pages"]) == ("test", "warning", 3)
+    assert "trace_id" not in line
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_line_within_a_span_carries_its_ids() -> None:
+    with trace.use(trace.new_trace()) as context:
+        line = json.loads(logged(TelemetryConfig()))
+    assert line["trace_id"] == f"{context.trace_id:032x}"
+    assert line["span_id"] == f"{context.span_id:016x}"
+
+
+def crash() -> RuntimeError:
+    try:
+        raise RuntimeError("the prompt was: my secret")
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_text_of_an_exception_is_left_out_unless_asked_for() -> None:
+    line = json.loads(logged(TelemetryConfig(), error=crash()))
+    assert line["error"]["type"] == "RuntimeError"
+    assert line["error"]["at"].startswith("test_logs.py:")
+    assert "secret" not in json.dumps(line)
+    told = logged(TelemetryConfig(log_exception_text=True), error=crash())
+    assert "secret" in told
+
+
+@pytest.mark.usefixtures("restored")
+def test_our_own_faults_say_what_they_say() -> None:
+    line = json.loads(logged(TelemetryConfig(), error=Busy("full")))
+    assert line["error"] == {"type": "Busy", "text": "full"}
+
+
+@pytest.mark.usefixtures("restored")
+def test_nothing_a_peer_sends_makes_a_line_of_its_own() -> None:
+    evil = 'x\n{"event": "forged"}\r\n\x1b[31m'
+    out = logged(TelemetryConfig(), subject=evil)
+    assert out.count("\n") == 1
+    assert json.loads(out)["subject"] == evil
+
+
+@pytest.mark.usefixtures("restored")
+def test_long_texts_are_cut() -> None:
+    assert len(logged(TelemetryConfig(), text="x" * 1_000_000)) < 5_000
+
+
+@pytest.mark.usefixtures("restored")
+def test_what_is_below_the_level_is_not_logged() -> None:
+    assert logged(TelemetryConfig(log_level="error")) == ""

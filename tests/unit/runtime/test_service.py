@@ -1,0 +1,99 @@
+"""The main function of a service process: signals, exit codes, one line for a wrong setting."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys
+from pagemesh.runtime.service import Stop, run_service
+from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.wire.errors import ConfigError
+
+async def drains(stop: Stop) -> None:
+    print("ready", flush=True)
+    await stop.wait()
+    print("drained", flush=True)
+
+async def never_drains(stop: Stop) -> None:
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+async def wrong(stop: Stop) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(refuse())
+
+async def refuse() -> None:
+    raise ConfigError("PAGEMESH_X='a\\nb' is not a number")
+
+async def crashes(stop: Stop) -> None:
+    raise RuntimeError("the prompt was: my secret")
+
+sys.exit(run_service(
+    globals()[sys.argv[1]], service="pager", telemetry=TelemetryConfig(), drain_timeout_ms=500
+))
+"""
+
+
+def start(tmp_path: Path, what: str) -> subprocess.Popen[str]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, str(program), what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if what.endswith("drains"):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "drains")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "drained\n")
+
+
+def test_what_does_not_drain_in_time_is_ended_with_1(tmp_path: Path) -> None:
+    process = start(tmp_path, "never_drains")
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert 0.4 < time.monotonic() - started < 5.0
+    assert "service.not_drained" in err
+
+
+def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
+    process = start(tmp_path, "never_drains")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+
+
+def test_a_wrong_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    process = start(tmp_path, "wrong")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert err == "pagemesh pager: PAGEMESH_X='a b' is not a number\n"
+
+
+def test_a_crash_is_exit_1_and_does_not_tell_prompts(tmp_path: Path) -> None:
+    process = start(tmp_path, "crashes")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "service.crashed" in err
+    assert "RuntimeError" in err
+    assert "secret" not in err

@@ -1,0 +1,121 @@
+"""Spans: built later, exported to a real receiver, never in anybody's way."""
+
+from __future__ import annotations
+
+import time
+
+from tests.support.otlp import Receiver
+
+from pagemesh.runtime import spans, trace
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.nats_server import free_port
+from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.runtime.spans import SpanEvent, record_span, set_up_spans
+
+
+def now_us() -> int:
+    return MonotonicClock().now_us()
+
+
+def dropped() -> float:
+    return spans._dropped._value.get()
+
+
+def test_a_recorded_span_reaches_the_collector_whole(trace_receiver: Receiver) -> None:
+    root = trace.new_trace()
+    child, link = root.child(), trace.new_trace()
+    start_us = now_us()
+    with set_up_spans(TelemetryConfig(otlp=trace_receiver.url), service="pager"):
+        record_span("request", root, start_us=start_us, end_us=start_us + 9_000, kind="server")
+        record_span(
+            "admit",
+            child,
+            start_us=start_us + 1_000,
+            end_us=start_us + 3_000,
+            attributes={"pagemesh.page.count": 4, "hit": True, "names": ["a", "b"]},
+            events=[SpanEvent("granted", start_us + 2_000, {"pages": 4})],
+            links=[link],
+            error="NoCapacity",
+        )
+        received = trace_receiver.wait_for(lambda found: len(found) == 2)
+    by_name = {span.name: span for span in received}
+    parent, admit = by_name["request"], by_name["admit"]
+    assert parent.service == "pagemesh-pager"
+    assert parent.parent_id == ""
+    assert not parent.error
+    assert (admit.trace_id, admit.parent_id) == (parent.trace_id, parent.span_id)
+    assert parent.trace_id == f"{root.trace_id:032x}"
+    assert admit.end_ns - admit.start_ns == 2_000_000
+    assert abs(parent.start_ns - time.time_ns()) < 60_000_000_000
+    assert admit.attributes == {
+        "pagemesh.page.count": 4, "hit": True, "names": ["a", "b"], "error.type": "NoCapacity",
+    }  # fmt: skip
+    assert (admit.events, admit.error) == (("granted",), True)
+    assert admit.links == (f"{link.span_id:016x}",)
+
+
+def test_what_is_left_is_sent_at_the_end(trace_receiver: Receiver) -> None:
+    with set_up_spans(TelemetryConfig(otlp=trace_receiver.url), service="x"):
+        for _ in range(1_500):
+            record_span("s", trace.new_trace(), start_us=1, end_us=2)
+    assert len(trace_receiver.spans) == 1_500
+
+
+def test_an_unsampled_trace_records_nothing(trace_receiver: Receiver) -> None:
+    with set_up_spans(TelemetryConfig(otlp=trace_receiver.url), service="x"):
+        record_span("s", trace.new_trace(ratio=0.0), start_us=1, end_us=2)
+    assert trace_receiver.spans == []
+
+
+def test_without_an_endpoint_recording_does_nothing() -> None:
+    with set_up_spans(TelemetryConfig(otlp=""), service="x"):
+        record_span("s", trace.new_trace(), start_us=1, end_us=2)
+
+
+def record_many(count: int) -> float:
+    """Mean seconds a call."""
+    started = time.perf_counter()
+    for _ in range(count):
+        record_span("s", trace.new_trace(), start_us=1, end_us=2, attributes={"a": 1})
+    return (time.perf_counter() - started) / count
+
+
+def test_a_collector_that_is_down_costs_nothing_but_the_spans() -> None:
+    before = dropped()
+    config = TelemetryConfig(otlp=f"http://127.0.0.1:{free_port()}")
+    with set_up_spans(config, service="x"):
+        mean_s = record_many(500)
+        started = time.monotonic()
+    assert mean_s < 0.001
+    assert time.monotonic() - started < 4.0
+    assert dropped() - before == 500
+
+
+def test_a_collector_that_hangs_neither_blocks_nor_delays_the_end(
+    trace_receiver: Receiver,
+) -> None:
+    trace_receiver.delay_s = 30.0
+    before = dropped()
+    with set_up_spans(TelemetryConfig(otlp=trace_receiver.url), service="x"):
+        mean_s = record_many(spans.QUEUE_COUNT_MAX + 2_000)
+        started = time.monotonic()
+    assert mean_s < 0.001
+    assert time.monotonic() - started < 6.0
+    assert dropped() - before >= 1_000
+
+
+def test_attributes_and_events_are_bounded(trace_receiver: Receiver) -> None:
+    with set_up_spans(TelemetryConfig(otlp=trace_receiver.url), service="x"):
+        record_span(
+            "s",
+            trace.new_trace(),
+            start_us=5,
+            end_us=2,
+            attributes={"long": "x" * 100_000} | {f"k{i}": i for i in range(1_000)},
+            events=[SpanEvent("e", 1)] * 10_000,
+        )
+    (span,) = trace_receiver.spans
+    assert len(str(span.attributes["long"])) == 1_024
+    assert len(span.attributes) == 64
+    assert len(span.events) == 256
+    assert span.end_ns == span.start_ns
