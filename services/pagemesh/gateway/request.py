@@ -98,7 +98,7 @@ class RequestCore:
                 self._frame_arrived(worker, frame, now_ms)
             case ev.FramesMissed(worker):
                 for choice in self._on(worker):
-                    self._ask(choice, [worker])
+                    self._missed(choice, worker, now_ms)
             case ev.WorkerLost(worker):
                 self._worker_lost(worker, now_ms)
             case ev.ClientGone():
@@ -224,6 +224,17 @@ class RequestCore:
             self._gap(choice, worker, now_ms)
         else:
             self._take(choice, frame)
+
+    def _missed(self, choice: Choice, worker: Worker, now_ms: int) -> None:
+        """Ask now, or soon when it was just asked: one loss must not breed others."""
+        again_ms = now_ms
+        if choice.resend_ms is not None:
+            again_ms = choice.resend_ms + self._limits.gap_patience_ms
+        if again_ms > now_ms:
+            choice.due_ms = min(choice.due_ms, again_ms)
+        else:
+            choice.resend_ms = now_ms
+            self._ask(choice, [worker])
 
     def _gap(self, choice: Choice, worker: Worker, now_ms: int) -> None:
         asked_ms = choice.resend_ms

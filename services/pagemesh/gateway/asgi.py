@@ -1,0 +1,174 @@
+"""The HTTP door's plumbing: bodies read in bounds, answers sent, clients watched.
+
+``Guard`` stands before every path: it checks keys, echoes request ids and turns whatever goes
+wrong into OpenAI's error form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagemesh.gateway.api_errors import ApiError
+from pagemesh.gateway.tenants import Tenants, bearer
+from pagemesh.runtime.ids import new_request_id
+from pagemesh.runtime.logs import get_logger
+
+BODY_READ_S_MAX = 30.0
+WRITE_S_MAX = 30.0
+"""How long a client may leave one piece of an answer unread."""
+_LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+_OPEN_PATHS = ("/health/",)
+_log = get_logger(__name__)
+
+
+class ClientLeft(Exception):
+    """The connection is closed; nobody reads what would be answered."""
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Lower-case names; of a repeated header the first counts."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found
+
+
+async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
+    """The whole body. Raises ``ApiError`` 413 above ``bytes_max`` without reading on, 408
+    when it does not come, ``ClientLeft``."""
+    length = headers_of(scope).get("content-length", "")
+    if length.isdigit() and int(length) > bytes_max:
+        raise _too_large(bytes_max)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_READ_S_MAX):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientLeft
+                size += len(message.get("body", b""))
+                if size > bytes_max:
+                    raise _too_large(bytes_max)
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", code="timeout") from None
+
+
+def _too_large(bytes_max: int) -> ApiError:
+    return ApiError(413, f"the body exceeds {bytes_max} bytes", code="body_too_large")
+
+
+async def send_json(
+    send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    """A whole answer."""
+    await start(send, status, {"content-type": "application/json", **(headers or {})}, len(body))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    await send_json(send, error.body(), status=error.status, headers=error.headers)
+
+
+async def start(
+    send: Send, status: int, headers: Mapping[str, str], length: int | None = None
+) -> None:
+    """Status and headers; no ``length``: a stream."""
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    if length is not None:
+        raw.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def write(send: Send, data: bytes, *, more: bool) -> None:
+    """A piece of a stream; waits while the client's buffer is full. Raises ``ClientLeft``
+    when it stays full."""
+    try:
+        async with asyncio.timeout(WRITE_S_MAX):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+    except TimeoutError:
+        raise ClientLeft from None
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Do ``work``, cancelled as soon as the client disconnects. The body must have been read."""
+    doing = asyncio.ensure_future(work())
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            return
+        await doing
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+class Guard:
+    """ASGI middleware; see the module."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = headers_of(scope)
+        label = headers.get("x-request-id", "")
+        if not _LABEL.fullmatch(label):
+            label = new_request_id()
+        started = False
+
+        async def labelled(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", label.encode())]
+            await send(message)
+
+        scope["app"] = self  # has the router raise where it would answer in its own words
+        try:
+            self._admit(scope, headers)
+            await self._app(scope, receive, labelled)
+        except ApiError as error:
+            if not started:
+                await send_error(labelled, error)
+        except HTTPException as error:  # the router's: a path that does not take this method
+            if not started:
+                shown = ApiError(error.status_code, "this path does not take this method")
+                headers_kept = {**shown.headers, **(error.headers or {})}
+                body = shown.body()
+                await send_json(labelled, body, status=shown.status, headers=headers_kept)
+        except ClientLeft:
+            return
+        except Exception as error:
+            _log.error("gateway.http_crashed", error=error)
+            if not started:
+                await send_error(labelled, ApiError(500, "the gateway failed on this request"))
+
+    def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Note the tenant. Raises ``ApiError`` 401; every path but health is closed."""
+        if scope["path"].startswith(_OPEN_PATHS):
+            return
+        tenant = self._tenants.tenant_of(bearer(headers.get("authorization", "")))
+        if tenant is None:
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+        scope["pagemesh.tenant"] = tenant

@@ -1,0 +1,56 @@
+"""The gateway process: the model's words, the bus, and both doors around one actor."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.bus_door import BusDoor
+from pagemesh.gateway.front import Front
+from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.tenants import Tenants
+from pagemesh.gateway.tokens import Tokens
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.ids import new_incarnation
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_config import ServiceConfig
+
+_log = get_logger(__name__)
+
+
+async def run(config: ServiceConfig, stop: Stop) -> None:
+    """Serve until ``stop``; then take nothing new, finish what runs, and return.
+
+    Raises ``ConfigError`` for a wrong key, model folder or port, or without a NATS server.
+    """
+    secret = config.host.required_secret()
+    tenants = Tenants(config.gateway.api_keys.reveal(), secret)
+    tokens = await asyncio.to_thread(Tokens.load, Path(config.worker.model))
+    name = config.host.name
+    async with Bus.connect(config.bus, role="gateway", name=name) as bus:
+        actor = GatewayActor(
+            bus,
+            name=name,
+            incarnation=new_incarnation(),
+            host=config.host.host,
+            model=config.worker.model_name,
+            secret=secret,
+            request_count_max=config.gateway.request_count_max,
+        )
+        async with actor.running() as gateway:
+            front = Front(
+                gateway,
+                tokens,
+                tenants,
+                model=config.worker.model_name,
+                request_timeout_ms=config.gateway.request_timeout_ms,
+                trace_ratio=config.telemetry.trace_ratio,
+            )
+            async with BusDoor(front, bus).open(), HttpDoor(front, config.gateway).serve() as url:
+                gateway.announce("ready")
+                keyless = tenants.open_to_all
+                _log.info("gateway.ready", url=url, model=front.model, asks_for_keys=not keyless)
+                await stop.wait()
+                gateway.announce("draining")
