@@ -25,7 +25,10 @@ def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
 
 def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
     """Frames from ``position`` on: what was in the context at the start has no
-    log-probabilities here, so it goes in a frame of its own."""
+    log-probabilities here, so it goes in a frame of its own. Nothing is sent when there is
+    nothing new: lost messages must not breed more messages."""
+    if position >= sequence.generated_count and sequence.phase is not Phase.DONE:
+        return
     end = min(sequence.generated_count, position + desk.limits.resend_tokens_max)
     frames = desk.line(sequence.owner).frames
     drawn = sequence.start_count

@@ -173,11 +173,9 @@ class Sequence:
         self.phase = phase
 
     def check(self) -> None:
-        holds = self.lease is not None
-        wants = self.phase in RUNNABLE or self.phase in (Phase.FORKING, Phase.OFFERING)
-        if self.phase is Phase.FORKING and self.leader is not None:
-            wants = holds  # a child that waits for its leader's fork has no pages yet
-        assert holds == wants, (self.key, self.phase, self.lease)
+        wants = self.phase in RUNNABLE or self.phase is Phase.OFFERING
+        if self.phase is not Phase.FORKING:  # where the children get theirs meanwhile
+            assert (self.lease is not None) == wants, (self.key, self.phase, self.lease)
         if self.lease is not None:
             assert self.lease.filled <= self.tokens.length, self.key
         assert self.ended == (self.ended_ms > 0.0), (self.key, self.phase)

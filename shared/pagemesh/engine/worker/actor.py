@@ -1,0 +1,230 @@
+"""The worker's actor: everything around ``WorkerCore`` that waits, sends or computes.
+
+    bus messages, presence, ticks --> [ inbox ] --> core --> answers, calls, frames
+                                         ^            |
+                                         +--- step thread <-- plans
+
+One life only: a core that crashed may have left pages that its process still writes to, so
+the process ends with it, its lock is freed, and the pager takes its pages back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagemesh.engine.worker import measures
+from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.events import (
+    Answer,
+    CallPager,
+    CallWorker,
+    Command,
+    Drained,
+    Event,
+    Finished,
+    PagerAnswered,
+    PeerAnswered,
+    Preempted,
+    Received,
+    RunStep,
+    SendFrames,
+    StepFinished,
+    Tick,
+    UsePool,
+)
+from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.spans import SequenceSpans
+from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper
+from pagemesh.engine.worker.vetting import keys_of, vet
+from pagemesh.runtime import rpc, trace
+from pagemesh.runtime.actor import Behaviour
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import Fault
+from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_messages import Granted
+from pagemesh.wire.work_messages import Attach, Submit
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The step thread has finished a plan."""
+
+    plan: StepPlan
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class StepCrashed:
+    """The step thread raised; nothing it would do next could be trusted."""
+
+    error: BaseException
+
+
+Input = Delivery | Event | StepDone | StepCrashed
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the actor works with, and whom it tells."""
+
+    bus: Bus
+    clock: Clock
+    role: str
+    name: str
+    host: str
+    vocab_tokens: int
+    thread_count: int
+    admit: Callable[[Input], None]
+    """Put an input into the actor's own inbox."""
+    on_pool: Callable[[int], None]
+    """The pool in use has so many pages."""
+    on_state: Callable[[], None]
+    """The core's readiness or load may have changed."""
+    on_drained: Callable[[], None]
+
+
+class WorkerBehaviour(Behaviour[Input]):
+    """Feeds the core and performs what it commands, in order."""
+
+    def __init__(
+        self, around: Surroundings, core: WorkerCore, executor: PoolingExecutor, spans: SequenceSpans
+    ) -> None:
+        self._around = around
+        self._core = core
+        self._spans = spans
+        self._calls: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, Delivery] = {}
+        """Deliveries that the core has not answered yet, by the number it knows them by."""
+        self._next_delivery = 1
+        self._was_ready = False
+        self._stepper = Stepper(
+            executor,
+            thread_count=around.thread_count,
+            on_done=lambda plan, result: around.admit(StepDone(plan, result)),
+            on_crash=lambda error: around.admit(StepCrashed(error)),
+        )
+
+    async def handle(self, event: Input) -> None:
+        """Raises whatever crashed the core or the step thread."""
+        around = self._around
+        match event:
+            case Delivery():
+                await self._received(event)
+            case StepCrashed():
+                raise event.error
+            case StepDone():
+                measures.step_ended(event.plan, event.result)
+                self._spans.step_ended(event.plan, event.result, around.clock.now_us())
+                await self._feed(StepFinished(event.result))
+            case _:
+                await self._feed(event)
+        if isinstance(event, Tick) or self._core.ready != self._was_ready:
+            measures.loaded(self._core.load)
+            self._was_ready = self._core.ready
+            around.on_state()
+
+    async def end(self) -> None:
+        """Give up open calls, wait for the running step."""
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._stepper.close()
+
+    async def _received(self, delivery: Delivery) -> None:
+        at_us = self._around.clock.now_us()
+        try:
+            message = codec.decode(delivery.data)
+            vet(message, vocab_tokens=self._around.vocab_tokens)
+        except Fault as fault:
+            await delivery.respond_error(fault)
+            return
+        if isinstance(message, Submit | Attach):
+            context = trace.accept(delivery.headers)
+            self._spans.begin(keys_of(message), context, at_us)
+        elif isinstance(message, Granted):
+            self._spans.granted(message, at_us)
+        call = None
+        if delivery.reply:
+            call = self._next_delivery
+            self._next_delivery += 1
+            self._waiting[call] = delivery
+        await self._feed(Received(call, message), message)
+
+    async def _feed(self, event: Event, asked: Message | None = None) -> None:
+        for command in self._core.handle(event, self._around.clock.now_us() / 1_000):
+            await self._perform(command, asked)
+
+    async def _perform(self, command: Command, asked: Message | None) -> None:
+        around, at_us = self._around, self._around.clock.now_us()
+        match command:
+            case Answer():
+                if isinstance(command.message, Refused) and isinstance(asked, Submit | Attach):
+                    self._spans.drop(keys_of(asked))
+                delivery = self._waiting.pop(command.call)
+                await rpc.answer(delivery, command.message)
+            case CallPager():
+                self._call(subjects.pager(around.host), command)
+            case CallWorker():
+                self._call(subjects.worker(command.worker), command)
+            case SendFrames():
+                await self._send_frames(command)
+            case RunStep():
+                self._spans.step_began(command.plan, at_us)
+                self._stepper.run(command.plan)
+            case UsePool():
+                self._stepper.use_pool(command.opened)
+                around.on_pool(command.opened.page_count)
+            case Preempted():
+                measures.preempted(command)
+                self._spans.preempted(command.key, command.reason, command.lost_tokens, at_us)
+                _log.warning(
+                    "worker.preempted", request=command.key.request, choice=command.key.choice,
+                    lost_tokens=command.lost_tokens, reason=command.reason, usage=command.usage,
+                    remedy="raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX",
+                )  # fmt: skip
+            case Finished():
+                measures.sequence_ended(command.facts)
+                self._spans.end(command.key, command.facts, at_us)
+            case Drained():
+                around.on_drained()
+
+    async def _send_frames(self, command: SendFrames) -> None:
+        try:
+            await rpc.send(
+                self._around.bus, subjects.gateway(command.gateway), command.frames
+            )
+        except Fault as fault:
+            # The gateway sees the gap in the counter, or silence, and asks again.
+            _log.debug("worker.frames_lost", gateway=command.gateway, code=fault.code)
+
+    def _call(self, subject: str, command: CallPager | CallWorker) -> None:
+        task = asyncio.create_task(self._ask(subject, command), name="worker-call")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _ask(self, subject: str, command: CallPager | CallWorker) -> None:
+        """Call, and put the answer, which may be a refusal, into the inbox."""
+        around, message = self._around, command.message
+        span = self._spans.call(message, around.clock.now_us())
+        headers = {trace.TRACEPARENT: span.context.traceparent} if span is not None else None
+        answer: Message
+        try:
+            reply = await around.bus.request(
+                subject, codec.encode(message), timeout_ms=command.timeout_ms, headers=headers
+            )
+            answer = codec.decode(reply.data)
+        except Fault as fault:
+            answer = Refused.of(fault)
+        if span is not None:
+            self._spans.answered(span, answer, around.clock.now_us())
+        if isinstance(command, CallPager):
+            around.admit(PagerAnswered(command.call_id, answer))
+        else:
+            around.admit(PeerAnswered(command.call_id, answer))

@@ -1,0 +1,62 @@
+"""A worker's metrics."""
+
+from __future__ import annotations
+
+from pagemesh.engine.worker.events import Preempted, SequenceFacts
+from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.runtime import metrics
+from pagemesh.wire.presence import Load
+
+_STEP_SECONDS_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+_STEP_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+_step_seconds = metrics.histogram(
+    "step_seconds", "Time of one forward pass, draws included.", buckets=_STEP_SECONDS_BUCKETS
+)
+_step_rows = metrics.histogram(
+    "step_rows", "Sequences in one forward pass.", buckets=_STEP_ROWS_BUCKETS
+)
+_computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were computed.")
+_cached = metrics.counter("cached_tokens_total", "Context tokens found in the cache.")
+_prompt = metrics.counter("prompt_tokens_total", "Prompt tokens of ended sequences.")
+_generated = metrics.counter("generated_tokens_total", "Tokens drawn here.")
+_revoked = metrics.counter("revoked_rows_total", "Rows thrown away: their lease had ended.")
+_preempted = metrics.counter("preemptions_total", "Leases taken back by the pager.", ("reason",))
+_ended = metrics.counter("sequences_total", "Sequences that ended here.", ("finish",))
+_running = metrics.gauge("running_sequences", "Sequences with pages, computing.")
+_waiting = metrics.gauge("waiting_sequences", "Sequences accepted and without pages.")
+_waiting_tokens = metrics.gauge("waiting_tokens", "Context tokens accepted, not computed yet.")
+
+_REASONS = frozenset(
+    {"preempted", "session_expired", "ticket_expired", "root_retired", "stale", "revoked"}
+)
+
+
+def step_ended(plan: StepPlan, result: StepResult) -> None:
+    """A forward pass is over."""
+    _step_seconds.observe(result.duration_us / 1e6)
+    _step_rows.observe(len(plan.rows))
+    _computed.inc(sum(len(row.tokens) for row in plan.rows))
+    _revoked.inc(sum(row.revoked for row in result.rows))
+
+
+def preempted(event: Preempted) -> None:
+    """A lease was taken back."""
+    _preempted.labels(event.reason if event.reason in _REASONS else "other").inc()
+
+
+def sequence_ended(facts: SequenceFacts) -> None:
+    """A sequence ended here, or went on elsewhere."""
+    _ended.labels(facts.finish or "handed").inc()
+    _prompt.inc(facts.prompt_tokens)
+    _cached.inc(facts.cached_tokens)
+    _generated.inc(facts.generated_tokens)
+
+
+def loaded(load: Load) -> None:
+    """What the scheduler holds now."""
+    _running.set(load.running_count)
+    _waiting.set(load.waiting_count)
+    _waiting_tokens.set(load.waiting_tokens)

@@ -1,0 +1,267 @@
+"""Spans of sequences, from times noted as the actor passes events and commands along.
+
+    <role>                    one sequence at this worker
+      queue                   until pages were asked for; and from pages until its first step
+      admit | redeem          until the pages were there
+      prefill chunk           one a step
+      commit, extend, fork,   a call each, under which the pager or the peer hangs its own span
+      ticket, attach, ...
+      decode                  first decode step to the end, with events, not a span per token
+
+Nothing here runs on the step's thread; building and exporting is a thread of ``spans``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pagemesh.engine.worker.events import SequenceFacts
+from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow
+from pagemesh.runtime import semconv
+from pagemesh.runtime.spans import Attribute, SpanEvent, record_span
+from pagemesh.runtime.trace import TraceContext
+from pagemesh.wire.messages import Message, Refused, SequenceKey
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Commit,
+    Extend,
+    Fork,
+    Granted,
+    Offer,
+    Queued,
+    Redeem,
+    Release,
+    Waterfall,
+    Withdraw,
+)
+from pagemesh.wire.work_messages import Attach
+
+_NAMES: dict[type[Message], str] = {
+    Admit: "admit",
+    Redeem: "redeem",
+    Commit: "commit",
+    Extend: "extend",
+    Fork: "fork",
+    Offer: "ticket",
+    Withdraw: "withdraw",
+    Attach: "attach",
+    Release: "release",
+}
+_EVENTS_MAX = 128
+_EVENT_EVERY_TOKENS = 32
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of one sequence; times are monotonic microseconds."""
+
+    context: TraceContext
+    started_us: int
+    queued_us: int | None
+    """Since when it waits, for pages or for its next step."""
+    asking: TraceContext | None = None
+    """The span of the admission that is going on, which may take several calls."""
+    asking_us: int = 0
+    step_us: int = 0
+    drawn: int = 0
+    decode_us: int | None = None
+    waterfall: Waterfall = Waterfall()
+    events: list[SpanEvent] = field(default_factory=list)
+
+    def note(self, name: str, at_us: int, **attributes: Attribute) -> None:
+        if len(self.events) < _EVENTS_MAX:
+            self.events.append(SpanEvent(name, at_us, attributes))
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call whose span ends with its answer."""
+
+    name: str
+    key: SequenceKey
+    context: TraceContext
+    started_us: int
+
+
+class SequenceSpans:
+    """Every method takes the time of what happened. A sequence nobody samples costs a lookup."""
+
+    def __init__(self, role: str, worker: str, *, life_count_max: int) -> None:
+        self._role = role
+        self._worker = worker
+        self._lives: OrderedDict[SequenceKey, _Life] = OrderedDict()
+        self._life_count_max = life_count_max
+
+    def begin(self, keys: Iterable[SequenceKey], context: TraceContext, at_us: int) -> None:
+        """Sequences were submitted or attached under ``context``, this hop's own span; those
+        already known keep theirs."""
+        if not context.sampled:
+            return
+        for index, key in enumerate(key for key in keys if key not in self._lives):
+            own = context if index == 0 else _sibling(context)
+            self._lives[key] = _Life(own, at_us, at_us)
+            while len(self._lives) > self._life_count_max:
+                self._lives.popitem(last=False)
+
+    def drop(self, keys: Iterable[SequenceKey]) -> None:
+        """They were refused: whoever asked has a span that says so."""
+        for key in keys:
+            self._lives.pop(key, None)
+
+    # Calls ----------------------------------------------------------------------------------
+
+    def call(self, message: Message, at_us: int) -> OpenCall | None:
+        """A call goes out; its context is to travel with it. None: nobody traces it."""
+        name, key = _NAMES.get(type(message)), getattr(message, "key", None)
+        life = self._lives.get(key) if name is not None and key is not None else None
+        if life is None or name is None or key is None:
+            return None
+        if not isinstance(message, Admit | Redeem):
+            return OpenCall(name, key, life.context.child(), at_us)
+        if life.asking is None:
+            self._queue_ends(life, at_us)
+            life.asking, life.asking_us = life.context.child(), at_us
+        return OpenCall(name, key, life.asking, life.asking_us)
+
+    def answered(self, call: OpenCall, message: Message, at_us: int) -> None:
+        """Its answer is here."""
+        if isinstance(message, Queued):
+            return
+        if isinstance(message, Granted):
+            self.granted(message, at_us, name=call.name)
+            return
+        error = message.code if isinstance(message, Refused) else ""
+        life = self._lives.get(call.key)
+        if life is not None and life.asking is call.context:
+            life.asking, life.queued_us = None, at_us
+        record_span(
+            call.name, call.context, start_us=call.started_us, end_us=at_us,
+            attributes=self._who(call.key), kind="client", error=error,
+        )  # fmt: skip
+
+    def granted(self, granted: Granted, at_us: int, *, name: str = "admit") -> None:
+        """Pages are there, at once or after a place in the pager's queue."""
+        life = self._lives.get(granted.key)
+        if life is None or life.asking is None:
+            return
+        life.waterfall = granted.waterfall
+        record_span(
+            name, life.asking, start_us=life.asking_us, end_us=at_us, kind="client",
+            attributes=self._who(granted.key) | _waterfall(granted.waterfall)
+            | {semconv.PAGEMESH_LEASE: f"{granted.lease:x}"},
+        )  # fmt: skip
+        life.asking, life.queued_us = None, at_us
+
+    # Steps ----------------------------------------------------------------------------------
+
+    def step_began(self, plan: StepPlan, at_us: int) -> None:
+        for row in plan.rows:
+            life = self._lives.get(row.key)
+            if life is None:
+                continue
+            life.step_us = at_us
+            self._queue_ends(life, at_us)
+            if life.decode_us is None and _is_decode(row):
+                life.decode_us = at_us
+
+    def step_ended(self, plan: StepPlan, result: StepResult, at_us: int) -> None:
+        for row, outcome in zip(plan.rows, result.rows, strict=True):
+            life = self._lives.get(row.key)
+            if life is None:
+                continue
+            if not _is_decode(row):
+                self._chunk(row, life, outcome.revoked, at_us)
+            if outcome.drawn:
+                life.drawn += 1
+                if life.drawn == 1:
+                    life.note("first token", at_us)
+                elif life.drawn % _EVENT_EVERY_TOKENS == 0:
+                    life.note("tokens", at_us, count=life.drawn)
+
+    def preempted(self, key: SequenceKey, reason: str, lost_tokens: int, at_us: int) -> None:
+        life = self._lives.get(key)
+        if life is not None:
+            life.note("preempted", at_us, reason=reason, lost_tokens=lost_tokens)
+            life.queued_us = at_us
+
+    def end(self, key: SequenceKey, facts: SequenceFacts, at_us: int) -> None:
+        """The sequence ended here: its own span, and that of its decoding."""
+        life = self._lives.pop(key, None)
+        if life is None:
+            return
+        attributes = self._who(key) | _waterfall(life.waterfall) | _facts(facts)
+        if life.decode_us is not None:
+            record_span(
+                "decode", life.context.child(), start_us=life.decode_us, end_us=at_us,
+                attributes=self._who(key) | {semconv.GEN_AI_USAGE_OUTPUT_TOKENS: life.drawn},
+                events=life.events,
+            )  # fmt: skip
+        record_span(
+            self._role, life.context, start_us=life.started_us, end_us=at_us,
+            attributes=attributes, events=() if life.decode_us is not None else life.events,
+            kind="server", error=facts.error_code,
+        )  # fmt: skip
+
+    def _chunk(self, row: StepRow, life: _Life, revoked: bool, at_us: int) -> None:
+        record_span(
+            "prefill chunk", life.context.child(), start_us=life.step_us, end_us=at_us,
+            attributes=self._who(row.key) | {
+                semconv.PAGEMESH_TOKENS_COMPUTED: len(row.tokens),
+                "pagemesh.tokens.start": row.start,
+                semconv.PAGEMESH_PAGE_COUNT: len(row.page_table),
+            },
+            error="Stale" if revoked else "",
+        )  # fmt: skip
+
+    def _queue_ends(self, life: _Life, at_us: int) -> None:
+        if life.queued_us is not None:
+            context = life.context.child()
+            record_span("queue", context, start_us=life.queued_us, end_us=at_us)
+            life.queued_us = None
+
+    def _who(self, key: SequenceKey) -> dict[str, Attribute]:
+        return {
+            semconv.PAGEMESH_REQUEST: key.request,
+            semconv.PAGEMESH_ATTEMPT: key.attempt,
+            semconv.PAGEMESH_CHOICE: key.choice,
+            semconv.PAGEMESH_WORKER: self._worker,
+        }
+
+
+def _is_decode(row: StepRow) -> bool:
+    """One token, drawn from, after at least one generated token."""
+    return len(row.tokens) == 1 and any(
+        len(sample.tokens) > sample.prompt_count for sample in row.samples
+    )
+
+
+def _sibling(context: TraceContext) -> TraceContext:
+    """A span of its own beside ``context``, under the same caller."""
+    fresh = context.child()
+    return TraceContext(context.trace_id, fresh.span_id, context.parent_id, context.sampled)
+
+
+def _waterfall(waterfall: Waterfall) -> dict[str, Attribute]:
+    lost = {
+        f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}": count
+        for reason, count in waterfall.lost.items()
+    }
+    return {
+        semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
+        semconv.PAGEMESH_TOKENS_SELECTED: waterfall.selected_tokens,
+        semconv.PAGEMESH_TOKENS_DELIVERED: waterfall.delivered_tokens,
+    } | lost
+
+
+def _facts(facts: SequenceFacts) -> dict[str, Attribute]:
+    return {
+        semconv.GEN_AI_USAGE_INPUT_TOKENS: facts.prompt_tokens,
+        semconv.GEN_AI_USAGE_OUTPUT_TOKENS: facts.generated_tokens,
+        semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: facts.cached_tokens,
+        semconv.PAGEMESH_TOKENS_COMPUTED: facts.computed_tokens,
+        semconv.GEN_AI_RESPONSE_FINISH_REASONS: [facts.finish or "handed"],
+        "pagemesh.preemption.count": facts.preempted_count,
+        "pagemesh.preemption.lost_tokens": facts.lost_tokens,
+    }

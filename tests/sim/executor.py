@@ -1,0 +1,120 @@
+"""Runs step plans on a pool's memory with the hash model, in three moments that other
+processes can come between: fences read, pages read and written, fences read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.sim import model
+from tests.sim.memory import PoolMemory
+
+from pagemesh.engine.worker.plan import (
+    Drawn,
+    RowResult,
+    Sample,
+    StepPlan,
+    StepResult,
+    StepRow,
+    TokenScores,
+)
+
+Root = Callable[[StepRow], bytes]
+
+
+@dataclass(slots=True)
+class Running:
+    """One step under way."""
+
+    plan: StepPlan
+    memory: PoolMemory
+    writer: int
+    root_of: Root
+    fence_after: bool
+    """False plants a bug: the second look at the revocation words is left out."""
+    stopped: set[int]
+    results: list[RowResult]
+
+    @classmethod
+    def launch(
+        cls,
+        plan: StepPlan,
+        memory: PoolMemory,
+        writer: int,
+        root_of: Root,
+        seen: set[tuple[int, int]],
+        *,
+        fence_after: bool,
+    ) -> Running:
+        """First fence. ``seen``: grants whose pages were checked before."""
+        stopped: set[int] = set()
+        for row in plan.rows:
+            grant = (row.lease, row.granted_at)
+            if grant not in seen:
+                pages = row.page_table.tolist()
+                if any(memory.sequences[page] > row.granted_at for page in pages):
+                    stopped.add(row.lease)
+                seen.add(grant)
+            if memory.words.get(row.lease_slot, 0) != row.lease:
+                stopped.add(row.lease)
+        return cls(plan, memory, writer, root_of, fence_after, stopped, [])
+
+    def compute(self) -> None:
+        """Copy, read and write pages."""
+        memory = self.memory
+        for source, target in self.plan.copies:
+            for offset, value in enumerate(memory.slots[source]):
+                memory.write(target, offset, value, self.writer)
+        for row in self.plan.rows:
+            if row.lease in self.stopped:
+                self.results.append(RowResult(row.key, row.lease, revoked=True))
+            else:
+                self.results.append(self._row(row))
+
+    def finish(self) -> StepResult:
+        """Second fence."""
+        rows: list[RowResult] = []
+        for row, result in zip(self.plan.rows, self.results, strict=True):
+            intact = self.memory.words.get(row.lease_slot, 0) == row.lease
+            if intact or not self.fence_after or result.revoked:
+                rows.append(result)
+            else:
+                rows.append(RowResult(row.key, row.lease, revoked=True))
+        return StepResult(self.plan.step, tuple(rows), duration_us=1)
+
+    def _row(self, row: StepRow) -> RowResult:
+        memory, size, table = self.memory, self.memory.page_size, row.page_table.tolist()
+        value = model.root_value(self.root_of(row))
+        if row.start:
+            before = row.start - 1
+            value = memory.slots[table[before // size]][before % size]
+        values: list[int] = []
+        position = row.start
+        for token in row.tokens.tolist():
+            value = model.slot_value(value, token)
+            values.append(value)
+            memory.write(table[position // size], position % size, value, self.writer)
+            position += 1
+        drawn: tuple[Drawn, ...] = ()
+        if row.samples:
+            slots: list[int] = []
+            for page in table[: -(-position // size)]:
+                slots.extend(memory.slots[page])
+            context = model.context_value(slots[:position])
+            drawn = tuple(_draw(sample, context) for sample in row.samples)
+        scores: TokenScores | None = None
+        if row.score_from is not None:
+            following = [*row.tokens.tolist()[1:]]
+            if row.score_next is not None:
+                following.append(row.score_next)
+            pairs = zip(values, following, strict=False)
+            scores = TokenScores(b"".join(model.prompt_score(*pair) for pair in pairs))
+        return RowResult(row.key, row.lease, revoked=False, drawn=drawn, prompt_scores=scores)
+
+
+def _draw(sample: Sample, context: int) -> Drawn:
+    position = len(sample.tokens) - sample.prompt_count
+    token = model.draw(context, sample.sampling.seed, sample.key.choice, position)
+    if sample.sampling.logprobs is None:
+        return Drawn(sample.key, token)
+    return Drawn(sample.key, token, TokenScores(model.score(context, token)))

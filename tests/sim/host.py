@@ -1,0 +1,52 @@
+"""One host: its pool's memory, and who lives on it. It outlives every process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.sim.memory import PoolMemory
+from tests.sim.world import Process
+
+
+class Host:
+    def __init__(self, name: str, page_count: int, page_size: int) -> None:
+        self.name = name
+        self.pager_name = f"pager-{name}"
+        self.roots: dict[str, bytes] = {}
+        """The tree of each request, which a model knows as its own start value."""
+        self.restart: Callable[[Process], None] = lambda process: None
+        """Kill that process and start it again later."""
+        self._page_count = page_count
+        self._page_size = page_size
+        self._living: dict[int, Process] = {}
+        self._incarnations = 0
+        self._pools: dict[int, PoolMemory] = {}
+        self.new_pool()
+
+    @property
+    def memory(self) -> PoolMemory:
+        return self._pools[max(self._pools)]
+
+    def memory_of(self, incarnation: int) -> PoolMemory:
+        """A pool by its incarnation: a process keeps an old file mapped."""
+        return self._pools[incarnation]
+
+    def new_pool(self) -> PoolMemory:
+        """The pool is gone; a new one is made."""
+        incarnation = 1 + max(self._pools, default=0)
+        memory = PoolMemory(incarnation, self._page_count, self._page_size)
+        self._pools[incarnation] = memory
+        return memory
+
+    def new_incarnation(self, process: Process) -> int:
+        self._incarnations += 1
+        incarnation = sum(self.name.encode()) << 20 | self._incarnations
+        self._living[incarnation] = process
+        return incarnation
+
+    def died(self, incarnation: int) -> None:
+        self._living.pop(incarnation, None)
+
+    def living(self, incarnation: int) -> Process | None:
+        """Whose lock it is; None: the lock is free."""
+        return self._living.get(incarnation)

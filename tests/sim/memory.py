@@ -1,0 +1,132 @@
+"""The memory of one host's pool, as the pool file would be: headers, lease words, roots and
+slots, all of which outlive the processes that write them.
+
+Every write into a slot is checked against the header: only the writer that the page was
+given to may write, and nobody may write into a committed page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.sim.world import Broken
+
+from pagemesh.pager.events import (
+    HeaderTable,
+    Holder,
+    RootEntry,
+    SetLeaseWord,
+    SetStates,
+    StoreRoot,
+    WriteHeaders,
+)
+from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
+
+_WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
+
+
+@dataclass(slots=True)
+class PoolMemory:
+    incarnation: int
+    page_count: int
+    page_size: int
+    epoch: int = 0
+    states: list[int] = field(init=False)
+    sequences: list[int] = field(init=False)
+    identities: list[int] = field(init=False)
+    parents: list[int] = field(init=False)
+    writers: list[int] = field(init=False)
+    roots: list[int] = field(init=False)
+    counts: list[int] = field(init=False)
+    tokens: list[bytes] = field(init=False)
+    slots: list[list[int]] = field(init=False)
+    words: dict[int, int] = field(default_factory=dict)
+    root_table: dict[int, RootEntry] = field(default_factory=dict)
+    holders: dict[int, Holder] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = self.page_count
+        self.states = [int(HeaderState.FREE)] * count
+        self.sequences = [0] * count
+        self.identities = [0] * count
+        self.parents = [0] * count
+        self.writers = [0] * count
+        self.roots = [0] * count
+        self.counts = [0] * count
+        self.tokens = [b""] * count
+        self.slots = [[0] * self.page_size for _ in range(count)]
+
+    # The pager's side -----------------------------------------------------------------------
+
+    def write_headers(self, batch: WriteHeaders, *, whole_pages: int | None = None) -> None:
+        """Publish ``batch``; with ``whole_pages`` the pager dies after so many of its pages,
+        in the middle of the next one."""
+        width = 4 * self.page_size
+        pages = batch.pages.tolist()
+        last = len(pages) if whole_pages is None else min(whole_pages, len(pages))
+        for index, page in enumerate(pages[:last]):
+            self._sequence_grows(page, int(batch.sequences[index]))
+            self.states[page] = int(batch.state)
+            self.sequences[page] = int(batch.sequences[index])
+            self.identities[page] = int(batch.identities[index])
+            self.parents[page] = int(batch.parents[index])
+            self.writers[page] = batch.writer
+            self.roots[page] = batch.root
+            self.counts[page] = batch.count
+            self.tokens[page] = batch.tokens[index * width : (index + 1) * width]
+        if last < len(pages):
+            self.states[pages[last]] = int(HeaderState.INVALID)
+
+    def set_states(self, batch: SetStates, *, whole_pages: int | None = None) -> None:
+        pages = batch.pages.tolist()
+        for index, page in enumerate(pages[:whole_pages]):
+            self._sequence_grows(page, int(batch.sequences[index]))
+            self.states[page] = int(batch.state)
+            self.sequences[page] = int(batch.sequences[index])
+
+    def _sequence_grows(self, page: int, sequence: int) -> None:
+        if sequence < self.sequences[page]:
+            raise Broken(
+                f"page {page}: ledger sequence goes back from {self.sequences[page]:x}"
+                f" to {sequence:x}"
+            )
+
+    def set_word(self, command: SetLeaseWord) -> None:
+        self.words[command.slot] = command.value
+
+    def store_root(self, command: StoreRoot) -> None:
+        self.root_table[command.index] = RootEntry(command.index, command.digest, command.live)
+
+    def header_table(self) -> HeaderTable:
+        """What a new pager finds."""
+        width = 4 * self.page_size
+        return HeaderTable(
+            states=np.array(self.states, np.uint8),
+            sequences=np.array(self.sequences, np.uint64),
+            identities=np.array(self.identities, np.uint64),
+            parents=np.array(self.parents, np.uint64),
+            writers=np.array(self.writers, np.uint64),
+            roots=np.array(self.roots, np.uint32),
+            counts=np.array(self.counts, np.uint32),
+            tokens=np.frombuffer(
+                b"".join(line.ljust(width, b"\0") for line in self.tokens), "<u4"
+            ).reshape(self.page_count, self.page_size),
+        )
+
+    def lease_words(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        words = np.zeros(LEASE_SLOT_COUNT_MAX, np.uint64)
+        for slot, value in self.words.items():
+            words[slot] = value
+        return words
+
+    # A worker's side ------------------------------------------------------------------------
+
+    def write(self, page: int, offset: int, value: int, writer: int) -> None:
+        state = self.states[page]
+        if state not in _WRITABLE or self.writers[page] != writer:
+            raise Broken(
+                f"page {page} is {HeaderState(state).name} of writer {self.writers[page]},"
+                f" and writer {writer} writes into it"
+            )
+        self.slots[page][offset] = value

@@ -1,0 +1,258 @@
+"""A whole mesh in one process: hosts with pagers and workers, gateways, who knows of whom,
+and what goes wrong. Everything follows from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.sim.bugs import Bugs
+from tests.sim.gateway_node import GatewayNode
+from tests.sim.host import Host
+from tests.sim.pager_node import PagerNode
+from tests.sim.worker_node import WorkerNode
+from tests.sim.world import Network, Process, World
+
+from pagemesh.engine.worker.events import GatewayLost, PagerChanged, PagerLost, WorkerLost
+from pagemesh.engine.worker.settings import RoleSettings, WorkerLimits
+from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.spec import RequestLimits
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.wire.pager_messages import PoolSpec
+
+_PRESENCE_MS = 200.0
+_LOST_MS = 900.0
+_LAYOUT = bytes(range(32))
+
+PAGER_LIMITS = PagerLimits(
+    session_ttl_ms=1_500,
+    heartbeat_ms=300,
+    ask_again_ms=300,
+    revoke_again_ms=150,
+    probe_again_ms=150,
+    drain_ms_max=1_500,
+    declare_grace_ms=600,
+)
+WORKER_LIMITS = WorkerLimits(
+    sequences_max=24,
+    growth_pages=1,
+    commit_pages=1,
+    ticket_ttl_ms=1_500,
+    call_ms=400,
+    retry_ms=10,
+    retry_ms_max=300,
+    retain_ms=3_000,
+    beat_ms=150,
+    beats_max=5,
+    tick_ms=40,
+)
+GATEWAY_LIMITS = RequestLimits(
+    failures_max=12,
+    submit_timeout_ms=600,
+    resend_timeout_ms=500,
+    silence_ms_max=700,
+    gap_patience_ms=150,
+    resends_max=20,
+    worker_wait_ms_max=3_000,
+    recovery_wait_ms_max=6_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How big a mesh is."""
+
+    hosts_count: int
+    prefill_count: int
+    decode_count: int
+    gateway_count: int
+    page_count: int
+    page_size: int
+    step_tokens_max: int
+    chunk_tokens_max: int
+
+
+@dataclass(slots=True)
+class _View:
+    """What one process believes about another."""
+
+    life: int = 0
+    heard_ms: float = 0.0
+    present: bool = False
+    facts: int = 0
+    """The incarnation or epoch of that life."""
+
+
+@dataclass(slots=True)
+class Mesh:
+    world: World
+    network: Network
+    shape: Shape
+    bugs: Bugs
+    hosts: list[Host] = field(default_factory=list)
+    pagers: list[PagerNode] = field(default_factory=list)
+    workers: list[WorkerNode] = field(default_factory=list)
+    gateways: list[GatewayNode] = field(default_factory=list)
+    _views: dict[tuple[str, str], _View] = field(default_factory=dict)
+    _restarting: set[str] = field(default_factory=set)
+
+    @classmethod
+    def build(cls, world: World, shape: Shape, bugs: Bugs) -> Mesh:
+        mesh = cls(world, Network(world), shape, bugs)
+        spec = PoolSpec(layout_digest=_LAYOUT, page_size=shape.page_size, page_bytes=64)
+        for number in range(shape.hosts_count):
+            host = Host(f"h{number}", shape.page_count, shape.page_size)
+            host.restart = mesh.restart
+            mesh.hosts.append(host)
+            mesh.pagers.append(PagerNode(world, mesh.network, host, PAGER_LIMITS, spec, bugs))
+            for role, count in (("prefill", shape.prefill_count), ("decode", shape.decode_count)):
+                for index in range(count):
+                    mesh._add_worker(host, f"{role}-h{number}-{index}", spec, role == "prefill")
+        for number in range(shape.gateway_count):
+            mesh._add_gateway(f"gateway-{number}")
+        for process in mesh.processes:
+            process.start()
+        mesh._presence()
+        return mesh
+
+    @property
+    def processes(self) -> list[PagerNode | WorkerNode | GatewayNode]:
+        return [*self.pagers, *self.workers, *self.gateways]
+
+    def _add_worker(self, host: Host, name: str, spec: PoolSpec, prefills: bool) -> None:
+        role = RoleSettings(
+            role="prefill" if prefills else "decode",
+            hand_over=prefills,
+            step_tokens_max=self.shape.step_tokens_max,
+            chunk_tokens_max=self.shape.chunk_tokens_max,
+        )
+        node = WorkerNode(
+            self.world, self.network, host, name, role, WORKER_LIMITS, spec, self.bugs
+        )
+        self.workers.append(node)
+
+    def _add_gateway(self, name: str) -> None:
+        def choose(command: ChooseRoute, root: bytes) -> Route | None:
+            return self._route(name, command, root)
+
+        self.gateways.append(GatewayNode(self.world, self.network, name, GATEWAY_LIMITS, choose))
+
+    # Life and death -------------------------------------------------------------------------
+
+    def restart(self, process: Process) -> None:
+        """Kill a process; its supervisor starts it again a little later."""
+        assert isinstance(process, PagerNode | WorkerNode | GatewayNode)
+        if not process.alive or process.name in self._restarting:
+            return
+        process.stop()
+        self._restarting.add(process.name)
+
+        def again() -> None:
+            self._restarting.discard(process.name)
+            process.start()
+
+        self.world.at(50.0 + 400.0 * self.world.random.random(), again)
+
+    # Presence -------------------------------------------------------------------------------
+
+    def _presence(self) -> None:
+        """Everyone announces itself to everyone, and the silent are noticed."""
+        now = self.world.now
+        watchers: list[WorkerNode | GatewayNode] = [*self.workers, *self.gateways]
+        for watcher in watchers:
+            if watcher.alive and not watcher.frozen:
+                for other in self.processes:
+                    if other is not watcher:
+                        self._look(watcher, other, now)
+        self.world.at(_PRESENCE_MS, self._presence)
+
+    def _look(
+        self,
+        watcher: WorkerNode | GatewayNode,
+        other: PagerNode | WorkerNode | GatewayNode,
+        now: float,
+    ) -> None:
+        if isinstance(other, PagerNode) and (
+            isinstance(watcher, GatewayNode) or watcher.host is not other.host
+        ):
+            return
+        if isinstance(watcher, GatewayNode) and isinstance(other, GatewayNode):
+            return
+        view = self._views.setdefault((f"{watcher.name}/{watcher.life}", other.name), _View())
+        heard = other.alive and not other.frozen
+        heard = heard and self.network.reaches(watcher.name, other.name)
+        if heard and self.world.random.random() >= self.network.weather.loss:
+            if view.present and view.life != other.life:
+                self._lost(watcher, other, view)
+            fresh = not view.present
+            view.life, view.heard_ms, view.present = other.life, now, True
+            view.facts = other.epoch if isinstance(other, PagerNode) else other.incarnation
+            if fresh and isinstance(watcher, WorkerNode) and isinstance(other, PagerNode):
+                watcher.handle(PagerChanged(other.epoch))
+        elif view.present and now - view.heard_ms > _LOST_MS:
+            view.present = False
+            self._lost(watcher, other, view)
+
+    def _lost(
+        self,
+        watcher: WorkerNode | GatewayNode,
+        other: PagerNode | WorkerNode | GatewayNode,
+        view: _View,
+    ) -> None:
+        view.present = False
+        if isinstance(watcher, GatewayNode):
+            watcher.worker_lost(Worker(other.name, view.facts))
+        elif isinstance(other, PagerNode):
+            watcher.handle(PagerLost())
+        elif isinstance(other, GatewayNode):
+            watcher.handle(GatewayLost(other.name, view.facts))
+        else:
+            watcher.handle(WorkerLost(other.name, view.facts))
+
+    def _route(self, gateway: str, command: ChooseRoute, root: bytes) -> Route | None:
+        """Any worker that the gateway believes in: which one is the real router's business."""
+        dice = self.world.random
+        watcher = next(it for it in self.gateways if it.name == gateway)
+        known: list[tuple[WorkerNode, Worker]] = []
+        for one in self.workers:
+            view = self._views.get((f"{gateway}/{watcher.life}", one.name))
+            if view is not None and view.present:
+                known.append((one, Worker(one.name, view.facts)))
+        wanted = [pair for pair in known if pair[1] not in command.avoid] or known
+        if not wanted:
+            return None
+        prefills = [pair for pair in wanted if pair[0].role.hand_over]
+        node, worker = dice.choice(prefills if prefills and dice.random() < 0.8 else wanted)
+        decodes = [
+            other
+            for peer, other in known
+            if not peer.role.hand_over and peer.host is node.host and other != worker
+        ]
+        decode = dice.choice(decodes) if decodes and dice.random() < 0.9 else None
+        return Route(worker, decode, b"m" * 32, root, 0)
+
+    # The end --------------------------------------------------------------------------------
+
+    def quiet(self) -> bool:
+        """Whether everything that was held is given back."""
+        for worker in self.workers:
+            if worker.core is None or not worker.core.idle:
+                return False
+        for pager in self.pagers:
+            if pager.core is None:
+                return False
+            report = pager.core.report()
+            pages = report.held_pages + report.pinned_pages + report.draining_pages
+            if pages or report.leases or report.ticket_count or report.waiter_count:
+                return False
+        return True
+
+    def unquiet(self) -> str:
+        """What is still held, for the message of a failure."""
+        lines = [
+            f"{worker.name}: {worker.core.load}"
+            for worker in self.workers
+            if worker.core is not None and not worker.core.idle
+        ]
+        living = [pager for pager in self.pagers if pager.core is not None]
+        lines += [f"{pager.name}: {pager.core and pager.core.report()}" for pager in living]
+        return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""A model that is a hash of its context: any wrong page shows as a wrong token.
+
+A slot holds a hash of the slot before it, *read through the page table*, and its token.
+A token is drawn from a hash of all slots, read through the page table. The same on a plain
+list is the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+VOCAB_TOKENS = 61
+STOP_TOKEN = 7
+_START = 0x9E3779B9
+
+
+def root_value(root: bytes) -> int:
+    return hash((_START, int.from_bytes(root[:8], "little")))
+
+
+def slot_value(before: int, token: int) -> int:
+    return hash((before, token))
+
+
+def context_value(slots: Sequence[int]) -> int:
+    return hash(tuple(slots))
+
+
+def draw(context: int, seed: int, choice: int, position: int) -> int:
+    """A token id; the stop token comes up about once in thirty."""
+    value = hash((context, seed, choice, position)) & 0xFFFF_FFFF
+    return STOP_TOKEN if value % 29 == 0 else value % VOCAB_TOKENS
+
+
+def score(context: int, token: int) -> bytes:
+    """What stands for a log-probability: one float32."""
+    return np.float32(hash((context, token)) & 0xFFFF).tobytes()
+
+
+def prompt_score(slot: int, following: int) -> bytes:
+    return np.float32(hash((slot, following, 3)) & 0xFFFF).tobytes()
+
+
+def slots_of(root: bytes, tokens: Sequence[int]) -> list[int]:
+    values: list[int] = []
+    value = root_value(root)
+    for token in tokens:
+        value = slot_value(value, token)
+        values.append(value)
+    return values
+
+
+@lru_cache(maxsize=4_096)
+def answer(
+    root: bytes, prompt: tuple[int, ...], seed: int, choice: int, max_tokens: int, stops: bool
+) -> tuple[tuple[int, ...], bytes]:
+    """The tokens that must be delivered, and their scores as float32 bytes."""
+    slots = slots_of(root, prompt)
+    tokens: list[int] = []
+    scores = b""
+    while len(tokens) < max_tokens:
+        context = context_value(slots)
+        token = draw(context, seed, choice, len(tokens))
+        tokens.append(token)
+        scores += score(context, token)
+        if stops and token == STOP_TOKEN:
+            break
+        slots.append(slot_value(slots[-1], token))
+    return tuple(tokens), scores
+
+
+def prompt_scores(root: bytes, prompt: tuple[int, ...]) -> bytes:
+    """For prompt positions 1 and on, float32 bytes."""
+    slots = slots_of(root, prompt)
+    return b"".join(
+        prompt_score(slot, token) for slot, token in zip(slots, prompt[1:], strict=False)
+    )

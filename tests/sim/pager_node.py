@@ -1,0 +1,178 @@
+"""A pager as a simulated process: what its actor does, with the real core."""
+
+from __future__ import annotations
+
+from tests.sim.bugs import Bugs
+from tests.sim.host import Host
+from tests.sim.memory import PoolMemory
+from tests.sim.world import Network, Process, Reply, World
+
+from pagemesh.pager import events as ev
+from pagemesh.pager.books import Books
+from pagemesh.pager.eviction import Lru
+from pagemesh.pager.lease import Lease
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.radix import Node
+from pagemesh.pager.state import PagerCore
+from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import PoolSpec
+
+_TICK_MS = 50.0
+
+
+class _FreesBeforeAck(Books):
+    """Planted bug: a page is given out before its writer acknowledged."""
+
+    def must_drain(self, lease: Lease) -> bool:
+        return False
+
+
+class _StartsOver(Books):
+    """Planted bug: the ledger sequence of a new life starts where the first one's did."""
+
+    def first_sequence(self) -> int:
+        return 0
+
+
+class PagerNode(Process):
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        host: Host,
+        limits: PagerLimits,
+        spec: PoolSpec,
+        bugs: Bugs,
+    ) -> None:
+        super().__init__(world, host.pager_name)
+        self.host = host
+        self.core: PagerCore | None = None
+        self.preempted_count = 0
+        self.dies_soon = False
+        """Die in the middle of the next commands that are performed."""
+        self._network = network
+        self._limits = limits
+        self._spec = spec
+        self._books: type[Books] = Books
+        if bugs.free_before_ack:
+            self._books = _FreesBeforeAck
+        elif bugs.sequence_goes_back:
+            self._books = _StartsOver
+        network.serve(self, self._received)
+
+    @property
+    def epoch(self) -> int:
+        return self.host.memory.epoch
+
+    def start(self) -> None:
+        self.begin()
+        self.dies_soon = False
+        memory = self.host.memory
+        memory.epoch += 1
+        facts = PoolFacts(
+            host=self.host.name,
+            epoch=memory.epoch,
+            incarnation=memory.incarnation,
+            page_count=memory.page_count,
+            page_size=memory.page_size,
+            page_bytes=self._spec.page_bytes,
+            layout_digest=self._spec.layout_digest,
+            path=f"/{self.host.name}.pool",
+        )
+        self.core = PagerCore(self._limits, facts, Lru[Node](), books=self._books)
+        found = ev.Recovered(
+            memory.header_table(),
+            tuple(memory.root_table.values()),
+            memory.lease_words(),
+            tuple(
+                holder
+                for holder in memory.holders.values()
+                if self.host.living(holder.incarnation) is not None
+            ),
+        )
+        self.handle(found)
+        self._tick()
+
+    def stop(self) -> None:
+        if self.core is not None:
+            self.preempted_count += self.core.report().preempted_count
+        self.kill()
+        self.core = None
+
+    def handle(self, event: ev.Event) -> None:
+        core = self.core
+        assert core is not None
+        if not isinstance(event, ev.Tick | ev.Recovered):
+            self.world.note(self.name, "event", event)
+        commands = core.handle(event, int(self.world.now))
+        core.check()
+        if self.dies_soon and commands:
+            self._die_within(commands)
+            return
+        memory = self.host.memory
+        for command in commands:
+            self._perform(memory, command)
+        self.world.expect(
+            core.books.pool.free == sum(1 for state in memory.states if state == 0)
+            or isinstance(event, ev.Recovered),
+            "free pages differ between ledger and headers",
+        )
+
+    def _die_within(self, commands: list[ev.Command]) -> None:
+        """kill -9 between two stores."""
+        dice, memory = self.world.random, self.host.memory
+        cut = dice.randrange(len(commands))
+        for command in commands[:cut]:
+            self._perform(memory, command)
+        torn = commands[cut]
+        if isinstance(torn, ev.WriteHeaders | ev.SetStates) and len(torn.pages):
+            whole = dice.randrange(len(torn.pages))
+            if isinstance(torn, ev.WriteHeaders):
+                memory.write_headers(torn, whole_pages=whole)
+            else:
+                memory.set_states(torn, whole_pages=whole)
+        self.world.note(self.name, "dies", f"at {cut} of {len(commands)}: {torn!s:.100}")
+        self.host.restart(self)
+
+    def _tick(self) -> None:
+        self.handle(ev.Tick())
+        self.at(_TICK_MS, self._tick)
+
+    def _received(self, reply: Reply | None, message: Message) -> None:
+        self.handle(ev.Asked(reply, message))
+
+    def _perform(self, memory: PoolMemory, command: ev.Command) -> None:
+        match command:
+            case ev.Answer():
+                if callable(command.call):
+                    command.call(command.message)
+            case ev.Notify():
+                self.world.note(self.name, "notify", command)
+                self._network.send(self, command.worker, command.message)
+            case ev.WriteHeaders():
+                memory.write_headers(command)
+            case ev.SetStates():
+                memory.set_states(command)
+            case ev.SetLeaseWord():
+                memory.set_word(command)
+            case ev.StoreRoot():
+                memory.store_root(command)
+            case ev.ProbeHolder():
+                self._probe(command.incarnation)
+            case ev.KillHolder():
+                holder = self.host.living(command.incarnation)
+                if holder is not None:
+                    self.host.restart(holder)
+            case ev.RememberHolder():
+                memory.holders[command.holder.incarnation] = command.holder
+            case ev.ForgetHolder():
+                memory.holders.pop(command.incarnation, None)
+            case ev.PagesStored() | ev.PagesDropped():
+                pass
+
+    def _probe(self, incarnation: int) -> None:
+        def due() -> None:
+            if self.host.living(incarnation) is None:
+                self.handle(ev.HolderDied(incarnation))
+
+        self.at(0.5, due)

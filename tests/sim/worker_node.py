@@ -1,0 +1,156 @@
+"""A prefill or decode worker as a simulated process: what its actor does, with the real core."""
+
+from __future__ import annotations
+
+from tests.sim.bugs import Bugs
+from tests.sim.executor import Running
+from tests.sim.host import Host
+from tests.sim.world import Network, Process, Reply, World
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.plan import StepPlan, StepRow
+from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
+from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import PoolSpec
+
+
+class WorkerNode(Process):
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        host: Host,
+        name: str,
+        role: RoleSettings,
+        limits: WorkerLimits,
+        spec: PoolSpec,
+        bugs: Bugs,
+    ) -> None:
+        super().__init__(world, name)
+        self.host = host
+        self.role = role
+        self.core: WorkerCore | None = None
+        self.incarnation = 0
+        self.steps_count = 0
+        self.preempted_count = 0
+        self._network = network
+        self._limits = limits
+        self._spec = spec
+        self._bugs = bugs
+        self._calls: dict[int, Reply] = {}
+        self._next_call = 0
+        self._seen: set[tuple[int, int]] = set()
+        self._pool_incarnation = 0
+        network.serve(self, self._received)
+
+    def start(self) -> None:
+        self.begin()
+        self.incarnation = self.host.new_incarnation(self)
+        lock_name = f"{self.name}-{self.incarnation}"
+        identity = WorkerIdentity(self.name, self.incarnation, lock_name, self._spec)
+        self.core = WorkerCore(identity, self.role, self._limits, self._make_ticket)
+        self._calls.clear()
+        self._seen.clear()
+        self._tick()
+
+    def stop(self) -> None:
+        """Die at once, as by kill -9: the kernel frees the lock."""
+        self.kill()
+        self.core = None
+        self.host.died(self.incarnation)
+
+    def handle(self, event: ev.Event) -> None:
+        """What the actor does: feed the core, perform its commands in order."""
+        core = self.core
+        assert core is not None
+        if not isinstance(event, ev.Tick):
+            self.world.note(self.name, "event", event)
+        commands = core.handle(event, self.world.now)
+        core.check()
+        for command in commands:
+            self._perform(command)
+
+    def _make_ticket(self) -> str:
+        return f"{self.world.random.getrandbits(128):032x}"
+
+    def _tick(self) -> None:
+        self.handle(ev.Tick())
+        self.at(self._limits.tick_ms, self._tick)
+
+    def _received(self, reply: Reply | None, message: Message) -> None:
+        call: int | None = None
+        if reply is not None:
+            self._next_call += 1
+            call = self._next_call
+            self._calls[call] = reply
+        self.handle(ev.Received(call, message))
+
+    def _perform(self, command: ev.Command) -> None:
+        if not isinstance(command, ev.SendFrames) or command.frames.frames:
+            self.world.note(self.name, "command", command)
+        match command:
+            case ev.Answer():
+                self._calls.pop(command.call)(command.message)
+            case ev.CallPager():
+                self._call(command.call_id, self.host.pager_name, command, ev.PagerAnswered)
+            case ev.CallWorker():
+                self._call(command.call_id, command.worker, command, ev.PeerAnswered)
+            case ev.SendFrames():
+                self._network.send(self, command.gateway, command.frames)
+            case ev.RunStep():
+                self._run(command.plan)
+            case ev.UsePool():
+                self._pool_incarnation = command.opened.pool_incarnation
+                self._seen.clear()
+            case ev.Preempted():
+                self.preempted_count += 1
+            case ev.Finished() | ev.Drained():
+                pass
+
+    def _call(
+        self,
+        call_id: int,
+        target: str,
+        command: ev.CallPager | ev.CallWorker,
+        answer: type[ev.PagerAnswered] | type[ev.PeerAnswered],
+    ) -> None:
+        def answered(message: Message) -> None:
+            self.handle(answer(call_id, message))
+
+        self._network.call(self, target, command.message, command.timeout_ms, answered)
+
+    def _run(self, plan: StepPlan) -> None:
+        self.steps_count += 1
+        memory = self.host.memory_of(self._pool_incarnation)
+        running = Running.launch(
+            plan,
+            memory,
+            self.incarnation,
+            self._root_of,
+            self._seen,
+            fence_after=not self._bugs.skip_second_fence,
+        )
+        dice = self.world.random
+        span = self.slowness * (1.0 + 0.1 * len(plan.rows) + 4.0 * dice.random())
+        middle = span * dice.random()
+
+        def compute() -> None:
+            running.compute()
+            self.at(span - middle, finish)
+
+        def finish() -> None:
+            result = running.finish()
+            # Whatever the executor says: nothing is published under a lease that has ended.
+            for row, outcome in zip(plan.rows, result.rows, strict=True):
+                stands = memory.words.get(row.lease_slot, 0) == row.lease
+                self.world.expect(
+                    stands or outcome.revoked, f"{row.key}: published after its lease ended"
+                )
+            self.handle(ev.StepFinished(result))
+
+        self.at(middle, compute)
+
+    def _root_of(self, row: StepRow) -> bytes:
+        assert self.core is not None
+        return self.host.roots[row.key.request]
