@@ -44,11 +44,14 @@ def decode(data: bytes) -> Message:
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise Malformed("not an envelope of [version, name, body]")
     version, name, body = envelope
-    if version != SCHEMA_VERSION:
-        raise Malformed(f"schema version {version!r:.20} is not {SCHEMA_VERSION}")
-    kind = messages.type_of(name) if isinstance(name, str) else None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        shown = version if isinstance(version, int) else type(version).__name__
+        raise Malformed(f"schema version {shown} is not {SCHEMA_VERSION}")
+    if not isinstance(name, str):
+        raise Malformed(f"a message name is text, not {type(name).__name__}")
+    kind = messages.type_of(name)
     if kind is None:
-        raise Malformed(f"unknown message {name!r:.60}")
+        raise Malformed(f"unknown message {name[:60]!r}")
     try:
         return msgspec.convert(body, kind, strict=True)
     except msgspec.ValidationError as error:

@@ -29,9 +29,10 @@ Millis = Annotated[int, Meta(ge=0, le=86_400_000)]
 Packed = Annotated[bytes, Meta(max_length=4 * REQUEST_TOKENS_MAX)]
 """Little-endian uint32 words: token ids, or extents (see ``wire.tokens``)."""
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""A service, worker or host name: one NATS subject token."""
-RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+"""A service, worker or host name: one NATS subject token (``\\Z``, since ``$`` would let a
+line end through)."""
+RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Made by the gateway; a client's own id is a label and never becomes this."""
 ShortText = Annotated[str, Meta(max_length=1024)]
 

@@ -16,6 +16,7 @@ from pagemesh.wire.errors import Malformed
 
 U32 = NDArray[np.uint32]
 _WORD = np.dtype("<u4")
+_PAGE_COUNT_MAX = 1 << 32
 EMPTY: U32 = np.empty(0, _WORD)
 EMPTY.setflags(write=False)
 
@@ -57,6 +58,9 @@ def unpack_extents(data: bytes, *, page_count_max: int) -> U32:
     total = int(counts.sum())
     if total > page_count_max or (len(counts) and int(counts.min()) == 0):
         raise Malformed(f"extents name {total} pages, at most {page_count_max} are allowed")
-    firsts = np.repeat(words[0::2].astype(np.int64), counts)
+    starts = words[0::2].astype(np.int64)
+    if len(starts) and int((starts + counts).max()) > _PAGE_COUNT_MAX:
+        raise Malformed("an extent runs past the last page there can be")
+    firsts = np.repeat(starts, counts)
     offsets = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     return (firsts + offsets).astype(_WORD)

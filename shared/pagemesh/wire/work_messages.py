@@ -51,7 +51,7 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
-    logit_bias: dict[Annotated[int, Meta(ge=0)], float] = {}
+    logit_bias: dict[Count, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
     seed: U64 = 0
     max_tokens: Count
     min_tokens: Count = 0

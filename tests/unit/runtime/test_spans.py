@@ -18,7 +18,8 @@ def now_us() -> int:
 
 
 def dropped() -> float:
-    return spans._dropped._value.get()
+    value: float = spans._dropped._value.get()
+    return value
 
 
 def test_a_recorded_span_reaches_the_collector_whole(trace_receiver: Receiver) -> None:

@@ -1,0 +1,83 @@
+"""Subjects: one place, and templates that stay few."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagemesh.wire import subjects
+from pagemesh.wire.subjects import BUS_ROLES, permissions, tenant_permissions
+
+OURS = [
+    subjects.CHAT_COMPLETIONS,
+    subjects.COMPLETIONS,
+    subjects.MODELS,
+    subjects.PRESENCE,
+    subjects.pager("h"),
+    subjects.pages("h"),
+    subjects.worker("w"),
+    subjects.gateway("g"),
+    subjects.inbox_prefix("gateway", "g") + ".x",
+]
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """NATS' own rule: ``*`` is one token, ``>`` at the end is one or more."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or token not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)
+
+
+def test_no_two_things_share_a_subject() -> None:
+    assert len(set(OURS)) == len(OURS)
+
+
+@pytest.mark.parametrize(
+    ("subject", "template"),
+    [
+        (subjects.worker("w-17"), "pagemesh.mesh.v1.worker.{name}"),
+        (subjects.pager("host-3"), "pagemesh.mesh.v1.pager.{name}"),
+        (subjects.pages("host-3"), "pagemesh.mesh.v1.pages.{name}"),
+        (subjects.gateway("g"), "pagemesh.mesh.v1.gateway.{name}"),
+        (subjects.PRESENCE, subjects.PRESENCE),
+        (subjects.CHAT_COMPLETIONS, subjects.CHAT_COMPLETIONS),
+        ("_INBOX.abc.def", "inbox"),
+        (subjects.inbox_prefix("pager", "p") + ".1f", "inbox"),
+    ],
+)
+def test_a_template_has_no_names(subject: str, template: str) -> None:
+    assert subjects.template(subject) == template
+
+
+@pytest.mark.parametrize("role", BUS_ROLES)
+def test_wildcards_stand_for_whole_tokens(role: subjects.BusRole) -> None:
+    allowed = permissions(role)
+    for pattern in (*allowed.publish, *allowed.subscribe):
+        for token in pattern.split("."):
+            assert token in ("*", ">") or not set(token) & set("*>"), pattern
+        assert ">" not in pattern.split(".")[:-1]
+
+
+@pytest.mark.parametrize("role", BUS_ROLES)
+def test_a_role_hears_its_own_inboxes_and_no_other_roles(role: subjects.BusRole) -> None:
+    heard = [
+        other
+        for other in BUS_ROLES
+        if any(
+            matches(pattern, subjects.inbox_prefix(other, "n") + ".a.1")
+            for pattern in permissions(role).subscribe
+        )
+    ]
+    assert heard == [role]
+
+
+def test_a_tenant_hears_itself_alone() -> None:
+    heard = [
+        subject
+        for subject in [*OURS, "_INBOX_client.alice.a.1", "_INBOX_client.bob.a.1", "_INBOX.x"]
+        if any(matches(pattern, subject) for pattern in tenant_permissions("alice").subscribe)
+    ]
+    assert heard == ["_INBOX_client.alice.a.1"]
