@@ -13,6 +13,7 @@ constexpr int kTileRows = 6, kTilePanels = 1;
 constexpr int kTileRows = 2, kTilePanels = 1;
 #endif
 constexpr long kPrefetchFloats = 512;
+constexpr long kRunsPerThread = 4;
 constexpr long kSerialWork = 1 << 15;  // multiply-adds below which threads cost more than they give
 
 struct LinearCall {
@@ -25,8 +26,12 @@ struct LinearCall {
   long rows, n, k;
 };
 
-template <int R, int P>
-void linear_tile(const LinearCall& call, long row, long panel) {
+// Lines fetched ahead in each step over k: from the stream itself when it is read once, else
+// this tile's share of the panels that come next.
+enum Ahead { kNothing, kStream, kOneLine, kTwoLines };
+
+template <int R, int P, Ahead A>
+void linear_tile(const LinearCall& call, long row, long panel, const float* next) {
   const float* x = call.x + row * call.x_stride;
   const float* weight = call.packed + panel * call.k * kLanes;
   const long panel_floats = call.k * kLanes;
@@ -39,7 +44,12 @@ void linear_tile(const LinearCall& call, long row, long panel) {
     V w[P];
     for (int p = 0; p < P; ++p) {
       w[p] = load(weight + p * panel_floats + k * kLanes);
-      if (R < kTileRows) prefetch(weight + p * panel_floats + k * kLanes + kPrefetchFloats);
+      if (A == kStream) prefetch(weight + p * panel_floats + k * kLanes + kPrefetchFloats);
+    }
+    if (A == kOneLine) prefetch(next + k * kLanes);
+    if (A == kTwoLines) {
+      prefetch(next + 2 * k * kLanes);
+      prefetch(next + (2 * k + 1) * kLanes);
     }
     for (int r = 0; r < R; ++r) {
       V value = splat(x[r * call.x_stride + k]);
@@ -57,54 +67,96 @@ void linear_tile(const LinearCall& call, long row, long panel) {
   }
 }
 
-using LinearTile = void (*)(const LinearCall&, long, long);
+using LinearTile = void (*)(const LinearCall&, long, long, const float*);
 
-template <int P>
+template <int P, Ahead A>
 LinearTile linear_tile_of(long rows) {
   switch (rows) {
-    case 1: return linear_tile<1, P>;
-    case 2: return linear_tile<2, P>;
+    case 1: return linear_tile<1, P, A>;
+    case 2: return linear_tile<2, P, A>;
 #if PM_LEVEL > 0
-    case 3: return linear_tile<3, P>;
-    case 4: return linear_tile<4, P>;
-    case 5: return linear_tile<5, P>;
-    case 6: return linear_tile<6, P>;
+    case 3: return linear_tile<3, P, A>;
+    case 4: return linear_tile<4, P, A>;
+    case 5: return linear_tile<5, P, A>;
+    case 6: return linear_tile<6, P, A>;
 #endif
 #if PM_LEVEL == 2
-    case 7: return linear_tile<7, P>;
-    case 8: return linear_tile<8, P>;
+    case 7: return linear_tile<7, P, A>;
+    case 8: return linear_tile<8, P, A>;
 #endif
     default: return nullptr;
   }
 }
 
 template <int P>
-void linear_panels(const LinearCall& call, long panel) {
-  for (long row = 0; row < call.rows; row += kTileRows) {
-    const long left = call.rows - row;
-    linear_tile_of<P>(left < kTileRows ? left : kTileRows)(call, row, panel);
+LinearTile linear_tile_of(long rows, Ahead ahead) {
+  switch (ahead) {
+    case kStream: return linear_tile_of<P, kStream>(rows);
+    case kOneLine: return linear_tile_of<P, kOneLine>(rows);
+    case kTwoLines: return linear_tile_of<P, kTwoLines>(rows);
+    default: return linear_tile_of<P, kNothing>(rows);
   }
+}
+
+// P panels for all rows, in tiles of even height. `next` are the panels this thread takes after
+// these, as many again, or null.
+template <int P>
+void linear_panels(const LinearCall& call, long panel, const float* next) {
+  const long tiles = (call.rows + kTileRows - 1) / kTileRows;
+  const long lines = P * call.k;
+  const long share = tiles == 1 ? 0 : tiles < P ? 2 : 1;  // lines a step, P of them wanted
+  long row = 0;
+  for (long tile = 0; tile < tiles; ++tile) {
+    const long height = (call.rows - row + tiles - tile - 1) / (tiles - tile);
+    const long first_line = tile * share * call.k;
+    Ahead ahead = tiles == 1 ? kStream : kNothing;
+    if (share && next && first_line + share * call.k <= lines) {
+      ahead = share == 1 ? kOneLine : kTwoLines;
+    } else if (share == 2 && next && first_line < lines) {
+      ahead = kOneLine;
+    }
+    linear_tile_of<P>(height, ahead)(call, row, panel, next + first_line * kLanes);
+    row += height;
+  }
+}
+
+// A thread's run of panels; `after` is where its next run starts, or null.
+template <int P>
+void linear_run(const LinearCall& call, long begin, long end, const float* after) {
+  const long floats = call.k * kLanes;
+  long panel = begin;
+  for (; panel + P <= end; panel += P) {
+    const bool more = panel + 2 * P <= end;
+    linear_panels<P>(call, panel, more ? call.packed + (panel + P) * floats : after);
+  }
+  for (; panel < end; ++panel) linear_panels<1>(call, panel, nullptr);
 }
 
 void linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
             long out_stride, long rows, long n, long k, int threads) {
+  if (rows == 0) return;
   const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k};
   const long panels = (n + kLanes - 1) / kLanes;
   // Few rows: one panel at a time is one stream at memory speed. More: wide tiles, so that
   // each value of x is used for several panels while it is in a register.
   const int wide = rows > kTileRows ? kTilePanels : 1;
-  long step = (panels / (threads * 6) / wide) * wide;
+  long step = panels / (threads * kRunsPerThread) / wide * wide;
   if (step < wide) step = wide;
   if (rows * n * k < kSerialWork) threads = 1;
+  if (threads == 1) step = panels;
   pm::Counter work(panels);
   pm::parallel(threads, [&] {
-    long begin, end;
-    while (work.take(step, &begin, &end)) {
-      long panel = begin;
-#if PM_LEVEL == 2
-      for (; wide == 3 && panel + 3 <= end; panel += 3) linear_panels<3>(call, panel);
-#endif
-      for (; panel < end; ++panel) linear_panels<1>(call, panel);
+    long begin, end, next_begin, next_end;
+    bool more = work.take(step, &begin, &end);
+    while (more) {
+      // Claimed one ahead, so that what comes next can be fetched meanwhile.
+      more = work.take(step, &next_begin, &next_end);
+      const bool full = more && next_end - next_begin >= wide;
+      const float* after = full ? packed + next_begin * k * kLanes : nullptr;
+      if (wide == 1) linear_run<1>(call, begin, end, after);
+      else linear_run<kTilePanels>(call, begin, end, after);
+      begin = next_begin;
+      end = next_end;
     }
   });
 }
