@@ -20,7 +20,8 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.subjects import BUS_ROLES, BusRole
 
 STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
-CLIENT_URL_NAME = "client.url"
+URL_ROLES: tuple[BusRole, ...] = ("client", "operator")
+"""Roles of people: the URL of each is written to a private file, ``ROLE.url``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class NatsServer:
         return replace(config, url=self.url, user=role, password=self.passwords[role])
 
 
+def url_file_name(role: BusRole) -> str:
+    return f"{role}.url"
+
+
 def plan_nats(folder: RunFolder) -> NatsServer:
     """Write the configuration of a server on a free loopback port, with fresh passwords."""
     port = free_port()
@@ -46,8 +51,9 @@ def plan_nats(folder: RunFolder) -> NatsServer:
     )
     conf = folder.path / "nats-server.conf"
     write_private(conf, text)
-    client = passwords["client"].reveal()
-    write_private(folder.path / CLIENT_URL_NAME, f"nats://client:{client}@127.0.0.1:{port}\n")
+    for role in URL_ROLES:
+        url = f"nats://{role}:{passwords[role].reveal()}@127.0.0.1:{port}\n"
+        write_private(folder.path / url_file_name(role), url)
     command = (
         sys.executable, "-m", "pagemesh.cli.leash", str(os.getpid()),
         str(find_nats_server()), "-c", str(conf),

@@ -19,7 +19,7 @@ import click
 import httpx
 
 from pagemesh.cli.options import check_variables, config_flags, given_flags
-from pagemesh.cli.plan_mesh import CLIENT_URL_NAME, NatsServer, plan_nats, plan_services
+from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
 from pagemesh.cli.restarts import RestartLimits
 from pagemesh.cli.roster import Roster
 from pagemesh.cli.run_folder import RunFolder, run_folder
@@ -212,7 +212,11 @@ def _ready_line(
     folder: RunFolder,
     seconds: float,
 ) -> str:
-    bus = f"nats door: {folder.path / CLIENT_URL_NAME}" if nats else f"nats: {config.bus.shown_url}"
+    bus = (
+        f"nats door: {folder.path / url_file_name('client')}"
+        if nats
+        else f"nats: {config.bus.shown_url}"
+    )
     return (
         f"ready {http_url(config)} ({config.worker.model_name} on {plan.up.prefill_count} prefill "
         f"+ {plan.up.decode_count} decode, {seconds:.1f} s; {bus})"

@@ -1,0 +1,241 @@
+"""A whole mesh for tests: ``pagemesh up`` as a user runs it, with real processes.
+
+with Mesh(pool_dir, model=folder, decode=2) as mesh:
+    requests to mesh.url
+    mesh.kill("decode")
+    mesh.wait_ready()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+from tests.support.leaks import pool_files
+
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.ids import host_name, new_service_name
+from pagemesh.runtime.rpc import call
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire import subjects
+from pagemesh.wire.pager_messages import InspectPager, PagerReport
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.05
+
+
+class Mesh:
+    """``pool_dir`` is the test's own folder; ``env`` are further ``PAGEMESH_*`` variables and
+    ``flags`` further flags of ``up``. What ``up`` said on stderr is in ``log``."""
+
+    def __init__(
+        self,
+        pool_dir: Path,
+        *,
+        model: Path | None = None,
+        prefill: int = 1,
+        decode: int = 1,
+        deterministic: bool = False,
+        pool_bytes: int = 8 << 20,
+        env: Mapping[str, str] | None = None,
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        self.pool_dir = pool_dir
+        self.url = ""
+        self.start_seconds = 0.0
+        self._log_path = pool_dir.parent / f"{pool_dir.name}.up.log"
+        self._process: subprocess.Popen[str] | None = None
+        clean = {key: text for key, text in os.environ.items() if not key.startswith("PAGEMESH_")}
+        self._environ = clean | {
+            "PAGEMESH_POOL_DIR": str(pool_dir),
+            "PAGEMESH_POOL_BYTES": str(pool_bytes),
+            "PAGEMESH_DETERMINISTIC": "true" if deterministic else "false",
+            "PAGEMESH_MODEL": str(model) if model else "",
+            "PAGEMESH_CACHE_DIR": str(pool_dir.parent / "prepared"),
+            **(env or {}),
+        }
+        counts = ("--prefill", str(prefill), "--decode", str(decode))
+        self._command = (
+            sys.executable, "-m", "pagemesh.cli", "up", "--http", "127.0.0.1:0", *counts, *flags,
+        )  # fmt: skip
+
+    # --- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait for the ready line. Raises ``AssertionError`` with the log."""
+        started = time.monotonic()
+        with self._log_path.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environ, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        watchdog = _kill_after(self._process, START_TIMEOUT_S)
+        line = self._process.stdout.readline()
+        watchdog.cancel()
+        if not line.startswith("ready "):
+            self._end()
+            raise AssertionError(f"not ready but {line!r}:\n{self.log}")
+        self.url = line.split()[1]
+        self.start_seconds = time.monotonic() - started
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Ask ``up`` to stop, as Ctrl-C does; gives its exit code. Twice is harmless."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            self._end()
+
+    def kill_up(self) -> None:
+        """kill -9 of ``up`` itself; its children have to follow by themselves."""
+        process = self._running()
+        process.kill()
+        process.wait()
+        self._end()
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    # --- processes
+
+    def pids(self) -> dict[str, int]:
+        """Service name (``nats``, ``pager``, ``prefill-0``, ``gateway``, ...) to pid."""
+        found: dict[str, int] = {}
+        for child in psutil.Process(self._running().pid).children():
+            try:
+                command, environ = child.cmdline(), child.environ()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if any(part.endswith("nats-server") for part in command[:1]):
+                found["nats"] = child.pid
+            elif "serve" in command and "PAGEMESH_NAME" in environ:
+                found[environ["PAGEMESH_NAME"]] = child.pid
+        return found
+
+    def pid(self, role: str, index: int = 0) -> int:
+        """The pid of the ``index``-th service of a role, waiting for a restart."""
+        name = f"{role}-{index}" if role in ("prefill", "decode") else role
+        self.wait_for(lambda: name in self.pids(), f"a process of {name}")
+        return self.pids()[name]
+
+    def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal one service; gives the pid it had."""
+        pid = self.pid(role, index)
+        os.kill(pid, number)
+        return pid
+
+    # --- asking
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Until the gateway says that requests are served."""
+        self.wait_for(self.is_ready, "the mesh to be ready", timeout_s)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready", timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+        """Poll ``condition``. Raises ``AssertionError`` with the log after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}:\n{self.log[-4_000:]}"
+            time.sleep(_POLL_S)
+
+    def nats_url(self, role: str = "client") -> str:
+        """URL with user and password of a ``client`` or an ``operator``."""
+        [found] = self.pool_dir.glob(f"up-*/{role}.url")
+        return found.read_text().strip()
+
+    def bus_config(self, role: str = "client") -> BusConfig:
+        return BusConfig(url=self.nats_url(role))
+
+    def report(self) -> PagerReport:
+        """The pager's ledger and leases."""
+        return asyncio.run(self.ask_report())
+
+    async def ask_report(self) -> PagerReport:
+        name = new_service_name("test")
+        async with Bus.connect(self.bus_config("operator"), role="operator", name=name) as bus:
+            subject = subjects.pager(host_name())
+            return await call(bus, subject, InspectPager(), PagerReport, timeout_ms=5_000)
+
+    def wait_idle(self, timeout_s: float = 15.0) -> PagerReport:
+        """Until no lease, ticket or pinned page is left; the report that says so."""
+        last: list[PagerReport] = []
+
+        def idle() -> bool:
+            report = self.report()
+            last[:] = [report]
+            pinned = report.held_pages + report.pinned_pages + report.draining_pages
+            return pinned + len(report.leases) + report.ticket_count + report.waiter_count == 0
+
+        self.wait_for(idle, "every page to be given back", timeout_s)
+        [report] = last
+        assert report.free_pages + report.idle_pages == report.total_pages
+        return report
+
+    def left_files(self) -> set[Path]:
+        """Pool and lock files that are still there."""
+        return pool_files(self.pool_dir)
+
+    def _running(self) -> subprocess.Popen[str]:
+        assert self._process is not None, "the mesh does not run"
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _kill_after(process: subprocess.Popen[str], after_s: float) -> threading.Timer:
+    """A ready line that never comes must not block its reader for ever."""
+    timer = threading.Timer(after_s, process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def error_line(arguments: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and last line of stderr of a ``pagemesh`` command that is expected to fail."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemesh.cli", *arguments],
+        env=dict(environ), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if re.match("error: ", line)]
+    return done.returncode, lines[-1] if lines else done.stderr
