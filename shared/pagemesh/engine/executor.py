@@ -28,7 +28,8 @@ from pagemesh.engine.worker.plan import (
     StepRow,
     TokenScores,
 )
-from pagemesh.kernels.ops import page_copy, ragged_batch
+from pagemesh.kernels.ops import PageLayout, page_copy, ragged_batch
+from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -39,11 +40,16 @@ _SCORED_ROWS_MAX = 64
 class ModelExecutor:
     """``plan.Executor`` over a decoder and the pool in use. One thread at a time."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, layout: PageLayout) -> None:
         self._decoder = decoder
+        self._layout = layout
         self._pool: WorkerPool | None = None
         self._fenced: dict[int, int] = {}
         """Lease to grant, of the rows of the last step: their pages were checked."""
+
+    def use_opened(self, opened: SessionOpened) -> None:
+        """Run later plans over the pool that a pager named. Raises like ``WorkerPool.attach``."""
+        self.use(WorkerPool.attach(opened, self._layout))
 
     def use(self, pool: WorkerPool) -> None:
         """Run later plans over ``pool``; the one before is let go."""

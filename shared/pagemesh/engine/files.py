@@ -11,6 +11,12 @@ from pathlib import Path
 from pagemesh.wire.errors import ConfigError
 
 
+def default_cache_folder() -> Path:
+    """This user's folder for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "pagemesh"
+
+
 def ensure_folder(folder: Path) -> Path:
     """``folder``, made for the owner alone. Raises ``ConfigError`` when that fails."""
     try:

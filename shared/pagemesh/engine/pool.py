@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagemesh.engine.worker.plan import StepRow
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.ops import KvPool, PageLayout
-from pagemesh.wire.errors import Stale
+from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
 
 
@@ -27,9 +27,12 @@ class WorkerPool:
 
     @classmethod
     def attach(cls, opened: SessionOpened, layout: PageLayout) -> WorkerPool:
-        """Map the pool that a pager named. Raises ``ConfigError`` when the file cannot be
-        mapped, ``Stale`` when it is not the pool the pager spoke of."""
-        file = PoolFile.attach(Path(opened.pool_path))
+        """Map the pool that a pager named. Raises ``Gone`` when there is no such pool (its
+        pager may have ended with it), ``Stale`` when it is not the one the pager spoke of."""
+        try:
+            file = PoolFile.attach(Path(opened.pool_path))
+        except ConfigError as error:
+            raise Gone(str(error)) from None
         found = file.superblock
         same = (
             found.incarnation == opened.pool_incarnation

@@ -46,7 +46,8 @@ class Host:
             page_count=PAGE_COUNT, session_ttl_ms=1000, heartbeat_ms=100,
         )  # fmt: skip
         self.pool = WorkerPool.attach(self.opened, layout)
-        self.executor = ModelExecutor(Decoder(model.config, model.weights, deterministic=True))
+        self.decoder = Decoder(model.config, model.weights, deterministic=True)
+        self.executor = ModelExecutor(self.decoder, layout)
         self.executor.use(self.pool)
         self.pages = Pages(self.pool.pages)
         self.steps = 0
@@ -258,7 +259,8 @@ class Meddler(Decoder):
 def meddled(host: Host, action: Any) -> RowResult:
     """One row's result when ``action`` happens while it is computed."""
     table = host.grant(1, 20)
-    host.executor = ModelExecutor(Meddler(host.model, lambda: action(table)))
+    meddler = Meddler(host.model, lambda: action(table))
+    host.executor = ModelExecutor(meddler, host.model.layout)
     host.executor.use(host.pool)
     prompt = some_tokens(20, vocab=VOCAB)
     return host.run(make_row(1, table, prompt, 0, 20, sampling=GREEDY)).rows[0]
@@ -298,6 +300,4 @@ def test_a_pool_that_is_not_the_one_named_is_refused(host: Host) -> None:
 
 def test_a_step_without_a_pool_is_a_bug(host: Host) -> None:
     with pytest.raises(RuntimeError, match="before any pool"):
-        ModelExecutor(Decoder(host.model.config, host.model.weights, deterministic=True)).run(
-            StepPlan(1, ())
-        )
+        ModelExecutor(host.decoder, host.model.layout).run(StepPlan(1, ()))

@@ -94,7 +94,11 @@ class WorkerBehaviour(Behaviour[Input]):
     """Feeds the core and performs what it commands, in order."""
 
     def __init__(
-        self, around: Surroundings, core: WorkerCore, executor: PoolingExecutor, spans: SequenceSpans
+        self,
+        around: Surroundings,
+        core: WorkerCore,
+        executor: PoolingExecutor,
+        spans: SequenceSpans,
     ) -> None:
         self._around = around
         self._core = core
@@ -197,9 +201,7 @@ class WorkerBehaviour(Behaviour[Input]):
 
     async def _send_frames(self, command: SendFrames) -> None:
         try:
-            await rpc.send(
-                self._around.bus, subjects.gateway(command.gateway), command.frames
-            )
+            await rpc.send(self._around.bus, subjects.gateway(command.gateway), command.frames)
         except Fault as fault:
             # The gateway sees the gap in the counter, or silence, and asks again.
             _log.debug("worker.frames_lost", gateway=command.gateway, code=fault.code)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+from pagemesh.engine.checkpoint import Progress
 from pagemesh.engine.executor import ModelExecutor
-from pagemesh.engine.files import ensure_folder
+from pagemesh.engine.files import default_cache_folder, ensure_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
@@ -27,8 +27,9 @@ from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, Worker
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.engine.worker.stepper import bounded_threads
 from pagemesh.kernels.native.locks import HolderLock
+from pagemesh.kernels.ops import identity
 from pagemesh.runtime.actor import Actor
-from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
@@ -40,15 +41,17 @@ from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, every
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import Absent, Busy, ConfigError
 from pagemesh.wire.pool_format import LOCK_SUFFIX
-from pagemesh.wire.presence import Announce, ModelFacts, State
+from pagemesh.wire.presence import Announce, Load, State
 
 DELIVERY_COUNT_MAX = 4_096
 DRAIN_GRACE_MS = 20_000
 DRAIN_MARGIN_MS = 5_000
 """After the grace: for pages to be given back to a pager that may be gone."""
-_PROGRESS_PERIOD_MS = 500
+_PROGRESS_PERIOD_S = 0.5
+_BUSY_MS = 50
+_TICK_MS = 20
 _ONE_LIFE = CrashLimit(crash_count_max=1)
 _log = get_logger(__name__)
 
@@ -57,28 +60,17 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
     """Serve until ``stop``, then drain. Raises ``ConfigError`` for what no restart mends."""
     _check_supported(config.worker)
     name, incarnation = config.host.name, new_incarnation()
-    async with AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(serve_metrics(config.telemetry))
-        bus = await stack.enter_async_context(
-            Bus.connect(config.bus, role=role.role, name=name)
-        )
+        bus = await stack.enter_async_context(Bus.connect(config.bus, role=role.role, name=name))
         worker = Worker(config, role, bus, incarnation)
-        await stack.enter_async_context(_presence(worker))
+        await stack.enter_async_context(_announced(worker.presence))
         model = await asyncio.to_thread(_load, config.worker)
         ensure_folder(config.host.pool_dir)
         lock_name = f"worker-{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
         await worker.serve(model, lock_name, stop)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What presence tells of this worker, as far as it is known."""
-
-    state: State = "starting"
-    model: LoadedModel | None = None
-    pool_pages: int = 0
 
 
 class Worker:
@@ -92,55 +84,57 @@ class Worker:
         self._bus = bus
         self._incarnation = incarnation
         self._clock = MonotonicClock()
-        self._known = _Known()
+        self._model: LoadedModel | None = None
         self._core: WorkerCore | None = None
         self._actor: Actor[Input] | None = None
-        self._drained = asyncio.Event()
+        self._pool_pages = 0
         self._pager_epoch: int | None = None
+        self._draining = False
+        self._drained = asyncio.Event()
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
 
     async def serve(self, model: LoadedModel, lock_name: str, stop: Stop) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
-        self._known.model = model
-        core = self._core = self._make_core(model, lock_name)
-        actor = self._actor = self._make_actor(core, model)
+        self._model = model
+        self._core = self._make_core(model, lock_name)
+        actor = self._actor = self._make_actor(self._core, model)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
         async with asyncio.TaskGroup() as group:
             group.create_task(actor.run(), name="worker-actor")
-            ticks = group.create_task(
-                every(WorkerLimits.tick_ms, self._tick), name="worker-ticks"
-            )
+            ticks = group.create_task(every(_TICK_MS, self._tick), name="worker-ticks")
             subscription = await self._bus.subscribe(
                 subjects.worker(self._config.host.name), self._admit_delivery
             )
             await stop.wait()
-            self._known.state = "draining"
-            self.presence.announce_soon()
-            actor.admit(Drain(DRAIN_GRACE_MS))
-            try:
-                async with asyncio.timeout((DRAIN_GRACE_MS + DRAIN_MARGIN_MS) / 1_000):
-                    await self._drained.wait()
-            except TimeoutError:
-                _log.warning("worker.not_drained", reason="the pager does not answer")
+            await self._drain()
             await self._bus.unsubscribe(subscription)
             ticks.cancel()
             actor.stop()
 
+    async def _drain(self) -> None:
+        self._draining = True
+        self.presence.announce_soon()
+        self._tell(Drain(DRAIN_GRACE_MS))
+        try:
+            async with asyncio.timeout((DRAIN_GRACE_MS + DRAIN_MARGIN_MS) / 1_000):
+                await self._drained.wait()
+        except TimeoutError:
+            _log.warning("worker.not_drained", reason="the pager does not answer")
+
     # Parts ----------------------------------------------------------------------------------
 
     def _make_core(self, model: LoadedModel, lock_name: str) -> WorkerCore:
-        worker = self._config.worker
-        identity = WorkerIdentity(
-            self._config.host.name, self._incarnation, lock_name, model.pool_spec
-        )
+        worker, name = self._config.worker, self._config.host.name
         limits = WorkerLimits(
             context_tokens_max=model.config.context_tokens_max,
             sequences_max=worker.sequence_count_max + worker.waiting_count_max,
             step_rows_max=worker.sequence_count_max,
+            tick_ms=_TICK_MS,
         )
-        return WorkerCore(identity, self._role, limits, new_ticket_id)
+        who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec)
+        return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(self, core: WorkerCore, model: LoadedModel) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
@@ -156,17 +150,128 @@ class Worker:
             host=host.host,
             vocab_tokens=model.config.vocab_tokens,
             thread_count=bounded_threads(worker.thread_count),
-            admit=lambda event: actor.admit(event),
+            admit=self._tell,
             on_pool=self._on_pool,
-            on_state=self._on_state,
+            on_state=self.presence.announce_soon,
             on_drained=self._drained.set,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         # Deliveries are refused far earlier, so that answers always find room.
-        actor: Actor[Input] = Actor(
+        return Actor(
             f"worker {host.name}",
             lambda: WorkerBehaviour(around, core, ModelExecutor(decoder, model.layout), spans),
             inbox_count_max=DELIVERY_COUNT_MAX + 16 * sequences_max,
             limit=_ONE_LIFE,
         )
-        return actor
+
+    # What comes in --------------------------------------------------------------------------
+
+    def _tell(self, event: Input) -> None:
+        """Into the inbox, unless the worker is leaving. Raises ``Busy``: a bug, since there
+        is room for every answer that can come."""
+        if self._actor is not None:
+            with contextlib.suppress(Absent):
+                self._actor.admit(event)
+
+    def _admit_delivery(self, delivery: Delivery) -> None:
+        """Called by the bus; what it raises is the answer."""
+        assert self._actor is not None
+        if self._actor.statistics().queued_count >= DELIVERY_COUNT_MAX:
+            raise Busy(f"{DELIVERY_COUNT_MAX} messages wait already", retry_after_ms=_BUSY_MS)
+        self._actor.admit(delivery)
+
+    def _tick(self) -> None:
+        if self._actor is not None and self._actor.statistics().queued_count < DELIVERY_COUNT_MAX:
+            self._tell(Tick())
+
+    def _on_pool(self, page_count: int) -> None:
+        self._pool_pages = page_count
+
+    def _heard(self, change: Change) -> None:
+        """Presence: only what concerns the core, and the pager only when it is another."""
+        match change:
+            case Joined(announce) | Changed(announce) if self._is_our_pager(announce):
+                again = isinstance(change, Changed) and announce.epoch == self._pager_epoch
+                if announce.state == "ready" and not again:
+                    self._pager_epoch = announce.epoch
+                    self._tell(PagerChanged(announce.epoch))
+            case Lost(announce) if self._is_our_pager(announce):
+                self._tell(PagerLost())
+            case Lost(announce) if announce.role == "gateway":
+                self._tell(GatewayLost(announce.name, announce.incarnation))
+            case Lost(announce) if announce.role in ("prefill", "decode"):
+                self._tell(WorkerLost(announce.name, announce.incarnation))
+            case _:
+                pass
+
+    def _is_our_pager(self, announce: Announce) -> bool:
+        return announce.role == "pager" and announce.host == self._config.host.host
+
+    # What others hear -----------------------------------------------------------------------
+
+    def _describe(self) -> Announce:
+        core, facts = self._core, None
+        if self._model is not None:
+            facts = self._model.facts(
+                pool_pages=self._pool_pages, deterministic=self._config.worker.deterministic
+            )
+        return Announce(
+            role=self._role.role,
+            name=self._config.host.name,
+            incarnation=self._incarnation,
+            host=self._config.host.host,
+            state=self._state(),
+            load=core.load if core is not None else Load(),
+            model=facts,
+        )
+
+    def _state(self) -> State:
+        if self._draining:
+            return "draining"
+        return "ready" if self._core is not None and self._core.ready else "starting"
+
+
+@contextlib.asynccontextmanager
+async def _announced(presence: Presence) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(presence.run(), name="worker-presence")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _check_supported(config: WorkerConfig) -> None:
+    if config.device != "cpu":
+        raise ConfigError(f"PAGEMESH_DEVICE={config.device} is not supported yet; use cpu")
+    if config.dtype != "float32":
+        raise ConfigError(f"PAGEMESH_DTYPE={config.dtype} is not supported on cpu; use float32")
+
+
+def _load(config: WorkerConfig) -> LoadedModel:
+    """Blocks for as long as loading takes; progress goes to the log."""
+    began = time.monotonic()
+    folder, cache = Path(config.model), Path(config.cache_dir or default_cache_folder())
+    model = load_model(
+        folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
+        progress=_logged_progress(),
+    )  # fmt: skip
+    _log.info(
+        "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
+        seconds=round(time.monotonic() - began, 2), kernels=identity(),
+    )  # fmt: skip
+    return model
+
+
+def _logged_progress() -> Progress:
+    """At most one line a period, and none for what is quick."""
+    due = time.monotonic() + _PROGRESS_PERIOD_S
+
+    def report(stage: str, done_bytes: int, total_bytes: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PROGRESS_PERIOD_S
+            percent = 100 * done_bytes // max(total_bytes, 1)
+            _log.info("worker.model_loading", stage=stage, percent=percent)
+
+    return report

@@ -67,7 +67,7 @@ class _Life:
     step_us: int = 0
     drawn: int = 0
     decode_us: int | None = None
-    waterfall: Waterfall = Waterfall()
+    waterfall: Waterfall = field(default_factory=Waterfall)
     events: list[SpanEvent] = field(default_factory=list)
 
     def note(self, name: str, at_us: int, **attributes: Attribute) -> None:
@@ -244,7 +244,7 @@ def _sibling(context: TraceContext) -> TraceContext:
 
 
 def _waterfall(waterfall: Waterfall) -> dict[str, Attribute]:
-    lost = {
+    lost: dict[str, Attribute] = {
         f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}": count
         for reason, count in waterfall.lost.items()
     }

@@ -1,6 +1,6 @@
 """The thread that computes. The event loop hands it work and hears of the end; it never waits.
 
-    loop --run(plan)--> [ one thread ] --on_done(plan, result)--> loop
+loop --run(plan)--> [ one thread ] --on_done(plan, result)--> loop
 """
 
 from __future__ import annotations
