@@ -14,13 +14,12 @@ namespace {
 
 constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
 constexpr long kSpan = 512;
-constexpr int kUnitQueries = 32;
 #if PM_LEVEL == 2
-constexpr int kTileQueries = 4;
+constexpr int kTileQueries = 6, kUnitQueries = 48;
 #else
-constexpr int kTileQueries = 1;
+constexpr int kTileQueries = 1, kUnitQueries = 32;
 #endif
-constexpr int kValueVectors = 4;
+constexpr long kAheadRows = 16;  // of K fetched ahead: V follows K, so the end fetches V
 
 struct AttentionCall {
   PmPages pages;
@@ -122,7 +121,11 @@ void scores(const AttentionCall& call, const Block& block, const float* const* q
   }
   for (long d = 0; d < call.pages.head_dim; ++d) {
     V key[N];
-    for (int j = 0; j < N; ++j) key[j] = load(block.keys[vector + j] + d * block.key_stride);
+    for (int j = 0; j < N; ++j) {
+      const float* at = block.keys[vector + j] + d * block.key_stride;
+      key[j] = load(at);
+      prefetch(at + kAheadRows * block.key_stride);
+    }
     for (int i = 0; i < Q; ++i) {
       V value = splat(q[i][d]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
@@ -133,10 +136,10 @@ void scores(const AttentionCall& call, const Block& block, const float* const* q
   }
 }
 
+// N vectors of V's columns from column `at` on; `lanes` of the last one exist.
 template <int Q, int N>
-void add_values(const AttentionCall& call, const Block& block, const float* weights, int count,
-                const State* states, const float* keep, long at) {
-  const int lanes = lanes_at(at + (N - 1) * kLanes, call.pages.head_dim);
+void add_values(const Block& block, const float* weights, int count, const State* states,
+                const float* keep, long at, int lanes) {
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) {
@@ -146,9 +149,9 @@ void add_values(const AttentionCall& call, const Block& block, const float* weig
   for (int slot = 0; slot < count; ++slot) {
     V value[N];
     const float* from = block.values[slot] + at;
-    for (int j = 0; j < N - 1; ++j) value[j] = load(from + j * kLanes);
-    value[N - 1] = lanes == kLanes ? load(from + (N - 1) * kLanes)
-                                   : load_some(from + (N - 1) * kLanes, lanes);
+    for (int j = 0; j < N; ++j) {
+      value[j] = N > 1 ? load(from + j * kLanes) : load_some(from, lanes);
+    }
     for (int i = 0; i < Q; ++i) {
       V weight = splat(weights[i * kBlock + slot]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
@@ -156,6 +159,24 @@ void add_values(const AttentionCall& call, const Block& block, const float* weig
   }
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) store(states[i].values() + at + j * kLanes, sum[i][j]);
+  }
+}
+
+// Columns in runs as wide as registers allow. A column's sum is the same in any run.
+template <int Q>
+void add_all_values(const AttentionCall& call, const Block& block, const float* weights,
+                    int count, const State* states, const float* keep) {
+  constexpr int kWide = PM_LEVEL == 2 && Q <= 2 ? 8 : 4;
+  const long columns = call.pages.head_dim;
+  long at = 0;
+  for (; at + kWide * kLanes <= columns; at += kWide * kLanes) {
+    add_values<Q, kWide>(block, weights, count, states, keep, at, kLanes);
+  }
+  for (; at + 2 * kLanes <= columns; at += 2 * kLanes) {
+    add_values<Q, 2>(block, weights, count, states, keep, at, kLanes);
+  }
+  for (; at < columns; at += kLanes) {
+    add_values<Q, 1>(block, weights, count, states, keep, at, lanes_at(at, columns));
   }
 }
 
@@ -191,12 +212,22 @@ void take_block(const AttentionCall& call, const Block& block, const float* cons
     states[i].sum() = states[i].sum() * keep[i] + added;
     states[i].peak() = peak;
   }
-  long at = 0;
-  for (; at + kValueVectors * kLanes <= call.pages.head_dim; at += kValueVectors * kLanes) {
-    add_values<Q, kValueVectors>(call, block, weights, count, states, keep, at);
-  }
-  for (; at < call.pages.head_dim; at += kLanes) {
-    add_values<Q, 1>(call, block, weights, count, states, keep, at);
+  add_all_values<Q>(call, block, weights, count, states, keep);
+}
+
+using TakeBlock = void (*)(const AttentionCall&, const Block&, const float* const*, int,
+                           const State*, float*);
+
+inline TakeBlock take_block_of(int queries) {
+  switch (queries) {
+#if PM_LEVEL == 2
+    case 2: return take_block<2>;
+    case 3: return take_block<3>;
+    case 4: return take_block<4>;
+    case 5: return take_block<5>;
+    case 6: return take_block<6>;
+#endif
+    default: return take_block<1>;
   }
 }
 
@@ -235,22 +266,16 @@ void tile_block(const AttentionCall& call, Tile tile, long kv_head, const Block&
       take_block<1>(call, block, &q, static_cast<int>(seen), &state, scratch.weights);
     }
   }
-  int at = 0;
-  for (; at < ready;) {
+  const int tiles = (ready + kTileQueries - 1) / kTileQueries;
+  for (int tile_index = 0, at = 0; tile_index < tiles; ++tile_index) {
     const float* q[kTileQueries];
     State states[kTileQueries];
-    const int count = ready - at < kTileQueries ? ready - at : kTileQueries;
+    const int count = (ready - at + tiles - tile_index - 1) / (tiles - tile_index);
     for (int i = 0; i < count; ++i) {
       q[i] = query_at(call, tile, kv_head, scratch.ready[at + i]);
       states[i] = state_at(scratch.span, scratch.ready[at + i], call.width);
     }
-    if (count == kTileQueries) {
-      take_block<kTileQueries>(call, block, q, kBlock, states, scratch.weights);
-    } else {
-      for (int i = 0; i < count; ++i) {
-        take_block<1>(call, block, q + i, kBlock, states + i, scratch.weights);
-      }
-    }
+    take_block_of(count)(call, block, q, kBlock, states, scratch.weights);
     at += count;
   }
 }

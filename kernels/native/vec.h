@@ -146,7 +146,11 @@ inline void prefetch(const float* p) { __builtin_prefetch(p); }
 
 inline V zero() { return splat(0.0f); }
 
-// Lane sums in one fixed order: halves, then quarters, ...
+// Sum and maximum over lanes, in an order that is fixed within a level.
+#if PM_LEVEL == 2
+inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
+inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
+#else
 inline float sum_lanes(V a) {
   float x[kLanes];
   store(x, a);
@@ -155,14 +159,15 @@ inline float sum_lanes(V a) {
   }
   return x[0];
 }
-
 inline float max_lanes(V a) {
   float x[kLanes];
   store(x, a);
-  float best = x[0];
-  for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
-  return best;
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
+  }
+  return x[0];
 }
+#endif
 
 // e^x to about 1 ulp of float32 between -87.3 and 88; 0 below. Range reduction by powers of two
 // in two steps (Cody and Waite), then a polynomial of degree 6.
