@@ -31,6 +31,8 @@ PAGER_LIMITS = PagerLimits(
     probe_again_ms=150,
     drain_ms_max=1_500,
     declare_grace_ms=600,
+    lease_count_max=256,
+    ticket_ttl_ms_max=2_000,
 )
 WORKER_LIMITS = WorkerLimits(
     sequences_max=24,

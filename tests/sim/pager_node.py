@@ -105,7 +105,8 @@ class PagerNode(Process):
         if not isinstance(event, ev.Tick | ev.Recovered):
             self.world.note(self.name, "event", event)
         commands = core.handle(event, int(self.world.now))
-        core.check()
+        if commands or not isinstance(event, ev.Tick):
+            core.check()
         if self.dies_soon and commands:
             self._die_within(commands)
             return

@@ -6,11 +6,13 @@ and the end of the trace, and exits 1.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import click
 from tests.sim.bugs import NONE, Bugs
@@ -50,14 +52,15 @@ def first_breakage(seeds: Iterable[int], bugs: Bugs) -> Breakage | None:
 @click.option("--seeds", default=100, show_default=True, help="How many seeds to run.")
 @click.option("--start", default=0, show_default=True, help="The first seed.")
 @click.option("--trace", "trace_lines", default=60, show_default=True, help="Trace lines shown.")
+@click.option("--jobs", default=1, show_default=True, help="Processes to share the seeds.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first breakage.")
-def main(seeds: int, start: int, trace_lines: int, keep_going: bool) -> None:
+def main(seeds: int, start: int, trace_lines: int, jobs: int, keep_going: bool) -> None:
     """Run the simulator for many seeds."""
     began = time.monotonic()
     outcomes: list[Outcome] = []
     broken: list[Breakage] = []
-    for number, seed in enumerate(range(start, start + seeds), 1):
-        result = play(seed, trace_lines=trace_lines)
+    results = _results(range(start, start + seeds), trace_lines, jobs)
+    for number, result in enumerate(results, 1):
         if isinstance(result, Breakage):
             broken.append(result)
             _show(result)
@@ -70,6 +73,16 @@ def main(seeds: int, start: int, trace_lines: int, keep_going: bool) -> None:
             click.echo(f"{number}/{seeds} seeds, {rate:.1f} a second, {len(broken)} broken")
     _totals(outcomes)
     sys.exit(1 if broken else 0)
+
+
+def _results(seeds: Iterable[int], trace_lines: int, jobs: int) -> Iterator[Outcome | Breakage]:
+    """In the order of the seeds, whoever runs them."""
+    one = partial(play, trace_lines=trace_lines)
+    if jobs == 1:
+        yield from map(one, seeds)
+        return
+    with multiprocessing.Pool(jobs) as pool:
+        yield from pool.imap(one, seeds, chunksize=4)
 
 
 def _show(breakage: Breakage) -> None:
