@@ -55,6 +55,7 @@ from pagemesh.wire.pager_messages import (
     Queued,
     Redeem,
     Release,
+    SessionOpened,
     Withdraw,
 )
 from pagemesh.wire.pool_format import HeaderState
@@ -220,7 +221,8 @@ class Worker:
     def __init__(self, rig: Rig, name: str, incarnation: int, *, opened: bool = True) -> None:
         self.rig, self.name, self.incarnation = rig, name, incarnation
         if opened:
-            assert self.open().page_count == rig.page_count
+            answer = self.open()
+            assert isinstance(answer, SessionOpened), answer
 
     @property
     def holder(self) -> Holder:

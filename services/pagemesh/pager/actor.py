@@ -1,0 +1,304 @@
+"""The pager's actor: one task that feeds the core and performs its commands, in order.
+
+    bus --> [ inbox ] --> decode -> core -> pool file, answers, notices, locks
+    tick -----^                              later: keyed page events
+
+There is no core until a pool exists: an earlier pager's is adopted at the start, otherwise the
+first session brings the shape of its pages. A crash ends this life of the pager, and the next
+one recovers from the pool file just as a new process would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagemesh.pager import events as ev
+from pagemesh.pager.eviction import Lru
+from pagemesh.pager.holders import Holders
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.measures import Measures
+from pagemesh.pager.page_events import PageEvents
+from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.radix import Node
+from pagemesh.pager.state import PagerCore
+from pagemesh.runtime.actor import Behaviour
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.rpc import send
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import ConfigError, Denied, Fault, NoCapacity, Stale
+from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_messages import OpenSession, PagesSnapshot, PoolSpec, SnapshotWanted
+from pagemesh.wire.presence import Announce
+
+_log = get_logger(__name__)
+_FOLLOW_UPS_MAX = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class TickDue:
+    """Time to look around."""
+
+
+PagerEvent = Delivery | TickDue
+
+
+@dataclass(frozen=True, slots=True)
+class PagerSettings:
+    """Where and how this pager works."""
+
+    host: str
+    name: str
+    incarnation: int
+    folder: Path
+    pool_bytes: int
+    secret: bytes
+    limits: PagerLimits
+    kill_holders: bool
+
+
+@dataclass(slots=True)
+class _Life:
+    """A core and what belongs to its pool."""
+
+    store: PoolStore
+    core: PagerCore
+    pages: PageEvents
+    measures: Measures
+
+
+class PagerBoard:
+    """What the service announces; outlives the lives of the actor."""
+
+    def __init__(self, settings: PagerSettings) -> None:
+        self._settings = settings
+        self._on_epoch: Callable[[], None] = lambda: None
+        self.draining = False
+        self.epoch = self.free_pages = self.event_sequence = 0
+
+    def on_epoch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when a new life has begun: workers wait for that."""
+        self._on_epoch = callback
+
+    def began(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._on_epoch()
+
+    def announce(self) -> Announce:
+        settings = self._settings
+        return Announce(
+            role="pager",
+            name=settings.name,
+            incarnation=settings.incarnation,
+            host=settings.host,
+            state="draining" if self.draining else "ready",
+            event_sequence=self.event_sequence,
+            epoch=self.epoch,
+            free_pages=self.free_pages,
+        )
+
+
+class PagerActor(Behaviour[PagerEvent]):
+    """One life: from the adoption of the pool to a crash or the end."""
+
+    def __init__(self, settings: PagerSettings, bus: Bus, clock: Clock, board: PagerBoard) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._board = board
+        self._holders = Holders(settings.folder, settings.host)
+        self._life: _Life | None = None
+        self._died: deque[int] = deque()
+
+    # A life
+
+    async def begin(self) -> None:
+        settings = self._settings
+        path = PoolStore.path_of(settings.folder, settings.host)
+        if path.exists():
+            try:
+                store = PoolStore.adopt(settings.folder, settings.host)
+            except ConfigError as error:
+                if "served by another" in str(error):
+                    raise
+                _log.error("pager.pool_damaged", path=str(path), error=error)
+                path.unlink(missing_ok=True)
+                return
+            await self._start(store, adopted=True)
+
+    async def end(self) -> None:
+        if self._life is not None:
+            self._life.store.close()
+            self._life = None
+
+    async def handle(self, event: PagerEvent) -> None:
+        if isinstance(event, TickDue):
+            await self._tick()
+        else:
+            await self._request(event)
+
+    async def _start(self, store: PoolStore, *, adopted: bool) -> None:
+        settings, facts = self._settings, store.facts
+        core = PagerCore(settings.limits, facts, Lru[Node]())
+        self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
+        if adopted:
+            holders = self._holders.living()
+            await self._feed(self._life, store.recovered(holders))
+        self._sample(self._life)
+        self._board.began(facts.epoch)
+        _log.info(
+            "pager.pool_adopted" if adopted else "pager.pool_made",
+            path=facts.path, pages=facts.page_count, epoch=facts.epoch,
+            idle=core.books.pool.idle, draining=core.books.pool.draining,
+        )  # fmt: skip
+
+    # Requests
+
+    async def _request(self, delivery: Delivery) -> None:
+        start_us = self._clock.now_us()
+        try:
+            message = codec.decode(delivery.data)
+            if isinstance(message, OpenSession):
+                await self._prepare(message)
+            life = self._life
+            if isinstance(message, SnapshotWanted):
+                await self._answer(delivery, await self._snapshot(message))
+                return
+            if life is None:
+                raise Stale("this pager has no pool yet: open a session first")
+        except Fault as fault:
+            await delivery.respond_error(fault)
+            return
+        await self._feed(life, ev.Asked(_Call(delivery, message, start_us), message))
+
+    async def _prepare(self, message: OpenSession) -> None:
+        """See that there is a pool for the session and that the worker is who it says."""
+        if not self._holders.is_locked(message.lock_name):
+            raise Denied(f"the lock {message.lock_name} is not held: lock it, then open a session")
+        life = self._life
+        if life is not None:
+            # A lock has one holder, so whoever was known under it before is dead.
+            for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
+                await self._feed(life, ev.HolderDied(incarnation))
+            if self._suits(life, message.pool) or life.core.books.sessions:
+                return
+            _log.info("pager.pool_replaced", path=life.store.facts.path)
+            await self.end()
+        settings = self._settings
+        try:
+            store = await asyncio.to_thread(
+                PoolStore.create, settings.folder, settings.host, message.pool, settings.pool_bytes
+            )
+        except ConfigError as error:
+            raise NoCapacity(str(error)) from None
+        await self._start(store, adopted=False)
+
+    def _suits(self, life: _Life, spec: PoolSpec) -> bool:
+        """Whether the pool is what ``spec`` and our settings would make anew."""
+        facts = life.store.facts
+        return (facts.layout_digest, facts.page_count) == (
+            spec.layout_digest,
+            self._settings.pool_bytes // spec.page_bytes,
+        )
+
+    async def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:
+        life = self._life
+        if life is None:
+            return PagesSnapshot(
+                host=self._settings.host, epoch=0, sequence=0, first=0, keys=b"", more=False
+            )
+        await self._publish_pages(life)
+        return life.pages.snapshot(message.first)
+
+    # Performing
+
+    async def _feed(self, life: _Life, event: ev.Event) -> None:
+        await self._perform(life, life.core.handle(event, self._clock.now_ms()))
+        for _ in range(_FOLLOW_UPS_MAX):
+            if not self._died:
+                return
+            dead = ev.HolderDied(self._died.popleft())
+            await self._perform(life, life.core.handle(dead, self._clock.now_ms()))
+
+    async def _perform(self, life: _Life, commands: list[ev.Command]) -> None:
+        for command in commands:
+            if life.store.perform(command):
+                continue
+            match command:
+                case ev.Answer(call, message):
+                    assert isinstance(call, _Call)
+                    await self._answer(call.delivery, message)
+                    life.measures.answered(
+                        call.message, message, call.delivery.headers, call.start_us,
+                        self._clock.now_us(),
+                    )  # fmt: skip
+                case ev.Notify(worker, message):
+                    await self._notify(worker, message)
+                case ev.PagesStored():
+                    life.pages.stored(command)
+                case ev.PagesDropped():
+                    life.pages.dropped(command)
+                case ev.ProbeHolder(incarnation):
+                    if self._holders.is_dead(incarnation):
+                        self._died.append(incarnation)
+                case ev.KillHolder(incarnation):
+                    if self._settings.kill_holders:
+                        self._holders.kill(incarnation)
+                case ev.RememberHolder(holder):
+                    self._holders.remember(holder)
+                case ev.ForgetHolder(incarnation):
+                    self._holders.forget(incarnation)
+                case _:
+                    raise AssertionError(f"nobody performs {command}")
+        if life.pages.is_full:
+            await self._publish_pages(life)
+
+    async def _answer(self, delivery: Delivery, message: Message) -> None:
+        if isinstance(message, Refused):
+            await delivery.respond_error(message.error())
+        else:
+            await delivery.respond(codec.encode(message))
+
+    async def _notify(self, worker: str, message: Message) -> None:
+        try:
+            await send(self._bus, subjects.worker(worker), message)
+        except Fault as fault:
+            # Not lost for good: revocations are repeated, waiters and offerers ask again.
+            _log.warning("pager.notice_not_sent", worker=worker, error=fault)
+
+    # Now and then
+
+    async def _tick(self) -> None:
+        life = self._life
+        if life is not None:
+            await self._feed(life, ev.Tick())
+            await self._publish_pages(life)
+            self._sample(life)
+
+    async def _publish_pages(self, life: _Life) -> None:
+        changed = life.pages.take()
+        if changed is not None:
+            self._board.event_sequence = changed.sequence
+            try:
+                await send(self._bus, subjects.pages(self._settings.host), changed)
+            except Fault as fault:
+                _log.warning("pager.pages_not_published", error=fault)
+
+    def _sample(self, life: _Life) -> None:
+        life.measures.sample(life.core.books)
+        self._board.free_pages = life.core.books.room
+        self._board.event_sequence = life.pages.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What comes back with an answer."""
+
+    delivery: Delivery
+    message: Message
+    start_us: int

@@ -1,0 +1,110 @@
+"""Who lives: the locks of worker incarnations, and the list of them that outlives the pager.
+
+Each incarnation keeps a file of its own locked; the kernel frees the lock at its death and at
+no other time. Which file is whose is written down before a session is confirmed, so that a new
+pager knows whom to fear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.pager.events import Holder
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.pool_format import LOCK_SUFFIX
+
+_log = get_logger(__name__)
+
+
+class Holders:
+    """The incarnations a pager has to reckon with, kept in ``<host>.holders``."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        self._folder = folder
+        self._path = folder / f"{host}.holders"
+        self._known: dict[int, Holder] = {}
+        for line in self._read():
+            self._known[line.incarnation] = line
+
+    def living(self) -> tuple[Holder, ...]:
+        """Those whose lock is held; the others are forgotten."""
+        for holder in list(self._known.values()):
+            if self.is_dead(holder.incarnation):
+                del self._known[holder.incarnation]
+        return tuple(self._known.values())
+
+    def remember(self, holder: Holder) -> None:
+        if self._known.get(holder.incarnation) != holder:
+            self._known[holder.incarnation] = holder
+            self._write()
+
+    def forget(self, incarnation: int) -> None:
+        if self._known.pop(incarnation, None) is not None:
+            self._write()
+
+    def is_dead(self, incarnation: int) -> bool:
+        """Whether the incarnation's lock is free, or nobody knows of it."""
+        holder = self._known.get(incarnation)
+        return holder is None or not self.is_locked(holder.lock_name)
+
+    def is_locked(self, lock_name: str) -> bool:
+        return not holder_is_dead(self._lock_path(lock_name))
+
+    def replaced_by(self, lock_name: str, incarnation: int) -> list[int]:
+        """Other incarnations known under a lock that ``incarnation`` holds now: each must have
+        died, since a lock has one holder."""
+        return [
+            holder.incarnation
+            for holder in self._known.values()
+            if holder.lock_name == lock_name and holder.incarnation != incarnation
+        ]
+
+    def kill(self, incarnation: int) -> bool:
+        """SIGKILL the process that holds the incarnation's lock, if it can be found."""
+        holder = self._known.get(incarnation)
+        pid = lock_owner(self._lock_path(holder.lock_name)) if holder is not None else 0
+        if pid <= 1 or pid == os.getpid():
+            return False
+        _log.warning("pager.kills_holder", worker=holder.worker if holder else "", pid=pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+
+    def _lock_path(self, lock_name: str) -> Path:
+        return self._folder / f"{lock_name}{LOCK_SUFFIX}"
+
+    def _read(self) -> list[Holder]:
+        try:
+            lines = json.loads(self._path.read_bytes())
+            return [Holder(int(line[0]), str(line[1]), str(line[2])) for line in lines]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, IndexError, KeyError):
+            _log.error("pager.holders_damaged", path=str(self._path))
+            return []
+
+    def _write(self) -> None:
+        lines = [(h.incarnation, h.worker, h.lock_name) for h in self._known.values()]
+        fresh = self._path.with_suffix(".holders.new")
+        fresh.write_text(json.dumps(lines))
+        fresh.replace(self._path)
+
+
+def lock_owner(path: Path) -> int:
+    """The process id that holds the lock of ``path``, 0 when nobody (visible) does."""
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+            return max(0, int(fields[4]))
+    return 0

@@ -1,0 +1,86 @@
+"""What the pager shows to Prometheus, and the spans of what it does.
+
+Utilisation is *pinned and held* pages; idle cache is not pressure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagemesh.pager.books import Books
+from pagemesh.runtime import metrics, semconv, trace
+from pagemesh.runtime.spans import Attribute, record_span
+from pagemesh.wire.messages import Message, Refused, name_of
+from pagemesh.wire.pager_messages import Granted, Queued
+
+_pages = metrics.gauge("pager_pages", "Pages by state.", ["state"])
+_leases = metrics.gauge("pager_leases", "Leases that stand or drain.")
+_tickets = metrics.gauge("pager_tickets", "Open tickets.")
+_waiters = metrics.gauge("pager_waiters", "Sequences that wait for pages.")
+_sessions = metrics.gauge("pager_sessions", "Open worker sessions.")
+_evicted = metrics.counter("pager_evicted_pages_total", "Pages evicted.", ["reason"])
+_preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
+_answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
+_tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts.", ["fate"])
+
+_WORTH_A_SPAN = {
+    "pager.admit", "pager.extend", "pager.commit", "pager.fork", "pager.release",
+    "pager.offer", "pager.redeem", "pager.withdraw", "pager.cancel_ticket",
+}  # fmt: skip
+
+
+class Measures:
+    """Gauges and counters of one pager life; counters go on over lives."""
+
+    def __init__(self) -> None:
+        self._evicted_pages = 0
+        self._preempted_count = 0
+
+    def sample(self, books: Books) -> None:
+        """Read the ledger; a few times a second."""
+        pool = books.pool
+        for state in ("free", "held", "pinned", "idle", "draining"):
+            _pages.labels(state).set(getattr(pool, state))
+        _leases.set(len(books.leases))
+        _tickets.set(len(books.tickets))
+        _waiters.set(len(books.waiting))
+        _sessions.set(sum(1 for session in books.sessions.values() if session.is_open))
+        _evicted.labels("capacity").inc(pool.evicted - self._evicted_pages)
+        _preempted.inc(books.preempted_count - self._preempted_count)
+        self._evicted_pages, self._preempted_count = pool.evicted, books.preempted_count
+
+    def answered(
+        self, request: Message, answer: Message, headers: Mapping[str, str], start_us: int,
+        end_us: int,
+    ) -> None:  # fmt: skip
+        """Count an answer, and record its span under the caller's."""
+        asked = name_of(type(request))
+        code = answer.code if isinstance(answer, Refused) else name_of(type(answer))
+        _answers.labels(asked, code).inc()
+        attributes: dict[str, Attribute] = {}
+        if isinstance(answer, Granted) and asked == "pager.admit":
+            waterfall = answer.waterfall
+            _tokens.labels("delivered").inc(waterfall.delivered_tokens)
+            attributes = {
+                semconv.PAGEMESH_LEASE: f"{answer.lease:x}",
+                semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
+                semconv.PAGEMESH_TOKENS_SELECTED: waterfall.selected_tokens,
+                semconv.PAGEMESH_TOKENS_DELIVERED: waterfall.delivered_tokens,
+            }
+            for reason, count in waterfall.lost.items():
+                _tokens.labels(f"lost_{reason}").inc(count)
+                attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count
+        elif isinstance(answer, Queued):
+            attributes = {"pagemesh.queue.ahead": answer.ahead_count}
+        caller = trace.parse(headers.get(trace.TRACEPARENT, ""))
+        if caller is None or asked not in _WORTH_A_SPAN:
+            return
+        record_span(
+            asked,
+            caller.child(),
+            start_us=start_us,
+            end_us=end_us,
+            attributes=attributes,
+            kind="server",
+            error=answer.code if isinstance(answer, Refused) else "",
+        )

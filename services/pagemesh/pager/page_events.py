@@ -1,0 +1,88 @@
+"""The pager's event stream: which keyed prefix ids are cached.
+
+Keys are derived here, after the answer is out: cryptography stays off the path of requests.
+Changes are collected and published together a few times a second; a gap in their sequence,
+or a late listener, is mended by a snapshot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.events import PagesDropped, PagesStored
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.wire.identity import prefix_keys
+from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+
+SNAPSHOT_KEYS_MAX = 65_536
+CHANGED_KEYS_MAX = 65_536
+
+
+class PageEvents:
+    """Keys by page, and what changed since the last event."""
+
+    def __init__(self, facts: PoolFacts, secret: bytes) -> None:
+        self._facts = facts
+        self._secret = secret
+        self._keys: NDArray[np.uint64] = np.zeros(facts.page_count, np.uint64)
+        self._cached = np.zeros(facts.page_count, bool)
+        self._changes: dict[int, bool] = {}
+        """Key -> whether it is cached now; only what changed since the last event."""
+        self.sequence = 0
+
+    @property
+    def is_full(self) -> bool:
+        """So much has changed that it should be published now."""
+        return len(self._changes) >= CHANGED_KEYS_MAX
+
+    def stored(self, command: PagesStored) -> None:
+        parent = int(self._keys[command.after[0]]) if len(command.after) else 0
+        keys = prefix_keys(
+            self._secret, command.root, np.frombuffer(command.tokens, "<u4"),
+            self._facts.page_size, parent=parent,
+        )  # fmt: skip
+        self._keys[command.pages] = keys
+        self._cached[command.pages] = True
+        self._change(keys, True)
+
+    def dropped(self, command: PagesDropped) -> None:
+        self._cached[command.pages] = False
+        self._change(self._keys[command.pages], False)
+
+    def take(self) -> PagesChanged | None:
+        """The next event, or None when nothing changed."""
+        if not self._changes:
+            return None
+        self.sequence += 1
+        changes, self._changes = self._changes, {}
+        return PagesChanged(
+            host=self._facts.host,
+            epoch=self._facts.epoch,
+            sequence=self.sequence,
+            stored=_packed([key for key, cached in changes.items() if cached]),
+            removed=_packed([key for key, cached in changes.items() if not cached]),
+        )
+
+    def snapshot(self, first: int) -> PagesSnapshot:
+        """A part of the listing as it is now; ``take`` has just been called."""
+        keys = self._keys[self._cached]
+        part = keys[first : first + SNAPSHOT_KEYS_MAX]
+        return PagesSnapshot(
+            host=self._facts.host,
+            epoch=self._facts.epoch,
+            sequence=self.sequence,
+            first=first,
+            keys=part.astype("<u8").tobytes(),
+            more=first + len(part) < len(keys),
+        )
+
+    def _change(self, keys: NDArray[np.uint64], cached: bool) -> None:
+        for key in keys.tolist():
+            # Taking the key out first keeps the order of the last changes.
+            self._changes.pop(key, None)
+            self._changes[key] = cached
+
+
+def _packed(keys: list[int]) -> bytes:
+    return np.array(keys, "<u8").tobytes()

@@ -1,0 +1,142 @@
+"""The pool file in the pager's hands: made or taken over, scanned, written to.
+
+    <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages
+                  <host>.holders    which lock proves that a worker incarnation lives (JSON)
+                  <lock name>.lock  each worker incarnation's own
+
+The file outlives the pager; the epoch in its superblock is bumped before the first grant of
+each life.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.kernels.native.superblock import Superblock
+from pagemesh.pager.events import (
+    Command,
+    HeaderTable,
+    Holder,
+    Recovered,
+    RootEntry,
+    SetLeaseWord,
+    SetStates,
+    StoreRoot,
+    WriteHeaders,
+)
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.runtime.ids import new_incarnation
+from pagemesh.wire.errors import NoCapacity
+from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pool_format import (
+    LEASE_SLOT_COUNT_MAX,
+    POOL_SUFFIX,
+    HeaderState,
+    PoolFormat,
+)
+
+
+class PoolStore:
+    """One pool, from the bump of its epoch on. Made by ``create`` and ``adopt``."""
+
+    def __init__(self, file: PoolFile, host: str) -> None:
+        self.file = file
+        self.facts = _facts(file, host, file.bump_epoch())
+
+    @staticmethod
+    def path_of(folder: Path, host: str) -> Path:
+        return folder / f"{host}{POOL_SUFFIX}"
+
+    @classmethod
+    def create(cls, folder: Path, host: str, spec: PoolSpec, pool_bytes: int) -> PoolStore:
+        """A new pool in place of what is there. Raises ``NoCapacity`` when ``pool_bytes`` hold
+        no page, ``ConfigError`` when the file cannot be made."""
+        count = pool_bytes // spec.page_bytes
+        if not count:
+            raise NoCapacity(
+                f"PAGEMESH_POOL_BYTES={pool_bytes} holds no page of {spec.page_bytes} bytes"
+            )
+        form = PoolFormat(count, spec.page_size, spec.page_bytes)
+        superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return cls(PoolFile.create(cls.path_of(folder, host), superblock), host)
+
+    @classmethod
+    def adopt(cls, folder: Path, host: str) -> PoolStore:
+        """Take over what an earlier pager left. Raises ``ConfigError`` when it is missing,
+        damaged or still served."""
+        return cls(PoolFile.adopt(cls.path_of(folder, host)), host)
+
+    def close(self) -> None:
+        """Let go of the lock; the file stays for the next pager."""
+        self.file.close()
+
+    def perform(self, command: Command) -> bool:
+        """Write what ``command`` says, if it concerns the file; True when it did."""
+        headers = self.file.headers
+        match command:
+            case WriteHeaders():
+                headers.publish(self._batch(command))
+            case SetStates():
+                headers.set_states(command.pages, command.state, command.sequences)
+            case SetLeaseWord(slot, value):
+                headers.set_lease_word(slot, value)
+            case StoreRoot(index, digest, live):
+                headers.store_root(index, digest, live=live)
+            case _:
+                return False
+        return True
+
+    def recovered(self, holders: tuple[Holder, ...]) -> Recovered:
+        """What is in the file, for the core. ``holders`` are those alive."""
+        scan = self.file.headers.scan()
+        batch = scan.batch
+        states = batch.states.copy()
+        states[scan.torn] = HeaderState.INVALID
+        offset = self.file.superblock.form.revocation_offset
+        words = self.file.headers.mapped[offset : offset + 8 * LEASE_SLOT_COUNT_MAX]
+        roots = tuple(
+            RootEntry(index, root.digest, root.live)
+            for index, root in sorted(self.file.headers.roots().items())
+        )
+        table = HeaderTable(
+            states, batch.sequences, batch.identities, batch.parents, batch.writers,
+            batch.roots, batch.counts, batch.tokens,
+        )  # fmt: skip
+        return Recovered(table, roots, words.view(np.uint64).copy(), holders)
+
+    def _batch(self, command: WriteHeaders) -> HeaderBatch:
+        count = len(command.pages)
+        tokens = np.zeros((count, self.facts.page_size), np.uint32)
+        if command.count:
+            tokens[:] = np.frombuffer(command.tokens, "<u4").reshape(count, -1)
+        return HeaderBatch(
+            pages=command.pages,
+            states=np.full(count, command.state, np.uint8),
+            sequences=command.sequences,
+            identities=command.identities,
+            parents=command.parents,
+            writers=np.full(count, command.writer, np.uint64),
+            roots=np.full(count, command.root, np.uint32),
+            counts=np.full(count, command.count, np.uint32),
+            tokens=tokens,
+        )
+
+
+def _facts(file: PoolFile, host: str, epoch: int) -> PoolFacts:
+    superblock = file.superblock
+    return PoolFacts(
+        host=host,
+        epoch=epoch,
+        incarnation=superblock.incarnation,
+        page_count=superblock.form.page_count,
+        page_size=superblock.form.page_size,
+        page_bytes=superblock.form.page_bytes,
+        layout_digest=superblock.layout_digest,
+        path=str(file.path),
+        group=superblock.group,
+    )

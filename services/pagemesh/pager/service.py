@@ -1,0 +1,74 @@
+"""``pagemesh serve pager``: the page manager of one host."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pagemesh.pager.actor import PagerActor, PagerBoard, PagerEvent, PagerSettings, TickDue
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.runtime.actor import Actor
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.ids import new_incarnation
+from pagemesh.runtime.presence import Presence
+from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.runtime.supervise import every
+from pagemesh.wire import subjects
+
+TICK_MS = 50
+
+
+def settings_of(config: ServiceConfig) -> PagerSettings:
+    """What the pager needs of ``config``. Raises ``ConfigError`` without a secret."""
+    return PagerSettings(
+        host=config.host.host,
+        name=config.host.name,
+        incarnation=new_incarnation(),
+        folder=config.host.pool_dir,
+        pool_bytes=config.pager.pool_bytes,
+        secret=config.host.required_secret(),
+        limits=PagerLimits(
+            session_ttl_ms=config.pager.session_ttl_ms, heartbeat_ms=config.pager.heartbeat_ms
+        ),
+        kill_holders=config.pager.kill_holders,
+    )
+
+
+async def run(config: ServiceConfig, stop: Stop) -> None:
+    """Serve until ``stop`` is set, then answer what is queued and let go of the pool, which
+    stays for the next pager. Raises ``ConfigError``."""
+    settings = settings_of(config)
+    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clock = MonotonicClock()
+    board = PagerBoard(settings)
+    async with Bus.connect(config.bus, role="pager", name=settings.name) as bus:
+        actor: Actor[PagerEvent] = Actor(
+            "pager",
+            lambda: PagerActor(settings, bus, clock, board),
+            inbox_count_max=config.pager.inbox_count_max,
+        )
+        presence = Presence(bus, clock, board.announce)
+        board.on_epoch(presence.announce_soon)
+
+        def admit(delivery: Delivery) -> None:
+            actor.admit(delivery)
+
+        def tick() -> None:
+            actor.try_admit(TickDue())
+
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(actor.run(), name="pager-actor")
+            subscription = await bus.subscribe(subjects.pager(settings.host), admit)
+            helpers = [
+                group.create_task(every(TICK_MS, tick), name="pager-tick"),
+                group.create_task(presence.run(), name="pager-presence"),
+            ]
+            await stop.wait()
+            board.draining = True
+            presence.announce_soon()
+            await bus.unsubscribe(subscription)
+            actor.stop()
+            await serving
+            for helper in helpers:
+                helper.cancel()
