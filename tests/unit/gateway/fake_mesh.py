@@ -1,0 +1,278 @@
+"""A mesh without a model behind a real gateway: workers that speak the wire's messages on a
+real NATS server and make tokens by a rule."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tests.unit.gateway.support import MODEL
+
+from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.bus_door import BusDoor
+from pagemesh.gateway.front import Front
+from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.tenants import Tenants
+from pagemesh.gateway.tokens import Tokens
+from pagemesh.runtime import rpc
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.ids import new_incarnation
+from pagemesh.runtime.presence import Presence
+from pagemesh.runtime.settings import BusConfig, GatewayConfig
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import Fault, Gone
+from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.pager_messages import Waterfall
+from pagemesh.wire.presence import Announce, Load, ModelFacts, Role
+from pagemesh.wire.tokens import pack, unpack
+from pagemesh.wire.work_messages import (
+    Abort,
+    Accepted,
+    Finish,
+    Frame,
+    Frames,
+    Resend,
+    Submit,
+    TopLogprobs,
+)
+
+SECRET = b"a secret of the tests"
+FACTS = ModelFacts(
+    model=MODEL,
+    model_root=b"m" * 32,
+    context_tokens_max=4_096,
+    vocab_tokens=261,
+    page_size=16,
+    pool_pages=200,
+    deterministic=True,
+)
+Speech = Callable[[list[int]], list[int]]
+"""What follows a prompt, token by token; it may end with an end token."""
+
+
+def echo_speech(prompt: list[int]) -> list[int]:
+    """The prompt again, backwards."""
+    return prompt[::-1]
+
+
+@dataclass
+class FakeWorker:
+    """Says what ``speech`` says, ``step_tokens`` a step, ``pause_s`` apart."""
+
+    bus: Bus
+    name: str
+    role: Role
+    speech: Speech = echo_speech
+    pause_s: float = 0.0
+    step_tokens: int = 1
+    cached_tokens: int = 0
+    refusal: Fault | None = None
+    incarnation: int = field(default_factory=new_incarnation)
+    submits: list[Submit] = field(default_factory=list)
+    aborts: list[Abort] = field(default_factory=list)
+    counter: int = 0
+    drop_counters: set[int] = field(default_factory=set)
+    """Messages to lose on the way."""
+    _tasks: dict[SequenceKey, asyncio.Task[None]] = field(default_factory=dict)
+    _sent: dict[SequenceKey, list[Frame]] = field(default_factory=dict)
+    _gateway: str = ""
+
+    @property
+    def announce(self) -> Announce:
+        return Announce(
+            role=self.role,
+            name=self.name,
+            incarnation=self.incarnation,
+            host="host",
+            state="ready",
+            load=Load(running_count=len(self._tasks)),
+            model=FACTS,
+        )
+
+    @property
+    def running_count(self) -> int:
+        return sum(not task.done() for task in self._tasks.values())
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeWorker]:
+        presence = Presence(self.bus, MonotonicClock(), lambda: self.announce, period_ms=100)
+        made = await self.bus.subscribe(subjects.worker(self.name), self._admit)
+        task = asyncio.create_task(presence.run())
+        try:
+            yield self
+        finally:
+            await self.bus.unsubscribe(made)
+            self.stop_all()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def stop_all(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _admit(self, delivery: Delivery) -> None:
+        asyncio.get_running_loop().create_task(self._handle(delivery))
+
+    async def _handle(self, delivery: Delivery) -> None:
+        message = codec.decode(delivery.data)
+        match message:
+            case Submit():
+                self.submits.append(message)
+                if self.refusal is not None:
+                    await delivery.respond_error(self.refusal)
+                    return
+                accepted = Accepted(worker=self.name, incarnation=self.incarnation)
+                await rpc.answer(delivery, accepted)
+                self._gateway = message.gateway
+                for start in message.choices:
+                    key = SequenceKey(
+                        request=message.request, attempt=message.attempt, choice=start.choice
+                    )
+                    work = self._speak(message, key, unpack(start.generated).tolist())
+                    self._tasks[key] = asyncio.create_task(work)
+            case Abort():
+                self.aborts.append(message)
+                for key, task in self._tasks.items():
+                    wanted = message.choice is None or message.choice == key.choice
+                    if key.request == message.request and wanted and key.attempt <= message.attempt:
+                        task.cancel()
+                await rpc.answer(delivery, Ok())
+            case Resend():
+                if message.key not in self._sent:
+                    await delivery.respond_error(Gone("no such sequence"))
+                    return
+                await rpc.answer(delivery, Ok())
+                again = [one for one in self._sent[message.key]]
+                await self._send(again)
+
+    async def _speak(self, message: Submit, key: SequenceKey, generated: list[int]) -> None:
+        prompt = unpack(message.prompt).tolist()
+        wanted = self.speech(prompt)
+        sampling = message.sampling
+        self._sent[key] = []
+        made = len(generated)
+        first = True
+        while True:
+            fresh: list[int] = []
+            finish: Finish | None = "length" if made >= sampling.max_tokens else None
+            stop_token: int | None = None
+            while finish is None and len(fresh) < self.step_tokens:
+                token = wanted[made % len(wanted)]
+                fresh.append(token)
+                made += 1
+                if token in sampling.stop_tokens and made > sampling.min_tokens:
+                    finish, stop_token = "stop", token
+                elif made >= sampling.max_tokens:
+                    finish = "length"
+            one = Frame(
+                key=key,
+                first_position=made - len(fresh),
+                tokens=pack(fresh),
+                finish=finish,
+                stop_token=stop_token,
+                logprobs=None if sampling.logprobs is None else scores(fresh, sampling.logprobs),
+                prompt_logprobs=scores(prompt[1:], sampling.logprobs or 0)
+                if message.prompt_logprobs and first
+                else None,
+                waterfall=Waterfall(delivered_tokens=self.cached_tokens) if first else None,
+            )
+            first = False
+            self._sent[key].append(one)
+            await self._send([one])
+            if finish is not None:
+                return
+            await asyncio.sleep(self.pause_s)
+
+    async def _send(self, frames: list[Frame]) -> None:
+        self.counter += 1
+        if self.counter in self.drop_counters:
+            return
+        message = Frames(
+            worker=self.name, incarnation=self.incarnation, counter=self.counter, frames=frames
+        )
+        with contextlib.suppress(Fault):
+            await rpc.send(self.bus, subjects.gateway(self._gateway), message)
+
+
+def scores(tokens: list[int], width: int) -> TopLogprobs:
+    """Log-probability -0.5 for each token; alternatives are 65, 66, ... at -1, -2, ..."""
+    ids = np.tile(np.arange(65, 65 + width), len(tokens))
+    values = np.tile(-1.0 - np.arange(width), len(tokens))
+    return TopLogprobs(
+        chosen=np.full(len(tokens), -0.5, "<f4").tobytes(),
+        width=width,
+        top_tokens=ids.astype("<u4").tobytes(),
+        top_values=values.astype("<f4").tobytes(),
+    )
+
+
+@dataclass
+class FakeMesh:
+    """A gateway with both doors open, and its workers."""
+
+    url: str
+    front: Front
+    bus: Bus
+    workers: list[FakeWorker]
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+
+@contextlib.asynccontextmanager
+async def fake_mesh(
+    nats_url: str,
+    model_folder: Path,
+    *,
+    roles: tuple[Role, ...] = ("decode",),
+    api_keys: str = "",
+    config: GatewayConfig | None = None,
+    limits: RequestLimits | None = None,
+    request_count_max: int = 64,
+) -> AsyncIterator[FakeMesh]:
+    """Names are unique, so that tests may share one NATS server one after the other."""
+    tail = f"{new_incarnation():x}"
+    doors = config or GatewayConfig(http_port=0)
+    async with contextlib.AsyncExitStack() as stack:
+        connect = BusConfig(url=nats_url)
+        worker_bus = await stack.enter_async_context(
+            Bus.connect(connect, role="decode", name=f"w-{tail}")
+        )
+        bus = await stack.enter_async_context(
+            Bus.connect(connect, role="gateway", name=f"g-{tail}")
+        )
+        workers = [
+            await stack.enter_async_context(
+                FakeWorker(worker_bus, f"{role}-{index}-{tail}", role).running()
+            )
+            for index, role in enumerate(roles)
+        ]
+        actor = GatewayActor(
+            bus,
+            name=f"g-{tail}",
+            incarnation=new_incarnation(),
+            host="host",
+            model=MODEL,
+            secret=SECRET,
+            request_count_max=request_count_max,
+        )
+        gateway = await stack.enter_async_context(actor.running())
+        front = Front(
+            gateway,
+            Tokens.load(model_folder),
+            Tenants(api_keys, SECRET),
+            model=MODEL,
+            request_timeout_ms=20_000,
+            limits=limits or RequestLimits(worker_wait_ms_max=2_000),
+        )
+        await stack.enter_async_context(BusDoor(front, bus).open())
+        url = await stack.enter_async_context(HttpDoor(front, doors).serve())
+        gateway.announce("ready")
+        yield FakeMesh(url, front, bus, workers)

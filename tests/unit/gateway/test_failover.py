@@ -1,0 +1,101 @@
+"""Workers that die or keep silent under a running stream: the client sees one whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
+from tests.unit.gateway.support import MODEL, eventually
+
+from pagemesh.gateway import events as ev
+from pagemesh.gateway.events import Worker
+from pagemesh.gateway.spec import RequestLimits
+from pagemesh.runtime.nats_server import NatsServer
+
+TEXT = "said once, in order, by whoever is left"
+PATIENT = RequestLimits(silence_ms_max=200, submit_timeout_ms=500, resend_timeout_ms=300)
+
+
+async def stream_text(mesh: FakeMesh, prompt: str) -> str:
+    """The text of one streamed completion as long as its prompt."""
+    async with AsyncOpenAI(base_url=mesh.url + "/v1", api_key="-", max_retries=0) as client:
+        stream = await client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=len(prompt), stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+async def test_a_worker_that_dies_mid_stream_is_replaced_by_the_other(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode", "decode"), limits=PATIENT
+    ) as mesh:
+        for worker in mesh.workers:
+            worker.pause_s = 0.01
+        await eventually(lambda: len(mesh.front.gateway.router._workers) == 2)
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await eventually(lambda: any(worker.counter > 5 for worker in mesh.workers))
+        victim = next(worker for worker in mesh.workers if worker.submits)
+        victim.stop_all()
+        lost = Worker(victim.name, victim.incarnation)
+        for life in list(mesh.front.gateway._lives.values()):
+            life.feed(ev.WorkerLost(lost))
+        assert await asked == TEXT[::-1]
+        other = next(worker for worker in mesh.workers if worker is not victim)
+        (again,) = other.submits
+        assert again.attempt == 2 and len(again.choices[0].generated) > 0
+
+
+async def test_a_silent_worker_is_asked_and_then_left(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode",), limits=PATIENT
+    ) as mesh:
+        mesh.worker.pause_s = 0.01
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await eventually(lambda: mesh.worker.counter > 5)
+        mesh.worker.stop_all()
+        mesh.worker._sent.clear()
+        assert await asked == TEXT[::-1]
+        assert [submit.attempt for submit in mesh.worker.submits] == [1, 2]
+
+
+async def test_a_lost_last_frame_is_had_again(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode",), limits=PATIENT
+    ) as mesh:
+        mesh.worker.drop_counters = {len(TEXT)}
+        assert await stream_text(mesh, TEXT) == TEXT[::-1]
+        assert len(mesh.worker.submits) == 1
+
+
+async def test_without_any_worker_a_request_is_refused_after_a_short_wait(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    limits = RequestLimits(worker_wait_ms_max=200)
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=(), limits=limits) as mesh:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await stream_text(mesh, TEXT)
+        assert caught.value.status_code == 503
+        assert "retry-after" in caught.value.response.headers
+
+
+async def test_a_restarted_nats_server_is_survived_by_a_running_stream(
+    nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(nats_server.url, model_folder, roles=("decode",), limits=PATIENT) as mesh:
+        mesh.worker.pause_s = 0.03
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await eventually(lambda: mesh.worker.counter > 5)
+        nats_server.kill()
+        await asyncio.sleep(0.3)
+        nats_server.start()
+        assert await asked == TEXT[::-1]
