@@ -5,17 +5,14 @@ An id outside the vocabulary would crash a step that others share, so it is refu
 
 from __future__ import annotations
 
-import math
-
 from pagemesh.wire.errors import Malformed
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.tokens import unpack
-from pagemesh.wire.work_messages import Attach, Sampling, Submit
+from pagemesh.wire.work_messages import Attach, Submit
 
 
 def vet(message: Message, *, vocab_tokens: int) -> None:
-    """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary and for
-    numbers that are none."""
+    """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary."""
     match message:
         case Submit():
             generated = [start.generated for start in message.choices]
@@ -26,7 +23,6 @@ def vet(message: Message, *, vocab_tokens: int) -> None:
     _vet_tokens("prompt", message.prompt, vocab_tokens)
     for tokens in generated:
         _vet_tokens("generated", tokens, vocab_tokens)
-    _vet_sampling(message.sampling)
 
 
 def keys_of(message: Submit | Attach) -> list[SequenceKey]:
@@ -43,18 +39,3 @@ def _vet_tokens(name: str, packed: bytes, vocab_tokens: int) -> None:
     tokens = unpack(packed)
     if len(tokens) and int(tokens.max()) >= vocab_tokens:
         raise Malformed(f"{name}: token {int(tokens.max())} is outside of the {vocab_tokens} known")
-
-
-def _vet_sampling(sampling: Sampling) -> None:
-    numbers = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-    }
-    numbers |= {f"logit_bias of {token}": bias for token, bias in sampling.logit_bias.items()}
-    for name, number in numbers.items():
-        if not math.isfinite(number):
-            raise Malformed(f"{name} is not a finite number")

@@ -1,0 +1,327 @@
+"""A worker process's parts, joined over a real NATS server: from submit to frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, some_tokens
+from tests.unit.engine.models import VOCAB, save_twin, twins
+from tests.unit.engine.script_pager import ScriptPager
+
+from pagemesh.decode.role import role_settings as decode_role
+from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.service import run_worker
+from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.prefill.role import role_settings as prefill_role
+from pagemesh.runtime import rpc, trace
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.runtime.spans import set_up_spans
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import ConfigError, Malformed
+from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.presence import Announce
+from pagemesh.wire.tokens import U32, pack, unpack
+from pagemesh.wire.work_messages import (
+    Abort,
+    Accepted,
+    ChoiceStart,
+    Frame,
+    Frames,
+    Sampling,
+    Submit,
+)
+
+HOST = "here"
+GREEDY = Sampling(temperature=0.0, max_tokens=20)
+REQUEST = "ab" * 16
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("worker") / "model"
+    save_twin(folder, twins()["llama"])
+    return folder
+
+
+class Mesh:
+    """Workers, a scripted pager, and a gateway's ear."""
+
+    def __init__(self, bus: Bus, pager: ScriptPager, config: ServiceConfig) -> None:
+        self.bus, self.pager, self.config = bus, pager, config
+        self.frames: list[Frame] = []
+        self.news = asyncio.Event()
+        self.ready: dict[str, Announce] = {}
+
+    def hear(self, delivery: Delivery) -> None:
+        message = codec.decode(delivery.data)
+        if isinstance(message, Frames):
+            self.frames += message.frames
+        elif isinstance(message, Announce) and message.role != "pager":
+            self.ready[message.name] = message
+        self.news.set()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self.news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.news.wait(), 0.05)
+
+    @contextlib.asynccontextmanager
+    async def worker(self, role: str, name: str) -> AsyncIterator[asyncio.Task[None]]:
+        """A worker, ready; drained when the context ends."""
+        config = replace(self.config, host=replace(self.config.host, name=name))
+        settings = (prefill_role if role == "prefill" else decode_role)(config.worker)
+        stop = Stop()
+        task = asyncio.create_task(run_worker(config, stop, settings))
+        await self.until(lambda: task.done() or self._is_ready(name))
+        try:
+            yield task
+        finally:
+            stop.request()
+            async with asyncio.timeout(20):
+                await task
+
+    def _is_ready(self, name: str) -> bool:
+        return name in self.ready and self.ready[name].state == "ready"
+
+    async def submit(self, worker: str, message: Submit) -> Accepted:
+        return await rpc.call(
+            self.bus, subjects.worker(worker), message, Accepted, timeout_ms=2_000
+        )
+
+    def tokens(self, choice: int = 0) -> list[int]:
+        """Generated tokens in order of position; a token that changed fails the test."""
+        found: dict[int, int] = {}
+        for frame in self.frames:
+            if frame.key.choice == choice:
+                for offset, token in enumerate(unpack(frame.tokens).tolist()):
+                    assert found.setdefault(frame.first_position + offset, token) == token
+        assert sorted(found) == list(range(len(found)))
+        return [found[position] for position in sorted(found)]
+
+    def finished(self, choice: int = 0) -> bool:
+        return any(frame.finish for frame in self.frames if frame.key.choice == choice)
+
+
+@pytest.fixture
+async def mesh(
+    shared_nats_server: NatsServer, bus: Bus, pool_dir: Path, model_folder: Path
+) -> AsyncIterator[Mesh]:
+    config = load_service_config(
+        {
+            "PAGEMESH_NATS": shared_nats_server.url,
+            "PAGEMESH_HOST": HOST,
+            "PAGEMESH_POOL_DIR": str(pool_dir),
+            "PAGEMESH_MODEL": str(model_folder),
+            "PAGEMESH_MODEL_NAME": "tiny",
+            "PAGEMESH_CACHE_DIR": str(model_folder.parent / "cache"),
+            "PAGEMESH_DETERMINISTIC": "true",
+        }
+    )
+    async with ScriptPager.serving(bus, pool_dir, HOST) as pager:
+        made = Mesh(bus, pager, config)
+        heard = [
+            await bus.subscribe(subjects.gateway("gate"), made.hear),
+            await bus.subscribe(subjects.PRESENCE, made.hear),
+        ]
+        yield made
+        for subscription in heard:
+            await bus.unsubscribe(subscription)
+
+
+def make_submit(prompt: U32, *, sampling: Sampling = GREEDY, **fields: Any) -> Submit:
+    values: dict[str, Any] = {
+        "request": REQUEST, "attempt": 1, "gateway": "gate", "gateway_incarnation": 5,
+        "priority": 0, "arrival_us": 1, "root": b"\x02" * 32, "prompt": pack(prompt),
+        "choices": [ChoiceStart(choice=0)], "sampling": sampling, "deadline_ms": 30_000,
+    }  # fmt: skip
+    return Submit(**(values | fields))
+
+
+def locks_in(folder: Path) -> list[Path]:
+    return list(folder.glob("worker-*.lock"))
+
+
+def greedy_tokens(folder: Path, prompt: U32, count: int) -> list[int]:
+    """What the model says, computed without a worker."""
+    decoder, pool = load_decoder(folder)
+    tokens = prompt
+    table = Pages(pool).table(len(prompt) + count)
+    for _ in range(count):
+        logits = logits_in_chunks(decoder, pool, table, tokens, [len(tokens)])
+        tokens = np.append(tokens, np.uint32(logits[-1].argmax()))
+    return [int(token) for token in tokens[len(prompt) :]]
+
+
+async def test_a_submitted_prompt_comes_back_as_frames(mesh: Mesh, model_folder: Path) -> None:
+    prompt = some_tokens(600, vocab=VOCAB)[:450]
+    async with mesh.worker("decode", "solo"):
+        accepted = await mesh.submit("solo", make_submit(prompt))
+        assert accepted.incarnation == mesh.ready["solo"].incarnation
+        await mesh.until(mesh.finished)
+        await mesh.until(lambda: not mesh.pager.held)
+    assert mesh.tokens() == greedy_tokens(model_folder, prompt, 20)
+    assert mesh.frames[-1].finish == "length"
+    facts = mesh.ready["solo"].model
+    assert facts is not None
+    assert (facts.model, facts.pool_pages, facts.deterministic) == ("tiny", 128, True)
+
+
+async def test_prefill_hands_over_to_decode_without_changing_a_token(
+    mesh: Mesh, model_folder: Path
+) -> None:
+    prompt = some_tokens(75, vocab=VOCAB)
+    async with mesh.worker("prefill", "first"), mesh.worker("decode", "second"):
+        await mesh.submit("first", make_submit(prompt, decode="second"))
+        await mesh.until(mesh.finished)
+        await mesh.until(lambda: not mesh.pager.held)
+    assert mesh.tokens() == greedy_tokens(model_folder, prompt, 20)
+    asked = [name for name in mesh.pager.asked if name in ("Admit", "Offer", "Redeem")]
+    assert asked == ["Admit", "Offer", "Redeem"]
+
+
+async def test_choices_are_drawn_each_with_its_own_seed(mesh: Mesh) -> None:
+    hot = Sampling(temperature=2.0, seed=3, max_tokens=1, logprobs=2)
+    choices = [ChoiceStart(choice=index) for index in range(4)]
+    async with mesh.worker("decode", "solo"):
+        prompt = some_tokens(40, vocab=VOCAB)
+        await mesh.submit("solo", make_submit(prompt, sampling=hot, choices=choices))
+        await mesh.until(lambda: all(mesh.finished(choice) for choice in range(4)))
+    assert len({tuple(mesh.tokens(choice)) for choice in range(4)}) > 1
+    assert all(frame.logprobs is not None for frame in mesh.frames)
+
+
+async def test_a_revoked_sequence_goes_on_with_the_same_tokens(
+    mesh: Mesh, model_folder: Path
+) -> None:
+    prompt = some_tokens(30, vocab=VOCAB)
+    sampling = Sampling(temperature=0.0, max_tokens=60)
+    async with mesh.worker("decode", "solo"):
+        await mesh.submit("solo", make_submit(prompt, sampling=sampling))
+        await mesh.until(lambda: mesh.frames)
+        key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+        await mesh.pager.revoke("solo", 1, key)
+        await mesh.until(mesh.finished)
+    assert mesh.tokens() == greedy_tokens(model_folder, prompt, 60)
+    assert "AckRevoke" in mesh.pager.asked
+    assert mesh.pager.asked.count("Admit") == 2
+
+
+async def test_tokens_outside_the_vocabulary_are_refused_by_name(mesh: Mesh) -> None:
+    async with mesh.worker("decode", "solo"):
+        for wrong, field in (
+            (make_submit(np.array([VOCAB], np.uint32)), "prompt"),
+            (make_submit(some_tokens(3, vocab=VOCAB),
+                         choices=[ChoiceStart(choice=0, generated=pack([VOCAB + 9]))]),
+             "generated"),
+        ):  # fmt: skip
+            with pytest.raises(Malformed, match=field):
+                await mesh.submit("solo", wrong)
+        with pytest.raises(Malformed):
+            await mesh.bus.publish(subjects.worker("solo"), b"\x00garbage")
+            await rpc.call(mesh.bus, subjects.worker("solo"), Ok(), Accepted, timeout_ms=2_000)
+
+
+async def test_a_long_step_holds_up_neither_aborts_nor_presence(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+    compute = ModelExecutor.run
+
+    def slowly(self: ModelExecutor, plan: StepPlan) -> StepResult:
+        began.append(time.monotonic())
+        time.sleep(0.6)
+        return compute(self, plan)
+
+    monkeypatch.setattr(ModelExecutor, "run", slowly)
+    async with mesh.worker("decode", "solo"):
+        await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+        await mesh.until(lambda: began)
+        asked = time.monotonic()
+        abort = Abort(request=REQUEST, attempt=1, reason="client")
+        await rpc.call(mesh.bus, subjects.worker("solo"), abort, Ok, timeout_ms=2_000)
+        assert time.monotonic() - asked < 0.3
+        await mesh.until(lambda: not mesh.pager.held)
+        assert time.monotonic() - began[0] >= 0.6, "pages of a running step were given back"
+    assert mesh.tokens() == []
+
+
+async def test_a_worker_holds_its_lock_for_as_long_as_it_lives(mesh: Mesh, pool_dir: Path) -> None:
+    async with mesh.worker("prefill", "first"):
+        (lock,) = locks_in(pool_dir)
+        assert not holder_is_dead(lock)
+    assert holder_is_dead(lock)
+    assert mesh.ready["first"].state == "leaving"
+
+
+async def test_draining_finishes_what_was_accepted(mesh: Mesh) -> None:
+    async with mesh.worker("decode", "solo"):
+        await mesh.submit("solo", make_submit(some_tokens(30, vocab=VOCAB)))
+    assert len(mesh.tokens()) == 20
+    assert mesh.finished()
+    assert not mesh.pager.held
+
+
+async def test_a_crash_of_the_step_thread_ends_the_worker(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ModelExecutor, plan: StepPlan) -> StepResult:
+        raise FloatingPointError("boom")
+
+    monkeypatch.setattr(ModelExecutor, "run", broken)
+    with pytest.raises(ExceptionGroup):
+        async with mesh.worker("decode", "solo") as task:
+            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+            await mesh.until(task.done)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("device", "cuda"), ("dtype", "bfloat16")])
+async def test_settings_that_are_not_supported_are_named(
+    mesh: Mesh, setting: str, value: str
+) -> None:
+    changes: dict[str, Any] = {setting: value}
+    worker = replace(mesh.config.worker, **changes)
+    with pytest.raises(ConfigError, match=f"PAGEMESH_{setting.upper()}={value}"):
+        await run_worker(replace(mesh.config, worker=worker), Stop(), decode_role(worker))
+
+
+async def test_a_model_that_is_not_there_ends_the_worker_by_name(mesh: Mesh) -> None:
+    worker = replace(mesh.config.worker, model="/nowhere")
+    config = replace(mesh.config, worker=worker, host=replace(mesh.config.host, name="solo"))
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_worker(config, Stop(), decode_role(worker))
+    (error,) = caught.value.exceptions
+    assert isinstance(error, ConfigError)
+    assert "/nowhere" in str(error)
+
+
+async def test_one_trace_runs_through_both_workers(mesh: Mesh, trace_receiver: Any) -> None:
+    telemetry = replace(mesh.config.telemetry, otlp=trace_receiver.url)
+    parent = trace.new_trace()
+    with set_up_spans(telemetry, service="test", name="test"):
+        async with mesh.worker("prefill", "first"), mesh.worker("decode", "second"):
+            with trace.use(parent):
+                prompt = some_tokens(75, vocab=VOCAB)
+                await mesh.submit("first", make_submit(prompt, decode="second"))
+            await mesh.until(mesh.finished)
+            await mesh.until(lambda: not mesh.pager.held)
+    spans = trace_receiver.spans
+    names = {span.name for span in spans}
+    assert {"prefill", "decode", "queue", "admit", "prefill chunk", "commit", "ticket"} <= names
+    assert {"attach", "redeem"} <= names
+    assert {span.trace_id for span in spans} == {f"{parent.trace_id:032x}"}
+    known = {span.span_id for span in spans} | {f"{parent.span_id:016x}"}
+    assert all(span.parent_id in known for span in spans)
