@@ -30,7 +30,7 @@ from pagemesh.runtime.ids import host_name, new_service_name
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
-from pagemesh.wire.pager_messages import InspectPager, PagerReport
+from pagemesh.wire.pager_reports import InspectPager, PagerReport
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0

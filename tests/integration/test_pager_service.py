@@ -33,18 +33,20 @@ from pagemesh.wire.pager_messages import (
     Declared,
     Granted,
     HeldLease,
-    InspectPager,
     Offer,
     Offered,
     OpenSession,
-    PagerReport,
-    PagesChanged,
-    PagesSnapshot,
     PoolSpec,
     Redeem,
     Release,
     Revoke,
     SessionOpened,
+)
+from pagemesh.wire.pager_reports import (
+    InspectPager,
+    PagerReport,
+    PagesChanged,
+    PagesSnapshot,
     SnapshotWanted,
 )
 from pagemesh.wire.pool_format import HeaderState

@@ -28,7 +28,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Busy, Fault, Malformed
-from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot, SnapshotWanted
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce, ModelFacts, State
 from pagemesh.wire.work_messages import Frames
 

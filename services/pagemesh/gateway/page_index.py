@@ -15,7 +15,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
 KEY_BYTES = 100
 """What one key costs in a dict of Python integers, measured with room to spare."""

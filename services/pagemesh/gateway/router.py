@@ -20,7 +20,7 @@ from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
 from pagemesh.wire.errors import Busy, Fault, NoCapacity
 from pagemesh.wire.identity import prefix_keys, tenant_root
-from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts
 
 _KEYED_PAGES_MAX = 4_096

@@ -33,7 +33,8 @@ from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Denied, Fault, NoCapacity, Stale
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import OpenSession, PagesSnapshot, PoolSpec, SnapshotWanted
+from pagemesh.wire.pager_messages import OpenSession, PoolSpec
+from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce
 
 _log = get_logger(__name__)

@@ -7,7 +7,7 @@ import numpy as np
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState, TicketState
 from pagemesh.pager.radix import check_forest
-from pagemesh.wire.pager_messages import LeaseLine, PagerReport
+from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.wire.identity import prefix_keys
-from pagemesh.wire.pager_messages import PagesChanged, PagesSnapshot
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
 SNAPSHOT_KEYS_MAX = 65_536
 CHANGED_KEYS_MAX = 65_536

@@ -37,14 +37,13 @@ from pagemesh.wire.pager_messages import (
     Extend,
     Fork,
     Heartbeat,
-    InspectPager,
     Offer,
     OpenSession,
-    PagerReport,
     Redeem,
     Release,
     Withdraw,
 )
+from pagemesh.wire.pager_reports import InspectPager, PagerReport
 
 Handler = Callable[[Any], Message]
 
