@@ -1,8 +1,9 @@
 """The one connection of a service to NATS, and the only package that imports nats."""
 
-from pagemesh.runtime.bus.bus import Bus, BusCounters, BusState, BusStatistics, Subscription
+from pagemesh.runtime.bus.bus import Bus
 from pagemesh.runtime.bus.messages import Delivery, Headers, Reply
 from pagemesh.runtime.bus.replies import Inbox
+from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 
 __all__ = [
     "Bus",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pagemesh.runtime.bus.link import Incoming, Link
 from pagemesh.runtime.bus.messages import Delivery, Headers, Reply, check_size, lower_keys
 from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
+from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import codec, subjects
@@ -36,49 +36,6 @@ from pagemesh.wire.messages import Refused
 
 BARRIER_TIMEOUT_MS = 5_000
 _log = get_logger(__name__)
-
-
-class BusState(enum.Enum):
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    RECONNECTING = "reconnecting"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class BusCounters:
-    """Since the bus was made."""
-
-    sent: int = 0
-    received: int = 0
-    dropped: int = 0
-    """Messages thrown away because a subscription held too many; each was refused."""
-    denied: int = 0
-    refused_here: int = 0
-    """Messages that were never sent: too large, or too much waiting to be sent."""
-    crashed: int = 0
-    """Callbacks that raised something other than a fault."""
-    connects: int = 0
-    """Connections made after the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class BusStatistics:
-    state: BusState
-    requests_waiting: int
-    counters: BusCounters
-
-
-@dataclass(slots=True, eq=False)
-class Subscription:
-    """Made by ``Bus.subscribe``."""
-
-    subject: str
-    queue: str
-    on_delivery: Callable[[Delivery], None]
-    on_drop: Callable[[], None]
-    link_id: int = 0
-    denied: bool = False
 
 
 @dataclass(slots=True)

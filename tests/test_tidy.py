@@ -1,0 +1,211 @@
+"""What keeps the repository readable, watched by a test."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from pagemesh.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("services", "shared", "kernels", "tests", "ops")
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+PARAMETERS_MAX = 12
+
+FORBIDDEN = {
+    "a machine's own path": r"/(home|root|work|Users)/[a-z]",
+    "a reference to an issue": r"(?<![\w&#])#\d+\b|\b(issue|ticket|PR) #?\d+\b",
+    "a leftover": r"\b(XXX|FIXME|TODO|HACK)\b",
+    "how it was written": r"\b(Claude|Copilot|ChatGPT|AI[- ](generated|assistant|session))\b",
+    "a package registry": r"\b(pypi\.org|files\.pythonhosted\.org|registry\.npmjs\.org)\b",
+    "a merge conflict": r"^(<{7}|>{7}) ",
+}
+FORBIDDEN_EXEMPT = {"tests/test_tidy.py", "LICENSE"}
+# Units and qualifiers come last: ms_timeout, max_pages and n_rows say it the wrong way round.
+UNITS = frozenset({"ms", "us", "ns", "bytes"})
+QUALIFIERS = frozenset({"max", "min", "n", "num"})
+FIRST_ALLOWED = frozenset({"max_tokens", "min_tokens", "min_p", "max_completion_tokens"})
+NAMED_BY_OTHERS = ("openai", "client", "checkpoint")
+
+
+@functools.cache
+def tracked() -> tuple[Path, ...]:
+    """Files under version control, or everything when there is none (an unpacked archive)."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode == 0 and listed.stdout:
+        paths = [ROOT / line for line in listed.stdout.splitlines()]
+    else:
+        paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*")]
+    return tuple(path for path in paths if path.is_file())
+
+
+def python_files() -> list[Path]:
+    return [
+        path
+        for path in tracked()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in SOURCES
+    ]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        node
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def test_a_file_can_be_held_in_the_head() -> None:
+    lines = {name(path): len(path.read_text().splitlines()) for path in python_files()}
+    long = {path: count for path, count in lines.items() if count > FILE_LINES_MAX}
+    assert not long, f"split them: {long}"
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    long = {}
+    for path in python_files():
+        for function in functions(path):
+            count = (function.end_lineno or function.lineno) - function.lineno + 1
+            if count > FUNCTION_LINES_MAX:
+                long[f"{name(path)}:{function.name}"] = count
+    assert not long
+
+
+def test_a_function_takes_few_parameters() -> None:
+    many = {}
+    for path in python_files():
+        for function in functions(path):
+            arguments = function.args
+            count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+            if count > PARAMETERS_MAX:
+                many[f"{name(path)}:{function.name}"] = count
+    assert not many, f"pass a value with a name: {many}"
+
+
+def test_a_module_says_what_it_is() -> None:
+    silent = [
+        name(path)
+        for path in python_files()
+        if tree(path).body and not ast.get_docstring(tree(path))
+    ]
+    assert not silent
+
+
+def test_units_and_qualifiers_come_last() -> None:
+    found = set()
+    for path in python_files():
+        if any(part in path.stem for part in NAMED_BY_OTHERS):
+            continue
+        for node in ast.walk(tree(path)):
+            names = [node.arg] if isinstance(node, ast.arg) else []
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names = [node.target.id]
+            found |= {f"{name(path)}:{one}" for one in names if _unit_comes_first(one)}
+    assert not found
+
+
+def _unit_comes_first(text: str) -> bool:
+    words = text.lower().strip("_").split("_")
+    has_noun = any(word not in UNITS | QUALIFIERS for word in words)
+    return has_noun and words[0] in UNITS | QUALIFIERS and text not in FIRST_ALLOWED
+
+
+def test_every_test_can_fail() -> None:
+    """It asserts, expects a raise, or calls something that does."""
+    idle = [
+        f"{name(path)}:{function.name}"
+        for path in python_files()
+        if path.name.startswith("test_")
+        for function in functions(path)
+        if function.name.startswith("test_") and not _can_fail(function)
+    ]
+    assert not idle
+
+
+def _can_fail(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise | ast.With | ast.AsyncWith):
+            return True
+        if isinstance(node, ast.Call) and not isinstance(node.func, ast.Subscript):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_has_no_place_here_is_not_here(what: str) -> None:
+    pattern = re.compile(FORBIDDEN[what], re.MULTILINE)
+    found = []
+    for path in tracked():
+        if name(path) in FORBIDDEN_EXEMPT or path.suffix in (".safetensors", ".png", ".ico"):
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{name(path)}: {match.group(0)!r}" for match in pattern.finditer(text)]
+    assert not found, found[:20]
+
+
+def test_no_package_marks_the_shared_namespace() -> None:
+    roots = [ROOT / root / "pagemesh" / "__init__.py" for root in ("services", "shared", "kernels")]
+    assert not [path for path in roots if path.exists()]
+
+
+def test_every_package_says_what_it_is() -> None:
+    silent = []
+    for root in ("services", "shared", "kernels"):
+        for folder in (ROOT / root / "pagemesh").rglob("*"):
+            holds_code = (
+                any(child.suffix == ".py" for child in folder.iterdir())
+                if (folder.is_dir() and folder.name != "__pycache__")
+                else False
+            )
+            marker = folder / "__init__.py"
+            if holds_code and not (marker.exists() and ast.get_docstring(tree(marker))):
+                silent.append(name(folder))
+    assert not silent
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    wanted = set(re.findall(r"^(?:\$ )?make ([a-z][\w-]*)", readme_commands(), re.MULTILINE))
+    assert wanted, "the README shows no make command"
+    assert wanted <= targets, f"not in the Makefile: {sorted(wanted - targets)}"
+
+
+def test_every_pagemesh_command_of_the_readme_exists() -> None:
+    wanted = set(re.findall(r"`pagemesh ([a-z]+)", (ROOT / "README.md").read_text()))
+    known = set(cli.list_commands(click.Context(cli)))
+    assert wanted, "the README shows no pagemesh command"
+    assert wanted <= known, f"unknown: {sorted(wanted - known)}"
+
+
+def test_every_file_the_readme_links_to_exists() -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text())
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+def readme_commands() -> str:
+    return "\n".join(
+        re.findall(r"```(?:sh|bash|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    )
