@@ -1,0 +1,135 @@
+"""The bus door as any NATS client sees it: requests, streams, errors, discovery."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
+from tests.unit.gateway.support import MODEL, eventually
+
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.wire import subjects
+
+KEY = "k" * 20
+
+
+@pytest.fixture
+async def client(shared_nats_server: NatsServer) -> AsyncIterator[Client]:
+    made = await nats.connect(shared_nats_server.url)
+    yield made
+    await made.close()
+
+
+async def stream(client: Client, subject: str, body: dict[str, object]) -> list[Msg]:
+    """Every message of an answer, the last one included."""
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    await client.publish(subject, json.dumps(body).encode(), reply=inbox)
+    found: list[Msg] = []
+    while not found or (found[-1].headers or {}).get("pagemesh-last") != "true":
+        found.append(await subscription.next_msg(timeout=5))
+    await subscription.unsubscribe()
+    return found
+
+
+async def test_a_completion_is_one_reply(mesh: FakeMesh, client: Client) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 3}).encode()
+    reply = await client.request(subjects.COMPLETIONS, body, timeout=5)
+    assert json.loads(reply.data)["choices"][0]["text"] == "cba"
+    assert reply.headers == {"pagemesh-sequence": "1", "pagemesh-last": "true"}
+
+
+async def test_a_chat_stream_is_numbered_chunks_and_an_empty_last_message(
+    mesh: FakeMesh, client: Client
+) -> None:
+    messages = await stream(
+        client,
+        subjects.CHAT_COMPLETIONS,
+        {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 5,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+    numbers = [int((message.headers or {})["pagemesh-sequence"]) for message in messages]
+    assert numbers == list(range(1, len(messages) + 1))
+    assert messages[-1].data == b""
+    chunks = [json.loads(message.data) for message in messages[:-1]]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["usage"]["completion_tokens"] == 5
+
+
+async def test_models_are_listed(mesh: FakeMesh, client: Client) -> None:
+    reply = await client.request(subjects.MODELS, b"", timeout=5)
+    assert [model["id"] for model in json.loads(reply.data)["data"]] == [MODEL]
+
+
+async def test_an_error_is_openais_object_with_its_status_in_headers(
+    mesh: FakeMesh, client: Client
+) -> None:
+    for body, status, param in (
+        (b"\x80\x04pickle", "400", None),
+        (b'{"model":"other","prompt":"x"}', "404", "model"),
+        (b'{"model":"tiny","prompt":"x","n":0}', "400", "n"),
+    ):
+        reply = await client.request(subjects.COMPLETIONS, body, timeout=5)
+        headers = reply.headers or {}
+        assert headers["nats-service-error-code"] == status
+        assert headers["pagemesh-last"] == "true" and headers["pagemesh-error"]
+        assert json.loads(reply.data)["error"]["param"] == param
+
+
+async def test_with_keys_a_call_needs_one(
+    shared_nats_server: NatsServer, model_folder: Path, client: Client
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder, api_keys=KEY):
+        refused = await client.request(subjects.MODELS, b"", timeout=5)
+        assert (refused.headers or {})["nats-service-error-code"] == "401"
+        headers = {"authorization": f"Bearer {KEY}"}
+        taken = await client.request(subjects.MODELS, b"", timeout=5, headers=headers)
+        assert "nats-service-error-code" not in (taken.headers or {})
+
+
+async def test_a_caller_that_leaves_is_noticed(mesh: FakeMesh, client: Client) -> None:
+    mesh.worker.pause_s = 0.05
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 3_000, "stream": True}
+    await client.publish(subjects.COMPLETIONS, json.dumps(body).encode(), reply=inbox)
+    await subscription.next_msg(timeout=5)
+    await subscription.unsubscribe()
+    await eventually(lambda: any(a.reason == "client" for a in mesh.worker.aborts))
+    await eventually(lambda: not mesh.front.gateway.in_flight_count)
+
+
+async def test_a_message_that_wants_no_reply_costs_nothing(mesh: FakeMesh, client: Client) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "abc"}).encode()
+    await client.publish(subjects.COMPLETIONS, body)
+    await client.request(subjects.MODELS, b"", timeout=5)
+    await asyncio.sleep(0.05)
+    assert mesh.worker.submits == []
+
+
+async def test_the_service_is_discoverable_and_counts_its_calls(
+    mesh: FakeMesh, client: Client
+) -> None:
+    await client.request(subjects.MODELS, b"", timeout=5)
+    await client.request(subjects.COMPLETIONS, b"{", timeout=5)
+    info = json.loads((await client.request("$SRV.INFO.pagemesh", b"", timeout=5)).data)
+    assert {endpoint["subject"] for endpoint in info["endpoints"]} == {
+        subjects.CHAT_COMPLETIONS,
+        subjects.COMPLETIONS,
+        subjects.MODELS,
+    }
+    stats = json.loads((await client.request("$SRV.STATS.pagemesh", b"", timeout=5)).data)
+    counts = {e["name"]: (e["num_requests"], e["num_errors"]) for e in stats["endpoints"]}
+    assert counts == {"chat": (0, 0), "completions": (1, 1), "models": (1, 0)}
