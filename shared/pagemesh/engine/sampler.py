@@ -21,16 +21,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pagemesh.engine.uniform import uniforms
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
+from pagemesh.kernels.ops import log_softmax
 from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX, Sampling
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
 """Logits worked on at a time, so that the copies of a large batch stay small."""
+_SUM_BLOCK = 1024
 
 
 def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
@@ -54,6 +57,12 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     )
 
 
+def _scores_of(row: F32, token: int, sampling: Sampling) -> TokenScores | None:
+    if sampling.logprobs is None:
+        return None
+    return score(row[None], np.array([token]), max(sampling.logprobs, 0))
+
+
 def score(logits: F32, targets: I64, width: int) -> TokenScores:
     """The log-probabilities of ``targets`` (int64 [n]) under ``logits`` (float32 [n, vocab])
     and of the ``width`` likeliest tokens of each row, likeliest first."""
@@ -65,32 +74,19 @@ def score(logits: F32, targets: I64, width: int) -> TokenScores:
     block = max(1, _BLOCK_ELEMENTS_MAX // vocab)
     for start in range(0, count, block):
         part = slice(start, start + block)
-        normal = _log_normalisers(logits[part])
-        picked = np.take_along_axis(logits[part], targets[part, None], axis=-1)[:, 0]
-        chosen[part] = picked - normal
-        for index in range(start, min(start + block, count)) if width else ():
-            best = _best(logits[index], width)
-            top_tokens[index] = best
-            top_values[index] = logits[index][best] - normal[index - start]
+        scores = log_softmax(torch.from_numpy(logits[part])).numpy()
+        chosen[part] = np.take_along_axis(scores, targets[part, None], axis=-1)[:, 0]
+        for index in range(len(scores)) if width else ():
+            # By logits: different ones may round to the same log-probability.
+            best = _best(logits[start + index], width)
+            top_tokens[start + index] = best
+            top_values[start + index] = scores[index][best]
     return TokenScores(
         chosen=chosen.tobytes(),
         width=width,
         top_tokens=top_tokens.tobytes(),
         top_values=top_values.tobytes(),
     )
-
-
-def _scores_of(row: F32, token: int, sampling: Sampling) -> TokenScores | None:
-    if sampling.logprobs is None:
-        return None
-    return score(row[None], np.array([token]), max(sampling.logprobs, 0))
-
-
-def _log_normalisers(logits: F32) -> F32:
-    """float32 [n]: the logarithm of each row's sum of exponentials."""
-    highest = logits.max(axis=-1)
-    total = np.exp(logits - highest[:, None]).astype(np.float64).sum(axis=-1)
-    return np.asarray(highest + np.log(total), np.float32)
 
 
 def _best(row: NDArray[np.floating], count: int) -> I64:
@@ -162,39 +158,66 @@ def _draw_random(work: F32, samples: Sequence[Sample]) -> I64:
     with np.errstate(over="ignore"):  # a tiny temperature: far below the maximum is -inf
         work /= heat[:, None]
     weights = np.exp(work, out=work)
-    for row, sample in zip(weights, samples, strict=True):
-        _truncate(row, sample.sampling)
-    sums = weights.cumsum(axis=-1, dtype=np.float64)
     drawn = uniforms(
         np.array([sample.sampling.seed for sample in samples], np.uint64),
         np.array([sample.key.choice for sample in samples], np.uint64),
         np.array([_generated_count(sample) for sample in samples], np.uint64),
     )
-    # A uniform just below 1 may round up to the whole sum: then the last token with weight.
-    targets = np.minimum(drawn * sums[:, -1], np.nextafter(sums[:, -1], 0.0))
-    return np.asarray((sums <= targets[:, None]).sum(axis=-1), np.int64)
+    tokens = np.empty(len(samples), np.int64)
+    for index, (row, sample) in enumerate(zip(weights, samples, strict=True)):
+        kept = _kept(row, sample.sampling)
+        if kept is None:
+            tokens[index] = _invert(row, float(drawn[index]))
+        else:
+            tokens[index] = kept[_invert(row[kept], float(drawn[index]))]
+    return tokens
 
 
-def _truncate(weights: F32, values: Sampling) -> None:
-    """Zero the weights that min_p, top_k and top_p cut off, in place; the highest is 1."""
-    vocab = len(weights)
-    if values.min_p > 0.0:
-        weights[weights < np.float32(values.min_p)] = 0.0
-    limited = 0 < values.top_k < vocab
-    if not limited and values.top_p >= 1.0:
-        return
-    if limited:
-        order = _best(weights, values.top_k)
-    else:
-        # What is left out here weighs at most 1 - top_p in all, so the cut is above it.
-        floor = (1.0 - values.top_p) * float(weights.sum(dtype=np.float64)) / vocab
-        candidates = np.flatnonzero(weights > floor)
-        order = candidates[np.argsort(-weights[candidates], kind="stable")]
-    if values.top_p < 1.0:
-        mass = weights[order].astype(np.float64)
-        whole = float(mass.sum()) if limited else float(weights.sum(dtype=np.float64))
-        before = np.cumsum(mass) - mass
-        order = order[before < values.top_p * whole]
-    kept = weights[order]
-    weights[:] = 0.0
-    weights[order] = kept
+def _kept(weights: F32, values: Sampling) -> I64 | None:
+    """Ids, ascending, that min_p, top_k and top_p leave; None: all. The highest weight is 1."""
+    vocab, limited = len(weights), 0 < values.top_k < len(weights)
+    if values.min_p <= 0.0 and not limited and values.top_p >= 1.0:
+        return None
+    kept = np.flatnonzero(weights >= np.float32(values.min_p))
+    if 0 < values.top_k < len(kept):
+        kept = _highest(weights, kept, values.top_k)
+    if values.top_p >= 1.0:
+        return kept
+    whole = float(weights[kept].sum(dtype=np.float64))
+    # What is left out here weighs at most (1 - top_p) of it all, so the cut is above it.
+    heavy = kept[weights[kept] > (1.0 - values.top_p) * whole / vocab]
+    falling = np.sort(weights[heavy])[::-1].astype(np.float64)
+    before = np.cumsum(falling) - falling
+    return _highest(weights, heavy, int(np.count_nonzero(before < values.top_p * whole)))
+
+
+def _highest(weights: F32, among: I64, count: int) -> I64:
+    """The ``count`` ids of ``among`` (ascending) with the highest weights, ascending; the
+    lowest ids among equals."""
+    if count >= len(among):
+        return among
+    own = weights[among]
+    edge = np.partition(own, len(own) - count)[len(own) - count]
+    above = own > edge
+    level = np.flatnonzero(own == edge)[: count - int(np.count_nonzero(above))]
+    above[level] = True
+    return np.asarray(among[above])
+
+
+def _invert(weights: F32, uniform: float) -> int:
+    """The first index whose running sum of weights exceeds that share of the whole sum.
+
+    Sums of blocks find the block, a running sum within it finds the index.
+    """
+    starts = np.arange(0, len(weights), _SUM_BLOCK)
+    edges = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    # A uniform just below 1 may round up to the whole sum.
+    target = min(uniform * float(edges[-1]), float(np.nextafter(edges[-1], 0.0)))
+    block = int(np.searchsorted(edges, target, side="right"))
+    below = float(edges[block - 1]) if block else 0.0
+    part = weights[block * _SUM_BLOCK : (block + 1) * _SUM_BLOCK]
+    running = below + np.cumsum(part, dtype=np.float64)
+    index = int(np.searchsorted(running, target, side="right"))
+    if index == len(part):  # the two ways to sum rounded differently
+        index = int(np.flatnonzero(part)[-1])
+    return block * _SUM_BLOCK + index
