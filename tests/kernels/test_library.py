@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.kernels.conftest import LEVELS
 
+from pagemesh.kernels import dispatch
 from pagemesh.kernels.native import library
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.wire.errors import ConfigError
@@ -29,38 +30,50 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-IDENTITY = "from pagemesh.kernels.ops import identity; print(identity())"
+LEVEL = "from pagemesh.kernels.native.library import cpu_level; print(cpu_level().name.lower())"
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
 def test_the_environment_forces_a_level(level: CpuLevel) -> None:
     name = level.name.lower()
-    assert run(IDENTITY, PAGEMESH_CPU_LEVEL=name) == f"native-{library.ABI_VERSION}-{name}"
+    assert run(LEVEL, PAGEMESH_CPU_LEVEL=name) == name
 
 
 def test_the_best_level_of_the_machine_is_the_default() -> None:
-    best = max(LEVELS).name.lower()
-    assert run(IDENTITY, PAGEMESH_CPU_LEVEL="") == f"native-{library.ABI_VERSION}-{best}"
+    assert run(LEVEL, PAGEMESH_CPU_LEVEL="") == max(LEVELS).name.lower()
 
 
 CONFIG_ERROR = """
 from pagemesh.wire.errors import ConfigError
-from pagemesh.kernels.ops import identity
+from pagemesh.kernels.native.library import cpu_level
 try:
-    identity()
+    cpu_level()
 except ConfigError as error:
     print(error)
 """
 
 
-def test_an_unknown_level_or_backend_is_named() -> None:
+def test_an_unknown_level_is_named() -> None:
     assert run(CONFIG_ERROR, PAGEMESH_CPU_LEVEL="sse9") == (
         "PAGEMESH_CPU_LEVEL=sse9 is not one of portable, avx2, avx512"
     )
-    assert run(CONFIG_ERROR, PAGEMESH_KERNELS="fast") == (
-        "PAGEMESH_KERNELS=fast is neither native nor reference"
-    )
-    assert run(IDENTITY, PAGEMESH_KERNELS="reference") == "reference"
+
+
+def test_a_backend_is_chosen_by_name_and_an_unknown_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose = dispatch.backend.__wrapped__
+    monkeypatch.delenv(dispatch.BACKEND_VARIABLE, raising=False)
+    assert choose() is dispatch.Backend.NATIVE
+    monkeypatch.setenv(dispatch.BACKEND_VARIABLE, "reference")
+    assert choose() is dispatch.Backend.REFERENCE
+    monkeypatch.setenv(dispatch.BACKEND_VARIABLE, "fast")
+    with pytest.raises(ConfigError, match="PAGEMESH_KERNELS=fast is neither native nor reference"):
+        choose()
+
+
+def test_levels_have_identities_of_their_own(level: CpuLevel) -> None:
+    assert dispatch.identity() == f"native-{library.ABI_VERSION}-{level.name.lower()}"
 
 
 def test_a_missing_library_says_how_to_build_it(
@@ -122,3 +135,25 @@ def test_an_install_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.startswith("the native library was not built: no C++ compiler found")
     assert done.stderr.count("\n") == 1
+
+
+SPINNING = """
+import os
+from pagemesh.kernels.native.library import bound_spinning
+bound_spinning()
+print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("UNRELATED", "1", "1000"),
+        ("GOMP_SPINCOUNT", "77", "77"),
+        ("OMP_WAIT_POLICY", "passive", "None"),
+    ],
+)
+def test_idle_threads_spin_briefly_unless_the_user_said_otherwise(
+    variable: str, value: str, expected: str
+) -> None:
+    assert run(SPINNING, **{variable: value}) == expected

@@ -81,20 +81,20 @@ def test_attention_is_right_at_every_border(level: CpuLevel, position: int) -> N
 def test_a_row_has_the_same_bits_alone_in_chunks_and_in_batches(
     level: CpuLevel, with_threads: Callable[[int], None], layout: PageLayout, heads: int
 ) -> None:
-    pool, tables = filled_pool(layout, 1100, 2)
-    first, count = 480, 620
+    pool, tables = filled_pool(layout, 720, 2)
+    first, count = 490, 200
     q = torch.randn(count, heads, layout.head_dim)
     other = torch.randn(3, heads, layout.head_dim)
     whole = attend_rows(pool, tables[:1], [first], [q])
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         with_threads(threads)
         assert torch.equal(attend_rows(pool, tables[:1], [first], [q]), whole), threads
-        for row in (0, 31, 32, 100, 619):
+        for row in (0, 31, 32, 100, 199):
             alone = attend_rows(pool, tables[:1], [first + row], [q[row : row + 1]])
             assert torch.equal(alone[0], whole[row]), (threads, row)
             beside = attend_rows(pool, tables[::-1], [700, first + row], [other, q[row : row + 1]])
             assert torch.equal(beside[3], whole[row]), (threads, row)
-        for size in (1, 7, 33, 250):
+        for size in (7, 33, 190):
             parts = [
                 attend_rows(pool, tables[:1], [first + at], [q[at : at + size]])
                 for at in range(0, 100, size)

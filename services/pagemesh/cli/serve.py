@@ -17,6 +17,7 @@ import click
 
 from pagemesh.cli.leash import leash
 from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.kernels.native.library import bound_spinning
 from pagemesh.runtime.config import to_environ
 from pagemesh.runtime.ids import new_service_name, to_name
 from pagemesh.runtime.model_folder import find_model
@@ -71,6 +72,7 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
         check_variables()
         config = service_config(role, os.environ, given_flags(arguments))
         os.environ.update(to_environ(config.worker))  # kernels read their own variables
+        bound_spinning()
         module = importlib.import_module(f"pagemesh.{role}.service")
         return run_service(
             lambda stop: module.run(config, stop),
