@@ -70,7 +70,7 @@ class Answers:
 async def test_the_gateway_may_stream_any_number_of_answers_to_a_client(
     guarded: NatsServer, user: str
 ) -> None:
-    async with connect(guarded, user) as alice, connect(guarded, "gw") as gateway:
+    async with connect(guarded, user) as alice, connect(guarded, "gateway") as gateway:
         await gateway.subscribe(subjects.COMPLETIONS, Answers(times=100))
         async with alice.request_many(subjects.COMPLETIONS, b"") as inbox:
             got = [int((await inbox.receive(timeout_ms=3_000)).data) for _ in range(100)]
