@@ -76,7 +76,8 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
         module = importlib.import_module(f"pagemesh.{role}.service")
         return run_service(
             lambda stop: module.run(config, stop),
-            service=config.host.name,
+            service=role,
+            name=config.host.name,
             telemetry=config.telemetry,
         )
 

@@ -29,14 +29,17 @@ def get_logger(name: str) -> Any:
     return structlog.get_logger(module=name)
 
 
-def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None = None) -> None:
+def set_up_logs(
+    config: TelemetryConfig, *, service: str, name: str = "", stream: TextIO | None = None
+) -> None:
     """Configure logging of this process; call it once, before anything logs."""
     out = stream if stream is not None else sys.stderr
     console = config.log_format == "console" or (config.log_format == "auto" and out.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
-    _configure(config, service, renderer, lambda: out)
+    facts = {"service": service} | ({"name": name} if name else {})
+    _configure(config, facts, renderer, lambda: out)
     # Libraries log through the standard module; only what they consider wrong is wanted.
     logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
     for name in ("nats", "opentelemetry", "asyncio"):
@@ -44,14 +47,14 @@ def set_up_logs(config: TelemetryConfig, *, service: str, stream: TextIO | None 
 
 
 def _configure(
-    config: TelemetryConfig, service: str, renderer: Any, stream: Callable[[], TextIO]
+    config: TelemetryConfig, facts: dict[str, str], renderer: Any, stream: Callable[[], TextIO]
 ) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _add_service(service),
+            _add_facts(facts),
             _add_trace,
             _describe_errors(with_text=config.log_exception_text),
             _bound_text,
@@ -63,9 +66,10 @@ def _configure(
     )
 
 
-def _add_service(service: str) -> Callable[[Any, str, Event], Event]:
+def _add_facts(facts: dict[str, str]) -> Callable[[Any, str, Event], Event]:
     def add(_logger: Any, _method: str, event: Event) -> Event:
-        event["service"] = service
+        for key, value in facts.items():
+            event.setdefault(key, value)
         return event
 
     return add
@@ -113,7 +117,7 @@ def _bound_text(_logger: Any, _method: str, event: Event) -> Event:
 # Until a process sets up its logs, warnings go to stderr, never to stdout.
 _configure(
     TelemetryConfig(log_level="warning"),
-    "-",
+    {},
     structlog.processors.JSONRenderer(),
     lambda: sys.stderr,
 )

@@ -51,15 +51,17 @@ def run_service(
     *,
     service: str,
     telemetry: TelemetryConfig,
+    name: str = "",
     drain_timeout_ms: int = DRAIN_TIMEOUT_MS,
 ) -> int:
     """Run ``main`` on uvloop until it returns; gives the exit code.
 
-    ``main`` starts its actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
+    ``service`` is the role, ``name`` this instance of it; logs, traces and the service's own
+    metrics (if a port is configured) are set up here and here only. ``main`` starts its actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
     """
-    set_up_logs(telemetry, service=service)
+    set_up_logs(telemetry, service=service, name=name)
     try:
-        with serve_metrics(telemetry), set_up_spans(telemetry, service=service):
+        with serve_metrics(telemetry), set_up_spans(telemetry, service=service, name=name):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_guarded(main, service, drain_timeout_ms))
     except ConfigError as error:

@@ -34,7 +34,6 @@ from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
-from pagemesh.runtime.metrics import serve_metrics
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig
@@ -61,7 +60,6 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
     _check_supported(config.worker)
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(serve_metrics(config.telemetry))
         bus = await stack.enter_async_context(Bus.connect(config.bus, role=role.role, name=name))
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
