@@ -21,7 +21,7 @@ class Host:
         self._living: dict[int, Process] = {}
         self._incarnations = 0
         self._pools: dict[int, PoolMemory] = {}
-        self.new_pool()
+        self.new_pool(0)
 
     @property
     def memory(self) -> PoolMemory:
@@ -31,10 +31,11 @@ class Host:
         """A pool by its incarnation: a process keeps an old file mapped."""
         return self._pools[incarnation]
 
-    def new_pool(self) -> PoolMemory:
-        """The pool is gone; a new one is made."""
+    def new_pool(self, epoch: int) -> PoolMemory:
+        """The pool is gone; a new one is made. Its ``epoch`` is chosen so that numbers of
+        the last one are hardly met again."""
         incarnation = 1 + max(self._pools, default=0)
-        memory = PoolMemory(incarnation, self._page_count, self._page_size)
+        memory = PoolMemory(incarnation, self._page_count, self._page_size, epoch)
         self._pools[incarnation] = memory
         return memory
 

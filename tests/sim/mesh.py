@@ -38,6 +38,7 @@ WORKER_LIMITS = WorkerLimits(
     sequences_max=24,
     growth_pages=1,
     commit_pages=1,
+    declare_bytes_max=1_500,
     ticket_ttl_ms=1_500,
     call_ms=400,
     retry_ms=10,
@@ -71,6 +72,8 @@ class Shape:
     page_size: int
     step_tokens_max: int
     chunk_tokens_max: int
+    step_ms: float
+    """How long a step may take, on a quick worker."""
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class Mesh:
         node = WorkerNode(
             self.world, self.network, host, name, role, WORKER_LIMITS, spec, self.bugs
         )
+        node.step_ms = self.shape.step_ms
         self.workers.append(node)
 
     def _add_gateway(self, name: str) -> None:

@@ -65,8 +65,9 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
 def _shape(world: World) -> Shape:
     dice = world.random
     page_size = dice.choice([2, 4, 4, 4, 8])
-    tiny = dice.random() < 0.5
-    tokens = dice.randrange(110, 170) if tiny else dice.randrange(300, 700)
+    # The longest sequence has 102 tokens: a tiny pool holds hardly more than one of them.
+    tiny = dice.random() < 0.6
+    tokens = dice.randrange(112, 170) if tiny else dice.randrange(300, 700)
     chunk = dice.choice([3, 8, 16, 64])
     return Shape(
         hosts_count=1 if dice.random() < 0.8 else 2,
@@ -77,6 +78,7 @@ def _shape(world: World) -> Shape:
         page_size=page_size,
         step_tokens_max=max(chunk, dice.choice([16, 64])),
         chunk_tokens_max=chunk,
+        step_ms=dice.choice([1.0, 4.0, 4.0, 25.0]),
     )
 
 
@@ -102,10 +104,12 @@ class _Clients:
 
     def begin(self) -> None:
         dice = self._world.random
+        bursts = [dice.random() * _STORM_MS * 0.8 for _ in range(dice.randrange(1, 8))]
         for _ in range(dice.randrange(6, 16)):
             root = dice.choice(self._roots)
             prompt = dice.choice(self._prefixes) + self._words(dice.randrange(1, 24))
-            self._ask_at(dice.random() * _STORM_MS * 0.9, root, prompt, dice.randrange(3))
+            start_ms = dice.choice(bursts) + 60.0 * dice.random()
+            self._ask_at(start_ms, root, prompt, dice.randrange(3))
 
     def _words(self, count: int) -> tuple[int, ...]:
         dice = self._world.random
@@ -178,14 +182,14 @@ def _storm(world: World, mesh: Mesh) -> None:
             late=dice.choice([0.0, 0.05, 0.2]),
             late_ms_max=dice.choice([20.0, 200.0, 600.0]),
         )
-    for _ in range(dice.randrange(0, 7)):
+    for _ in range(dice.randrange(0, 10)):
         world.at(dice.random() * _STORM_MS * 0.95, _fault(world, mesh))
 
 
 def _fault(world: World, mesh: Mesh) -> Callable[[], None]:
     dice = world.random
-    kinds = ["worker", "worker", "pager", "pager torn", "pool", "gateway", "freeze", "freeze",
-             "freeze pager", "part", "slow"]  # fmt: skip
+    kinds = ["worker", "worker", "pager", "pager", "pager torn", "pager torn", "pool", "gateway",
+             "freeze", "freeze", "freeze pager", "part", "slow", "drain"]  # fmt: skip
     kind = dice.choice(kinds)
     worker, pager = dice.choice(mesh.workers), dice.choice(mesh.pagers)
     gateway = dice.choice(mesh.gateways)
@@ -211,6 +215,9 @@ def _fault(world: World, mesh: Mesh) -> Callable[[], None]:
                 # A frozen pager is killed before it is replaced.
                 pager.freeze()
                 world.at(span_ms, pager.thaw if span_ms < 400 else lambda: mesh.restart(pager))
+            case "drain":
+                if worker.core is not None and not worker.frozen:
+                    worker.drain(int(span_ms))
             case "part":
                 one, other = dice.sample(mesh.processes, 2)
                 mesh.network.part(one.name, other.name)
@@ -231,7 +238,7 @@ def _lose_pool(mesh: Mesh, host_name: str) -> None:
     for pager in mesh.pagers:
         if pager.host.name == host_name and pager.alive:
             mesh.restart(pager)
-            pager.host.new_pool()
+            pager.host.new_pool(mesh.world.random.randrange(1 << 15))
 
 
 def _peace(mesh: Mesh) -> None:

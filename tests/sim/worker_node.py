@@ -32,6 +32,7 @@ class WorkerNode(Process):
         self.role = role
         self.core: WorkerCore | None = None
         self.incarnation = 0
+        self.step_ms = 4.0
         self.steps_count = 0
         self.preempted_count = 0
         self._network = network
@@ -59,6 +60,10 @@ class WorkerNode(Process):
         self.kill()
         self.core = None
         self.host.died(self.incarnation)
+
+    def drain(self, grace_ms: int) -> None:
+        """As by SIGTERM: it leaves when nothing is left, and is started again."""
+        self.handle(ev.Drain(grace_ms))
 
     def handle(self, event: ev.Event) -> None:
         """What the actor does: feed the core, perform its commands in order."""
@@ -105,7 +110,9 @@ class WorkerNode(Process):
                 self._seen.clear()
             case ev.Preempted():
                 self.preempted_count += 1
-            case ev.Finished() | ev.Drained():
+            case ev.Drained():
+                self.at(0.0, lambda: self.host.restart(self))
+            case ev.Finished():
                 pass
 
     def _call(
@@ -132,7 +139,7 @@ class WorkerNode(Process):
             fence_after=not self._bugs.skip_second_fence,
         )
         dice = self.world.random
-        span = self.slowness * (1.0 + 0.1 * len(plan.rows) + 4.0 * dice.random())
+        span = self.slowness * (1.0 + 0.1 * len(plan.rows) + self.step_ms * dice.random())
         middle = span * dice.random()
 
         def compute() -> None:

@@ -188,7 +188,7 @@ class WorkerCore:
         match sequence.phase:
             case Phase.WAITING | Phase.ADMITTING:
                 admission.ask(self._desk, sequence)
-            case Phase.DECODE:
+            case Phase.PREFILL | Phase.DECODE:
                 admission.extend(self._desk, sequence)
             case Phase.OFFERING | Phase.OFFERED | Phase.WITHDRAWING | Phase.REDEEMING:
                 handover.push(self._desk, sequence)

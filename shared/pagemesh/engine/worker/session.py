@@ -94,6 +94,10 @@ class Session:
     def _open(self) -> None:
         identity = self._desk.identity
         self._state = _State.OPENING
+        self._parts_open = 0
+        # It may be another pager, on another pool: what was asked of the last one is void,
+        # whoever answers it.
+        self._desk.give_up_pager_calls()
         self._desk.call_pager(
             OpenSession(
                 worker=identity.name,
@@ -121,9 +125,6 @@ class Session:
         self._beating = False
         desk.epoch, desk.pool_pages = message.epoch, message.page_count
         self._declare_wanted = before is not None
-        if before is not None and before.epoch != message.epoch:
-            self._parts_open = 0
-            desk.give_up_pager_calls()
         if before is None or before.pool_incarnation != message.pool_incarnation:
             self._new_pool()
             desk.commands.append(UsePool(message))
