@@ -262,9 +262,9 @@ class Worker:
         )  # fmt: skip
 
     def granted(
-        self, number: int, tokens: Iterable[int], reserve: int = 0, **kind: bool
+        self, number: int, tokens: Iterable[int], reserve: int = 0, *, read_cache: bool = True
     ) -> Granted:
-        answer = self.admit(number, tokens, reserve, **kind)  # type: ignore[arg-type]
+        answer = self.admit(number, tokens, reserve, read_cache=read_cache)
         assert isinstance(answer, Granted), answer
         return answer
 

@@ -1,0 +1,104 @@
+"""Some workers at one pager: messages go there, answers and notices come back."""
+
+from __future__ import annotations
+
+from tests.machine.peers import Memory, Peer, View, Wish, table_of
+from tests.unit.pager.rig import Rig
+
+from pagemesh.wire.messages import Message, Order, Refused
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Extended,
+    Forked,
+    Granted,
+    Offer,
+    Offered,
+    Queued,
+)
+
+REPLAY_MAX = 32
+
+
+class Mesh:
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.memory = Memory(rig)
+        self.peers: list[Peer] = []
+        self.sent: list[tuple[Peer, Message]] = []
+
+    # Sending
+
+    def ask(self, peer: Peer, message: Message) -> Message:
+        """Send as a worker does, and pass on what else the pager had to say."""
+        self.sent = [*self.sent[-REPLAY_MAX:], (peer, message)]
+        answer = self.rig.ask(message)
+        self.pass_on()
+        return answer
+
+    def pass_on(self) -> None:
+        for _ in range(100):
+            if not self.rig.notices:
+                return
+            notice = self.rig.notices.pop(0)
+            for peer in self.peers:
+                if peer.name == notice.worker:
+                    peer.notified(notice.message)
+        raise AssertionError("notices without end")
+
+    def peer(self, pick: int) -> Peer:
+        return self.peers[pick % len(self.peers)]
+
+    def view(self, pick: int, state: str = "held") -> tuple[Peer, View]:
+        found = [(p, v) for p in self.peers for v in p.views.values() if v.state == state]
+        return found[pick % len(found)]
+
+    def has(self, state: str) -> bool:
+        return any(view.state == state for peer in self.peers for view in peer.views.values())
+
+    def heard(self, peer: Peer, message: Message, answer: Message) -> None:
+        """What a worker makes of an answer, be it the first or a repeat."""
+        match answer:
+            case Granted():
+                wish = peer.wishes.pop(answer.key, None)
+                if wish is not None and isinstance(message, Admit):
+                    peer.granted(answer, wish)
+                elif answer.lease not in peer.views:
+                    peer.give_back(answer)
+            case Extended():
+                peer.extended(answer)
+            case Forked():
+                self.forked(peer, answer)
+            case Offered():
+                self.offered(peer, message, answer)
+            case Refused(code=code) if isinstance(message, Admit):
+                assert code in {"Stale", "NoCapacity", "Busy"}, answer
+                peer.wishes.pop(message.key, None)
+            case Queued():
+                assert answer.ask_again_ms
+            case _:
+                pass
+        self.pass_on()
+
+    def forked(self, peer: Peer, answer: Forked) -> None:
+        parent = peer.views.get(answer.lease)
+        for child in answer.children:
+            if child.lease in peer.views:
+                continue
+            if parent is None or child.lease in peer.dead_leases:
+                peer.give_back(child)
+                continue
+            filled = child.cached_tokens
+            for copy in answer.copies:
+                if copy.target_page in table_of(child.extents):
+                    self.memory.copy(copy.source_page, copy.target_page, peer.incarnation)
+            tokens = parent.tokens[:filled]
+            order = Order(
+                priority=parent.order.priority, arrival_us=parent.order.arrival_us,
+                request=parent.order.request, choice=child.key.choice,
+            )  # fmt: skip
+            peer.granted(child, Wish(order, parent.root, tokens))
+
+    def offered(self, peer: Peer, message: Message, answer: Offered) -> None:
+        view = peer.views.get(answer.handle.lease)
+        if view is not None and view.state == "held" and isinstance(message, Offer):
+            view.state, view.ticket, view.handle = "offered", answer.ticket, answer.handle

@@ -1,0 +1,264 @@
+"""Workers as plain dictionaries, and a memory that remembers what was written where.
+
+A slot holds the tokens that its K and V were computed from: the whole context up to it. So a
+page that is not what a worker believes shows at once, whatever the pager thinks of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.unit.pager.rig import LAYOUT, PAGE_SIZE, Rig
+
+from pagemesh.pager.events import Holder
+from pagemesh.wire.messages import Message, Order, SequenceKey
+from pagemesh.wire.pager_messages import (
+    AckRevoke,
+    Declare,
+    Declared,
+    Extended,
+    Fill,
+    Granted,
+    Handle,
+    HeldLease,
+    OpenSession,
+    PoolSpec,
+    Release,
+    Revoke,
+    SessionOpened,
+    TicketClosed,
+)
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import pack, pack_extents, unpack_extents
+
+Context = tuple[object, ...]
+WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
+
+
+class Memory:
+    """Slots of every page, and the rule that only a page's writer writes."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.slots: dict[tuple[int, int], Context] = {}
+
+    def write(self, table: list[int], position: int, context: Context, writer: int) -> None:
+        page = table[position // PAGE_SIZE]
+        state, owner = self._rig.headers.states[page], int(self._rig.headers.writers[page])
+        assert state in WRITABLE and owner == writer, (
+            f"{writer} writes page {page}, which is {HeaderState(state).name} of {owner}"
+        )
+        self.slots[page, position % PAGE_SIZE] = context
+
+    def copy(self, source: int, target: int, writer: int) -> None:
+        for offset in range(PAGE_SIZE):
+            if (source, offset) in self.slots:
+                self.write([target], offset, self.slots[source, offset], writer)
+
+    def read(self, table: list[int], position: int) -> Context | None:
+        return self.slots.get((table[position // PAGE_SIZE], position % PAGE_SIZE))
+
+
+@dataclass(eq=False)
+class View:
+    """A lease as its holder knows it."""
+
+    granted: Granted
+    order: Order
+    root: bytes
+    tokens: list[int]
+    table: list[int]
+    filled: int
+    granted_at: int
+    epoch: int
+    state: str = "held"  # held, offered, lost
+    in_step: int = 0
+    """Slots that a running step is about to write."""
+    ticket: str = ""
+    handle: Handle | None = None
+
+    @property
+    def id(self) -> int:
+        return self.granted.lease
+
+    @property
+    def key(self) -> SequenceKey:
+        return self.granted.key
+
+    def fill(self, filled: int | None = None) -> Fill:
+        count = self.filled if filled is None else filled
+        return Fill(filled_tokens=count, first_token=0, tokens=pack(self.tokens[:count]))
+
+
+@dataclass
+class Wish:
+    """An admission that was asked for and is not answered yet."""
+
+    order: Order
+    root: bytes
+    tokens: list[int]
+
+
+@dataclass
+class Peer:
+    """One worker incarnation that does what workers do, no more."""
+
+    rig: Rig
+    memory: Memory
+    name: str
+    incarnation: int
+    epoch: int = 0
+    views: dict[int, View] = field(default_factory=dict)
+    wishes: dict[SequenceKey, Wish] = field(default_factory=dict)
+    dead_leases: set[int] = field(default_factory=set)
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.incarnation, self.name, f"lock-{self.incarnation}")
+
+    def held(self) -> list[View]:
+        return [view for view in self.views.values() if view.state == "held"]
+
+    # Sessions
+
+    def open(self) -> None:
+        answer = self.rig.ask(
+            OpenSession(
+                worker=self.name, incarnation=self.incarnation, role="decode",
+                lock_name=f"lock-{self.incarnation}",
+                pool=PoolSpec(layout_digest=LAYOUT, page_size=PAGE_SIZE, page_bytes=1 << 12),
+            )
+        )  # fmt: skip
+        assert isinstance(answer, SessionOpened), answer
+        self.epoch = answer.epoch
+
+    def declare(self, parts: int) -> None:
+        """Declare everything, in ``parts`` parts."""
+        lines = [self._line(view) for view in self.views.values() if view.state != "lost"]
+        for part in range(parts):
+            answer = self.rig.ask(
+                Declare(
+                    worker=self.name, incarnation=self.incarnation, epoch=self.epoch,
+                    part=part, parts=parts, leases=lines[part::parts],
+                )
+            )  # fmt: skip
+        if isinstance(answer, Declared):
+            for lease in answer.lost:
+                self.lose(self.views[lease])
+
+    def _line(self, view: View) -> HeldLease:
+        return HeldLease(
+            lease=view.id, lease_slot=view.granted.lease_slot, key=view.key, order=view.order,
+            root=view.root, granted_at=view.granted_at, extents=pack_extents(view.table),
+            tokens=pack(view.tokens[: view.filled]), ticket=view.ticket or None,
+        )  # fmt: skip
+
+    # What the pager says
+
+    def granted(self, answer: Granted, wish: Wish, filled: int | None = None) -> View | None:
+        """Take a grant up; one that we do not want (any more) is given back."""
+        if answer.lease in self.dead_leases or answer.lease in self.views:
+            return None
+        table = table_of(answer.extents)
+        cached = answer.cached_tokens if filled is None else filled
+        assert len(table) * PAGE_SIZE >= cached
+        view = View(
+            answer, wish.order, wish.root, list(wish.tokens), table, cached,
+            answer.granted_at, self.epoch,
+        )  # fmt: skip
+        self.views[answer.lease] = view
+        self.check_view(view)
+        return view
+
+    def give_back(self, granted: Granted) -> None:
+        """Release a lease that nothing of ours uses."""
+        self.dead_leases.add(granted.lease)
+        nothing = Fill(filled_tokens=0, first_token=0)
+        self.rig.ask(
+            Release(
+                key=granted.key, worker=self.name, incarnation=self.incarnation,
+                lease=granted.lease, fill=nothing,
+            )
+        )  # fmt: skip
+
+    def extended(self, answer: Extended) -> None:
+        view = self.views.get(answer.lease)
+        if view is None or view.state != "held":
+            return
+        pages = table_of(answer.extents)
+        assert len(view.table) >= answer.first_index
+        both = view.table[answer.first_index :]
+        assert both == pages[: len(both)], "a page table changed mid-sequence"
+        view.table += pages[len(both) :]
+        view.granted_at = max(view.granted_at, answer.granted_at)
+
+    def notified(self, message: Message) -> None:
+        match message:
+            case Revoke():
+                view = self.views.get(message.lease)
+                if view is not None:
+                    self.lose(view)
+                else:
+                    self.dead_leases.add(message.lease)
+                    self.acknowledge(message.lease)
+            case TicketClosed():
+                for view in list(self.views.values()):
+                    if view.ticket == message.ticket and view.state == "offered":
+                        del self.views[view.id]
+            case Granted():
+                wish = self.wishes.pop(message.key, None)
+                if wish is None:
+                    if message.lease not in self.views:
+                        self.give_back(message)
+                else:
+                    self.granted(message, wish)
+            case Extended():
+                self.extended(message)
+            case _:
+                raise AssertionError(f"a worker was sent {message}")
+
+    def lose(self, view: View) -> None:
+        """The lease is not ours any more; acknowledged once no step of ours uses it."""
+        if view.state == "offered":
+            del self.views[view.id]
+        else:
+            view.state = "lost"
+
+    def acknowledge(self, *leases: int) -> None:
+        self.rig.ask(AckRevoke(worker=self.name, incarnation=self.incarnation, leases=list(leases)))
+
+    # Steps
+
+    def word_stands(self, view: View) -> bool:
+        return int(self.rig.words[view.granted.lease_slot]) == view.id
+
+    def begin_step(self, view: View, count: int) -> None:
+        """A step will write ``count`` slots, if the word stands and there is room."""
+        room = len(view.table) * PAGE_SIZE - view.filled
+        view.in_step = min(count, room) if self.word_stands(view) else 0
+
+    def end_step(self, view: View, token: int) -> None:
+        """Write; count it only if the word still stands."""
+        count, view.in_step = view.in_step, 0
+        stands, tokens = self.word_stands(view), list(view.tokens)
+        for position in range(view.filled, view.filled + count):
+            if position == len(tokens):
+                tokens.append(token)
+            context = (view.root, *tokens[: position + 1])
+            self.memory.write(view.table, position, context, self.incarnation)
+        if stands:
+            view.tokens = tokens
+            view.filled += count
+        else:
+            self.lose(view)
+
+    def check_view(self, view: View) -> None:
+        """Every filled slot is what it was computed from."""
+        for position in range(view.filled):
+            found = self.memory.read(view.table, position)
+            wanted = (view.root, *view.tokens[: position + 1])
+            assert found == wanted, f"slot {position} of {view.id} holds {found}, not {wanted}"
+
+
+def table_of(extents: bytes) -> list[int]:
+    return [int(page) for page in unpack_extents(extents, page_count_max=1 << 16)]

@@ -1,0 +1,335 @@
+"""The pager core under any sequence of events, beside workers that are plain dictionaries.
+
+After every step: the ledger balances and all tables agree (``core.check``), the pool file says
+what the core believes, and every slot that any holder of a standing lease counts as filled
+holds just the context it was computed from. A step that was running when its lease was revoked
+writes late; its pages must still be its own.
+
+``PAGEMESH_LONG=1`` runs 10,000 examples of 50 steps.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.machine.mesh import Mesh
+from tests.machine.peers import Peer, View, Wish
+from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
+
+from pagemesh.pager.lease import LeaseState
+from pagemesh.wire.messages import Refused, SequenceKey
+from pagemesh.wire.pager_messages import (
+    Admit,
+    CancelTicket,
+    Commit,
+    Extend,
+    Extended,
+    Fork,
+    Granted,
+    Heartbeat,
+    Offer,
+    Redeem,
+    Release,
+    TicketClosed,
+    Withdraw,
+)
+from pagemesh.wire.tokens import pack
+
+LONG = os.environ.get("PAGEMESH_LONG") == "1"
+PAGES = 12
+ROOTS = (b"a" * 32, b"b" * 32)
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+picks = st.integers(0, 1 << 16)
+masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
+RESTARTS_MAX = 4
+
+
+class PagerMachine(Mesh, RuleBasedStateMachine):
+    def __init__(self) -> None:
+        RuleBasedStateMachine.__init__(self)
+        Mesh.__init__(self, Rig(PAGES, limits=LIMITS))
+        self.number = self.tickets = self.incarnations = 0
+
+    # Workers come and go
+
+    @initialize()
+    def start(self) -> None:
+        for name in ("w0", "w1", "w2"):
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        self.incarnations += 1
+        peer = Peer(self.rig, self.memory, name, self.incarnations)
+        self.peers.append(peer)
+        peer.open()
+        self.pass_on()
+
+    @rule(pick=picks)
+    def dies_and_is_replaced(self, pick: int) -> None:
+        peer = self.peer(pick)
+        self.peers.remove(peer)
+        if pick % 2:
+            self.rig.die(peer.incarnation)
+            self.pass_on()
+            self.join(peer.name)
+        else:  # noticed only when the new one has come
+            self.join(peer.name)
+            self.rig.die(peer.incarnation)
+            self.pass_on()
+
+    @rule(pick=picks, parts=st.integers(1, 3))
+    def opens_again_and_declares(self, pick: int, parts: int) -> None:
+        peer = self.peer(pick)
+        peer.open()
+        peer.declare(parts)
+        self.pass_on()
+
+    @rule(pick=picks)
+    def heartbeats(self, pick: int) -> None:
+        peer = self.peer(pick)
+        digest = 0
+        for view in peer.held():
+            digest ^= view.id
+        self.ask(
+            peer,
+            Heartbeat(
+                worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
+                lease_count=len(peer.held()), lease_digest=digest,
+            ),
+        )  # fmt: skip
+
+    @rule(after_ms=st.sampled_from([0, 50, 600, 1_100, 2_500]), silent=masks)
+    def time_passes(self, after_ms: int, silent: int) -> None:
+        """Those who are not ``silent`` say something in time, and open again if need be."""
+        self.rig.tick(after_ms)
+        self.pass_on()
+        for peer in self.awake(silent):
+            peer.open()
+        self.rig.tick(LIMITS.session_ttl_ms - 1 if silent else 0)
+        self.pass_on()
+
+    @precondition(lambda self: self.rig.epoch < RESTARTS_MAX)
+    @rule(silent=masks)
+    def pager_is_killed_and_restarts(self, silent: int) -> None:
+        self.rig.restart([peer.holder for peer in self.peers])
+        self.pass_on()
+        for peer in self.awake(silent):
+            peer.open()
+            peer.declare(1)
+            self.pass_on()
+
+    def awake(self, silent: int) -> list[Peer]:
+        return [peer for index, peer in enumerate(self.peers) if not silent >> index & 1]
+
+    # Sequences
+
+    @rule(
+        pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=st.integers(0, 12),
+        read_cache=st.booleans(), priority=st.integers(-1, 1),
+    )  # fmt: skip
+    def admits(
+        self, pick: int, prompt: list[int], root: bytes, more: int, read_cache: bool, priority: int
+    ) -> None:
+        peer = self.peer(pick)
+        self.number += 1
+        order = order_of(self.number, priority=priority)
+        peer.wishes[key_of(self.number)] = Wish(order, root, prompt)
+        message = Admit(
+            key=key_of(self.number), order=order, worker=peer.name, incarnation=peer.incarnation,
+            epoch=peer.epoch, root=root, tokens=pack(prompt),
+            reserve_tokens=len(prompt) + more, read_cache=read_cache, deadline_ms=60_000,
+        )  # fmt: skip
+        self.heard(peer, message, self.ask(peer, message))
+
+    @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS))
+    def runs_from_start_to_end(self, pick: int, prompt: list[int], root: bytes) -> None:
+        """What fills the cache: admit, compute, release."""
+        self.admits(pick, prompt, root, 0, True, 0)
+        peer = self.peer(pick)
+        for view in [v for v in peer.held() if v.key == key_of(self.number)]:
+            peer.begin_step(view, len(prompt))
+            peer.end_step(view, 0)
+            if view.state == "held":
+                self.release(peer, view, cache=True)
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, count=st.integers(1, 9))
+    def step_begins(self, pick: int, count: int) -> None:
+        peer, view = self.view(pick)
+        peer.begin_step(view, count)
+
+    @precondition(lambda self: self.stepping())
+    @rule(pick=picks, token=st.integers(0, 1))
+    def step_ends(self, pick: int, token: int) -> None:
+        steps = self.stepping()
+        peer, view = steps[pick % len(steps)]
+        peer.end_step(view, token)
+
+    def stepping(self) -> list[tuple[Peer, View]]:
+        return [(p, v) for p in self.peers for v in p.views.values() if v.in_step]
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks)
+    def commits(self, pick: int) -> None:
+        peer, view = self.view(pick)
+        self.ask(
+            peer,
+            Commit(
+                key=view.key, worker=peer.name, incarnation=peer.incarnation,
+                lease=view.id, fill=view.fill(),
+            ),
+        )  # fmt: skip
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, more=st.integers(1, 4))
+    def extends(self, pick: int, more: int) -> None:
+        peer, view = self.view(pick)
+        message = Extend(
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, lease=view.id,
+            have_pages=len(view.table), page_count=len(view.table) + more,
+        )  # fmt: skip
+        self.heard(peer, message, self.ask(peer, message))
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, count=st.integers(1, 2), more=st.integers(0, 6))
+    def forks(self, pick: int, count: int, more: int) -> None:
+        peer, view = self.view(pick)
+        if view.in_step:
+            return
+        children = [
+            SequenceKey(request=view.key.request, attempt=1, choice=view.key.choice * 3 + index)
+            for index in range(1, count + 1)
+        ]
+        message = Fork(
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, lease=view.id,
+            fill=view.fill(), children=children, reserve_tokens=view.filled + more,
+        )  # fmt: skip
+        self.heard(peer, message, self.ask(peer, message))
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, cache=st.booleans())
+    def releases(self, pick: int, cache: bool) -> None:
+        peer, view = self.view(pick)
+        if not view.in_step:
+            self.release(peer, view, cache=cache)
+
+    def release(self, peer: Peer, view: View, *, cache: bool) -> None:
+        del peer.views[view.id]
+        peer.dead_leases.add(view.id)
+        self.ask(
+            peer,
+            Release(
+                key=view.key, worker=peer.name, incarnation=peer.incarnation,
+                lease=view.id, fill=view.fill(), cache=cache,
+            ),
+        )  # fmt: skip
+
+    @precondition(lambda self: self.has("lost"))
+    @rule(pick=picks)
+    def acknowledges(self, pick: int) -> None:
+        peer, view = self.view(pick, "lost")
+        if not view.in_step:
+            del peer.views[view.id]
+            peer.dead_leases.add(view.id)
+            peer.acknowledge(view.id)
+            self.pass_on()
+
+    # Tickets
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, ttl_ms=st.sampled_from([100, 30_000]))
+    def offers(self, pick: int, ttl_ms: int) -> None:
+        peer, view = self.view(pick)
+        if view.in_step:
+            return
+        self.tickets += 1
+        message = Offer(
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, lease=view.id,
+            ticket=f"{self.tickets:032x}", fill=view.fill(), ttl_ms=ttl_ms,
+        )  # fmt: skip
+        self.heard(peer, message, self.ask(peer, message))
+
+    @precondition(lambda self: self.has("offered"))
+    @rule(pick=picks, to=picks, more=st.integers(0, 8))
+    def redeems(self, pick: int, to: int, more: int) -> None:
+        _, view = self.view(pick, "offered")
+        peer = self.peer(to)
+        assert view.handle is not None
+        message = Redeem(
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
+            ticket=view.ticket, handle=view.handle, reserve_tokens=view.filled + more,
+        )  # fmt: skip
+        wish = Wish(view.order, view.root, view.tokens)
+        answer = self.ask(peer, message)
+        if isinstance(answer, Granted) and peer.granted(answer, wish) is None:
+            assert answer.lease in peer.views or answer.lease in peer.dead_leases
+
+    @precondition(lambda self: self.has("offered"))
+    @rule(pick=picks)
+    def withdraws(self, pick: int) -> None:
+        peer, view = self.view(pick, "offered")
+        message = Withdraw(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
+        answer = self.ask(peer, message)
+        if not isinstance(answer, Refused):
+            view.state, view.ticket = "held", ""
+
+    @precondition(lambda self: self.has("offered"))
+    @rule(pick=picks, by=picks)
+    def cancels(self, pick: int, by: int) -> None:
+        _, view = self.view(pick, "offered")
+        peer = self.peer(by)
+        self.ask(
+            peer, CancelTicket(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
+        )
+
+    # What was sent comes again
+
+    @precondition(lambda self: self.sent)
+    @rule(pick=picks)
+    def message_is_delivered_again(self, pick: int) -> None:
+        peer, message = self.sent[pick % len(self.sent)]
+        if peer in self.peers and not isinstance(message, Withdraw | CancelTicket):
+            answer = self.ask(peer, message)
+            self.heard(peer, message, answer)
+
+    # What always holds
+
+    @invariant()
+    def every_filled_slot_holds_its_context(self) -> None:
+        for peer in self.peers:
+            for view in peer.held():
+                lease = self.rig.core.books.leases.get(view.id)
+                stands = lease is not None and lease.life.state is LeaseState.HELD
+                if stands and lease is not None and lease.incarnation == peer.incarnation:
+                    peer.check_view(view)
+
+    @invariant()
+    def nobody_waits_who_could_be_served(self) -> None:
+        waiting = self.rig.core.books.waiting
+        assert list(waiting) == sorted(waiting, key=lambda waiter: waiter.place)
+
+    def teardown(self) -> None:
+        """When everybody is dead and gone, nothing is pinned, held or draining."""
+        for peer in self.peers:
+            self.rig.die(peer.incarnation)
+        self.rig.tick(LIMITS.ticket_ttl_ms_max)
+        for notice in self.rig.notices:
+            assert isinstance(notice.message, TicketClosed | Granted | Extended), notice
+        report = self.rig.core.report()
+        assert report.free_pages + report.idle_pages == PAGES, report
+        assert not report.leases and not report.waiter_count and not report.ticket_count
+
+
+PagerMachine.TestCase.settings = settings(
+    max_examples=10_000 if LONG else 60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class TestPagerMachine(PagerMachine.TestCase):  # type: ignore[misc,valid-type]
+    """Any order of events keeps ledger, pool and contents in step."""
