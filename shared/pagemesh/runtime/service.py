@@ -57,7 +57,8 @@ def run_service(
     """Run ``main`` on uvloop until it returns; gives the exit code.
 
     ``service`` is the role, ``name`` this instance of it; logs, traces and the service's own
-    metrics (if a port is configured) are set up here and here only. ``main`` starts its actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
+    metrics (if a port is configured) are set up here and here only. ``main`` starts its
+    actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
     """
     set_up_logs(telemetry, service=service, name=name)
     try:

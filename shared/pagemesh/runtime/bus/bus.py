@@ -17,7 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pagemesh.runtime.bus.link import Incoming, Link
-from pagemesh.runtime.bus.messages import Delivery, Headers, Reply, check_size, lower_keys
+from pagemesh.runtime.bus.messages import (
+    Delivery,
+    Headers,
+    Reply,
+    check_size,
+    check_subject,
+    lower_keys,
+)
 from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
 from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 from pagemesh.runtime.logs import get_logger
@@ -67,6 +74,7 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._link: Link | None = None
         self._last_problem = ""
+        self._deaf = False
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -206,6 +214,7 @@ class Bus:
         bounded inbox or raises a ``Fault``, which is sent back. ``on_drop`` is told of each
         message that came too fast even for that. Raises ``Denied`` or ``Malformed``.
         """
+        check_subject(subject)
         made = Subscription(subject, queue, on_delivery, on_drop)
         self._subscriptions.append(made)
         link = self._link
@@ -254,6 +263,7 @@ class Bus:
         if action == "publish":
             self._replies.fail_asked(subject, fault)
         else:
+            self._deaf = self._deaf or subject == self._replies.pattern.lower()
             for made in self._subscriptions:
                 if made.subject.lower() == subject:
                     made.denied = True
@@ -333,11 +343,17 @@ class Bus:
                 pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
 
     async def _adopt(self, link: Link) -> None:
+        self._deaf = False
         try:
-            await link.subscribe(f"{self._replies.prefix}.*", "", self._on_reply)
+            await link.subscribe(self._replies.pattern, "", self._on_reply)
             for made in tuple(self._subscriptions):
                 await self._subscribe_on(link, made)
             await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)
+            if self._deaf:
+                raise ConfigError(
+                    f"the NATS user may not listen on {self._inbox_prefix}.>, where answers "
+                    f"come in; give it the permissions of a {self.role}"
+                )
         except BaseException:
             await link.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,7 @@ Headers = Mapping[str, str]
 """Keys are lower case, always: NATS compares them byte by byte and proxies change them."""
 
 SUBJECT_BYTES_MAX = 1_024
+_SUBJECT = re.compile(r"[!-~]+")
 _HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
 _HEADER_LINE_BYTES = len(b": \r\n")
 
@@ -103,5 +105,12 @@ def check_size(
             f"a message of {size} bytes (headers included) exceeds the bus limit of "
             f"{message_bytes_max}; send it in parts or raise max_payload of the NATS server"
         )
+    check_subject(subject)
+
+
+def check_subject(subject: str) -> None:
+    """Raises ``Malformed`` for what could not be, or could be more than, one subject."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise Malformed(f"a subject of {len(subject)} characters exceeds {SUBJECT_BYTES_MAX}")
+    if not _SUBJECT.fullmatch(subject):
+        raise Malformed(f"not a subject of NATS: {subject[:80]!r}")

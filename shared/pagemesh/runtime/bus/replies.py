@@ -114,6 +114,11 @@ class ReplyTable:
         self._next = 0
 
     @property
+    def pattern(self) -> str:
+        """What to subscribe to, to hear all replies."""
+        return f"{self.prefix}.*"
+
+    @property
     def waiter_count(self) -> int:
         return len(self._waiters)
 
