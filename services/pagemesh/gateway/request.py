@@ -20,19 +20,13 @@ from typing import Literal
 import numpy as np
 
 from pagemesh.gateway import events as ev
+from pagemesh.gateway import outgoing
 from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText, slice_logprobs
 from pagemesh.gateway.events import Worker
-from pagemesh.gateway.spec import (
-    ATTEMPT_MAX,
-    RequestLimits,
-    RequestSpec,
-    Usage,
-    mendable,
-    submit_message,
-)
+from pagemesh.gateway.spec import ATTEMPT_MAX, RequestLimits, RequestSpec, Usage, mendable
 from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Internal, fault
 from pagemesh.wire.messages import Ok, Refused, SequenceKey
-from pagemesh.wire.work_messages import Abort, AbortReason, Accepted, Frame, Resend
+from pagemesh.wire.work_messages import AbortReason, Accepted, Frame
 
 
 class RequestCore:
@@ -72,10 +66,7 @@ class RequestCore:
     @property
     def usage(self) -> Usage:
         """``cached_tokens`` is what the first admission of the prompt found in the cache."""
-        prompt_count = len(self.spec.prompt)
-        cached = next((c.waterfall.delivered_tokens for c in self.choices if c.waterfall), 0)
-        used = sum(choice.used_count for choice in self.choices)
-        return Usage(prompt_count, used, min(cached, prompt_count))
+        return Usage.of(self.spec, self.choices)
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Command]:
         """Raises ``AssertionError`` for an event the caller may not send (a second ``Begin``
@@ -171,7 +162,7 @@ class RequestCore:
         timeout_ms = min(self._limits.submit_timeout_ms, self._left_ms(now_ms))
         scored = self._prompt_scored
         left_ms = self._left_ms(now_ms)
-        message = submit_message(self.spec, route, group, self._attempt, left_ms, scored=scored)
+        message = outgoing.submit(self.spec, route, group, self._attempt, left_ms, scored=scored)
         self._out.append(ev.SendSubmit(route.worker, message, timeout_ms))
 
     def _unroutable(self, reason: Fault, now_ms: int) -> None:
@@ -313,8 +304,7 @@ class RequestCore:
     def _ask(self, choice: Choice, workers: Iterable[Worker]) -> None:
         """Ask for everything from the next wanted position on; the answer also tells
         whether the choice is still known."""
-        key = SequenceKey(request=self.spec.request, attempt=choice.attempt, choice=choice.index)
-        message = Resend(key=key, position=choice.token_count)
+        message = outgoing.resend(self.spec, choice)
         for worker in workers:
             choice.probes[worker] = False
             self._out.append(ev.SendResend(worker, message, self._limits.resend_timeout_ms))
@@ -379,23 +369,17 @@ class RequestCore:
 
     def _abort(self, group: list[Choice], reason: AbortReason, lost: Worker | None = None) -> None:
         """Tell every worker that may hold one of ``group`` to stop."""
-        whole = len(group) == sum(choice.live for choice in self.choices)
+        live_count = sum(choice.live for choice in self.choices)
+        whole = self._attempt if len(group) == live_count else None
         sent: set[Worker] = set()
         for choice in group:
-            if not choice.placed:
-                continue
-            for worker in self._candidates(choice):
-                if worker == lost or worker in sent:
-                    continue
-                message = Abort(
-                    request=self.spec.request,
-                    attempt=self._attempt if whole else choice.attempt,
-                    choice=None if whole else choice.index,
-                    reason=reason,
-                )
-                self._out.append(ev.SendAbort(worker, message))
-                if whole:
-                    sent.add(worker)
+            workers = self._candidates(choice) if choice.placed else []
+            for worker in workers:
+                if worker != lost and worker not in sent:
+                    message = outgoing.abort(self.spec, choice, reason, whole)
+                    self._out.append(ev.SendAbort(worker, message))
+                    if whole is not None:
+                        sent.add(worker)
 
     def _fail(self, error: Fault, reason: AbortReason) -> None:
         self._abort([c for c in self.choices if c.live], reason)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagemesh.gateway.choice import Choice
-from pagemesh.gateway.events import Route
 from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
-from pagemesh.wire.tokens import U32, pack
-from pagemesh.wire.work_messages import ChoiceStart, Sampling, Submit
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
 
 ATTEMPT_MAX = 1000
 """The wire's own bound on the attempt number."""
@@ -60,36 +59,15 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
 
+    @classmethod
+    def of(cls, spec: RequestSpec, choices: Sequence[Choice]) -> Usage:
+        """What counts of ``choices`` so far."""
+        prompt_count = len(spec.prompt)
+        cached = next((c.waterfall.delivered_tokens for c in choices if c.waterfall), 0)
+        used = sum(choice.used_count for choice in choices)
+        return cls(prompt_count, used, min(cached, prompt_count))
+
 
 def mendable(error: Fault) -> bool:
     """Another attempt may succeed."""
     return isinstance(error, Busy | Stale | Gone | Internal) or error.retry_after_ms > 0
-
-
-def submit_message(
-    spec: RequestSpec,
-    route: Route,
-    group: Iterable[Choice],
-    attempt: int,
-    deadline_ms: int,
-    *,
-    scored: bool,
-) -> Submit:
-    """The ``Submit`` of ``group``, with what their client already has. ``scored``: prompt
-    log-probabilities are not wanted (any more)."""
-    return Submit(
-        request=spec.request,
-        attempt=attempt,
-        gateway=spec.gateway,
-        gateway_incarnation=spec.gateway_incarnation,
-        priority=spec.priority,
-        arrival_us=spec.arrival_us,
-        root=route.root,
-        prompt=pack(spec.prompt),
-        choices=[ChoiceStart(choice=c.index, generated=bytes(c.generated)) for c in group],
-        sampling=spec.sampling,
-        prompt_logprobs=not scored,
-        read_cache=spec.read_cache,
-        decode=route.decode.name if route.decode else None,
-        deadline_ms=deadline_ms,
-    )

@@ -1,0 +1,283 @@
+"""Choosing workers, and what the choice is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.unit.gateway.support import frame
+
+from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.frames import FrameTracker
+from pagemesh.gateway.page_index import IndexState, PageIndex
+from pagemesh.gateway.router import Router, RouterLimits
+from pagemesh.wire.errors import Busy, NoCapacity
+from pagemesh.wire.identity import prefix_keys, tenant_root
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
+from pagemesh.wire.presence import Announce, Load, ModelFacts, Role, State
+from pagemesh.wire.work_messages import Frame, Frames
+
+SECRET = b"secret"
+SALT = b"s" * 32
+PAGE = 16
+FACTS = ModelFacts(
+    model="tiny",
+    model_root=b"m" * 32,
+    context_tokens_max=4_096,
+    vocab_tokens=300,
+    page_size=PAGE,
+    pool_pages=100,
+    deterministic=True,
+)
+TOKENS = np.arange(320, dtype="<u4") % 300
+KEYS = prefix_keys(SECRET, tenant_root(FACTS.model_root, SALT), TOKENS, PAGE)
+
+
+def worker(
+    name: str,
+    role: Role,
+    *,
+    host: str = "a",
+    state: State = "ready",
+    waiting: int = 0,
+    running: int = 0,
+) -> Announce:
+    return Announce(
+        role=role,
+        name=name,
+        incarnation=1,
+        host=host,
+        state=state,
+        load=Load(waiting_tokens=waiting, running_count=running),
+        model=FACTS,
+    )
+
+
+def pager(host: str, *, sequence: int = 0, epoch: int = 1, free: int = 100) -> Announce:
+    return Announce(
+        role="pager",
+        name=f"pager-{host}",
+        incarnation=1,
+        host=host,
+        state="ready",
+        event_sequence=sequence,
+        epoch=epoch,
+        free_pages=free,
+    )
+
+
+def stored(host: str, sequence: int, count: int, *, first: int = 0, epoch: int = 1) -> PagesChanged:
+    keys = KEYS[first : first + count].astype("<u8").tobytes()
+    return PagesChanged(host=host, epoch=epoch, sequence=sequence, stored=keys)
+
+
+def want(
+    tokens: int = 320,
+    *,
+    avoid: frozenset[Worker] = frozenset(),
+    growth: int = 16,
+    model_root: bytes | None = None,
+) -> ChooseRoute:
+    return ChooseRoute(TOKENS[:tokens], growth, 1, avoid, model_root)
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    made = Router(SECRET, RouterLimits(short_suffix_tokens=64))
+    yield made
+    made.check()
+
+
+def chosen(router: Router, asked: ChooseRoute, *, read_cache: bool = True) -> Route:
+    found = router.choose("tiny", SALT, asked, read_cache=read_cache)
+    assert isinstance(found, Route), found
+    return found
+
+
+def names(route: Route) -> tuple[str, str]:
+    return route.worker.name, route.decode.name if route.decode else ""
+
+
+def test_a_long_prompt_goes_to_prefill_and_is_handed_to_decode(router: Router) -> None:
+    for one in (worker("p", "prefill"), worker("d", "decode")):
+        router.announced(one)
+    route = chosen(router, want())
+    assert names(route) == ("p", "d")
+    assert route.root == tenant_root(FACTS.model_root, SALT)
+
+
+def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> None:
+    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
+        router.announced(one)
+    assert names(chosen(router, want(64))) == ("d", "")
+    assert names(chosen(router, want(65))) == ("p", "d")
+    router.pages_changed(stored("a", 1, 18))
+    route = chosen(router, want())
+    assert names(route) == ("d", "")
+    assert route.predicted_tokens == 18 * PAGE
+    assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_with_one_role_missing_the_other_does_all(router: Router, role: Role) -> None:
+    router.announced(worker("only", role))
+    for tokens in (10, 320):
+        assert names(chosen(router, want(tokens))) == ("only", "")
+
+
+def test_with_nobody_ready_it_says_busy(router: Router) -> None:
+    router.announced(worker("p", "prefill", state="starting"))
+    router.announced(worker("d", "decode", state="draining"))
+    found = router.choose("tiny", SALT, want())
+    assert isinstance(found, Busy) and found.retry_after_ms > 0
+    assert isinstance(router.choose("other", SALT, want()), Busy)
+
+
+def test_what_fits_no_pool_is_told_so(router: Router) -> None:
+    router.announced(worker("d", "decode"))
+    assert isinstance(router.choose("tiny", SALT, want(growth=2_000)), NoCapacity)
+
+
+def test_the_host_that_has_the_prefix_is_preferred_until_its_queue_is_longer(
+    router: Router,
+) -> None:
+    for host in ("a", "b"):
+        router.announced(worker(f"d-{host}", "decode", host=host))
+        router.announced(pager(host))
+    router.pages_changed(stored("b", 1, 10))
+    assert names(chosen(router, want())) == ("d-b", "")
+    router.announced(worker("d-b", "decode", host="b", waiting=500))
+    router.announced(worker("d-a", "decode", host="a"))
+    assert names(chosen(router, want())) == ("d-a", "")
+
+
+def test_work_sent_since_the_last_announcement_counts(router: Router) -> None:
+    for name in ("x", "y"):
+        router.announced(worker(name, "decode"))
+    assert {chosen(router, want()).worker.name for _ in range(2)} == {"x", "y"}
+
+
+def test_a_host_short_of_pages_is_used_last(router: Router) -> None:
+    for host, free in (("a", 0), ("b", 100)):
+        router.announced(worker(f"d-{host}", "decode", host=host))
+        router.announced(pager(host, free=free))
+    assert names(chosen(router, want())) == ("d-b", "")
+
+
+def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -> None:
+    router.announced(worker("x", "decode"))
+    avoid = frozenset({Worker("x", 1)})
+    assert names(chosen(router, want(avoid=avoid))) == ("x", "")
+    router.announced(worker("y", "decode", waiting=1_000_000))
+    assert names(chosen(router, want(avoid=avoid))) == ("y", "")
+
+
+def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
+    router.announced(worker("d", "decode"))
+    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Busy)
+    assert names(chosen(router, want(model_root=FACTS.model_root))) == ("d", "")
+
+
+def test_a_handover_stays_on_one_host(router: Router) -> None:
+    router.announced(worker("p", "prefill", host="a"))
+    router.announced(worker("d", "decode", host="b", waiting=10_000))
+    assert names(chosen(router, want())) == ("p", "")
+
+
+def test_who_is_lost_is_not_chosen_and_a_late_loss_of_an_older_life_is_ignored(
+    router: Router,
+) -> None:
+    router.announced(worker("d", "decode"))
+    router.lost(Worker("d", 99))
+    assert names(chosen(router, want())) == ("d", "")
+    router.lost(Worker("d", 1))
+    assert isinstance(router.choose("tiny", SALT, want()), Busy)
+    assert router.models() == {}
+
+
+def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
+    for one in (worker("d", "decode"), pager("a")):
+        router.announced(one)
+    router.pages_changed(stored("a", 1, 20))
+    other = router.choose("tiny", b"o" * 32, want())
+    assert isinstance(other, Route) and other.predicted_tokens == 0
+
+
+def test_a_gap_in_page_events_asks_for_a_snapshot_and_takes_it_in_parts() -> None:
+    index = PageIndex(keys_max=1_000)
+    assert index.announced(epoch=1, sequence=0)
+    last = PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=b"", more=False)
+    assert index.snapshot(last) == 0 and index.state is IndexState.FRESH
+    assert not index.changed(stored("a", 1, 2))
+    assert index.changed(stored("a", 3, 1, first=5))
+    keys = KEYS.astype("<u8").tobytes()
+    first = PagesSnapshot(host="a", epoch=1, sequence=3, first=0, keys=keys[:80], more=True)
+    assert index.snapshot(first) == 10
+    rest = PagesSnapshot(host="a", epoch=1, sequence=3, first=10, keys=keys[80:], more=False)
+    assert index.snapshot(rest) == 0
+    assert index.state is IndexState.FRESH
+    assert index.leading_pages(KEYS) == 20
+    assert not index.announced(epoch=1, sequence=3)
+    assert index.announced(epoch=1, sequence=4)
+    index.check()
+
+
+def test_a_page_removed_while_a_snapshot_comes_in_stays_removed() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    gone = KEYS[:1].astype("<u8").tobytes()
+    index.changed(PagesChanged(host="a", epoch=1, sequence=1, removed=gone))
+    keys = KEYS.astype("<u8").tobytes()
+    index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys, more=False))
+    assert index.leading_pages(KEYS) == 0
+    assert len(index) == 19
+
+
+def test_a_new_life_of_the_pager_forgets_what_the_last_one_said() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    index.changed(stored("a", 1, 20))
+    assert index.changed(stored("a", 1, 5, epoch=2))
+    assert len(index) == 0
+
+
+def test_an_index_forgets_the_oldest_keys_above_its_limit() -> None:
+    index = PageIndex(keys_max=5)
+    index.announced(epoch=1, sequence=0)
+    index.changed(stored("a", 1, 20))
+    assert len(index) == 5
+    index.check()
+
+
+def frames(counter: int, *, empty: bool = False, incarnation: int = 1) -> Frames:
+    inside: list[Frame] = [] if empty else [frame(0, [1])]
+    return Frames(worker="w", incarnation=incarnation, counter=counter, frames=inside)
+
+
+def test_a_lost_message_shows_at_the_next_one() -> None:
+    tracker = FrameTracker()
+    counts = [tracker.arrived(frames(counter)).lost_count for counter in (1, 2, 5, 4, 6)]
+    assert counts == [0, 0, 2, 0, 0]
+
+
+def test_a_lost_last_message_shows_at_an_idle_heartbeat() -> None:
+    tracker = FrameTracker()
+    tracker.arrived(frames(1))
+    assert tracker.arrived(frames(1, empty=True)).lost_count == 0
+    assert tracker.arrived(frames(2, empty=True)).lost_count == 1
+
+
+def test_each_life_of_a_worker_is_counted_by_itself() -> None:
+    tracker = FrameTracker(workers_max=2)
+    assert tracker.arrived(frames(3, incarnation=1)).lost_count == 2
+    assert tracker.arrived(frames(1, incarnation=2)).lost_count == 0
+    assert tracker.arrived(frames(1, incarnation=3)).lost_count == 0
+    tracker.check()
+
+
+def test_counting_anew_is_no_loss() -> None:
+    tracker = FrameTracker()
+    tracker.arrived(frames(500))
+    assert tracker.arrived(frames(1)).lost_count == 0
+    assert tracker.arrived(frames(2)).lost_count == 0

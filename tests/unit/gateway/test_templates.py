@@ -1,0 +1,112 @@
+"""Chat templates: as transformers renders them, and bounded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+
+from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
+
+MESSAGES = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hi {{ 1 + 1 }}"},
+    {"role": "assistant", "content": "ho"},
+    {"role": "user", "content": "what?\n"},
+]
+CHATML = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+LOOPS = """
+{%- set ns = namespace(found=false) %}
+{{- bos_token }}
+{% for message in messages %}
+    {% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}
+    {% elif loop.first and message.role == 'system' %}
+        <<{{ message.content | trim | upper }}>>
+    {% else %}
+        {% set ns.found = true %}[{{ loop.index0 }}/{{ loop.length }}] {{ message | tojson }}
+    {% endif %}
+    {% if loop.last %}{{ ns.found ~ '/' ~ messages|length }}{% break %}{% endif %}
+{% endfor %}
+{% for part in 'a,b'.split(',') %}{{ part.replace('a', 'z') }}{% endfor %}
+{{ messages | map(attribute='role') | join('-') }}
+"""
+
+
+def test_templates_render_as_transformers_renders_them() -> None:
+    script = (
+        "import json, sys\n"
+        "from transformers.utils.chat_template_utils import render_jinja_template\n"
+        "given = json.load(sys.stdin)\n"
+        "out, _ = render_jinja_template(conversations=[given['messages']],\n"
+        "    chat_template=given['template'], add_generation_prompt=True, bos_token='<s>')\n"
+        "print(json.dumps(out[0]))\n"
+    )
+    for template in (CHATML, LOOPS):
+        given = json.dumps({"messages": MESSAGES, "template": template})
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=given, capture_output=True, text=True, check=True
+        )
+        expected = json.loads(done.stdout.splitlines()[-1])
+        ours = ChatTemplate(template, {"bos_token": "<s>"}).render(MESSAGES)
+        assert ours == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__()[0].x }}",
+        "{{ messages.append(1) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10**9 }}",
+        "{{ [0] * 999999999 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ 'x'.ljust(10**10) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{% set ns = namespace(t='xx') %}"
+        "{% for _ in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+        "{% set ns = namespace(t='xx') %}"
+        "{% for _ in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}",
+        "{% set t = 'x' * 99999 %}{{ t.replace('x', t) }}",
+        "{% set t = 'x' * 99999 %}{{ t | replace('x', t) }}",
+        "{% set t = 'x' * 99999 %}{{ t.join(t) }}",
+        "{% set t = 'x' * 99999 %}{{ t | join(t) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ nothing.at.all }}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ lipsum(n=10000) }}",
+    ],
+)
+def test_a_hostile_template_is_refused_in_bounds(template: str) -> None:
+    with pytest.raises(TemplateRefused):
+        ChatTemplate(template, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_a_template_says_why_it_refuses() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        template.render([])
+
+
+def test_a_broken_template_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TemplateRefused, match="does not parse"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_further_variables_replace_none_of_ours() -> None:
+    template = ChatTemplate("{{ bos_token }}{{ mood }}{{ messages | length }}", {"bos_token": "B"})
+    extra = {"mood": "calm", "messages": [], "bos_token": "forged"}
+    assert template.render([{"role": "user"}], extra=extra) == "Bcalm1"
+
+
+def test_the_date_is_the_clocks() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}", {}, now=lambda: datetime(1999, 1, 1))
+    assert template.render([]) == "1999"

@@ -1,0 +1,94 @@
+"""Keys, tenants, salts, and answers kept by idempotency key."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagemesh.gateway.api_errors import ApiError
+from pagemesh.gateway.idempotency import IdempotencyStore
+from pagemesh.gateway.tenants import ANYBODY, Tenants, bearer
+from pagemesh.wire.errors import ConfigError
+
+ALICE, BOB = "a" * 16, "b" * 16
+SECRET = b"the server's"
+
+
+def test_without_keys_everybody_is_one_tenant() -> None:
+    tenants = Tenants("", SECRET)
+    assert tenants.open_to_all and tenants.tenant_of("") == ANYBODY
+
+
+def test_a_key_names_its_tenant_and_no_other_key_does() -> None:
+    tenants = Tenants(f"alice:{ALICE}, {BOB}", SECRET)
+    assert tenants.tenant_of(ALICE) == "alice"
+    bob = tenants.tenant_of(BOB)
+    assert bob is not None and BOB not in bob
+    for wrong in ("", "x" * 16, ALICE[:-1], ALICE + "a", f"alice:{ALICE}"):
+        assert tenants.tenant_of(wrong) is None
+
+
+@pytest.mark.parametrize("keys", ["short", "me:short", f"{ALICE},", f"{ALICE},x:{ALICE}", ","])
+def test_a_weak_or_repeated_key_stops_start_up(keys: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_API_KEYS") as caught:
+        Tenants(keys, SECRET)
+    assert ALICE not in str(caught.value)
+
+
+def test_salts_differ_by_tenant_by_client_salt_and_by_server() -> None:
+    tenants = Tenants("", SECRET)
+    salts = {
+        tenants.salt("a", ""),
+        tenants.salt("b", ""),
+        tenants.salt("a", "x"),
+        tenants.salt("ax", ""),
+        Tenants("", b"another").salt("a", ""),
+    }
+    assert len(salts) == 5
+    assert tenants.salt("a", "x") == tenants.salt("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [("Bearer k", "k"), ("bearer  k ", "k"), ("Basic k", ""), ("k", ""), ("", "")],
+)
+def test_only_a_bearer_header_carries_a_key(header: str, key: str) -> None:
+    assert bearer(header) == key
+
+
+def test_an_answer_is_kept_for_its_key_and_tenant() -> None:
+    store = IdempotencyStore()
+    assert store.begin("alice", "k", b"body", 0) is None
+    with pytest.raises(ApiError) as running:
+        store.begin("alice", "k", b"body", 1)
+    assert running.value.status == 409
+    store.finish("alice", "k", b"answer")
+    assert store.begin("alice", "k", b"body", 2) == b"answer"
+    assert store.begin("bob", "k", b"body", 2) is None
+    with pytest.raises(ApiError):
+        store.begin("alice", "k", b"another body", 3)
+    store.check()
+
+
+def test_kept_answers_are_bounded_in_age_count_and_bytes() -> None:
+    store = IdempotencyStore(entries_max=2, bytes_max=10, age_ms_max=100)
+    for index in range(2):
+        store.begin("t", str(index), b"", index)
+    with pytest.raises(ApiError) as full:
+        store.begin("t", "2", b"", 2)
+    assert full.value.status == 429
+    store.finish("t", "0", b"12345678")
+    store.finish("t", "1", b"12345678")
+    store.check()
+    assert store.begin("t", "0", b"", 3) is None
+    store.finish("t", "0", b"")
+    assert store.begin("t", "1", b"", 200) is None
+    store.check()
+
+
+def test_a_streamed_answer_is_not_generated_twice() -> None:
+    store = IdempotencyStore()
+    store.begin("t", "k", b"", 0)
+    store.finish("t", "k", None)
+    with pytest.raises(ApiError) as used:
+        store.begin("t", "k", b"", 1)
+    assert used.value.code == "idempotency_key_used"

@@ -1,0 +1,141 @@
+"""Text from tokens: stop strings and detokenising, whatever pieces they come in."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.gateway.support import END, byte_tokenizer
+from tokenizers import Tokenizer, decoders, models
+
+from pagemesh.gateway.detokenise import Detokeniser, StreamText
+from pagemesh.gateway.stops import StopMatcher
+
+TOKENIZER = byte_tokenizer()
+SIZE = TOKENIZER.get_vocab_size(with_added_tokens=True)
+letters = st.text("ab", max_size=40)
+stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
+
+
+def _id(token: str) -> int:
+    found = TOKENIZER.token_to_id(token)
+    assert found is not None
+    return found
+
+
+def cut(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
+    """What is shown of ``text``, looked at as a whole, and the stop that ended it."""
+    ends = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    if not ends:
+        return text, None
+    end, start, stop = min(ends)
+    return text[: end if include else start], stop
+
+
+@settings(max_examples=500, deadline=None)
+@given(letters, stop_lists, st.lists(st.integers(0, 40), max_size=6), st.booleans())
+def test_stop_strings_end_the_text_in_the_same_place_however_it_is_split(
+    text: str, stops: list[str], borders: list[int], include: bool
+) -> None:
+    matcher = StopMatcher(stops, include=include)
+    at = sorted({min(border, len(text)) for border in borders} | {0, len(text)})
+    shown, found = "", None
+    for first, last in itertools.pairwise(at):
+        released = matcher.push(text[first:last])
+        shown += released.text
+        found = released.stop
+        if found is not None:
+            break
+    if found is None:
+        shown += matcher.close()
+    assert (shown, found) == cut(text, stops, include=include)
+
+
+def test_nothing_is_held_back_that_no_stop_string_begins_with() -> None:
+    matcher = StopMatcher(["xyz"])
+    assert matcher.push("abcx").text == "abc"
+    assert matcher.held == "x"
+    assert matcher.push("y").text == ""
+    assert matcher.push("!").text == "xy!"
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.integers(0, SIZE - 1), max_size=120), st.booleans())
+def test_streamed_text_equals_the_text_of_all_tokens(ids: list[int], skip: bool) -> None:
+    detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip)
+    streamed = "".join([detokeniser.push(one) for one in ids]) + detokeniser.close()
+    assert streamed == TOKENIZER.decode(ids, skip_special_tokens=skip)
+
+
+@given(st.text(max_size=60))
+def test_streamed_text_of_real_text_comes_whole_and_early(text: str) -> None:
+    ids = TOKENIZER.encode(text).ids
+    detokeniser = Detokeniser(TOKENIZER)
+    pieces = [detokeniser.push(one) for one in ids]
+    assert "".join(pieces) == text.rstrip("\ufffd")[: len("".join(pieces))]
+    assert "".join(pieces) + detokeniser.close() == text
+
+
+def test_sentence_piece_spaces_are_kept() -> None:
+    vocab = {"<unk>": 0, "\u2581hello": 1, "\u2581world": 2, "!": 3, "<0xE2>": 4, "<0x82>": 5}
+    vocab |= {"<0xAC>": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    detokeniser = Detokeniser(tokenizer)
+    ids = [1, 2, 3, 4, 5, 6] * 20
+    streamed = "".join([detokeniser.push(one) for one in ids]) + detokeniser.close()
+    assert streamed == tokenizer.decode(ids)
+    assert streamed.startswith("hello world!\u20ac hello")
+
+
+def test_work_for_a_token_does_not_grow_with_the_output() -> None:
+    class Counting:
+        decoded = 0
+
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            self.decoded += len(ids)
+            text: str = TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+    debris = [_id("\u0122")] * 4_000  # the byte 0x80, again and again
+    for ids in (TOKENIZER.encode("wörds and more " * 300).ids, debris):
+        counting = Counting()
+        detokeniser = Detokeniser(counting)
+        for one in ids:
+            detokeniser.push(one)
+        assert counting.decoded < 80 * len(ids)
+
+
+@pytest.mark.parametrize(("include", "shown"), [(False, "one "), (True, "one two")])
+def test_the_token_that_completes_a_stop_string_is_the_last_that_counts(
+    include: bool, shown: str
+) -> None:
+    ids = np.asarray(TOKENIZER.encode("one two three").ids, "<u4")
+    stops = StopMatcher(["two"], include=include)
+    text = StreamText(Detokeniser(TOKENIZER), stops, min_tokens=0)
+    piece = text.push(ids)
+    assert (piece.text + text.close(), piece.used_count, piece.stop) == (shown, 7, "two")
+
+
+def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
+    ids = np.asarray(TOKENIZER.encode("two one two").ids, "<u4")
+    text = StreamText(Detokeniser(TOKENIZER), StopMatcher(["two"]), min_tokens=5)
+    piece = text.push(ids)
+    assert (piece.text, piece.stop) == ("two one ", "two")
+
+
+def test_special_tokens_are_text_only_for_who_wants_them() -> None:
+    ids = [*TOKENIZER.encode("a").ids, _id(END)]
+    for skip, expected in ((True, "a"), (False, "a" + END)):
+        detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip)
+        assert "".join(map(detokeniser.push, ids)) + detokeniser.close() == expected

@@ -1,0 +1,88 @@
+"""The model's words, read without any model code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.gateway.support import END
+
+from pagemesh.gateway.templates import TemplateRefused
+from pagemesh.gateway.tokens import Tokens
+from pagemesh.wire.errors import ConfigError
+
+
+@pytest.fixture
+def tokens(model_folder: Path) -> Tokens:
+    return Tokens.load(model_folder)
+
+
+def test_the_gateway_loads_neither_torch_nor_transformers(model_folder: Path) -> None:
+    script = (
+        "import pathlib, sys\n"
+        "import pagemesh.gateway.service\n"
+        "from pagemesh.gateway.tokens import Tokens\n"
+        f"Tokens.load(pathlib.Path({str(model_folder)!r})).encode('x', add_special_tokens=True)\n"
+        "print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_chat_becomes_the_prompt_of_its_template(tokens: Tokens) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well "}]
+    assert tokens.render_chat(messages) == f"[user]hi{END}[assistant]well {END}[assistant]"
+    open_end = tokens.render_chat(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert open_end == f"[user]hi{END}[assistant]well"
+
+
+def test_text_and_tokens_go_both_ways(tokens: Tokens) -> None:
+    ids = tokens.encode("the h\u00e9llo\n", add_special_tokens=False)
+    assert tokens.decode(ids.tolist()) == "the h\u00e9llo\n"
+    whole = b"".join(tokens.token_bytes(token) for token in ids.tolist())
+    assert whole.decode() == "the h\u00e9llo\n"
+    assert tokens.token_text(ids.tolist()[0]) == "the"
+
+
+def test_every_end_token_that_a_file_names_ends_a_choice(tokens: Tokens, tmp_path: Path) -> None:
+    assert [tokens.decode([token]) for token in tokens.end_tokens] == [END]
+    folder = tmp_path / "two"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(_tokenizer_json(tokens))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
+    assert Tokens.load(folder).end_tokens == {3, 5}
+
+
+def test_a_model_without_template_refuses_chats_only(tokens: Tokens, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(_tokenizer_json(tokens))
+    bare = Tokens.load(tmp_path)
+    with pytest.raises(TemplateRefused, match="no chat template"):
+        bare.render_chat([{"role": "user", "content": "x"}])
+    assert len(bare.encode("x", add_special_tokens=True)) == 1
+
+
+def test_a_folder_that_lacks_something_is_named(tmp_path: Path, tokens: Tokens) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Tokens.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tokens.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(_tokenizer_json(tokens))
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="no JSON object"):
+        Tokens.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{% if %}"}')
+    with pytest.raises(ConfigError, match="does not parse"):
+        Tokens.load(tmp_path)
+
+
+def _tokenizer_json(tokens: Tokens) -> str:
+    text: str = tokens._tokenizer.to_str()
+    return text
