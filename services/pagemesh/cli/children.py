@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from pagemesh.wire.errors import ConfigError, PagemeshError
 _LINE_BYTES_MAX = 1 << 16
 _TAIL_LINES_MAX = 40
 _KILL_WAIT_S = 5.0
+OWN_ERROR = re.compile(f"^(?:{ERROR_PREFIX}|pagemesh [A-Za-z0-9_-]+: )")
+"""How a child begins the line that says what is wrong with its configuration."""
 
 
 class ChildLost(PagemeshError):
@@ -39,15 +42,15 @@ class ChildSpec:
 
 
 Failure = Callable[[PagemeshError], None]
-Line = Callable[[str], None]
+Line = Callable[[str, str], None]
 Changed = Callable[[str, str], None]
 
 
 class Child:
     """Keeps one process running.
 
-    ``on_line`` gets each line it prints, ``on_change`` its name and what became of it, and
-    ``on_failure`` the error after which there is no point in trying again.
+    ``on_line`` gets its name and each line it prints, ``on_change`` its name and what became
+    of it, and ``on_failure`` the error after which there is no point in trying again.
     """
 
     def __init__(
@@ -141,11 +144,11 @@ class Child:
                 return
             text = line.decode(errors="replace").rstrip()
             self._tail.append(text)
-            self._on_line(text)
+            self._on_line(self.spec.name, text)
 
     def _last_error(self) -> str:
         line = self._tail[-1] if self._tail else "stopped without a word"
-        return line.removeprefix(ERROR_PREFIX).removeprefix(f"pagemesh {self.spec.name}: ")
+        return OWN_ERROR.sub("", line)
 
     def _give_up_text(self, decision: GiveUp) -> str:
         last = self._tail[-1] if self._tail else "nothing"

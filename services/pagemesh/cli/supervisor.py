@@ -44,7 +44,8 @@ async def supervised(
     on_change: Changed,
     clock: Clock | None = None,
 ) -> AsyncIterator[Supervisor]:
-    """Children that run inside the ``async with`` and are gone after it."""
+    """Children that run inside the ``async with`` and are gone after it. A ``PagemeshError``
+    of the body comes out as itself, not as a group."""
     failure: asyncio.Future[PagemeshError] = asyncio.get_running_loop().create_future()
 
     def fail(error: PagemeshError) -> None:
@@ -59,10 +60,15 @@ async def supervised(
         for spec in sorted(specs, key=lambda spec: spec.stage)
     ]  # fmt: skip
     supervisor = Supervisor(children, failure)
+    ended_by: PagemeshError | None = None
     async with asyncio.TaskGroup() as group:
         for child in children:
             group.create_task(child.tend(), name=child.spec.name)
         try:
             yield supervisor
+        except PagemeshError as error:
+            ended_by = error
         finally:
             await supervisor.stop(grace_ms)
+    if ended_by is not None:
+        raise ended_by

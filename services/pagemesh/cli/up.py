@@ -18,6 +18,7 @@ from typing import Any
 import click
 import httpx
 
+from pagemesh.cli.children import OWN_ERROR
 from pagemesh.cli.options import check_variables, config_flags, given_flags
 from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
 from pagemesh.cli.restarts import RestartLimits
@@ -106,7 +107,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                 screen.expect(spec.name)
             async with supervised(
                 specs, limits=limits, grace_ms=plan.up.stop_grace_ms,
-                on_line=screen.line, on_change=screen.change,
+                on_line=lambda name, line: _pass_on(screen, name, line), on_change=screen.change,
             ) as mesh:  # fmt: skip
                 async with _stop_signals(mesh) as stop:
                     started = time.monotonic()
@@ -125,6 +126,14 @@ def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
     if not host.secret.is_set:
         host = replace(host, secret=Secret(folder.secret()))
     return replace(config, host=host)
+
+
+def _pass_on(screen: Screen, name: str, line: str) -> None:
+    """Services log at their level; the NATS server knows no level but its letters. What ends
+    the mesh is said once, as its error."""
+    chatter = name == "nats" and ("[INF]" in line or "Plaintext passwords" in line)
+    if line and not chatter and not OWN_ERROR.match(line):
+        screen.line(line)
 
 
 async def _become_ready(

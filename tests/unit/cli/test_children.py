@@ -53,7 +53,7 @@ class Witness:
         await self.until(lambda: all(child.pid is not None for child in mesh.children))
         return [child.pid for child in mesh.children if child.pid is not None]
 
-    def _line(self, line: str) -> None:
+    def _line(self, _name: str, line: str) -> None:
         self.lines.append(line)
         self._news.set()
 
@@ -87,6 +87,15 @@ async def test_exit_code_two_is_relayed_as_the_config_error_it_reported() -> Non
         failure = await mesh.failed()
     assert isinstance(failure, ConfigError)
     assert str(failure) == "pager: pool too small"
+
+
+async def test_the_error_that_ends_a_mesh_comes_out_as_itself() -> None:
+    witness = Witness()
+    with pytest.raises(ConfigError, match="pool too small"):
+        async with witness.watch(program("a", SLEEP)) as mesh:
+            started = await witness.pids(mesh)
+            raise ConfigError("pool too small")
+    assert not any(psutil.pid_exists(pid) for pid in started)
 
 
 async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> None:
