@@ -1,0 +1,79 @@
+// Chat with pagemesh over NATS, streaming.
+//
+//     npm install
+//     node nats_client.mjs [--nats URL] [--model NAME] [--max-tokens N] "your question"
+//
+// With API keys configured, set PAGEMESH_API_KEY.
+
+import { parseArgs } from "node:util";
+
+import { connect, createInbox, headers } from "@nats-io/transport-node";
+
+const CHAT = "pagemesh.v1.chat.completions";
+const MODELS = "pagemesh.v1.models";
+const SILENCE_MS_MAX = 60_000;
+
+const { values, positionals } = parseArgs({
+  options: {
+    nats: { type: "string", default: process.env.PAGEMESH_NATS ?? "nats://127.0.0.1:4222" },
+    model: { type: "string", default: "" },
+    "max-tokens": { type: "string", default: "128" },
+  },
+  allowPositionals: true,
+});
+if (positionals.length !== 1) {
+  console.error('usage: node nats_client.mjs [--nats URL] [--model NAME] "your question"');
+  process.exit(2);
+}
+
+function authorization() {
+  const made = headers();
+  if (process.env.PAGEMESH_API_KEY) {
+    made.set("authorization", `Bearer ${process.env.PAGEMESH_API_KEY}`);
+  }
+  return made;
+}
+
+async function firstModel(connection) {
+  const reply = await connection.request(MODELS, "", { timeout: 5_000, headers: authorization() });
+  const body = reply.json();
+  if (body.error) throw new Error(body.error.message);
+  return body.data[0].id;
+}
+
+async function chat(connection, model) {
+  const inbox = createInbox();
+  const replies = connection.subscribe(inbox, { timeout: SILENCE_MS_MAX });
+  const body = {
+    model,
+    messages: [{ role: "user", content: positionals[0] }],
+    max_tokens: Number(values["max-tokens"]),
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  connection.publish(CHAT, JSON.stringify(body), { reply: inbox, headers: authorization() });
+  for await (const message of replies) {
+    if (message.headers?.code === 503) throw new Error("no gateway listens");
+    if (message.headers?.get("pagemesh-error")) throw new Error(message.json().error.message);
+    if (message.data.length > 0) show(message.json());
+    if (message.headers?.get("pagemesh-last") === "true") break;
+  }
+}
+
+function show(chunk) {
+  for (const choice of chunk.choices) process.stdout.write(choice.delta.content ?? "");
+  if (chunk.usage) {
+    const cached = chunk.usage.prompt_tokens_details.cached_tokens;
+    console.log(`\n[${chunk.usage.total_tokens} tokens, ${cached} cached]`);
+  }
+}
+
+const connection = await connect({ servers: values.nats });
+try {
+  await chat(connection, values.model || (await firstModel(connection)));
+} catch (error) {
+  console.error(error.message);
+  process.exitCode = 1;
+} finally {
+  await connection.close();
+}

@@ -1,0 +1,77 @@
+"""Chat with pagemesh over NATS, streaming. Needs only ``nats-py``.
+
+    python nats_client.py [--nats URL] [--model NAME] [--max-tokens N] "your question"
+
+With API keys configured, set PAGEMESH_API_KEY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+
+import nats
+
+CHAT = "pagemesh.v1.chat.completions"
+MODELS = "pagemesh.v1.models"
+SILENCE_S_MAX = 60
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description="Chat with pagemesh over NATS.")
+    parser.add_argument("--nats", default=os.environ.get("PAGEMESH_NATS", "nats://127.0.0.1:4222"))
+    parser.add_argument("--model", default="", help="the first one that is served, if not given")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("question")
+    arguments = parser.parse_args()
+
+    key = os.environ.get("PAGEMESH_API_KEY", "")
+    headers = {"authorization": f"Bearer {key}"} if key else None
+    client = await nats.connect(arguments.nats)
+    try:
+        model = arguments.model
+        if not model:
+            reply = await client.request(MODELS, b"", timeout=5, headers=headers)
+            model = json.loads(reply.data)["data"][0]["id"]
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": arguments.question}],
+            "max_tokens": arguments.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return await stream(client, body, headers)
+    finally:
+        await client.close()
+
+
+async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, str] | None) -> int:
+    """Print the answer as it comes; 0 when it ended well."""
+    inbox = client.new_inbox()
+    replies = await client.subscribe(inbox)
+    await client.publish(CHAT, json.dumps(body).encode(), reply=inbox, headers=headers)
+    while True:
+        message = await replies.next_msg(timeout=SILENCE_S_MAX)
+        facts = message.headers or {}
+        if facts.get("Status") == "503":
+            print("no gateway listens", file=sys.stderr)
+            return 1
+        if "pagemesh-error" in facts:
+            print(json.loads(message.data)["error"]["message"], file=sys.stderr)
+            return 1
+        if message.data:
+            chunk = json.loads(message.data)
+            for choice in chunk["choices"]:
+                print(choice["delta"].get("content") or "", end="", flush=True)
+            if chunk.get("usage"):
+                cached = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+                print(f"\n[{chunk['usage']['total_tokens']} tokens, {cached} cached]")
+        if facts.get("pagemesh-last") == "true":
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

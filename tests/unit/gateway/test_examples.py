@@ -1,0 +1,94 @@
+"""The example clients, run as a user would run them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.gateway.fake_mesh import FakeMesh
+
+from pagemesh.runtime.nats_server import NatsServer
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "ops" / "examples"
+QUESTION = "what is said"
+
+
+async def run(*command: str, folder: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(90):
+            out, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, out.decode(), errors.decode()
+
+
+def answers(mesh: FakeMesh, text: str) -> None:
+    """Have the mesh answer anything with ``text``."""
+    tokens = mesh.front.tokens
+    ids = tokens.encode(text, add_special_tokens=False).tolist()
+    ids += sorted(tokens.end_tokens)
+    mesh.worker.speech = lambda _prompt: ids
+    mesh.worker.cached_tokens = 2
+
+
+async def test_the_python_client_chats_over_nats(
+    mesh: FakeMesh, shared_nats_server: NatsServer
+) -> None:
+    answers(mesh, "hello, bus")
+    script = str(EXAMPLES / "python" / "nats_client.py")
+    code, out, errors = await run(
+        sys.executable, script, "--nats", shared_nats_server.url, QUESTION
+    )
+    assert (code, errors) == (0, "")
+    assert out.startswith("hello, bus\n[") and "2 cached" in out
+
+
+async def test_the_python_client_tells_an_error_over_nats(
+    mesh: FakeMesh, shared_nats_server: NatsServer
+) -> None:
+    script = str(EXAMPLES / "python" / "nats_client.py")
+    code, _, errors = await run(
+        sys.executable, script, "--nats", shared_nats_server.url, "--model", "other", QUESTION
+    )
+    assert code == 1 and "does not exist" in errors
+
+
+async def test_the_python_client_chats_over_http(mesh: FakeMesh) -> None:
+    answers(mesh, "hello, web")
+    script = str(EXAMPLES / "python" / "openai_client.py")
+    code, out, errors = await run(sys.executable, script, "--url", mesh.url, QUESTION)
+    assert (code, errors) == (0, "")
+    assert out.startswith("hello, web\n[") and "2 cached" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+async def test_the_javascript_client_chats_over_nats(
+    mesh: FakeMesh, shared_nats_server: NatsServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "javascript"
+    shutil.copytree(EXAMPLES / "javascript", folder, ignore=shutil.ignore_patterns("node_modules"))
+    code, _, errors = await run(
+        "npm", "install", "--no-audit", "--no-fund", "--no-package-lock", folder=folder
+    )
+    assert code == 0, errors
+    answers(mesh, "hello, script")
+    command = ("node", "nats_client.mjs", "--nats", shared_nats_server.url)
+    code, out, errors = await run(*command, QUESTION, folder=folder)
+    assert (code, errors) == (0, "")
+    assert out.startswith("hello, script\n[") and "2 cached" in out
+    code, _, errors = await run(*command, "--model", "other", QUESTION, folder=folder)
+    assert code == 1 and "does not exist" in errors
