@@ -6,8 +6,12 @@ LoadedModel.root  names weights, tokenizer, positions and page layout: workers w
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+
+import msgspec
 
 from pagemesh.engine.checkpoint import (
     Checkpoint,
@@ -17,7 +21,7 @@ from pagemesh.engine.checkpoint import (
     tokenizer_digest,
     weights_digest,
 )
-from pagemesh.engine.files import ensure_folder
+from pagemesh.engine.files import ensure_folder, write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import load_prepared
 from pagemesh.engine.weights import DecoderWeights, assemble, recipes
@@ -26,6 +30,9 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.presence import ModelFacts
+
+_CONFIG_VERSION = 1
+"""Raise it when ``DecoderConfig`` means something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,9 @@ def load_model(
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
     ``ConfigError``, one sentence, for a folder that is broken or not supported.
     """
-    config = decoder_config(read_config(folder), where=f"model {folder}")
-    layout = page_layout(config, page_size)
     ensure_folder(cache)
+    config = remembered_config(folder, cache)
+    layout = page_layout(config, page_size)
     with Checkpoint(folder) as checkpoint:
         weights = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress)
@@ -88,6 +95,28 @@ def load_model(
         page_size=page_size,
     )
     return LoadedModel(name, config, assemble(config, tensors), layout, root)
+
+
+def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
+    """The decoder in ``folder``. What ``transformers`` made of a configuration is remembered
+    in ``cache``, since importing it takes longer than everything else in a second start.
+
+    Raises ``ConfigError``.
+    """
+    try:
+        content = (folder / "config.json").read_bytes()
+    except OSError:
+        raise ConfigError(f"model {folder}: has no config.json") from None
+    made_by = f"{_CONFIG_VERSION} {version('transformers')}\n"
+    key = hashlib.sha256(made_by.encode() + content).hexdigest()
+    known = cache / f"config-{key[:32]}.json"
+    try:
+        return msgspec.json.decode(known.read_bytes(), type=DecoderConfig)
+    except (OSError, msgspec.MsgspecError):
+        pass  # not known yet, or a torn file of an older time
+    config = decoder_config(read_config(folder), where=f"model {folder}")
+    write_atomically(known, msgspec.json.encode(config))
+    return config
 
 
 def page_layout(config: DecoderConfig, page_size: int) -> PageLayout:

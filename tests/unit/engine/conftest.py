@@ -1,3 +1,5 @@
-"""Imported first, so that torch's threads are set up as the engine sets them up."""
+"""Imported before torch, so that its threads wait as a service's threads wait."""
 
-import pagemesh.engine  # noqa: F401
+from pagemesh.kernels.native.library import bound_spinning
+
+bound_spinning()

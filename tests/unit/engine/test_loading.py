@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,17 @@ def test_the_root_does_not_depend_on_where_the_model_lies(folder: Path, tmp_path
     before = load(moved).root
     moved = moved.rename(tmp_path / "again")
     assert load(moved, cache=tmp_path / "fresh").root == before
+
+
+def test_a_second_load_does_not_need_transformers(folder: Path) -> None:
+    load(folder)
+    program = (
+        "import sys; from pathlib import Path; from pagemesh.engine.loading import load_model;"
+        "load_model(Path(sys.argv[1]), name='m', page_size=16, cache=Path(sys.argv[2]));"
+        "assert 'transformers' not in sys.modules"
+    )
+    command = [sys.executable, "-c", program, str(folder), str(folder.parent / "cache")]
+    subprocess.run(command, check=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)})
 
 
 def test_facts_and_pool_spec_describe_the_model(folder: Path) -> None:

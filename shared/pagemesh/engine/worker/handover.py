@@ -312,6 +312,7 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
         case Granted():
             _redeemed(desk, sequence, ticket, message)
         case Refused(code="Gone"):
+            sequence.ticket = None  # somebody else has it in hand
             ending.abort(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
