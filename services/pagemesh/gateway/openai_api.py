@@ -164,7 +164,7 @@ def decode(body: bytes, kind: type[S]) -> S:
 
 def _named(text: str) -> ApiError:
     path = _PATH.search(text)
-    param = path.group(1) if path else ""
+    param = path.group(1).replace("[...]", "") if path else ""
     message = text[: path.start()] if path else text
     field = _FIELD.search(text)
     if field:

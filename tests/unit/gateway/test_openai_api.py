@@ -1,0 +1,196 @@
+"""Bodies understood, and rendered answers, field by field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pagemesh.gateway.api_errors import ApiError, from_fault
+from pagemesh.gateway.openai_api import Ask, ChatPrompt, parse_chat, parse_completion
+from pagemesh.gateway.prepare import fit
+from pagemesh.wire.errors import (
+    Busy,
+    DeadlineExceeded,
+    Denied,
+    Fault,
+    Gone,
+    Internal,
+    Malformed,
+    NoCapacity,
+    Stale,
+)
+from pagemesh.wire.presence import ModelFacts
+
+FACTS = ModelFacts(
+    model="tiny",
+    model_root=b"m" * 32,
+    context_tokens_max=100,
+    vocab_tokens=50,
+    page_size=16,
+    pool_pages=5,
+    deterministic=False,
+)
+
+
+def chat(**fields: Any) -> Ask:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return parse_chat(json.dumps(body).encode())
+
+
+def completion(**fields: Any) -> Ask:
+    return parse_completion(json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode())
+
+
+def messages_of(ask: Ask) -> list[dict[str, Any]]:
+    (prompt,) = ask.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages
+
+
+def test_null_means_the_default() -> None:
+    names = "temperature top_p n stop stream seed max_tokens logit_bias user tools min_p".split()
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+def test_max_completion_tokens_goes_over_max_tokens() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert chat(max_tokens=5).max_tokens == 5
+    assert chat().max_tokens is None
+    assert completion().max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("a", 1), (["a", "b"], 2), ([1, 2], 1), ([[1], [2, 3], [4]], 3)],
+)
+def test_a_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any, count: int) -> None:
+    assert len(completion(prompt=prompt).prompts) == count
+
+
+def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    ask = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": parts, "name": "me"},
+            {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None},
+        ]
+    )
+    assert messages_of(ask) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one\ntwo", "name": "me"},
+        {"role": "assistant", "content": "no"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "nobody", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x", "odd": 1}]}, "messages[0].odd"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"n": 129}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x" * 300]}, "stop[0]"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"odd": True}, "stream": True}, "stream_options.odd"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"priority": 1001}, "priority"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"__x__": 1}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"cache_salt": ""}, "cache_salt"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 2}, "n"),
+    ],
+)
+def test_what_is_wrong_with_a_completion_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_tokens_and_limits_are_the_models() -> None:
+    prompt = np.arange(10, dtype="<u4")
+    ends = frozenset({3})
+    (work,) = fit(chat(seed=-1, stop_token_ids=[7]), [prompt], FACTS, ends, seed=5)
+    assert work.sampling.max_tokens == 70  # the pool's 80 slots, less the prompt
+    assert work.sampling.seed == (1 << 64) - 1
+    assert work.sampling.stop_tokens == [3, 7]
+    (work,) = fit(chat(ignore_eos=True), [prompt], FACTS, ends, seed=5)
+    assert (work.sampling.seed, work.sampling.stop_tokens) == (5, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "numbers"),
+    [
+        (list(range(10)), {"max_tokens": 91}, ("101", "100")),
+        (list(range(10)), {"max_tokens": 71}, ("81", "80")),
+        ([1] * 100, {}, ("100", "100")),
+        ([50], {}, ("50", "50")),
+        ([1], {"logit_bias": {"50": 1}}, ("50", "50")),
+        ([1], {"stop_token_ids": [60]}, ("60", "50")),
+    ],
+)
+def test_what_does_not_fit_gets_both_numbers(
+    prompt: list[int], fields: dict[str, Any], numbers: tuple[str, str]
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        fit(chat(**fields), [np.asarray(prompt, "<u4")], FACTS, frozenset(), seed=1)
+    assert caught.value.status == 400
+    for number in numbers:
+        assert number in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (Busy("x"), 503),
+        (NoCapacity("x", retry_after_ms=5), 503),
+        (NoCapacity("x"), 400),
+        (Stale("x"), 500),
+        (Gone("x"), 500),
+        (Internal("x"), 500),
+        (Malformed("x"), 500),
+        (Denied("x"), 403),
+        (DeadlineExceeded("x"), 504),
+    ],
+)
+def test_every_fault_has_a_status_and_all_four_fields(fault: Fault, status: int) -> None:
+    error = from_fault(fault)
+    assert error.status == status
+    assert ("retry-after" in error.headers) == (status == 503)
+    assert set(msgspec.json.decode(error.body())["error"]) == {"message", "type", "param", "code"}
