@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -237,5 +236,4 @@ def error_line(arguments: list[str], environ: Mapping[str, str]) -> tuple[int, s
         [sys.executable, "-m", "pagemesh.cli", *arguments],
         env=dict(environ), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
     )  # fmt: skip
-    lines = [line for line in done.stderr.splitlines() if re.match("error: ", line)]
-    return done.returncode, lines[-1] if lines else done.stderr
+    return done.returncode, (done.stderr.splitlines() or [""])[-1]

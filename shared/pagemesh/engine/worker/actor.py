@@ -44,9 +44,9 @@ from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Fault
+from pagemesh.wire.errors import ConfigError, Fault
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Granted
+from pagemesh.wire.pager_messages import Granted, OpenSession
 from pagemesh.wire.work_messages import Attach, Submit
 
 _log = get_logger(__name__)
@@ -67,7 +67,14 @@ class StepCrashed:
     error: BaseException
 
 
-Input = Delivery | Event | StepDone | StepCrashed
+@dataclass(frozen=True, slots=True)
+class PoolRefused:
+    """The pager can never give this worker a pool: the setting it names is wrong."""
+
+    error: ConfigError
+
+
+Input = Delivery | Event | StepDone | StepCrashed | PoolRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +123,13 @@ class WorkerBehaviour(Behaviour[Input]):
         )
 
     async def handle(self, event: Input) -> None:
-        """Raises whatever crashed the core or the step thread."""
+        """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
+        pool is to be had."""
         around = self._around
         match event:
             case Delivery():
                 await self._received(event)
-            case StepCrashed():
+            case StepCrashed() | PoolRefused():
                 raise event.error
             case StepDone():
                 measures.step_ended(event.plan, event.result)
@@ -224,6 +232,9 @@ class WorkerBehaviour(Behaviour[Input]):
             answer = codec.decode(reply.data)
         except Fault as fault:
             answer = Refused.of(fault)
+        match message, answer:
+            case OpenSession(), Refused(code="NoCapacity", retry_after_ms=0):
+                around.admit(PoolRefused(ConfigError(answer.message)))
         if span is not None:
             self._spans.answered(span, answer, around.clock.now_us())
         if isinstance(command, CallPager):

@@ -1,0 +1,153 @@
+"""``pagemesh up`` with real processes: starts, stops, restarts, and what it says when wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.integration.mesh import Mesh, error_line
+from tests.support.leaks import descendants
+
+MODEL = "tiny"
+PROMPT = "one two three four five six seven eight nine ten " * 4
+
+
+def complete(mesh: Mesh, prompt: str = PROMPT, max_tokens: int = 8) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    return httpx.post(f"{mesh.url}/v1/completions", json=body, timeout=60.0)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_no_file_and_a_second_start_is_quick(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    with Mesh(pool_dir, model=tiny_model, prefill=1, decode=2) as mesh:
+        assert sorted(mesh.pids()) == [
+            "decode-0", "decode-1", "gateway", "nats", "pager", "prefill-0",
+        ]  # fmt: skip
+        text_of(complete(mesh))
+        started = list(mesh.pids().values())
+        assert mesh.left_files()
+        assert mesh.stop(signal.SIGINT) == 0
+        assert not any(psutil.pid_exists(pid) for pid in started)
+    assert list(pool_dir.iterdir()) == []
+    assert "did not stop" not in mesh.log
+    with Mesh(pool_dir, model=tiny_model) as again:
+        assert again.start_seconds < 15.0
+        assert again.stop(signal.SIGTERM) == 0
+    assert list(pool_dir.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_every_service_may_be_killed_and_comes_back(pool_dir: Path, tiny_model: Path) -> None:
+    with Mesh(pool_dir, model=tiny_model, deterministic=True) as mesh:
+        before = text_of(complete(mesh))
+        for role in ("gateway", "decode", "prefill", "pager", "nats"):
+            old = mesh.kill(role)
+            mesh.wait_for(lambda role=role, old=old: mesh.pid(role) != old, f"a new {role}")  # type: ignore[misc]
+            mesh.wait_ready()
+            assert text_of(complete(mesh)) == before, f"after kill -9 of {role}"
+        report = mesh.wait_idle()
+        assert report.epoch == 2, "the pager was restarted once"
+
+
+@pytest.mark.slow
+def test_after_kill_9_of_up_no_process_stays_and_the_next_start_adopts_the_pool(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    mesh = Mesh(pool_dir, model=tiny_model)
+    with mesh:
+        text_of(complete(mesh))
+        children = list(mesh.pids().values())
+        mesh.kill_up()
+        gone = lambda: not any(psutil.pid_exists(pid) for pid in children)  # noqa: E731
+        mesh.wait_for(gone, "the children to follow", 10.0)
+        assert mesh.left_files(), "kill -9 leaves the pool, that is what it is adopted for"
+        mesh.start()
+        assert "adopted" in mesh.log
+        usage = complete(mesh).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert list(pool_dir.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_meshes_live_side_by_side(pool_dir: Path, tiny_model: Path) -> None:
+    with Mesh(pool_dir, model=tiny_model) as one, Mesh(pool_dir, model=tiny_model) as two:
+        assert one.url != two.url
+        text_of(complete(one))
+        text_of(complete(two))
+
+
+# --- what is wrong is one line, exit code 2, and nothing left running
+
+
+@pytest.fixture
+def environ(pool_dir: Path, tiny_model: Path) -> dict[str, str]:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("PAGEMESH_")}
+    return clean | {
+        "PAGEMESH_POOL_DIR": str(pool_dir),
+        "PAGEMESH_POOL_BYTES": str(8 << 20),
+        "PAGEMESH_MODEL": str(tiny_model),
+        "PAGEMESH_HTTP": "127.0.0.1:0",
+    }
+
+
+def check_refused(arguments: list[str], environ: dict[str, str], *named: str) -> None:
+    before = set(descendants(os.getpid()))
+    code, line = error_line(arguments, environ)
+    assert code == 2, line
+    for text in named:
+        assert text in line
+    assert set(descendants(os.getpid())) <= before
+    assert list(Path(environ["PAGEMESH_POOL_DIR"]).iterdir()) == []
+
+
+def test_an_unreachable_nats_server_is_named(environ: dict[str, str]) -> None:
+    flags = ["up", "--nats", "nats://127.0.0.1:1", "--nats-start-wait-ms", "300"]
+    check_refused(flags, environ, "127.0.0.1:1", "PAGEMESH_NATS")
+
+
+def test_an_occupied_port_is_named(environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        check_refused(["up", "--http", address], environ, address, "--http")
+
+
+@pytest.mark.slow
+def test_a_pool_too_small_for_a_page_is_named(environ: dict[str, str]) -> None:
+    flags = ["--pool-bytes", "65536", "--page-size", "256"]
+    check_refused(["up", *flags], environ, "PAGEMESH_POOL_BYTES")
+
+
+@pytest.mark.slow
+def test_an_unsupported_architecture_is_named(environ: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "mystery"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LM"]}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        source = Path(environ["PAGEMESH_MODEL"]) / name
+        (folder / name).write_bytes(source.read_bytes())
+    check_refused(["up", "--model", str(folder)], environ, "GPT2LM", "LlamaForCausalLM")
+
+
+@pytest.mark.slow
+def test_a_broken_model_folder_is_named(environ: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text("{not json")
+    check_refused(["up", "--model", str(folder)], environ, "broken")
+
+
+def test_a_service_without_a_secret_says_how_to_make_one(environ: dict[str, str]) -> None:
+    check_refused(["serve", "gateway"], environ, "PAGEMESH_SECRET")
