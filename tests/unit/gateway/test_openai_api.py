@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [[1], "a"]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": ["a"] * 100, "n": 2}, "n"),
     ],
 )
