@@ -9,11 +9,13 @@
 namespace {
 
 struct Scratch {
-  float* span;     // states of the unit's queries within the span at hand
+  float* q;        // the unit's queries, [query][head_dim]
+  float* span;     // their states within the span at hand
   float* merged;   // and over the spans before it
-  float* weights;  // [tile][64] softmax numerators
+  float* weights;  // [query][64]
+  float* keep;     // [query]
   float* keys;     // [head_dim][64], when pages are too small for whole vectors
-  int* ready;      // queries that see the whole block
+  Run* runs;       // queries that see the whole block
 };
 
 // A run of rows of one sequence whose queries share each block of K and V while it is in cache.
@@ -32,37 +34,43 @@ inline long tile_limit(const AttentionCall& call, Tile tile) {
   return limit;
 }
 
-inline const float* query_at(const AttentionCall& call, Tile tile, long kv_head, long query) {
-  const long row = tile.row + query / call.group, head = kv_head * call.group + query % call.group;
-  return call.q + row * call.q_stride + head * call.pages.head_dim;
+void pack_queries(const AttentionCall& call, Tile tile, long kv_head, Scratch& scratch) {
+  const long floats = call.group * call.pages.head_dim;
+  for (int i = 0; i < tile.rows; ++i) {
+    memcpy(scratch.q + i * floats, call.q + (tile.row + i) * call.q_stride + kv_head * floats,
+           sizeof(float) * static_cast<size_t>(floats));
+  }
 }
 
-// One block for all queries of a tile: those that see all of it in groups, the others singly.
-void tile_block(const AttentionCall& call, Tile tile, long kv_head, const Block& block, long start,
+Run run_at(const AttentionCall& call, const Scratch& scratch, long query, int count) {
+  return {scratch.q + query * call.pages.head_dim,
+          scratch.span + query * state_floats(call.width), scratch.weights + query * kBlock,
+          scratch.keep + query, count};
+}
+
+// One block for all queries of a tile: those that see all of it in even runs, the others singly.
+void tile_block(const AttentionCall& call, Tile tile, const Block& block, long start,
                 Scratch& scratch) {
-  int ready = 0;
-  for (long query = 0; query < tile.rows * call.group; ++query) {
+  const long queries = tile.rows * call.group;
+  int run_count = 0;
+  for (long query = 0; query < queries;) {
+    long end = query;
+    while (end < queries && limit_of(call, tile.row + end / call.group) - start >= kBlock) ++end;
+    long pieces = (end - query + kTileQueries - 1) / kTileQueries;
+    for (; pieces > 0; --pieces) {
+      const long count = (end - query + pieces - 1) / pieces;
+      scratch.runs[run_count++] = run_at(call, scratch, query, static_cast<int>(count));
+      query += count;
+    }
+    if (query == queries) break;
     const long seen = limit_of(call, tile.row + query / call.group) - start;
-    if (seen >= kBlock) {
-      scratch.ready[ready++] = static_cast<int>(query);
-    } else if (seen > 0) {
-      const float* q = query_at(call, tile, kv_head, query);
-      State state = state_at(scratch.span, query, call.width);
-      take_block<1>(call, block, &q, static_cast<int>(seen), &state, scratch.weights);
+    if (seen > 0) {
+      const Run run = run_at(call, scratch, query, 1);
+      take_block(call, block, &run, 1, static_cast<int>(seen));
     }
+    ++query;
   }
-  const int tiles = (ready + kTileQueries - 1) / kTileQueries;
-  for (int tile_index = 0, at = 0; tile_index < tiles; ++tile_index) {
-    const float* q[kTileQueries];
-    State states[kTileQueries];
-    const int count = (ready - at + tiles - tile_index - 1) / (tiles - tile_index);
-    for (int i = 0; i < count; ++i) {
-      q[i] = query_at(call, tile, kv_head, scratch.ready[at + i]);
-      states[i] = state_at(scratch.span, scratch.ready[at + i], call.width);
-    }
-    take_block_of(count)(call, block, q, kBlock, states, scratch.weights);
-    at += count;
-  }
+  take_block(call, block, scratch.runs, run_count, kBlock);
 }
 
 // The states of a tile's queries over one span, into scratch.span.
@@ -79,7 +87,7 @@ void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Sc
     const int count = end - start < kBlock ? static_cast<int>(end - start) : kBlock;
     Block block;
     locate(call, table, kv_head, start, count, scratch.keys, &block);
-    tile_block(call, tile, kv_head, block, start, scratch);
+    tile_block(call, tile, block, start, scratch);
   }
 }
 
@@ -88,6 +96,7 @@ inline long span_count(long limit) { return (limit + kSpan - 1) / kSpan; }
 // All spans of a tile one after the other, merged as they come.
 void whole_tile(const AttentionCall& call, Tile tile, long kv_head, Scratch& scratch) {
   const long queries = tile.rows * call.group;
+  pack_queries(call, tile, kv_head, scratch);
   for (long query = 0; query < queries; ++query) {
     state_at(scratch.merged, query, call.width).peak() = -INFINITY;
   }
@@ -124,6 +133,7 @@ void span_unit(const AttentionCall& call, const SpanPlan& plan, long unit, long 
     (plan.first_unit[middle] <= unit ? low : high) = middle;
   }
   const Tile tile = plan.tiles[low];
+  pack_queries(call, tile, kv_head, scratch);
   tile_span(call, tile, kv_head, unit - plan.first_unit[low], scratch);
   const size_t floats =
       static_cast<size_t>(tile.rows * call.group * state_floats(call.width));
@@ -146,6 +156,8 @@ void merge_tile(const AttentionCall& call, const SpanPlan& plan, long index, lon
   }
 }
 
+inline uintptr_t aligned(uintptr_t address) { return (address + 63) & ~uintptr_t{63}; }
+
 struct ThreadScratch {
   Scratch scratch;
   void* memory;
@@ -153,16 +165,20 @@ struct ThreadScratch {
   explicit ThreadScratch(const AttentionCall& call) {
     const long queries = call.group > kUnitQueries ? call.group : kUnitQueries;
     const long states = queries * state_floats(call.width);
+    const long packed = queries * call.width, weights = queries * kBlock;
     const long keys = call.pages.page_size % kLanes ? call.pages.head_dim * kBlock : 0;
-    const long floats = 2 * states + kTileQueries * kBlock + keys;
+    const long floats = 2 * states + packed + weights + keys + queries;
     memory = malloc(sizeof(float) * static_cast<size_t>(floats) +
-                    sizeof(int) * static_cast<size_t>(queries) + 64);
-    float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t{63});
+                    sizeof(Run) * static_cast<size_t>(queries) + 2 * 64);
+    float* at = reinterpret_cast<float*>(aligned(reinterpret_cast<uintptr_t>(memory)));
     scratch.span = at;
     scratch.merged = at + states;
-    scratch.weights = at + 2 * states;
-    scratch.keys = scratch.weights + kTileQueries * kBlock;
-    scratch.ready = reinterpret_cast<int*>(at + floats);
+    scratch.q = at + 2 * states;
+    scratch.weights = scratch.q + packed;
+    scratch.keys = scratch.weights + weights;
+    scratch.keep = scratch.keys + keys;
+    scratch.runs =
+        reinterpret_cast<Run*>(aligned(reinterpret_cast<uintptr_t>(scratch.keep + queries)));
   }
   ~ThreadScratch() { free(memory); }
 };

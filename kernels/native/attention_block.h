@@ -16,7 +16,7 @@ constexpr long kSpan = 512;
 #if PM_LEVEL == 2
 constexpr int kTileQueries = 6, kUnitQueries = 48;
 #else
-constexpr int kTileQueries = 1, kUnitQueries = 32;
+constexpr int kTileQueries = 1, kUnitQueries = 24;
 #endif
 constexpr long kAheadRows = 16;  // of K fetched ahead: V follows K, so the end fetches V
 
@@ -103,22 +103,33 @@ void locate(const AttentionCall& call, const int32_t* table, long kv_head, long 
   }
 }
 
+// A run of queries and what a block does to them: states and packed queries lie one after the
+// other, [run][state_floats] and [run][head_dim]; `weights` is [run][64], `keep` [run].
+struct Run {
+  const float* q;
+  float* states;
+  float* weights;
+  float* keep;
+  int count;
+};
+
 template <int Q, int N>
-void scores(const AttentionCall& call, const Block& block, const float* const* q, int vector,
+void scores(const AttentionCall& call, const Block& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
+  const long columns = call.pages.head_dim;
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
   }
-  for (long d = 0; d < call.pages.head_dim; ++d) {
+  for (long d = 0; d < columns; ++d) {
     V key[N];
     for (int j = 0; j < N; ++j) {
       const float* at = block.keys[vector + j] + d * block.key_stride;
       key[j] = load(at);
-      prefetch(at + kAheadRows * block.key_stride);
+      if (Q <= 4) prefetch(at + kAheadRows * block.key_stride);
     }
     for (int i = 0; i < Q; ++i) {
-      V value = splat(q[i][d]);
+      V value = splat(q[i * columns + d]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
     }
   }
@@ -127,15 +138,49 @@ void scores(const AttentionCall& call, const Block& block, const float* const* q
   }
 }
 
-// N vectors of V's columns from column `at` on; `lanes` of the last one exist.
+// Softmax numerators of the block's first `count` slots, and by how much to scale what was
+// summed before.
+template <int Q>
+void weigh(const AttentionCall& call, const Block& block, const Run& run, int count) {
+  V score[Q][kBlockVectors];
+  const int vectors = (count + kLanes - 1) / kLanes;
+  if (vectors == kBlockVectors) {
+    scores<Q, kBlockVectors>(call, block, run.q, 0, score);
+  } else {
+    for (int j = 0; j < vectors; ++j) scores<Q, 1>(call, block, run.q, j, score);
+  }
+  for (int i = 0; i < Q; ++i) {
+    const State state = state_at(run.states, i, call.width);
+    V peaks = splat(-INFINITY);
+    for (int j = 0; j < kBlockVectors; ++j) {
+      const int lanes = count - j * kLanes;
+      if (lanes <= 0) score[i][j] = splat(-INFINITY);
+      else if (lanes < kLanes) score[i][j] = fill_from(score[i][j], lanes, -INFINITY);
+      peaks = max(peaks, score[i][j]);
+    }
+    const float block_peak = max_lanes(peaks), old_peak = state.peak();
+    const float peak = block_peak > old_peak ? block_peak : old_peak;
+    run.keep[i] = exponential(old_peak - peak);
+    V sums[kBlockVectors];
+    for (int j = 0; j < kBlockVectors; ++j) {
+      sums[j] = exponential(sub(score[i][j], splat(peak)));
+      store(run.weights + i * kBlock + j * kLanes, sums[j]);
+    }
+    const float added = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    state.sum() = state.sum() * run.keep[i] + added;
+    state.peak() = peak;
+  }
+}
+
+// Adds the weighted rows of V to N vectors of columns, from column `at` on.
 template <int Q, int N>
-void add_values(const Block& block, const float* weights, int count, const State* states,
-                const float* keep, long at, int lanes) {
+void add_values(const AttentionCall& call, const Block& block, const Run& run, int count,
+                long at) {
+  const int lanes = lanes_at(at + (N - 1) * kLanes, call.pages.head_dim);
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
-    for (int j = 0; j < N; ++j) {
-      sum[i][j] = mul(load(states[i].values() + at + j * kLanes), splat(keep[i]));
-    }
+    const float* values = state_at(run.states, i, call.width).values() + at;
+    for (int j = 0; j < N; ++j) sum[i][j] = mul(load(values + j * kLanes), splat(run.keep[i]));
   }
   for (int slot = 0; slot < count; ++slot) {
     V value[N];
@@ -144,81 +189,52 @@ void add_values(const Block& block, const float* weights, int count, const State
       value[j] = N > 1 ? load(from + j * kLanes) : load_some(from, lanes);
     }
     for (int i = 0; i < Q; ++i) {
-      V weight = splat(weights[i * kBlock + slot]);
+      V weight = splat(run.weights[i * kBlock + slot]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
     }
   }
   for (int i = 0; i < Q; ++i) {
-    for (int j = 0; j < N; ++j) store(states[i].values() + at + j * kLanes, sum[i][j]);
+    float* values = state_at(run.states, i, call.width).values() + at;
+    for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);
   }
 }
 
-// Columns in runs as wide as registers allow. A column's sum is the same in any run.
 template <int Q>
-void add_all_values(const AttentionCall& call, const Block& block, const float* weights,
-                    int count, const State* states, const float* keep) {
-  constexpr int kWide = PM_LEVEL == 2 && Q <= 2 ? 8 : 4;
-  const long columns = call.pages.head_dim;
-  long at = 0;
-  for (; at + kWide * kLanes <= columns; at += kWide * kLanes) {
-    add_values<Q, kWide>(block, weights, count, states, keep, at, kLanes);
-  }
-  for (; at + 2 * kLanes <= columns; at += 2 * kLanes) {
-    add_values<Q, 2>(block, weights, count, states, keep, at, kLanes);
-  }
-  for (; at < columns; at += kLanes) {
-    add_values<Q, 1>(block, weights, count, states, keep, at, lanes_at(at, columns));
-  }
+void take(const AttentionCall& call, const Block& block, const Run& run, int count, int vectors,
+          long at) {
+  if (vectors == 0) weigh<Q>(call, block, run, count);
+  else if (vectors == 1) add_values<Q, 1>(call, block, run, count, at);
+  else if (vectors == 2) add_values<Q, 2>(call, block, run, count, at);
+  else if (vectors == 4) add_values<Q, 4>(call, block, run, count, at);
+  else add_values<Q, (Q <= 2 ? 8 : 4)>(call, block, run, count, at);
 }
 
-// Takes slots [0, count) of a block into the states of Q queries.
-template <int Q>
-void take_block(const AttentionCall& call, const Block& block, const float* const* q, int count,
-                const State* states, float* weights) {
-  V score[Q][kBlockVectors];
-  const int vectors = (count + kLanes - 1) / kLanes;
-  if (vectors == kBlockVectors) {
-    scores<Q, kBlockVectors>(call, block, q, 0, score);
-  } else {
-    for (int j = 0; j < vectors; ++j) scores<Q, 1>(call, block, q, j, score);
-  }
-  float keep[Q];
-  for (int i = 0; i < Q; ++i) {
-    V peaks = splat(-INFINITY);
-    for (int j = 0; j < kBlockVectors; ++j) {
-      const int lanes = count - j * kLanes;
-      if (lanes <= 0) score[i][j] = splat(-INFINITY);
-      else if (lanes < kLanes) score[i][j] = fill_from(score[i][j], lanes, -INFINITY);
-      peaks = max(peaks, score[i][j]);
-    }
-    const float block_peak = max_lanes(peaks), old_peak = states[i].peak();
-    const float peak = block_peak > old_peak ? block_peak : old_peak;
-    keep[i] = exponential(old_peak - peak);
-    V sums[kBlockVectors];
-    for (int j = 0; j < kBlockVectors; ++j) {
-      sums[j] = exponential(sub(score[i][j], splat(peak)));
-      store(weights + i * kBlock + j * kLanes, sums[j]);
-    }
-    const float added = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-    states[i].sum() = states[i].sum() * keep[i] + added;
-    states[i].peak() = peak;
-  }
-  add_all_values<Q>(call, block, weights, count, states, keep);
-}
-
-using TakeBlock = void (*)(const AttentionCall&, const Block&, const float* const*, int,
-                           const State*, float*);
-
-inline TakeBlock take_block_of(int queries) {
-  switch (queries) {
+void take_run(const AttentionCall& call, const Block& block, const Run& run, int count,
+              int vectors, long at) {
+  switch (run.count) {
 #if PM_LEVEL == 2
-    case 2: return take_block<2>;
-    case 3: return take_block<3>;
-    case 4: return take_block<4>;
-    case 5: return take_block<5>;
-    case 6: return take_block<6>;
+    case 2: return take<2>(call, block, run, count, vectors, at);
+    case 3: return take<3>(call, block, run, count, vectors, at);
+    case 4: return take<4>(call, block, run, count, vectors, at);
+    case 5: return take<5>(call, block, run, count, vectors, at);
+    case 6: return take<6>(call, block, run, count, vectors, at);
 #endif
-    default: return take_block<1>;
+    default: return take<1>(call, block, run, count, vectors, at);
+  }
+}
+
+// Takes slots [0, count) of a block into the states of all runs: first K for everyone, then V a
+// strip of columns at a time, so that what is shared stays in the nearest cache.
+void take_block(const AttentionCall& call, const Block& block, const Run* runs, int run_count,
+                int count) {
+  for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], count, 0, 0);
+  const long columns = call.pages.head_dim;
+  const int widest = PM_LEVEL == 2 && run_count == 1 && runs[0].count <= 2 ? 8 : 4;
+  for (long at = 0; at < columns;) {
+    const long left = (columns - at) / kLanes;
+    const int vectors = left >= widest ? widest : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], count, vectors, at);
+    at += vectors * kLanes;
   }
 }
 

@@ -189,9 +189,14 @@ inline V exponential(V x) {
 }
 
 inline float exponential(float x) {
-  float lanes[kLanes];
-  store(lanes, exponential(splat(x)));
-  return lanes[0];
+  V lanes = exponential(splat(x));
+#if PM_LEVEL == 2
+  return _mm512_cvtss_f32(lanes.v);
+#elif PM_LEVEL == 1
+  return _mm256_cvtss_f32(lanes.a);
+#else
+  return lanes.q[0][0];
+#endif
 }
 
 }  // namespace

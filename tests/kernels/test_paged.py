@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagemesh.kernels import paged_prefill as paged_prefill_module
 from pagemesh.kernels.kv_write import reference as kv_write_reference
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import (
@@ -146,7 +147,17 @@ def test_rows_of_a_sequence_may_come_in_any_order(level: CpuLevel) -> None:
 
 @pytest.mark.parametrize(("layout", "heads"), SHAPES)
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 100), (5, 1), (300, 77), (16, 16)])
-def test_prefill_by_torch_agrees(layout: PageLayout, heads: int, start: int, count: int) -> None:
+@pytest.mark.parametrize("past_min", [0, 10, 4096], ids=["torch", "both", "own"])
+def test_prefill_agrees_with_the_reference_by_either_way(
+    monkeypatch: pytest.MonkeyPatch,
+    layout: PageLayout,
+    heads: int,
+    start: int,
+    count: int,
+    past_min: int,
+) -> None:
+    monkeypatch.setattr(paged_prefill_module, "PAST_TOKENS_MIN", past_min)
+    monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
     pool, tables = filled_pool(layout, 400, 2)
     batch = ragged_batch(tables, [start, 7], [count, 9], layout.page_size)
     q = torch.randn(batch.rows, heads, layout.head_dim)
@@ -178,7 +189,9 @@ def test_copied_pages_equal_their_sources_and_no_others_change() -> None:
     assert torch.equal(pool.memory, twin.memory)
 
 
-def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(level: CpuLevel) -> None:
+def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(
+    level: CpuLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = PageLayout(2, 2, 16, 16)
     pool, tables = filled_pool(layout, 100, 1)
     before = pool.memory.clone()
@@ -193,9 +206,12 @@ def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(level:
         broken = tables[0].astype(np.int64)
         broken[2] = wrong
         batch = ragged_batch([broken.astype(np.uint32)], [40], [1], 16)
-        for attend in (paged_attention, paged_prefill):
-            with pytest.raises(IndexError, match="page"):
-                attend(q, pool, 0, batch, SCALE)
+        for past_min in (0, 4096):
+            monkeypatch.setattr(paged_prefill_module, "PAST_TOKENS_MIN", past_min)
+            monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
+            for attend in (paged_attention, paged_prefill):
+                with pytest.raises(IndexError, match="page"):
+                    attend(q, pool, 0, batch, SCALE)
     assert torch.equal(pool.memory, before)
 
 

@@ -1,20 +1,27 @@
-"""``paged_prefill``: what ``paged_attention`` computes, for long chunks, by torch's attention.
+"""``paged_prefill``: what ``paged_attention`` computes, with long chunks over a long past given
+to torch's attention.
 
 Same arguments and result, but rows of a sequence must be consecutive positions, and the last
-bits depend on the chunking: not for deterministic mode. K and V of a sequence are gathered from
-their pages; the cached prefix is attended to without a mask, the chunk causally, and the two
-are merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024).
+bits depend on the chunking: not for deterministic mode. For such a chunk K and V are gathered
+from their pages; the past is attended to without a mask, the chunk causally, and the two are
+merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). Up to
+``PAST_TOKENS_MIN`` of past the gathering costs more than it gives (``ops/bench/bench_kernels.py``).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from pagemesh.kernels.batch import RaggedBatch
 from pagemesh.kernels.dispatch import is_native, native, threads
 from pagemesh.kernels.kv_pool import KvPool
-from pagemesh.kernels.paged_attention import check_shapes
+from pagemesh.kernels.paged_attention import check_shapes, paged_attention
 from pagemesh.kernels.paged_attention.reference import gather as gather_reference
+
+PAST_TOKENS_MIN = 4096
+ROWS_MIN = 128
 
 
 def paged_prefill(
@@ -35,10 +42,37 @@ def paged_prefill(
         if low == high:
             continue
         start = int(batch.row_position[low])
+        if start < PAST_TOKENS_MIN or high - low < ROWS_MIN:
+            part = _rows_of(batch, low, high)
+            paged_attention(q[low:high], pool, layer, part, scale, out[low:high])
+            continue
         table = batch.tables[table_indptr[sequence] : table_indptr[sequence + 1]]
-        k, v = _gather(pool, layer, table, start + high - low)
-        out[low:high] = _attend(q[low:high], k, v, start, scale)
+        out[low:high] = by_torch(q[low:high], pool, layer, table, start, scale)
     return out
+
+
+def by_torch(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    table: torch.Tensor,
+    start: int,
+    scale: float,
+) -> torch.Tensor:
+    """One sequence through torch: ``q`` ``[rows, heads, head_dim]`` at positions from ``start``
+    on, ``table`` int32 its page table. Raises ``IndexError`` like ``paged_attention``."""
+    k, v = _gather(pool, layer, table, start + len(q))
+    return _attend(q, k, v, start, scale)
+
+
+def _rows_of(batch: RaggedBatch, low: int, high: int) -> RaggedBatch:
+    """Rows ``[low, high)`` of one sequence, of the same page tables."""
+    return replace(
+        batch,
+        row_sequence=batch.row_sequence[low:high],
+        row_position=batch.row_position[low:high],
+        slots=batch.slots[low:high],
+    )
 
 
 def _gather(pool: KvPool, layer: int, table: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

@@ -24,7 +24,8 @@ def rms_norm(
     """See the module. Raises ``ValueError`` on a wrong shape."""
     width = weight.shape[0]
     rows_float32(x, "x", width)
-    rows_float32(weight.unsqueeze(0), "weight", width)
+    if weight.dtype is not torch.float32 or weight.dim() != 1 or not weight.is_contiguous():
+        raise ValueError(f"weight: expected contiguous float32 [{width}], got {weight.dtype}")
     if out is None:
         out = torch.empty_like(x)
     rows_float32(out, "out", width)
