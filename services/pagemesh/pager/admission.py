@@ -66,6 +66,8 @@ class Admission:
             if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
                 reply = self._try(waiter)
             if reply is None:
+                if isinstance(waiter.message, Extend):
+                    self._preemption.shed_copies(books.leases[waiter.message.lease])
                 return
             books.waiting.discard(*waiter.name)
             books.notify(waiter.message.worker, reply)

@@ -50,6 +50,21 @@ class Preemption:
                 books.revoke(lease, "preempted")
         return books.room > before
 
+    def shed_copies(self, lease: Lease) -> None:
+        """Revoke a waiting lease whose own copies of what the tree has are in its way.
+
+        It holds both: its private pages, and by its anchor the tree's. When nobody older
+        holds anything and nothing drains, nothing else can make room; admitted again, it
+        reads the tree's pages and needs no others for them."""
+        books = self._books
+        if not lease.copies or books.pool.draining:
+            return
+        for other in books.leases.values():
+            if other.order < lease.order or other.life.state is LeaseState.REVOKED:
+                return
+        books.preempted_count += 1
+        books.revoke(lease, "preempted")
+
     def _younger(self, order: Order) -> list[Lease]:
         """Leases after ``order``, the youngest first."""
         younger = [

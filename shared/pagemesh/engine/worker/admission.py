@@ -48,7 +48,6 @@ def ask(desk: Desk, sequence: Sequence) -> None:
     if not sequence.marks.asked_ms:
         sequence.marks.asked_ms = desk.now
     sequence.calling = True
-    scoring = sequence.prompt_logprobs and not sequence.has_first_token
     desk.call_pager(
         Admit(
             key=sequence.key,
@@ -59,12 +58,20 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             root=sequence.root,
             tokens=pack(sequence.tokens.view(0, sequence.tokens.length)),
             reserve_tokens=reserve(desk, sequence),
-            read_cache=sequence.read_cache and not scoring,
+            read_cache=_reads_cache(sequence),
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),
         moves_leases=True,
     )
+
+
+def _reads_cache(sequence: Sequence) -> bool:
+    """Not for a prompt that must be computed. Once that was done, and pages were taken away,
+    what is cached is as good as what was computed."""
+    if sequence.has_first_token and sequence.preempted_count:
+        return True
+    return sequence.read_cache and (sequence.has_first_token or not sequence.prompt_logprobs)
 
 
 def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
@@ -206,6 +213,9 @@ def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
     """Make full pages matchable when at least ``pages_min`` became full; not waited for."""
     lease = sequence.lease
     if lease is None or lease.committing or lease.hold is not Hold.HELD:
+        return
+    if not sequence.has_first_token and not _reads_cache(sequence):
+        # What is cached already would be held twice, and taken away for it, without end.
         return
     full = lease.filled - lease.filled % desk.page_size
     if full - lease.committed < pages_min * desk.page_size:

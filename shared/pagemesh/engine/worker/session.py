@@ -73,7 +73,7 @@ class Session:
         if self._state is _State.CLOSED and self._retry_ms <= desk.now:
             self._open()
         elif self._state is _State.OPEN:
-            if self._declare_wanted and not self._parts_open and not desk.leases_moving():
+            if self._may_declare():
                 self._declare()
             elif self._heartbeat_ms <= desk.now and not self._beating:
                 self._beat()
@@ -172,6 +172,14 @@ class Session:
                 self._heartbeat_ms = min(self._heartbeat_ms, self._desk.pause(1))
 
     # Declaring ------------------------------------------------------------------------------
+
+    def _may_declare(self) -> bool:
+        """Whether a declaration is wanted and would be the whole truth: what is lost is not in
+        it, so the pager may give its pages away, and no step may be using them any more."""
+        desk = self._desk
+        lost = any(lease.hold is Hold.LOST for lease in desk.leases.values())
+        wanted = self._declare_wanted and not self._parts_open
+        return wanted and not lost and not desk.leases_moving()
 
     def _declare(self) -> None:
         assert self._opened is not None
