@@ -133,7 +133,9 @@ class Peer:
         self.epoch = answer.epoch
 
     def declare(self, parts: int) -> None:
-        """Declare everything, in ``parts`` parts."""
+        """Declare everything, in ``parts`` parts; not while a step uses what is lost."""
+        if any(view.state == "lost" and view.in_step for view in self.views.values()):
+            return
         lines = [self._line(view) for view in self.views.values() if view.state != "lost"]
         for part in range(parts):
             answer = self.rig.ask(

@@ -149,7 +149,9 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @registered("pager.declare")
 class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a worker holds; what the pager does not find here is released, what it
-    cannot confirm is answered as lost. May come in parts: ``part`` of ``parts``."""
+    cannot confirm is answered as lost. So it also says that no step of the worker uses any
+    other page: it waits for the steps of revoked leases. May come in parts: ``part`` of
+    ``parts``, all but the last to arrive answered ``Ok``."""
 
     worker: Name
     incarnation: U64

@@ -31,9 +31,7 @@ class Garden:
         count = len(tokens) // SIZE
         pages = self.pool.take(count)
         self.forest.pin(self.tree.root)
-        made = self.forest.insert(
-            self.tree.root, pack(tokens[: count * SIZE]), pages, grow=False
-        )
+        made = self.forest.insert(self.tree.root, pack(tokens[: count * SIZE]), pages, grow=False)
         self.forest.unpin(self.tree.root)
         if made.known_pages:
             self.pool.give(pages[: made.known_pages])

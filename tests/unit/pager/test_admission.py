@@ -1,0 +1,204 @@
+"""Admit, extend, wait: who gets which pages, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, key_of, table_of
+from tests.unit.pager.test_lifecycles import waiter
+
+from pagemesh.wire.messages import Refused
+from pagemesh.wire.pager_messages import Extended, Granted, Queued
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(16)
+
+
+@pytest.fixture
+def worker(rig: Rig) -> Worker:
+    return Worker(rig, "w", 1)
+
+
+def test_the_second_request_reads_what_the_first_computed(rig: Rig, worker: Worker) -> None:
+    first = worker.granted(1, range(10), 12)
+    assert first.cached_tokens == 0 and table_of(first) == [0, 1, 2]
+    worker.release(first, range(10))
+    again = worker.granted(2, range(10), 12)
+    assert again.cached_tokens == 8
+    assert table_of(again)[:2] == table_of(first)[:2]
+
+
+def test_the_last_token_is_always_computed_and_the_waterfall_says_so(worker: Worker) -> None:
+    worker.release(worker.granted(1, range(8)), range(8))
+    again = worker.granted(2, range(8))
+    assert again.cached_tokens == 4
+    waterfall = again.waterfall
+    assert (waterfall.available_tokens, waterfall.selected_tokens) == (8, 4)
+    assert waterfall.lost == {"last_token": 1, "partial_page": 3}
+
+
+def test_a_page_shared_in_part_is_lost_as_partial_page(worker: Worker) -> None:
+    worker.release(worker.granted(1, range(8)), range(8))
+    other = worker.granted(2, [0, 1, 2, 3, 4, 5, 99, 98, 97])
+    assert other.cached_tokens == 4
+    assert other.waterfall.lost == {"partial_page": 2}
+
+
+def test_a_request_that_may_not_read_the_cache_is_told_what_it_missed(worker: Worker) -> None:
+    worker.release(worker.granted(1, range(8)), range(8))
+    blind = worker.granted(2, range(9), read_cache=False)
+    assert blind.cached_tokens == 0
+    assert blind.waterfall.lost == {"not_read": 8}
+    assert blind.waterfall.available_tokens == 8
+
+
+def test_roots_share_nothing(worker: Worker) -> None:
+    worker.release(worker.granted(1, range(8)), range(8))
+    other = worker.admit(2, range(9), root=b"x" * 32)
+    assert isinstance(other, Granted) and other.cached_tokens == 0
+
+
+def test_asking_again_gets_the_same_lease(rig: Rig, worker: Worker) -> None:
+    first = worker.granted(1, range(10))
+    assert worker.granted(1, range(10)) == first
+    assert len(rig.core.books.leases) == 1
+
+
+def test_extend_counts_absolutely_so_a_repeat_adds_nothing(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(4))
+    more = worker.extended(lease, 3, have=1)
+    assert (more.first_index, len(table_of(more))) == (1, 2)
+    assert worker.extended(lease, 3, have=1) == more
+    assert rig.core.books.pool.held == 3
+    assert more.granted_at > lease.granted_at
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers(rig: Rig, worker: Worker) -> None:
+    refused = worker.admit(1, range(5), 16 * 4 + 1)
+    assert isinstance(refused, Refused) and code_of(refused) == "NoCapacity"
+    assert "17 pages" in refused.message and "16" in refused.message
+    lease = worker.granted(2, range(5))
+    assert code_of(worker.extend(lease, 17)) == "NoCapacity"
+    assert rig.core.books.pool.held == 2
+
+
+def test_a_sequence_alone_may_use_the_whole_pool_though_it_is_full_of_cache(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.release(worker.granted(1, range(64)), range(64))
+    assert rig.core.books.pool.idle == 16
+    other = worker.granted(2, range(100, 108), 64)
+    assert len(table_of(other)) == 16 and rig.core.books.pool.evicted == 16
+
+
+def test_a_matched_prefix_is_not_counted_as_room(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(1, range(40)), range(40))
+    holder = worker.granted(2, range(200, 224))
+    assert rig.core.books.pool.free == 0
+    answer = worker.admit(3, range(48))  # 10 idle pages match, 2 more are needed, 0 are to be had
+    assert isinstance(answer, Queued)
+    assert rig.core.books.pool.idle == 10, "waiting changes nothing"
+    worker.release(holder)
+    granted = rig.taken(Granted)
+    assert [g.cached_tokens for g in granted if isinstance(g, Granted)] == [40]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reserve", "code"), [([], 4, "Malformed"), ([1, 2], 1, "Granted")]
+)
+def test_an_admission_needs_a_token(
+    worker: Worker, tokens: list[int], reserve: int, code: str
+) -> None:
+    assert code_of(worker.admit(1, tokens, reserve)) == code
+
+
+def test_no_time_left_is_said_at_once(worker: Worker) -> None:
+    assert code_of(worker.admit(1, [1], deadline_ms=0)) == "DeadlineExceeded"
+
+
+def test_without_a_session_of_this_life_nothing_is_granted(rig: Rig) -> None:
+    stranger = Worker(rig, "stranger", 9, opened=False)
+    assert code_of(stranger.admit(1, [1])) == "Stale"
+    known = Worker(rig, "known", 10)
+    rig.epoch += 1
+    assert code_of(known.admit(1, [1])) == "Stale"
+    rig.epoch -= 1
+    assert code_of(known.admit(1, [1])) == "Granted"
+
+
+class TestWaiting:
+    """Ten pages of sixteen are held by an older sequence that nobody may preempt."""
+
+    @pytest.fixture
+    def old(self, worker: Worker) -> Granted:
+        return worker.granted(0, range(500, 540))
+
+    def test_a_waiter_is_served_by_push_when_pages_come_back(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        queued = worker.admit(1, range(28))
+        assert isinstance(queued, Queued) and queued.ahead_count == 0
+        worker.release(old)
+        [granted] = rig.taken(Granted)
+        assert isinstance(granted, Granted) and granted.key == key_of(1)
+        assert worker.granted(1, range(28)) == granted
+
+    def test_a_younger_one_does_not_overtake_though_it_would_fit(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        assert isinstance(worker.admit(1, range(28)), Queued)
+        small = worker.admit(2, range(4))
+        assert isinstance(small, Queued) and small.ahead_count == 1
+        worker.release(old)
+        assert [g.key for g in rig.taken(Granted) if isinstance(g, Granted)] == [
+            key_of(1), key_of(2),
+        ]  # fmt: skip
+
+    def test_an_older_one_goes_first_though_it_came_later(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        assert isinstance(worker.admit(5, range(40)), Queued)
+        assert isinstance(worker.admit(3, range(40)), Queued)
+        worker.release(old)
+        assert [g.key for g in rig.taken(Granted) if isinstance(g, Granted)] == [key_of(3)]
+
+    def test_a_silent_waiter_is_forgotten_and_blocks_nobody(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        assert isinstance(worker.admit(1, range(28)), Queued)
+        assert isinstance(worker.admit(2, range(4)), Queued)
+        rig.tick(LIMITS.ask_again_ms)
+        assert isinstance(worker.admit(2, range(4)), Queued)
+        rig.tick(LIMITS.ask_again_ms)
+        assert [g.key for g in rig.taken(Granted) if isinstance(g, Granted)] == [key_of(2)]
+
+    def test_a_waiter_whose_worker_died_is_forgotten(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        other = Worker(rig, "other", 2)
+        assert isinstance(other.admit(1, range(28)), Queued)
+        rig.die(2)
+        assert code_of(worker.admit(2, range(4))) == "Granted"
+
+    def test_an_extension_waits_like_an_admission_and_is_pushed(
+        self, rig: Rig, worker: Worker, old: Granted
+    ) -> None:
+        lease = worker.granted(1, range(24))
+        assert isinstance(worker.extend(lease, 8, have=6), Queued)
+        worker.release(old)
+        [more] = rig.taken(Extended)
+        assert isinstance(more, Extended) and more.first_index == 6
+        assert len(table_of(more)) == 2
+
+    def test_a_waiter_holds_no_pages(self, rig: Rig, worker: Worker, old: Granted) -> None:
+        before = rig.core.books.pool.free
+        assert isinstance(worker.admit(1, range(28)), Queued)
+        assert rig.core.books.pool.free == before
+
+    def test_the_queue_is_bounded(self, rig: Rig, worker: Worker, old: Granted) -> None:
+        for number in range(1, 1 + LIMITS.waiter_count_max):
+            rig.core.books.waiting.put(waiter(number))
+        assert code_of(worker.admit(10_000, range(28))) == "Busy"
+        for number in range(1, 1 + LIMITS.waiter_count_max):
+            rig.core.books.waiting.discard(1, key_of(number))

@@ -1,0 +1,158 @@
+"""Commit and release: what becomes matchable, what stays private, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, key_of, table_of
+
+from pagemesh.pager.events import PagesStored
+from pagemesh.wire.messages import Ok
+from pagemesh.wire.pager_messages import Committed, Fill, Granted
+from pagemesh.wire.tokens import pack
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(16)
+
+
+@pytest.fixture
+def worker(rig: Rig) -> Worker:
+    return Worker(rig, "w", 1)
+
+
+def test_full_pages_can_be_read_while_the_writer_goes_on(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10), 12)
+    assert worker.committed(lease, range(10), 7) == 4
+    assert worker.granted(2, range(10)).cached_tokens == 4
+    assert worker.committed(lease, range(10), 10) == 8
+    assert worker.granted(3, range(10)).cached_tokens == 8
+
+
+def test_a_partial_tail_never_enters_the_tree(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(1, range(11)), range(11))
+    assert rig.core.books.pool.idle == 2
+
+
+def test_generated_tokens_come_with_the_commit_that_fills_them(worker: Worker) -> None:
+    lease = worker.granted(1, range(3), 12)
+    answer = worker.commit(lease, fill_of([3, 4, 5, 6, 7, 8], first=3))
+    assert isinstance(answer, Committed)
+    assert (answer.committed_tokens, answer.known_tokens) == (8, 9)
+    assert worker.granted(2, range(9)).cached_tokens == 8
+
+
+def test_committing_again_changes_nothing(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10), 12)
+    worker.committed(lease, range(10))
+    before = rig.core.books.pool.last_sequence
+    assert worker.committed(lease, range(10)) == 8
+    assert worker.commit(lease, fill_of(range(6))) == worker.commit(lease, fill_of(range(10)))
+    assert rig.core.books.pool.last_sequence == before
+
+
+def test_content_that_is_there_already_leaves_the_page_private_and_the_table_as_it_was(
+    rig: Rig, worker: Worker
+) -> None:
+    """Two compute the same at once; the second one's next page hangs under the first's."""
+    one, two = worker.granted(1, range(14), 16), worker.granted(2, range(14), 16)
+    worker.committed(one, range(14), 8)
+    worker.committed(two, range(14), 12)
+    assert rig.core.books.leases[two.lease].copies[0].tolist() == table_of(two)[:2]
+    assert worker.granted(2, range(14), 16).extents == two.extents
+    reader = worker.granted(3, range(14))
+    assert table_of(reader)[:3] == [*table_of(one)[:2], table_of(two)[2]]
+    assert rig.core.books.pool.held == (4 - 2) + (4 - 1) + (4 - 3)
+
+
+def test_the_canonical_pages_stay_while_a_copy_of_them_is_in_use(rig: Rig, worker: Worker) -> None:
+    one, two = worker.granted(1, range(9), 12), worker.granted(2, range(9), 12)
+    worker.release(one, range(9))
+    worker.committed(two, range(9))
+    assert (rig.core.books.pool.pinned, rig.core.books.pool.idle) == (2, 0)
+    worker.release(two, range(9))
+    assert (rig.core.books.pool.free, rig.core.books.pool.idle) == (14, 2)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        Fill(filled_tokens=11, first_token=0, tokens=pack(range(10))),
+        Fill(filled_tokens=4, first_token=11, tokens=b""),
+        Fill(filled_tokens=4, first_token=0, tokens=pack([0, 1, 99, 3])),
+        Fill(filled_tokens=4, first_token=0, tokens=b"abc"),
+        Fill(filled_tokens=13, first_token=10, tokens=pack(range(10, 14))),
+        Fill(filled_tokens=4, first_token=10, tokens=pack(range(10, 200))),
+    ],
+    ids=["unknown", "gap", "other tokens", "odd bytes", "beyond its slots", "far beyond"],
+)
+def test_a_fill_that_does_not_fit_is_malformed_and_changes_nothing(
+    rig: Rig, worker: Worker, fill: Fill
+) -> None:
+    lease = worker.granted(1, range(10), 12)
+    before = rig.core.report()
+    assert code_of(worker.commit(lease, fill)) == "Malformed"
+    assert rig.core.report() == before and not rig.commands[:-1]
+    assert worker.committed(lease, range(10)) == 8
+
+
+def test_a_lease_of_somebody_else_is_stale_an_unknown_one_gone(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10))
+    other = Worker(rig, "other", 2)
+    assert code_of(other.commit(lease, fill_of(range(10)))) == "Stale"
+    assert code_of(other.release(lease)) == "Stale"
+    worker.release(lease)
+    assert code_of(worker.commit(lease, fill_of(range(10)))) == "Gone"
+
+
+def test_a_lease_under_another_key_is_malformed(worker: Worker) -> None:
+    lease = worker.granted(1, range(10))
+    wrong = Granted(
+        key=key_of(2), lease=lease.lease, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0
+    )
+    assert code_of(worker.extend(wrong, 1)) == "Malformed"
+
+
+def test_releasing_twice_is_ok_for_the_holder_and_gone_for_others(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10))
+    other = Worker(rig, "other", 2)
+    assert worker.release(lease) == Ok()
+    assert worker.release(lease) == Ok()
+    assert code_of(other.release(lease)) == "Gone"
+
+
+def test_release_without_cache_keeps_nothing_of_its_own_making(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(1, range(4)), range(4))
+    lease = worker.granted(2, range(12), 16)
+    worker.committed(lease, range(12))
+    worker.release(lease, range(12), cache=False)
+    assert (rig.core.books.pool.idle, rig.core.books.pool.free) == (1, 15)
+
+
+def test_release_without_cache_leaves_what_others_read(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(12), 16)
+    worker.committed(lease, range(12))
+    reader = worker.granted(2, range(6), 8)
+    worker.release(lease, range(12), cache=False)
+    assert rig.core.books.pool.pinned == 1 and rig.core.books.pool.idle == 0
+    worker.release(reader)
+
+
+def test_a_growing_answer_makes_one_edge_not_one_for_each_page(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(4), 64)
+    for count in range(4, 64):
+        worker.committed(lease, range(count))
+    forest = rig.core.books.forest
+    [tree] = forest.trees.values()
+    assert len(list(forest.below(tree.root))) == 1
+
+
+def test_every_stored_page_is_announced_once_with_its_place(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(12), 16)
+    worker.committed(lease, range(12), 4)
+    [first] = [c for c in rig.commands if isinstance(c, PagesStored)]
+    worker.committed(lease, range(12), 12)
+    [then] = [c for c in rig.commands if isinstance(c, PagesStored)]
+    assert first.after.tolist() == [] and first.pages.tolist() == table_of(lease)[:1]
+    assert then.after.tolist() == table_of(lease)[:1]
+    assert then.tokens == pack(range(4, 12))

@@ -1,0 +1,219 @@
+"""Pages taken back: by whom, from whom, and when they may be used again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.pager.rig import (
+    Rig,
+    Worker,
+    code_of,
+    fill_of,
+    is_queued,
+    key_of,
+    order_of,
+    table_of,
+)
+
+from pagemesh.pager.events import Notify, SetLeaseWord
+from pagemesh.wire.pager_messages import Admit, Extended, Granted, Revoke, TicketClosed
+from pagemesh.wire.pool_format import HeaderState
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(16)
+
+
+@pytest.fixture
+def worker(rig: Rig) -> Worker:
+    return Worker(rig, "w", 1)
+
+
+def revoked(rig: Rig) -> list[int]:
+    return [n.lease for n in rig.taken(Revoke) if isinstance(n, Revoke)]
+
+
+def test_an_older_sequence_takes_from_the_youngest_and_no_more_than_it_needs(
+    rig: Rig, worker: Worker
+) -> None:
+    leases = {number: worker.granted(number, range(n := 100 * number, n + 16)) for number in
+              (2, 3, 4, 5)}  # fmt: skip
+    assert is_queued(worker.admit(1, range(20)))
+    assert revoked(rig) == [leases[5].lease, leases[4].lease]
+    worker.ack(leases[5])
+    assert not rig.taken(Granted)
+    worker.ack(leases[4])
+    [granted] = rig.taken(Granted)
+    assert isinstance(granted, Granted) and granted.key == key_of(1)
+    assert set(table_of(granted)) <= {*table_of(leases[5]), *table_of(leases[4])}
+
+
+def test_the_word_changes_before_the_holder_is_told_and_the_pages_drain(
+    rig: Rig, worker: Worker
+) -> None:
+    victim = worker.granted(2, range(64))
+    worker.admit(1, range(4))
+    word = next(i for i, c in enumerate(rig.commands) if isinstance(c, SetLeaseWord))
+    told = next(i for i, c in enumerate(rig.commands) if isinstance(c, Notify))
+    assert word < told
+    assert rig.words[victim.lease_slot] == 0
+    assert (rig.headers.states == HeaderState.DRAINING).all()
+    assert rig.core.report().draining_pages == 16
+
+
+def test_pages_of_a_revoked_lease_are_used_by_nobody_before_it_is_acknowledged(
+    rig: Rig, worker: Worker
+) -> None:
+    victim = worker.granted(2, range(64))
+    assert is_queued(worker.admit(1, range(4)))
+    for _ in range(5):
+        rig.tick(400)
+        worker.heartbeat(victim)
+        assert is_queued(worker.admit(1, range(4)))
+    assert rig.core.report().draining_pages == 16
+    worker.ack(victim)
+    assert rig.core.report().draining_pages == 0 and len(rig.taken(Granted)) == 1
+
+
+def test_a_revocation_is_repeated_until_it_is_acknowledged(rig: Rig, worker: Worker) -> None:
+    victim = worker.granted(2, range(64))
+    worker.admit(1, range(4))
+    assert revoked(rig) == [victim.lease]
+    rig.tick(100)
+    assert revoked(rig) == []
+    rig.tick(500)
+    assert revoked(rig) == [victim.lease]
+    worker.ack(victim)
+    rig.tick(500)
+    assert revoked(rig) == []
+
+
+def test_committed_pages_of_a_victim_stay_pinned_until_the_acknowledgement(
+    rig: Rig, worker: Worker
+) -> None:
+    victim = worker.granted(2, range(64))
+    worker.committed(victim, range(62))
+    worker.admit(1, range(100, 108))
+    assert (rig.core.report().pinned_pages, rig.core.report().draining_pages) == (15, 1)
+    worker.ack(victim)
+    assert len(rig.taken(Granted)) == 1 and rig.core.report().idle_pages == 14
+
+
+def test_idle_cache_goes_before_any_lease(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(3, range(32)), range(32))
+    young = worker.granted(4, range(200, 232))
+    assert code_of(worker.admit(1, range(300, 332))) == "Granted"
+    assert revoked(rig) == [] and rig.core.report().preempted_count == 0
+    worker.release(young)
+
+
+def test_nobody_preempts_the_older(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, range(64))
+    assert is_queued(worker.admit(2, range(4)))
+    assert revoked(rig) == []
+
+
+def test_who_could_not_be_served_by_the_young_alone_leaves_them_alone(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, range(32))
+    worker.granted(3, range(100, 132))
+    assert is_queued(worker.admit(2, range(200, 236)))  # 9 pages, the young one has 8
+    assert revoked(rig) == []
+
+
+def test_priority_comes_before_age() -> None:
+    rig = Rig(4)
+    worker = Worker(rig, "w", 1)
+    urgent = worker.granted(1, range(16))
+    message = Admit(
+        key=key_of(9), order=order_of(9, priority=-1), worker="w", incarnation=1, epoch=1,
+        root=b"r" * 32, tokens=b"\0" * 4, reserve_tokens=1, deadline_ms=1_000,
+    )  # fmt: skip
+    assert is_queued(rig.ask(message))
+    assert revoked(rig) == [urgent.lease]
+
+
+def test_growth_preempts_too(rig: Rig, worker: Worker) -> None:
+    old, young = worker.granted(1, range(8)), worker.granted(2, range(100, 156))
+    assert is_queued(worker.extend(old, 4, have=2))
+    assert revoked(rig) == [young.lease]
+    worker.ack(young)
+    [more] = rig.taken(Extended)
+    assert isinstance(more, Extended) and len(table_of(more)) == 2
+
+
+def test_a_ticket_in_the_way_is_closed_and_its_pages_are_free_at_once(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(2, range(64))
+    worker.offered(lease, fill_of(range(6)))
+    assert code_of(worker.admit(1, range(100, 116))) == "Granted"
+    assert [n.outcome for n in rig.taken(TicketClosed) if isinstance(n, TicketClosed)] == [
+        "expired"
+    ]
+    assert revoked(rig) == [] and rig.core.report().draining_pages == 0
+
+
+def test_a_victim_waits_behind_who_took_its_pages_and_keeps_its_order(
+    rig: Rig, worker: Worker
+) -> None:
+    victim = worker.granted(2, range(64))
+    worker.admit(1, range(100, 132))
+    worker.ack(victim)
+    [first] = rig.taken(Granted)
+    assert isinstance(first, Granted)
+    assert is_queued(worker.admit(2, range(64)))
+    worker.release(first)
+    assert [g.key for g in rig.taken(Granted) if isinstance(g, Granted)] == [key_of(2)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everybody_finishes_though_the_pool_is_a_fraction_of_the_demand(seed: int) -> None:
+    """Eight sequences grow to 40 tokens each in a pool of 12 pages (80 are wanted)."""
+    dice, rig = random.Random(seed), Rig(12)
+    worker = Worker(rig, "w", 1)
+    wanted = {number: [number * 1000 + i for i in range(40)] for number in range(8)}
+    leases: dict[int, Granted] = {}
+    pages: dict[int, int] = {}
+    length = dict.fromkeys(wanted, 4)
+    for _ in range(3_000):
+        if not wanted:
+            break
+        number = dice.choice(list(wanted))
+        tokens = wanted[number][: length[number]]
+        if number not in leases:
+            answer = worker.admit(number, tokens)
+        elif length[number] == 40:
+            worker.release(leases.pop(number), tokens)
+            del wanted[number], pages[number]
+            continue
+        elif length[number] % 4:
+            length[number] += 1
+            continue
+        else:
+            answer = worker.extend(leases[number], pages[number] + 1)
+        heard = [answer, *rig.taken(Granted), *rig.taken(Extended)]
+        for message in heard:
+            if isinstance(message, Granted):
+                owner = int(message.key.request, 16)
+                leases[owner], pages[owner] = message, len(table_of(message))
+            elif isinstance(message, Extended):
+                owner = int(message.key.request, 16)
+                grown = message.first_index + len(table_of(message))
+                if owner in leases and grown > pages[owner]:
+                    pages[owner] = grown
+                    length[owner] = max(length[owner], 4 * (grown - 1)) + 1
+        for lease in revoked(rig):
+            owner = next(n for n, held in leases.items() if held.lease == lease)
+            worker.ack(leases.pop(owner))
+            for message in rig.taken(Granted):
+                assert isinstance(message, Granted)
+                again = int(message.key.request, 16)
+                leases[again], pages[again] = message, len(table_of(message))
+        rig.tick(10)
+        worker.open()
+    assert not wanted, f"{len(wanted)} never finished"
+    assert rig.core.report().held_pages == rig.core.report().pinned_pages == 0

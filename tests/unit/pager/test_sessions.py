@@ -1,0 +1,196 @@
+"""Sessions: silence, death, differing holdings."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pager.rig import LAYOUT, LIMITS, ROOT, Rig, Worker, code_of, is_queued, order_of
+
+from pagemesh.pager.events import ForgetHolder, KillHolder, ProbeHolder, RememberHolder
+from pagemesh.wire.messages import Ok, Refused
+from pagemesh.wire.pager_messages import (
+    Declare,
+    Declared,
+    DeclareWanted,
+    Granted,
+    HeldLease,
+    OpenSession,
+    PoolSpec,
+    Revoke,
+)
+from pagemesh.wire.tokens import pack
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(16)
+
+
+@pytest.fixture
+def worker(rig: Rig) -> Worker:
+    return Worker(rig, "w", 1)
+
+
+def held(lease: Granted, number: int, tokens: int = 0) -> HeldLease:
+    return HeldLease(
+        lease=lease.lease, lease_slot=lease.lease_slot, key=lease.key, order=order_of(number),
+        root=ROOT, granted_at=lease.granted_at, extents=lease.extents,
+        tokens=pack(range(tokens)),
+    )  # fmt: skip
+
+
+def declare(rig: Rig, worker: Worker, *leases: HeldLease, part: int = 0, parts: int = 1) -> object:
+    return rig.ask(
+        Declare(
+            worker=worker.name, incarnation=worker.incarnation, epoch=rig.epoch,
+            part=part, parts=parts, leases=list(leases),
+        )
+    )  # fmt: skip
+
+
+def open_message(layout: bytes) -> OpenSession:
+    return OpenSession(
+        worker="x", incarnation=9, role="decode", lock_name="lock",
+        pool=PoolSpec(layout_digest=layout, page_size=4, page_bytes=1 << 12),
+    )  # fmt: skip
+
+
+def test_another_layout_is_refused_and_both_are_named(rig: Rig) -> None:
+    refused = rig.ask(open_message(b"z" * 32))
+    assert isinstance(refused, Refused) and refused.code == "Stale"
+    assert LAYOUT.hex() in refused.message and (b"z" * 32).hex() in refused.message
+
+
+def test_who_holds_what_lock_is_remembered_before_the_session_is_confirmed(rig: Rig) -> None:
+    rig.ask(open_message(LAYOUT))
+    [remembered] = [c for c in rig.commands if isinstance(c, RememberHolder)]
+    assert remembered.holder.lock_name == "lock" and rig.commands[-1] is not remembered
+
+
+def test_a_session_that_falls_silent_loses_its_leases_but_its_pages_drain(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, range(10))
+    rig.tick(LIMITS.session_ttl_ms - 1)
+    assert rig.core.report().held_pages == 3
+    commands = rig.tick(1)
+    assert ProbeHolder(1) in commands
+    [revoke] = rig.taken(Revoke)
+    assert isinstance(revoke, Revoke) and revoke.reason == "session_expired"
+    assert (rig.core.report().draining_pages, rig.core.report().session_count) == (3, 0)
+    assert code_of(worker.admit(2, [1])) == "Stale"
+    assert code_of(worker.heartbeat()) == "Stale", "renewal never resurrects"
+
+
+def test_a_silent_holder_that_wakes_up_lets_go_and_starts_afresh(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10))
+    rig.tick(LIMITS.session_ttl_ms)
+    assert code_of(worker.open()) == "SessionOpened"
+    assert rig.core.report().draining_pages == 3
+    assert code_of(worker.extend(lease, 4)) == "Stale"
+    worker.ack(lease)
+    assert rig.core.report().free_pages == 16
+    assert code_of(worker.admit(1, range(10))) == "Granted"
+
+
+def test_death_frees_at_once_what_silence_left_draining(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, range(10))
+    rig.tick(LIMITS.session_ttl_ms)
+    commands = rig.die(1)
+    assert rig.core.report().free_pages == 16 and ForgetHolder(1) in commands
+
+
+def test_a_silent_holder_is_probed_again_and_again(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, range(10))
+    rig.tick(LIMITS.session_ttl_ms)
+    assert ProbeHolder(1) in rig.tick(LIMITS.probe_again_ms)
+    assert ProbeHolder(1) not in rig.tick(1)
+
+
+def test_a_silent_holder_is_killed_only_when_others_wait_for_its_pages(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, range(64))
+    rig.tick(LIMITS.session_ttl_ms)
+    assert KillHolder(1) not in rig.tick(2 * LIMITS.drain_ms_max)
+    other = Worker(rig, "other", 2)
+    assert is_queued(other.admit(2, range(4)))
+    assert KillHolder(1) in rig.tick(LIMITS.probe_again_ms)
+
+
+def test_a_worker_that_never_acknowledges_is_killed_after_a_while_too(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(2, range(64))
+    other = Worker(rig, "other", 2)
+    for waited_ms in range(0, LIMITS.drain_ms_max + 1_000, 500):
+        assert is_queued(other.admit(1, range(4)))
+        worker.open()
+        other.open()
+        killed = KillHolder(1) in rig.tick(500)
+        assert killed == (waited_ms + 500 >= LIMITS.drain_ms_max)
+
+
+def test_a_new_incarnation_ends_the_session_of_the_one_before(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, range(10))
+    Worker(rig, "w", 2)
+    assert rig.core.report().draining_pages == 3
+    assert code_of(worker.admit(2, [1])) == "Stale"
+    rig.die(1)
+    assert rig.core.report().draining_pages == 0
+    assert code_of(Worker(rig, "w", 2, opened=False).admit(2, [1])) == "Granted"
+
+
+def test_sessions_are_bounded(rig: Rig) -> None:
+    for number in range(LIMITS.session_count_max):
+        Worker(rig, f"w{number}", number + 1)
+    late = Worker(rig, "late", 9_999, opened=False)
+    assert code_of(late.open()) == "Busy"
+
+
+class TestHoldings:
+    def test_equal_holdings_are_fine(self, rig: Rig, worker: Worker) -> None:
+        one, two = worker.granted(1, range(4)), worker.granted(2, range(4))
+        assert worker.heartbeat(one, two) == Ok()
+
+    def test_a_difference_that_lasts_asks_for_a_declaration(self, rig: Rig, worker: Worker) -> None:
+        worker.granted(1, range(4))
+        assert worker.heartbeat() == Ok(), "the grant may be under way"
+        assert isinstance(worker.heartbeat(), DeclareWanted)
+
+    def test_equal_counts_of_different_leases_differ(self, rig: Rig, worker: Worker) -> None:
+        lease = worker.granted(1, range(4))
+        worker.release(lease)
+        worker.granted(2, range(4))
+        worker.heartbeat(lease)
+        assert isinstance(worker.heartbeat(lease), DeclareWanted)
+
+    def test_a_lease_that_is_not_declared_is_revoked_once_it_is_old_enough(
+        self, rig: Rig, worker: Worker
+    ) -> None:
+        worker.granted(1, range(4))
+        assert declare(rig, worker) == Declared(lost=[])
+        assert rig.core.report().held_pages == 1, "its grant may be under way"
+        rig.tick(LIMITS.declare_grace_ms)
+        declare(rig, worker)
+        assert rig.core.report().draining_pages == 1
+
+    def test_a_declared_lease_that_is_not_there_is_lost(self, rig: Rig, worker: Worker) -> None:
+        lease = worker.granted(1, range(4))
+        kept = worker.granted(2, range(4))
+        worker.release(lease)
+        assert declare(rig, worker, held(lease, 1), held(kept, 2)) == Declared(lost=[lease.lease])
+
+    def test_parts_are_judged_together(self, rig: Rig, worker: Worker) -> None:
+        one, two = worker.granted(1, range(4)), worker.granted(2, range(4))
+        rig.tick(LIMITS.declare_grace_ms)
+        assert declare(rig, worker, held(two, 2), part=1, parts=2) == Ok()
+        assert rig.core.report().draining_pages == 0
+        assert declare(rig, worker, held(one, 1), part=0, parts=2) == Declared(lost=[])
+        assert rig.core.report().held_pages == 2
+
+    @pytest.mark.parametrize(("part", "parts"), [(2, 2), (0, LIMITS.declare_parts_max + 1)])
+    def test_impossible_parts_are_malformed(
+        self, rig: Rig, worker: Worker, part: int, parts: int
+    ) -> None:
+        answer = declare(rig, worker, part=part, parts=parts)
+        assert isinstance(answer, Refused) and answer.code == "Malformed"
