@@ -1,0 +1,28 @@
+"""The whole mesh survives what goes wrong, seed after seed.
+
+``PAGEMESH_LONG=1`` runs a thousand seeds instead of the few that every test run affords;
+``python -m tests.sim.run`` runs any, and prints the trace of the first that breaks.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.sim.run import Breakage, play
+
+_BLOCK_SEEDS = 20
+_SEEDS = 1_000 if os.environ.get("PAGEMESH_LONG") == "1" else 120
+
+
+@pytest.mark.parametrize("first", range(0, _SEEDS, _BLOCK_SEEDS))
+def test_every_seed_delivers_each_token_once_and_gives_every_page_back(first: int) -> None:
+    for seed in range(first, first + _BLOCK_SEEDS):
+        result = play(seed)
+        if isinstance(result, Breakage):
+            pytest.fail(f"seed {seed}\n" + "\n".join(result.trace) + f"\n{result.what}")
+        assert result.completed_count or result.orphaned_count or result.cancelled_count
+
+
+def test_a_seed_always_gives_the_same_run() -> None:
+    assert play(11) == play(11)
