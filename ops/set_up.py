@@ -62,9 +62,9 @@ def cuda_requirements(report: dict[str, object]) -> list[str]:
     found: list[str] = []
     installs = report.get("install")
     for item in installs if isinstance(installs, list) else []:
-        for line in item["metadata"].get("requires_dist", []):
-            if line.startswith(CUDA_PREFIXES) and "extra ==" not in line:
-                found.append(line.partition(";")[0].strip())
+        lines = item["metadata"].get("requires_dist", [])
+        wanted = [line for line in lines if "extra ==" not in line]
+        found += [line.partition(";")[0] for line in wanted if line.startswith(CUDA_PREFIXES)]
     return found
 
 

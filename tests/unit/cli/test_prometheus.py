@@ -1,0 +1,41 @@
+"""Alert rules ask for metrics that exist, and say what to do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pagemesh.runtime.metrics import REGISTRY
+
+OPS = Path(__file__).parents[3] / "ops"
+MEASURES = ("pagemesh.gateway", "pagemesh.pager", "pagemesh.engine.worker")
+
+
+def rules() -> list[dict[str, Any]]:
+    text = (OPS / "prometheus" / "alerts.yml").read_text()
+    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+
+
+def test_every_metric_of_an_alert_exists() -> None:
+    for package in MEASURES:
+        importlib.import_module(f"{package}.measures")
+    known = {f"{metric.name}{end}" for metric in REGISTRY.collect() for end in ("", "_total")}
+    for rule in rules():
+        for name in re.findall(r"pagemesh_\w+", rule["expr"]):
+            assert re.sub(r"_(bucket|count|sum)$", "", name) in known, f"{rule['alert']}: {name}"
+
+
+def test_every_alert_says_what_is_wrong_and_where_to_look() -> None:
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("page", "ticket", "info")
+
+
+def test_prometheus_loads_the_rules() -> None:
+    config = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())
+    for name in config["rule_files"]:
+        assert (OPS / "prometheus" / name).is_file()
