@@ -90,7 +90,9 @@ class GatewayActor:
             f"gateway {name}", lambda: _Dispatch(self), inbox_count_max=INBOX_COUNT_MAX
         )
         self.presence = Presence(bus, self.clock, self._describe, self._admit_change)
-        self.surroundings = Surroundings(bus, self.clock, self.router, self._spawn, self._forget)
+        self.surroundings = Surroundings(
+            bus, self.clock, self.router, self._spawn, self._forget, self._absent
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[GatewayActor]:
@@ -198,6 +200,12 @@ class GatewayActor:
             if self.router.announced(announce):
                 self._want_snapshot(announce.host)
         self._router_changed.set()
+
+    def _absent(self, who: Worker) -> None:
+        """Somebody found out before presence did: move everything away from ``who`` now."""
+        self.router.absent(who)
+        for life in tuple(self._lives.values()):
+            life.feed(ev.WorkerLost(who))
 
     def _frames(self, message: Frames) -> None:
         arrival = self._tracker.arrived(message)

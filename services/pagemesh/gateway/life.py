@@ -14,6 +14,7 @@ from typing import Any
 
 from pagemesh.gateway import events as ev
 from pagemesh.gateway import measures
+from pagemesh.gateway.events import Worker
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.router import Router
 from pagemesh.runtime import rpc, semconv, trace
@@ -23,7 +24,16 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.spans import record_span
 from pagemesh.runtime.trace import TraceContext
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Disconnected, Fault, Gone, Internal, Stale
+from pagemesh.wire.errors import (
+    Absent,
+    Busy,
+    DeadlineExceeded,
+    Disconnected,
+    Fault,
+    Gone,
+    Internal,
+    Stale,
+)
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.work_messages import Accepted
 
@@ -84,6 +94,8 @@ class Surroundings:
     """Run a coroutine that does not raise, as a named child of the gateway's group."""
     forget: Callable[[str], None]
     """The request with this id has ended."""
+    absent: Callable[[Worker], None]
+    """Nobody listens on this worker's subject."""
 
 
 class Life:
@@ -224,6 +236,8 @@ class Life:
             answer = Refused.of(Busy("the worker did not answer in time"))
         except Fault as fault:
             answer = Refused.of(fault)
+            if isinstance(fault, Absent):
+                self._around.absent(worker)
         self.feed(ev.SubmitAnswered(message.attempt, worker, answer))
         record_span(
             f"submit {subjects.template(subject)}",
@@ -257,6 +271,8 @@ class Life:
             return  # it is we who are cut off: silence makes the core ask again
         except Fault as fault:
             answer = Refused.of(fault)
+            if isinstance(fault, Absent):
+                self._around.absent(command.worker)
         self.feed(ev.ResendAnswered(command.message.key, command.worker, answer))
 
     async def _abort(self, command: ev.SendAbort) -> None:

@@ -110,6 +110,12 @@ class Router:
             if host.pager == who:
                 del self._hosts[name]
 
+    def absent(self, who: Worker) -> None:
+        """Nobody listens there: not ready until it announces itself again."""
+        known = self._workers.get(who.name)
+        if known is not None and known.worker == who:
+            known.ready = False
+
     def pages_changed(self, message: PagesChanged) -> bool:
         """Apply a pager's event. True when a snapshot must be asked for."""
         return self._host(message.host).index.changed(message)

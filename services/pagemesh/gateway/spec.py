@@ -43,7 +43,7 @@ class RequestLimits:
     backoff_ms_max: int = 1_000
     submit_timeout_ms: int = 5_000
     resend_timeout_ms: int = 2_000
-    silence_ms_max: int = 2_000
+    silence_ms_max: int = 1_000
     """After so long without a frame we ask whether the choice is still known."""
     gap_patience_ms: int = 500
     resends_max: int = 8

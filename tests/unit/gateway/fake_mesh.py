@@ -20,7 +20,7 @@ from pagemesh.gateway.spec import RequestLimits
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime import rpc
-from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus import Bus, Delivery, Subscription
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.presence import Presence
@@ -82,6 +82,7 @@ class FakeWorker:
     _tasks: dict[SequenceKey, asyncio.Task[None]] = field(default_factory=dict)
     _sent: dict[SequenceKey, list[Frame]] = field(default_factory=dict)
     _gateway: str = ""
+    _listening: Subscription | None = None
 
     @property
     def announce(self) -> Announce:
@@ -102,15 +103,20 @@ class FakeWorker:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FakeWorker]:
         presence = Presence(self.bus, MonotonicClock(), lambda: self.announce, period_ms=100)
-        made = await self.bus.subscribe(subjects.worker(self.name), self._admit)
+        self._listening = await self.bus.subscribe(subjects.worker(self.name), self._admit)
         task = asyncio.create_task(presence.run())
         try:
             yield self
         finally:
-            await self.bus.unsubscribe(made)
+            await self.stop_listening()
             self.stop_all()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def stop_listening(self) -> None:
+        """As a dead process does, though its presence lingers."""
+        if self._listening is not None:
+            await self.bus.unsubscribe(self._listening)
 
     def stop_all(self) -> None:
         for task in self._tasks.values():

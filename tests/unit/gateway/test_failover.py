@@ -51,6 +51,24 @@ async def test_a_worker_that_dies_mid_stream_is_replaced_by_the_other(
         assert again.attempt == 2 and len(again.choices[0].generated) > 0
 
 
+async def test_a_worker_that_does_not_listen_any_more_is_left_before_presence_misses_it(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode", "decode"), limits=PATIENT
+    ) as mesh:
+        for worker in mesh.workers:
+            worker.pause_s = 0.01
+        await eventually(lambda: len(mesh.front.gateway.router._workers) == 2)
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await eventually(lambda: any(worker.counter > 5 for worker in mesh.workers))
+        victim = next(worker for worker in mesh.workers if worker.submits)
+        victim.stop_all()
+        await victim.stop_listening()
+        assert await asked == TEXT[::-1]
+        assert [len(worker.submits) for worker in mesh.workers] == [1, 1]
+
+
 async def test_a_silent_worker_is_asked_and_then_left(
     shared_nats_server: NatsServer, model_folder: Path
 ) -> None:

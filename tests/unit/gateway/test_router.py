@@ -196,6 +196,14 @@ def test_who_is_lost_is_not_chosen_and_a_late_loss_of_an_older_life_is_ignored(
     assert router.models() == {}
 
 
+def test_who_does_not_listen_is_not_chosen_until_it_announces_itself(router: Router) -> None:
+    router.announced(worker("d", "decode"))
+    router.absent(Worker("d", 1))
+    assert isinstance(router.choose("tiny", SALT, want()), Busy)
+    router.announced(worker("d", "decode"))
+    assert names(chosen(router, want())) == ("d", "")
+
+
 def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
     for one in (worker("d", "decode"), pager("a")):
         router.announced(one)
