@@ -35,10 +35,9 @@ from pagemesh.kernels.ops import (
     rope,
     silu_mul,
 )
+from pagemesh.kernels.paged_prefill import ROWS_MIN
 
 Tensor = torch.Tensor
-LONG_CHUNK_ROWS = 64
-"""Rows of one sequence from which torch's attention is worth its gathering of pages."""
 
 
 class Decoder:
@@ -61,7 +60,7 @@ class Decoder:
         cosine = self._cosine[batch.row_position]
         sine = self._sine[batch.row_position]
         x = self.weights.embedding[tokens]
-        long = batch.rows >= LONG_CHUNK_ROWS * batch.sequences
+        long = batch.rows >= ROWS_MIN * batch.sequences
         attention = paged_prefill if long and not self.deterministic else paged_attention
         last = self.config.layer_count - 1
         for index, layer in enumerate(self.weights.layers):

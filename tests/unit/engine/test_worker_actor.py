@@ -29,7 +29,7 @@ from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.spans import set_up_spans
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import ConfigError, Malformed
+from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.presence import Announce
 from pagemesh.wire.tokens import U32, pack, unpack
@@ -235,6 +235,28 @@ async def test_tokens_outside_the_vocabulary_are_refused_by_name(mesh: Mesh) -> 
             await rpc.call(mesh.bus, subjects.worker("solo"), Ok(), Accepted, timeout_ms=2_000)
 
 
+async def test_prompt_scores_that_no_message_can_carry_are_refused_at_once(mesh: Mesh) -> None:
+    wanted = make_submit(
+        some_tokens(2000, vocab=VOCAB), prompt_logprobs=True,
+        sampling=Sampling(max_tokens=1, logprobs=20),
+        choices=[ChoiceStart(choice=index) for index in range(100)],
+    )  # fmt: skip
+    async with mesh.worker("decode", "solo"):
+        with pytest.raises(NoCapacity, match="log-probabilities take 32800000 bytes"):
+            await mesh.submit("solo", wanted)
+
+
+async def test_a_scored_prompt_brings_a_score_for_every_token_but_the_first(mesh: Mesh) -> None:
+    scoring = Sampling(max_tokens=0, logprobs=2)
+    prompt = some_tokens(700, vocab=VOCAB)[:300]
+    async with mesh.worker("decode", "solo"):
+        await mesh.submit("solo", make_submit(prompt, sampling=scoring, prompt_logprobs=True))
+        await mesh.until(mesh.finished)
+    (scores,) = [frame.prompt_logprobs for frame in mesh.frames if frame.prompt_logprobs]
+    assert (len(scores.chosen), scores.width) == (4 * 299, 2)
+    assert (np.frombuffer(scores.chosen, np.float32) <= 0).all()
+
+
 async def test_a_long_step_holds_up_neither_aborts_nor_presence(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,8 +342,15 @@ async def test_one_trace_runs_through_both_workers(mesh: Mesh, trace_receiver: A
             await mesh.until(lambda: not mesh.pager.held)
     spans = trace_receiver.spans
     names = {span.name for span in spans}
-    assert {"prefill", "decode", "queue", "admit", "prefill chunk", "commit", "ticket"} <= names
-    assert {"attach", "redeem"} <= names
+    assert names >= {
+        "prefill sequence", "queue", "admit", "prefill chunk", "commit", "ticket", "attach",
+        "decode sequence", "redeem", "decode",
+    }  # fmt: skip
+    (admit,) = [span for span in spans if span.name == "admit"]
+    assert admit.attributes["pagemesh.tokens.available"] == 3
+    assert admit.attributes["pagemesh.tokens.lost.last_token"] == 1
+    (decode,) = [span for span in spans if span.name == "decode"]
+    assert decode.attributes["gen_ai.usage.output_tokens"] == 19
     assert {span.trace_id for span in spans} == {f"{parent.trace_id:032x}"}
     known = {span.span_id for span in spans} | {f"{parent.span_id:016x}"}
     assert all(span.parent_id in known for span in spans)

@@ -153,7 +153,11 @@ class WorkerBehaviour(Behaviour[Input]):
         at_us = self._around.clock.now_us()
         try:
             message = codec.decode(delivery.data)
-            vet(message, vocab_tokens=self._around.vocab_tokens)
+            vet(
+                message,
+                vocab_tokens=self._around.vocab_tokens,
+                message_bytes_max=self._around.bus.message_bytes_max,
+            )
         except Fault as fault:
             await delivery.respond_error(fault)
             return

@@ -1,6 +1,6 @@
 """Spans of sequences, from times noted as the actor passes events and commands along.
 
-    <role>                    one sequence at this worker
+    prefill | decode sequence one sequence at this worker
       queue                   until pages were asked for; and from pages until its first step
       admit | redeem          until the pages were there
       prefill chunk           one a step
@@ -199,7 +199,7 @@ class SequenceSpans:
                 events=life.events,
             )  # fmt: skip
         record_span(
-            self._role, life.context, start_us=life.started_us, end_us=at_us,
+            f"{self._role} sequence", life.context, start_us=life.started_us, end_us=at_us,
             attributes=attributes, events=() if life.decode_us is not None else life.events,
             kind="server", error=facts.error_code,
         )  # fmt: skip

@@ -5,16 +5,22 @@ An id outside the vocabulary would crash a step that others share, so it is refu
 
 from __future__ import annotations
 
-from pagemesh.wire.errors import Malformed
+from pagemesh.wire.errors import Malformed, NoCapacity
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.tokens import unpack
 from pagemesh.wire.work_messages import Attach, Submit
 
+_CHOSEN_BYTES, _ALTERNATIVE_BYTES = 4, 8
+_SPARE_BYTES = 64 << 10
+"""For everything else that a message of frames may hold."""
 
-def vet(message: Message, *, vocab_tokens: int) -> None:
-    """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary."""
+
+def vet(message: Message, *, vocab_tokens: int, message_bytes_max: int) -> None:
+    """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary, and
+    ``NoCapacity`` for prompt scores that no message could carry back."""
     match message:
         case Submit():
+            _vet_scores(message, message_bytes_max)
             generated = [start.generated for start in message.choices]
         case Attach():
             generated = [message.generated]
@@ -33,6 +39,20 @@ def keys_of(message: Submit | Attach) -> list[SequenceKey]:
         SequenceKey(request=message.request, attempt=message.attempt, choice=start.choice)
         for start in message.choices
     ]
+
+
+def _vet_scores(message: Submit, message_bytes_max: int) -> None:
+    """All choices of a request get the prompt's scores, in one message as a rule."""
+    if not message.prompt_logprobs:
+        return
+    width = max(message.sampling.logprobs or 0, 0)
+    token_bytes = _CHOSEN_BYTES + width * _ALTERNATIVE_BYTES
+    needed = len(message.choices) * (len(message.prompt) // 4) * token_bytes
+    if needed + _SPARE_BYTES > message_bytes_max:
+        raise NoCapacity(
+            f"the prompt's log-probabilities take {needed} bytes, a message holds "
+            f"{message_bytes_max}; ask for fewer alternatives, choices or tokens"
+        )
 
 
 def _vet_tokens(name: str, packed: bytes, vocab_tokens: int) -> None:
