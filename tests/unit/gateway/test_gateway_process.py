@@ -1,0 +1,108 @@
+"""The gateway as a process of its own: what stops its start, and how it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.unit.gateway.fake_mesh import FACTS, FakeWorker
+from tests.unit.gateway.support import MODEL
+
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.nats_server import NatsServer, free_port
+from pagemesh.runtime.settings import BusConfig
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@asynccontextmanager
+async def gateway(
+    nats_url: str, model_folder: Path, **variables: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``pagemesh serve gateway``, killed at the end if it is still there."""
+    clean = {key: text for key, text in os.environ.items() if not key.startswith("PAGEMESH_")}
+    environ = clean | {
+        "PAGEMESH_NATS": nats_url,
+        "PAGEMESH_NATS_START_WAIT_MS": "300",
+        "PAGEMESH_MODEL": str(model_folder),
+        "PAGEMESH_SECRET": SECRET,
+        **variables,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagemesh.cli", "serve", "gateway",
+        env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"PAGEMESH_HTTP_PORT": "PORT"}, "PORT"),
+        ({"PAGEMESH_NATS": "nats://127.0.0.1:1"}, "127.0.0.1:1"),
+        ({"PAGEMESH_API_KEYS": "short"}, "PAGEMESH_API_KEYS"),
+        ({"PAGEMESH_SECRET": "changeme"}, "PAGEMESH_SECRET"),
+    ],
+)
+async def test_what_is_wrong_is_one_line_and_exit_code_2(
+    shared_nats_server: NatsServer, model_folder: Path, variables: dict[str, str], named: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = {"PAGEMESH_HTTP_PORT": "0"}
+        given |= {key: text.replace("PORT", port) for key, text in variables.items()}
+        async with gateway(shared_nats_server.url, model_folder, **given) as process:
+            async with asyncio.timeout(30):
+                _, errors = await process.communicate()
+    assert process.returncode == 2
+    last = errors.decode().strip().splitlines()[-1]
+    assert named.replace("PORT", port) in last
+    assert "Traceback" not in errors.decode() and SECRET not in errors.decode()
+
+
+async def test_a_gateway_that_is_told_to_stop_finishes_what_runs(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        Bus.connect(BusConfig(url=shared_nats_server.url), role="decode", name="w-stop") as bus,
+        FakeWorker(bus, "decode-stop", "decode", pause_s=0.02).running(),
+        gateway(shared_nats_server.url, model_folder, PAGEMESH_HTTP_PORT=str(port)) as process,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        assert FACTS.model == MODEL == model_folder.name
+        await _ready(http)
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 60, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        async with asyncio.timeout(15):
+            assert await process.wait() == 0
+
+
+async def _ready(http: httpx.AsyncClient) -> None:
+    for _ in range(300):
+        try:
+            if (await http.get("/health/ready")).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.1)
+    raise AssertionError("the gateway did not become ready")
