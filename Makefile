@@ -34,7 +34,8 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@for script in ops/bench/$(BENCH).py; do \
-		echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+		module=ops.bench.$$(basename $$script .py); \
+		echo "== $$module"; $(BIN)/python -m $$module $(ARGS) || exit 1; done
 
 set-up: $(STAMP)
 

@@ -1,0 +1,152 @@
+"""The mesh tax: what four processes, NATS and HTTP add to the same worker loop in process.
+
+    python -m ops.bench.bench_mesh_tax [--model DIR] [--requests 60] [--out PATH]
+
+The same prompts, one request at a time, in turns: once through HTTP, gateway, prefill, ticket
+and decode, once by direct calls. The tax a request is the difference of the times to the first
+token; the tax a token is the difference of the times between tokens. CPU time is that of all
+processes of the mesh but the client. Every prompt is new, so that nothing is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+from ops.bench.hardware import describe
+from ops.bench.run import Run
+from tests.integration.mesh import Mesh
+
+from pagemesh.kernels.native.library import bound_spinning
+from pagemesh.runtime.model_folder import find_model
+
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 32
+WARM_UP = 5
+
+
+def through_the_mesh(client: httpx.Client, model: str, prompt: list[int]) -> Run:
+    """One streamed completion; the time of each chunk that brought tokens."""
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0,
+        "stream": True, "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    run, started_s = Run(), time.perf_counter()
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                at_s = time.perf_counter() - started_s
+                for choice in json.loads(line[6:])["choices"]:
+                    run.times_s += [at_s] * len(choice.get("token_ids") or [])
+    return run
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        times = psutil.Process(pid).cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "p50": statistics.median(ordered),
+        "p99": ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))],
+    }
+
+
+def gaps(run: Run) -> list[float]:
+    """Milliseconds between tokens, after the second: the first gap holds the handover."""
+    return [
+        1e3 * (later - earlier)
+        for earlier, later in zip(run.times_s[1:], run.times_s[2:], strict=False)
+    ]
+
+
+def measure(model: Path, folder: Path, request_count: int) -> dict[str, object]:
+    bound_spinning()
+    from ops.bench.in_process import InProcess  # loads torch, which reads the bound once
+
+    draw = random.Random(1)
+    columns: dict[str, list[float]] = {
+        name: []
+        for name in ("mesh_ttft", "own_ttft", "mesh_gap", "own_gap", "handover", "mesh_cpu",
+                     "own_cpu")
+    }  # fmt: skip
+    with (
+        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20) as mesh,
+        httpx.Client(base_url=mesh.url, timeout=60.0) as client,
+        InProcess(model, folder) as own,
+    ):
+        name = client.get("/v1/models").json()["data"][0]["id"]
+        pids = [*mesh.pids().values()]
+        for index in range(WARM_UP + request_count):
+            prompt = [draw.randrange(200) for _ in range(PROMPT_TOKENS)]
+            mesh_cpu_s = cpu_seconds(pids)
+            there = through_the_mesh(client, name, prompt)
+            mesh_cpu_s = cpu_seconds(pids) - mesh_cpu_s
+            own_cpu_s = time.process_time()
+            here = own.generate(prompt, OUTPUT_TOKENS)
+            own_cpu_s = time.process_time() - own_cpu_s
+            if index < WARM_UP:
+                continue
+            columns["mesh_ttft"].append(1e3 * there.times_s[0])
+            columns["own_ttft"].append(1e3 * here.times_s[0])
+            columns["mesh_gap"] += gaps(there)
+            columns["own_gap"] += gaps(here)
+            columns["handover"].append(1e3 * (there.times_s[1] - there.times_s[0]))
+            columns["mesh_cpu"].append(1e6 * mesh_cpu_s)
+            columns["own_cpu"].append(1e6 * own_cpu_s)
+    return report(columns, request_count)
+
+
+def report(columns: dict[str, list[float]], request_count: int) -> dict[str, object]:
+    """Per cent points of both ways, and their differences: the tax."""
+    ttft = {way: percentiles(columns[f"{way}_ttft"]) for way in ("mesh", "own")}
+    gap = {way: percentiles(columns[f"{way}_gap"]) for way in ("mesh", "own")}
+    cpu = {way: statistics.fmean(columns[f"{way}_cpu"]) for way in ("mesh", "own")}
+    return {
+        "requests": request_count,
+        "prompt_tokens": PROMPT_TOKENS,
+        "output_tokens": OUTPUT_TOKENS,
+        "first_token_ms": ttft,
+        "between_tokens_ms": gap,
+        "first_to_second_token_ms": percentiles(columns["handover"]),
+        "cpu_us_a_request": cpu,
+        "tax": {
+            "first_token_ms": {at: ttft["mesh"][at] - ttft["own"][at] for at in ("p50", "p99")},
+            "token_ms": {at: gap["mesh"][at] - gap["own"][at] for at in ("p50", "p99")},
+            "cpu_us_a_request": cpu["mesh"] - cpu["own"],
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="", help="default: the demo model")
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("ops/bench/results/mesh_tax.json"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "mesh").mkdir()
+        figures = measure(find_model(arguments.model).path, Path(folder), arguments.requests)
+    figures["on"] = describe()
+    arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+    tax = figures["tax"]
+    print(json.dumps({"tax": tax, "first_token_ms": figures["first_token_ms"],
+                      "between_tokens_ms": figures["between_tokens_ms"]}, indent=2))  # fmt: skip
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
