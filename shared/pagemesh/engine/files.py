@@ -25,6 +25,8 @@ def ensure_folder(folder: Path) -> Path:
         raise ConfigError(
             f"{folder}: cannot make this folder ({error.strerror}); name one that can be written"
         ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder}: cannot write there; name a folder that can be written")
     return folder
 
 

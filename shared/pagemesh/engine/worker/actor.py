@@ -47,8 +47,10 @@ from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Fault
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import Granted, OpenSession
+from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
 
+_LOAD_PERIOD_US = 100_000
 _log = get_logger(__name__)
 
 
@@ -93,7 +95,7 @@ class Surroundings:
     on_pool: Callable[[int], None]
     """The pool in use has so many pages."""
     on_state: Callable[[], None]
-    """The core's readiness or load may have changed."""
+    """The core's readiness or load has changed."""
     on_drained: Callable[[], None]
 
 
@@ -115,6 +117,7 @@ class WorkerBehaviour(Behaviour[Input]):
         """Deliveries that the core has not answered yet, by the number it knows them by."""
         self._next_delivery = 1
         self._was_ready = False
+        self._told, self._told_us = Load(), 0
         self._stepper = Stepper(
             executor,
             thread_count=around.thread_count,
@@ -137,10 +140,19 @@ class WorkerBehaviour(Behaviour[Input]):
                 await self._feed(StepFinished(event.result))
             case _:
                 await self._feed(event)
-        if isinstance(event, Tick) or self._core.ready != self._was_ready:
-            measures.loaded(self._core.load)
+        if isinstance(event, Tick):
+            self._tell_load()
+        if self._core.ready != self._was_ready:
             self._was_ready = self._core.ready
             around.on_state()
+
+    def _tell_load(self) -> None:
+        """Others hear of a load that changed a few times a second, not at every tick."""
+        now_us, load = self._around.clock.now_us(), self._core.load
+        measures.loaded(load)
+        if load != self._told and now_us - self._told_us >= _LOAD_PERIOD_US:
+            self._told, self._told_us = load, now_us
+            self._around.on_state()
 
     async def end(self) -> None:
         """Give up open calls, wait for the running step."""
