@@ -3,7 +3,8 @@
 {"error": {"message", "type", "param", "code"}}
 
 400 the request is at fault (param names what)   401 no valid key   404 no such thing
-409 the same idempotency key is in use           413 the body is too large
+408 the body did not arrive in time              413 the body is too large
+409 the same idempotency key is in use
 429 we have too much to do      503 the mesh has    504 the deadline passed    500 a bug
 """
 
@@ -21,6 +22,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",

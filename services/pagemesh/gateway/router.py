@@ -136,10 +136,6 @@ class Router:
                 found[known.facts.model] = known.facts
         return found
 
-    def worker_named(self, name: str) -> Worker | None:
-        known = self._workers.get(name)
-        return known.worker if known else None
-
     # Choosing ---------------------------------------------------------------------------------
 
     def choose(
