@@ -74,7 +74,7 @@ def bench_linear(turns: int, rows_list: list[int]) -> list[dict[str, object]]:
             "torch": lambda: torchs(weights, inputs),  # noqa: B023
         }
         best = best_of_turns(jobs, turns)
-        floor = roofline(best, weight_bytes, rows * weight_bytes // 2)
+        floor = roofline(best, weight_bytes, rows * weight_bytes // 4)
         lines.append(
             {
                 "kernel": "linear",
