@@ -219,6 +219,7 @@ class PagerActor(Behaviour[PagerEvent]):
     # Performing
 
     async def _feed(self, life: _Life, event: ev.Event) -> None:
+        life.measures.before(life.core.books)
         await self._perform(life, life.core.handle(event, self._clock.now_ms()))
         for _ in range(_FOLLOW_UPS_MAX):
             if not self._died:
@@ -236,7 +237,7 @@ class PagerActor(Behaviour[PagerEvent]):
                     await self._answer(call.delivery, message)
                     life.measures.answered(
                         call.message, message, call.delivery.headers, call.start_us,
-                        self._clock.now_us(),
+                        self._clock.now_us(), life.core.books,
                     )  # fmt: skip
                 case ev.Notify(worker, message):
                     await self._notify(worker, message)

@@ -35,6 +35,11 @@ class Measures:
     def __init__(self) -> None:
         self._evicted_pages = 0
         self._preempted_count = 0
+        self._before = (0, 0)
+
+    def before(self, books: Books) -> None:
+        """A request comes: note what was evicted and preempted so far."""
+        self._before = (books.pool.evicted, books.preempted_count)
 
     def sample(self, books: Books) -> None:
         """Read the ledger; a few times a second."""
@@ -51,7 +56,7 @@ class Measures:
 
     def answered(
         self, request: Message, answer: Message, headers: Mapping[str, str], start_us: int,
-        end_us: int,
+        end_us: int, books: Books,
     ) -> None:  # fmt: skip
         """Count an answer, and record its span under the caller's."""
         asked = name_of(type(request))
@@ -72,6 +77,11 @@ class Measures:
                 attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count
         elif isinstance(answer, Queued):
             attributes = {"pagemesh.queue.ahead": answer.ahead_count}
+        evicted_pages = books.pool.evicted - self._before[0]
+        preempted_count = books.preempted_count - self._before[1]
+        if evicted_pages or preempted_count:
+            attributes["pagemesh.evicted.pages"] = evicted_pages
+            attributes["pagemesh.preempted.count"] = preempted_count
         caller = trace.parse(headers.get(trace.TRACEPARENT, ""))
         if caller is None or asked not in _WORTH_A_SPAN:
             return
