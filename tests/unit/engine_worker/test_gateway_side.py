@@ -1,0 +1,170 @@
+"""What gateways hear and may ask: frames, counters, resends, attempts, deadlines, draining."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from tests.unit.engine_worker.bench import PREFILL, REQUEST, Bench, key, of_kind, submit
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.lease import TokenBuffer
+from pagemesh.engine.worker.sequence import IllegalMove, Phase
+from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.wire.pager_messages import Admit, Release
+from pagemesh.wire.tokens import unpack
+from pagemesh.wire.work_messages import Abort, Accepted, Resend
+
+
+def _code(answer: Message) -> str:
+    return answer.code if isinstance(answer, Refused) else ""
+
+
+def _finished(max_tokens: int = 3) -> Bench:
+    bench = Bench().start()
+    bench.ask(submit(10, max_tokens=max_tokens))
+    bench.grant(cached=8)
+    for token in range(51, 51 + max_tokens):
+        bench.step(token)
+    bench.settle()
+    return bench
+
+
+def test_frames_are_counted_and_a_beat_repeats_the_last_counter() -> None:
+    bench = _finished()
+    assert [sent.frames.counter for sent in bench.sent] == [1, 2, 3]
+    bench.sent.clear()
+    for _ in range(30):
+        bench.tick(bench.limits.beat_ms)
+        bench.open.clear()
+    beats = [sent.frames.counter for sent in bench.sent]
+    assert beats == [3] * bench.limits.beats_max, "bounded once nothing lives"
+
+
+def test_one_message_a_step_carries_every_sequence_of_a_gateway() -> None:
+    bench = Bench().start()
+    for request in ("1", "2"):
+        bench.ask(msgspec.structs.replace(submit(4), request=request * 32))
+        bench.grant()
+    bench.step()
+    bench.sent.clear()
+    bench.step()
+    assert [len(sent.frames.frames) for sent in bench.sent] == [2]
+
+
+def test_lost_frames_are_sent_again_from_a_position_with_the_end() -> None:
+    bench = _finished()
+    bench.frames.clear()
+    assert isinstance(bench.ask(Resend(key=key(), position=1)), Ok)
+    (frame,) = bench.frames
+    assert frame.first_position == 1 and unpack(frame.tokens).tolist() == [52, 53]
+    assert frame.finish == "length"
+
+
+def test_a_resend_with_nothing_new_sends_nothing() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    assert isinstance(bench.ask(Resend(key=key(), position=0)), Ok)
+    assert bench.sent == []
+
+
+def test_a_sequence_is_forgotten_after_a_while() -> None:
+    bench = _finished()
+    bench.tick(bench.limits.retain_ms + 1)
+    assert _code(bench.ask(Resend(key=key(), position=0))) == "Gone"
+
+
+def test_a_higher_attempt_ends_the_lower_and_a_late_lower_one_is_refused() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.grant(cached=8)
+    assert isinstance(bench.ask(submit(10, attempt=2)), Accepted)
+    bench.step()
+    assert bench.asked(Release).key.attempt == 1
+    bench.tick(bench.limits.retain_ms + 1)
+    assert _code(bench.ask(submit(10, attempt=1))) == "Gone"
+
+
+def test_a_submit_twice_is_one_sequence() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    assert isinstance(bench.ask(submit(10)), Accepted)
+    assert bench.open_kinds() == ["Admit"]
+
+
+def test_an_abort_may_name_one_choice_and_the_others_go_on() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10, choices=2))
+    bench.ask(Abort(request=REQUEST, attempt=1, choice=0, reason="stop"))
+    bench.grant()  # the leader's, which is given back
+    bench.settle()
+    bench.tick()
+    assert bench.asked(Admit).key.choice == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (submit(0), "Malformed"),
+        (submit(10, deadline_ms=0), "DeadlineExceeded"),
+        (submit(400), "NoCapacity"),
+        (submit(10, choices=3), "Busy"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_at_once(message: Message, code: str) -> None:
+    bench = Bench(sequences_max=2).start()
+    assert _code(bench.ask(message)) == code
+
+
+def test_a_passed_deadline_ends_a_sequence_with_its_reason() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10, deadline_ms=500))
+    bench.grant(cached=8)
+    bench.tick(600)
+    failure = bench.frames[-1].error
+    assert failure is not None and failure.code == "DeadlineExceeded"
+    bench.step()
+    bench.settle()
+    assert bench.core.idle
+
+
+def test_draining_accepts_nothing_finishes_what_it_can_and_reports_the_rest() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.grant(cached=8)
+    bench.handle(ev.Drain(1_000))
+    assert _code(bench.ask(submit(10, attempt=2))) == "Busy"
+    bench.step(51)
+    assert bench.tokens() == [51]
+    bench.tick(1_001)
+    failure = bench.frames[-1].error
+    assert failure is not None and failure.code == "Gone"
+    bench.step(52)
+    bench.settle()
+    assert len(of_kind(bench.log, ev.Drained)) == 1
+
+
+def test_prefill_keeps_a_sequence_when_its_decode_worker_is_gone() -> None:
+    bench = Bench(PREFILL).start()
+    bench.ask(submit(10, decode="d"))
+    bench.grant(cached=8)
+    bench.handle(ev.WorkerLost("d", 3))
+    bench.step(51)
+    bench.step(52)
+    assert bench.tokens() == [51, 52]
+
+
+def test_a_move_that_no_table_has_raises_with_the_way_that_led_there() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    sequence = bench.core._desk.live[key()]
+    with pytest.raises(IllegalMove, match="WAITING -> ADMITTING"):
+        sequence.move(Phase.HANDED)
+
+
+def test_views_of_tokens_stay_true_while_tokens_are_added() -> None:
+    buffer = TokenBuffer(np.array([1, 2], "<u4"), 2)
+    view = buffer.view(0, 2)
+    for token in range(100):
+        buffer.append(token)
+    assert view.tolist() == [1, 2] and buffer.view(2, 102).tolist() == list(range(100))
