@@ -1,0 +1,98 @@
+"""kill -9 of any one service under load: every stream goes on to the same end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.integration.mesh import Mesh
+
+MODEL = "tiny"
+STREAM_COUNT = 24
+OUTPUT_TOKENS = 160
+PROMPT_TOKENS_MAX = 200
+TOKENS_BEFORE_KILL = 12
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one client saw."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    done: bool = False
+
+
+async def follow(
+    client: httpx.AsyncClient, prompt: list[int], stream: Stream, on_tokens: Callable[[], None]
+) -> None:
+    body = {
+        "model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0,
+        "ignore_eos": True, "stream": True, "return_token_ids": True,
+    }  # fmt: skip
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                stream.done = True
+            elif line.startswith("data: "):
+                [choice] = json.loads(line[6:])["choices"]
+                stream.tokens += choice.get("token_ids") or []
+                stream.finish = choice["finish_reason"] or stream.finish
+                on_tokens()
+
+
+async def run_all(mesh: Mesh, prompts: list[list[int]], victim: str = "") -> list[Stream]:
+    """All prompts at once; ``victim`` is killed when half of the streams flow."""
+    streams, flowing = [Stream() for _ in prompts], asyncio.Event()
+
+    def on_tokens() -> None:
+        if sum(len(s.tokens) >= TOKENS_BEFORE_KILL for s in streams) >= len(streams) // 2:
+            flowing.set()
+
+    async with (
+        httpx.AsyncClient(base_url=mesh.url, timeout=90.0) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for prompt, stream in zip(prompts, streams, strict=True):
+            group.create_task(follow(client, prompt, stream, on_tokens))
+        if victim:
+            await flowing.wait()
+            assert not all(stream.done for stream in streams)
+            mesh.kill(victim)
+    return streams
+
+
+def prompts_of(seed: int) -> list[list[int]]:
+    """Prompts of mixed length; half share a beginning."""
+    draw = random.Random(seed)
+    stem = [draw.randrange(256) for _ in range(PROMPT_TOKENS_MAX // 2)]
+    return [
+        (stem if index % 2 else [])
+        + [draw.randrange(256) for _ in range(draw.randrange(1, PROMPT_TOKENS_MAX // 2))]
+        for index in range(STREAM_COUNT)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_stream_survives_the_death_of_a_service(pool_dir: Path, tiny_model: Path) -> None:
+    with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20) as mesh:
+        for seed, victim in enumerate(("prefill", "decode", "pager")):
+            prompts = prompts_of(seed)
+            hurt = asyncio.run(run_all(mesh, prompts, victim))
+            mesh.wait_ready()
+            mesh.wait_idle()
+            calm = asyncio.run(run_all(mesh, prompts))
+            for index, (one, other) in enumerate(zip(hurt, calm, strict=True)):
+                where = f"stream {index} after kill -9 of {victim}"
+                assert one.done and one.finish == "length", where
+                assert len(one.tokens) == OUTPUT_TOKENS, where
+                assert one.tokens == other.tokens, where
+            mesh.wait_idle()
