@@ -228,7 +228,8 @@ async def test_kill_9_and_restart_keep_the_cache_warm_and_the_leases(pager: Page
         tokens=pack([*TOKENS[:32], 7]),
     )  # fmt: skip
     declared = await pager.ask(
-        Declare(worker="worker", incarnation=21, epoch=again.epoch, leases=[held]), Declared
+        Declare(worker="worker", incarnation=21, epoch=again.epoch, number=1, leases=[held]),
+        Declared,
     )
     assert declared.lost == []
     report = await pager.report()

@@ -111,6 +111,7 @@ class Peer:
     views: dict[int, View] = field(default_factory=dict)
     wishes: dict[SequenceKey, Wish] = field(default_factory=dict)
     dead_leases: set[int] = field(default_factory=set)
+    declare_count: int = 0
 
     @property
     def holder(self) -> Holder:
@@ -137,11 +138,12 @@ class Peer:
         if any(view.state == "lost" and view.in_step for view in self.views.values()):
             return
         lines = [self._line(view) for view in self.views.values() if view.state != "lost"]
+        self.declare_count += 1
         for part in range(parts):
             answer = self.rig.ask(
                 Declare(
                     worker=self.name, incarnation=self.incarnation, epoch=self.epoch,
-                    part=part, parts=parts, leases=lines[part::parts],
+                    number=self.declare_count, part=part, parts=parts, leases=lines[part::parts],
                 )
             )  # fmt: skip
         if isinstance(answer, Declared):

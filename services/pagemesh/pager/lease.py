@@ -205,7 +205,10 @@ class Session:
     letting_go: dict[int, U32] = field(default_factory=dict)
     """Draining pages of leases that a declaration named and that are lost."""
     parts: dict[int, list[HeldLease]] = field(default_factory=dict)
-    parts_count: int = 0
+    """Of declaration ``parts_number``, which is not complete."""
+    parts_number: int = 0
+    declared_number: int = 0
+    """The last declaration that was complete."""
     mismatch_count: int = 0
     probed_ms: int = 0
     since_ms: int = 0

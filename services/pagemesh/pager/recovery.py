@@ -34,7 +34,7 @@ from pagemesh.pager.lease import (
 )
 from pagemesh.pager.radix import Node
 from pagemesh.pager.sessions import Sessions
-from pagemesh.wire.errors import Malformed
+from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
 from pagemesh.wire.pool_format import HeaderState
@@ -186,14 +186,16 @@ class Recovery:
         for held in message.leases:
             unpack(held.tokens)
             unpack_extents(held.extents, page_count_max=books.facts.page_count)
-        if session.parts_count != message.parts:
-            session.parts, session.parts_count = {}, message.parts
+        if message.number <= session.declared_number or message.number < session.parts_number:
+            raise Stale(f"declaration {message.number} has been replaced by a later one")
+        if session.parts_number != message.number:
+            session.parts, session.parts_number = {}, message.number
         session.parts[message.part] = message.leases
         session.expires_ms = books.now_ms + books.limits.session_ttl_ms
         if len(session.parts) < message.parts:
             return Ok()
         declared = [held for part in session.parts.values() for held in part]
-        session.parts, session.parts_count = {}, 0
+        session.parts, session.declared_number = {}, message.number
         return Declared(lost=self._reconcile(session, declared))
 
     def _reconcile(self, session: Session, declared: list[HeldLease]) -> list[int]:

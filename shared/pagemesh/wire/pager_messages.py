@@ -151,11 +151,15 @@ class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a worker holds; what the pager does not find here is released, what it
     cannot confirm is answered as lost. So it also says that no step of the worker uses any
     other page: it waits for the steps of revoked leases. May come in parts: ``part`` of
-    ``parts``, all but the last to arrive answered ``Ok``."""
+    ``parts``, all but the last to arrive answered ``Ok``.
+
+    ``number`` counts the declarations of an incarnation from 1: parts of different ones are
+    never put together, and one that comes late or twice is refused as ``Stale``."""
 
     worker: Name
     incarnation: U64
     epoch: U64
+    number: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
     part: Annotated[int, Meta(ge=0, le=65_535)] = 0
     parts: Annotated[int, Meta(ge=1, le=65_536)] = 1
     leases: list[HeldLease]

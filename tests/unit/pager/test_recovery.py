@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, fill_of, is_queued, order_of, table_of
@@ -42,12 +44,15 @@ def line(
     )  # fmt: skip
 
 
+_numbers = itertools.count(1)
+
+
 def declare(rig: Rig, worker: Worker, *lines: HeldLease) -> list[int]:
     worker.open()
     answer = rig.ask(
         Declare(
             worker=worker.name, incarnation=worker.incarnation, epoch=rig.epoch,
-            leases=list(lines),
+            number=next(_numbers), leases=list(lines),
         )
     )  # fmt: skip
     assert isinstance(answer, Declared), answer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from tests.unit.pager.rig import LAYOUT, LIMITS, ROOT, Rig, Worker, code_of, is_queued, order_of
 
@@ -38,11 +40,16 @@ def held(lease: Granted, number: int, tokens: int = 0) -> HeldLease:
     )  # fmt: skip
 
 
-def declare(rig: Rig, worker: Worker, *leases: HeldLease, part: int = 0, parts: int = 1) -> object:
+_numbers = itertools.count(2)
+
+
+def declare(
+    rig: Rig, worker: Worker, *leases: HeldLease, part: int = 0, parts: int = 1, number: int = 0
+) -> object:
     return rig.ask(
         Declare(
             worker=worker.name, incarnation=worker.incarnation, epoch=rig.epoch,
-            part=part, parts=parts, leases=list(leases),
+            number=number or next(_numbers), part=part, parts=parts, leases=list(leases),
         )
     )  # fmt: skip
 
@@ -183,9 +190,22 @@ class TestHoldings:
     def test_parts_are_judged_together(self, rig: Rig, worker: Worker) -> None:
         one, two = worker.granted(1, range(4)), worker.granted(2, range(4))
         rig.tick(LIMITS.declare_grace_ms)
-        assert declare(rig, worker, held(two, 2), part=1, parts=2) == Ok()
+        assert declare(rig, worker, held(two, 2), part=1, parts=2, number=1) == Ok()
         assert rig.core.report().draining_pages == 0
-        assert declare(rig, worker, held(one, 1), part=0, parts=2) == Declared(lost=[])
+        assert declare(rig, worker, held(one, 1), part=0, parts=2, number=1) == Declared(lost=[])
+        assert rig.core.report().held_pages == 2
+
+    def test_parts_of_different_declarations_are_never_put_together(
+        self, rig: Rig, worker: Worker
+    ) -> None:
+        one, two = worker.granted(1, range(4)), worker.granted(2, range(4))
+        rig.tick(LIMITS.declare_grace_ms)
+        assert declare(rig, worker, part=1, parts=2, number=1) == Ok()
+        assert declare(rig, worker, held(one, 1), part=0, parts=2, number=2) == Ok()
+        late = declare(rig, worker, part=1, parts=2, number=1)
+        assert isinstance(late, Refused) and late.code == "Stale"
+        rest = declare(rig, worker, held(two, 2), part=1, parts=2, number=2)
+        assert rest == Declared(lost=[])
         assert rig.core.report().held_pages == 2
 
     @pytest.mark.parametrize(("part", "parts"), [(2, 2), (0, LIMITS.declare_parts_max + 1)])

@@ -4,7 +4,8 @@
 
 After every opening but the first, and when the pager asks, all leases are declared; what
 the pager cannot confirm is lost. A ``Declare`` goes out only while no call is open that
-moves leases, and none goes out before it is answered, so that it is never out of date.
+moves leases, and none goes out before it is answered, so that it is never out of date. It
+says that nothing else is used, so it also waits for a step that uses a lost lease.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Session:
         self._heartbeat_ms = 0.0
         self._beating = False
         self._declare_wanted = False
+        self._declare_count = 0
         self._parts_open = 0
         self._parts_failed = False
         self._lost: set[int] = set()
@@ -187,6 +189,7 @@ class Session:
         self._declare_wanted = False
         self._parts_failed = False
         self._lost.clear()
+        self._declare_count += 1
         parts = list(self._parts())
         self._parts_open = len(parts)
         for index, part in enumerate(parts):
@@ -195,6 +198,7 @@ class Session:
                     worker=desk.identity.name,
                     incarnation=desk.identity.incarnation,
                     epoch=self._opened.epoch,
+                    number=self._declare_count,
                     part=index,
                     parts=len(parts),
                     leases=part,
@@ -202,6 +206,11 @@ class Session:
                 partial(self._declare_answered, self._opened),
                 moves_leases=True,
             )
+
+    def _settled(self) -> bool:
+        desk = self._desk
+        stepping = any(lease.hold is Hold.LOST for lease in desk.leases.values())
+        return not stepping and not desk.leases_moving()
 
     def _parts(self) -> Iterator[list[HeldLease]]:
         """What we hold, in lists that a message can carry."""
