@@ -185,6 +185,15 @@ def test_prompt_scores_do_not_read_the_cache_and_cover_every_chunk() -> None:
     assert (last.score_from, last.score_next) == (8, None)
 
 
+def test_a_resubmitted_choice_whose_prompt_scores_were_lost_is_scored_again() -> None:
+    bench = Bench().start()
+    bench.ask(submit(6, generated=(61,), prompt_logprobs=True))
+    assert bench.asked(Admit).read_cache is False
+    bench.grant()
+    row = bench.step().rows[0]
+    assert (row.start, len(row.tokens), row.score_from) == (0, 6, 0), "the prompt and no more"
+
+
 def test_commits_are_not_waited_for_and_tell_what_the_pager_does_not_know() -> None:
     bench = Bench().start()
     bench.ask(submit(6, max_tokens=20))

@@ -69,9 +69,9 @@ def ask(desk: Desk, sequence: Sequence) -> None:
 def _reads_cache(sequence: Sequence) -> bool:
     """Not for a prompt that must be computed. Once that was done, and pages were taken away,
     what is cached is as good as what was computed."""
-    if sequence.has_first_token and sequence.preempted_count:
-        return True
-    return sequence.read_cache and (sequence.has_first_token or not sequence.prompt_logprobs)
+    if sequence.scoring:
+        return False
+    return sequence.read_cache or (sequence.has_first_token and sequence.preempted_count > 0)
 
 
 def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
@@ -110,7 +110,7 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
     if not sequence.preempted_count:
         sequence.cached_tokens = filled
         sequence.marks.granted_ms = desk.now
-    if not sequence.has_first_token:
+    if sequence.scoring:
         sequence.prompt_scores.clear()
     enter(desk, sequence)
 
@@ -214,7 +214,7 @@ def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
     lease = sequence.lease
     if lease is None or lease.committing or lease.hold is not Hold.HELD:
         return
-    if not sequence.has_first_token and not _reads_cache(sequence):
+    if sequence.phase is Phase.PREFILL and not _reads_cache(sequence):
         # What is cached already would be held twice, and taken away for it, without end.
         return
     full = lease.filled - lease.filled % desk.page_size

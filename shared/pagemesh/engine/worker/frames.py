@@ -35,17 +35,19 @@ def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
     if sequence.sampling.logprobs is not None and position < drawn < end:
         frames.append(_frame(sequence, position, drawn))
         position = drawn
-    frames.append(_frame(sequence, min(position, end), end))
+    frames.append(_frame(sequence, min(position, end), end, again=True))
 
 
-def _frame(sequence: Sequence, first: int, end: int) -> Frame:
+def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> Frame:
     prompt = sequence.prompt_count
     tokens = sequence.tokens.view(prompt + first, prompt + end)
     complete = end == sequence.generated_count and sequence.phase is Phase.DONE
     drawn = sequence.start_count
     wanted = sequence.sampling.logprobs is not None and end > first >= drawn
-    # The scores of the prompt come with the first token, or alone when none is wanted.
-    scored = sequence.prompt_logprobs and first == drawn and (end > first or complete)
+    # The scores of the prompt come with the first token, or alone when none is wanted; they
+    # may have been lost although the tokens after them were not.
+    scored = sequence.prompt_logprobs and not sequence.scoring
+    scored = scored and (again or (first == drawn and (end > first or complete)))
     return Frame(
         key=sequence.key,
         first_position=first,

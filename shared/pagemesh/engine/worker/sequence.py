@@ -162,6 +162,15 @@ class Sequence:
     def has_first_token(self) -> bool:
         return self.generated_count > 0
 
+    @property
+    def scoring(self) -> bool:
+        """The prompt's own log-probabilities are wanted and not complete: it is computed
+        from its start, whatever is cached."""
+        if not self.prompt_logprobs:
+            return False
+        have = sum(len(scores.chosen) for scores in self.prompt_scores) // 4
+        return have < self.prompt_count - 1
+
     def move(self, phase: Phase) -> None:
         """Go to ``phase``. Raises ``IllegalMove``, with where it came from."""
         if phase not in _MOVES[self.phase]:

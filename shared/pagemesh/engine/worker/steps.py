@@ -44,7 +44,9 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
     for sequence in desk.running:
         lease = sequence.lease
         if lease is not None and lease.hold is Hold.HELD:
-            count = min(sequence.tokens.length, lease.capacity) - lease.filled
+            scored = lease.filled < sequence.prompt_count and sequence.scoring
+            length = sequence.prompt_count if scored else sequence.tokens.length
+            count = min(length, lease.capacity) - lease.filled
             if count > 0:
                 yield Wish(sequence, count)
 
@@ -62,7 +64,7 @@ def _row(wish: Wish) -> tuple[Row, StepRow]:
             Sample(choice.key, choice.sampling, tokens, sequence.prompt_count)
             for choice in (sequence, *followers)
         )
-    scored = sequence.prompt_logprobs and not sequence.has_first_token
+    scored = start < sequence.prompt_count and sequence.scoring
     ahead = int(sequence.tokens.view(end, end + 1)[0]) if end < sequence.prompt_count else None
     step_row = StepRow(
         key=sequence.key,
