@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 import uvloop
 from tests.support.leaks import own_descendants, pool_files
 from tests.support.otlp import Receiver, ReceiverServer
@@ -16,10 +20,39 @@ from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig
 
+AsyncTest = Callable[..., Coroutine[Any, Any, None]]
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the event loop that services run on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give async tests a time limit of their own: uvloop does not let the signal through by
+    which pytest-timeout ends a test that hangs."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            marker = item.get_closest_marker("timeout")
+            limit_s = marker.args[0] if marker and marker.args else config.getini("timeout")
+            item.obj = _limited(item.obj, float(limit_s))
+
+
+def _limited(test: AsyncTest, limit_s: float) -> AsyncTest:
+    @functools.wraps(test)
+    async def run(*arguments: Any, **named: Any) -> None:
+        async with asyncio.timeout(limit_s):
+            await test(*arguments, **named)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logs() -> Iterator[None]:
+    """What a test configures of logging ends with it: its stream may be closed by then."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from pagemesh.runtime.config import ENV_PREFIX, Secret
 from pagemesh.runtime.nats_server import find_nats_server, free_port
 from pagemesh.runtime.service_config import ServiceConfig, service_environ
 from pagemesh.runtime.settings import BusConfig
-from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.subjects import BUS_ROLES, BusRole
 
 STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
@@ -66,8 +65,6 @@ def plan_services(
     up: UpConfig, config: ServiceConfig, nats: NatsServer | None
 ) -> tuple[ChildSpec, ...]:
     """The services of one host; with ``nats``, each in the role's own name at that server."""
-    if up.prefill_count + up.decode_count == 0:
-        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
     config = replace(config, worker=replace(config.worker, thread_count=_threads(up, config)))
     names: list[tuple[BusRole, str]] = [("pager", "pager")]
     names += [("decode", f"decode-{index}") for index in range(up.decode_count)]

@@ -42,7 +42,7 @@ from pagemesh.runtime.settings import (
     TelemetryConfig,
     WorkerConfig,
 )
-from pagemesh.wire.errors import Fault, PagemeshError
+from pagemesh.wire.errors import ConfigError, Fault, PagemeshError
 
 _POLL_S = 0.05
 _ASK_EVERY = 10
@@ -73,6 +73,8 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     """Everything that can be found wrong before a process is started is found here. Raises
     ``ConfigError``."""
     settings = load(UpConfig, environ, flags)
+    if settings.prefill_count + settings.decode_count == 0:
+        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     config = with_free_port(with_http(config, settings.http))
