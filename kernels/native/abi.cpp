@@ -100,7 +100,7 @@ PM_EXPORT long pm_kv_write(const PmPages* pages, const float* k, long k_stride, 
   for (long row = 0; row < rows; ++row) {
     if (slots[row] < 0 || slots[row] >= pages->page_count * size) return 1 + row;
   }
-  if (rows * pages->kv_heads * width < (1 << 15)) threads = 1;
+  if (rows * pages->kv_heads * width < (1 << 17)) threads = 1;
   // By head, so that the slots of one page's key rows are filled while they are in cache.
   pm::Counter work(pages->kv_heads);
   pm::parallel(threads, [&] {

@@ -25,6 +25,15 @@ struct Tile {
 
 inline long limit_of(const AttentionCall& call, long row) { return call.row_position[row] + 1; }
 
+// Below some 80 us of work (see parallel.h), in multiply-adds.
+constexpr long kAttentionWork = 1 << 20;
+
+inline long attention_work(const AttentionCall& call) {
+  long positions = 0;
+  for (long row = 0; row < call.rows; ++row) positions += limit_of(call, row);
+  return positions * call.group * call.pages.kv_heads * call.pages.head_dim * 2;
+}
+
 inline long tile_limit(const AttentionCall& call, Tile tile) {
   long limit = 0;
   for (int i = 0; i < tile.rows; ++i) {
@@ -270,6 +279,7 @@ long paged_attention(const PmPages* pages, const float* q, long q_stride, float*
                            tables, table_indptr, row_sequence, row_position, scale, width};
   if (const long bad = check_rows(call, sequences)) return bad;
   if (rows == 0) return 0;
+  if (attention_work(call) < kAttentionWork) threads = 1;
   Tile* tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(rows)));
   const long tile_count = make_tiles(call, tiles);
   long limit = 0;

@@ -14,7 +14,9 @@ constexpr int kTileRows = 2, kTilePanels = 1;
 #endif
 constexpr long kPrefetchFloats = 512;
 constexpr long kRunsPerThread = 4;
-constexpr long kSerialWork = 1 << 15;  // multiply-adds below which threads cost more than they give
+// Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
+// a weight costs as much as eight of them.
+constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
 
 struct LinearCall {
   const float* x;
@@ -142,7 +144,7 @@ void linear(const float* x, long x_stride, const float* packed, const float* bia
   const int wide = rows > kTileRows ? kTilePanels : 1;
   long step = panels / (threads * kRunsPerThread) / wide * wide;
   if (step < wide) step = wide;
-  if (rows * n * k < kSerialWork) threads = 1;
+  if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
   if (threads == 1) step = panels;
   pm::Counter work(panels);
   pm::parallel(threads, [&] {

@@ -1,5 +1,9 @@
 // Threads are borrowed: the process hands over the entry points of the OpenMP runtime it has
 // loaded already (torch's own). Without one everything runs on the calling thread.
+//
+// Idle threads sleep after a few microseconds, and the first to need them pays some 35 us to wake
+// them; where cores are shared, it may then wait a time slice for the last of them. So whatever
+// takes one thread less than about 80 us stays on one. Results do not depend on it.
 #pragma once
 
 namespace pm {
@@ -12,6 +16,8 @@ void run_parallel(Task task, void* data, int threads);
 int thread_index();
 int thread_count();
 void barrier();
+
+namespace {  // compiled once per level: no level's code may stand in for another's
 
 // A bounded work list shared by the threads of one region.
 class Counter {
@@ -39,5 +45,7 @@ void parallel(int threads, Body body) {
   }
   run_parallel([](void* data) { (*static_cast<Body*>(data))(); }, &body, threads);
 }
+
+}  // namespace
 
 }  // namespace pm

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr long kRowWork = 1 << 15;  // elements below which one thread is enough
+constexpr long kRowWork = 1 << 18;  // elements below which one thread is enough (see parallel.h)
 
 template <typename Body>
 void for_rows(long rows, long width, int threads, Body body) {

@@ -176,7 +176,7 @@ TOKENS = list(range(100, 140))
 async def test_a_sequence_goes_from_prefill_to_decode_and_leaves_only_cache(pager: Pager) -> None:
     prefill, decode = Client(pager, "prefill", 11), Client(pager, "decode", 12)
     opened = await prefill.open()
-    assert opened.page_count == PAGE_COUNT and opened.epoch == 1
+    assert opened.page_count == PAGE_COUNT and opened.epoch > 0
     await decode.open()
     lease = await prefill.admit(1, TOKENS, 48)
     assert await prefill.commit(lease, TOKENS) == 32

@@ -35,8 +35,9 @@ def test_the_product_is_close_to_exact_over_a_long_sum(level: CpuLevel) -> None:
 def test_a_row_has_the_same_bits_in_any_company(
     level: CpuLevel, with_threads: Callable[[int], None]
 ) -> None:
-    packed = pack_linear(torch.randn(333, 300), torch.randn(333))
-    x = torch.randn(max(ROWS), 300)
+    # Enough work for more than one thread even with one row.
+    packed = pack_linear(torch.randn(1333, 900), torch.randn(1333))
+    x = torch.randn(max(ROWS), 900)
     alone = torch.cat([linear(x[i : i + 1], packed) for i in range(len(x))])
     for threads in (1, 2, 3):
         with_threads(threads)

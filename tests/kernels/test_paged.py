@@ -104,6 +104,24 @@ def test_a_row_has_the_same_bits_alone_in_chunks_and_in_batches(
             assert torch.equal(joined, whole[: len(joined)]), (threads, size)
 
 
+@pytest.mark.parametrize(("layout", "heads"), SHAPES)
+def test_a_row_over_a_long_past_has_the_same_bits_on_any_number_of_threads(
+    level: CpuLevel, with_threads: Callable[[int], None], layout: PageLayout, heads: int
+) -> None:
+    past = 2**20 // (2 * heads * layout.head_dim) + 700  # enough work for more than one thread
+    pool, tables = filled_pool(layout, past, 2)
+    q = torch.randn(2, heads, layout.head_dim)
+    with_threads(1)
+    alone = attend_rows(pool, tables[:1], [past - 1], [q[:1]])
+    both = attend_rows(pool, tables, [past - 1, past // 2], [q[:1], q[1:]])
+    for threads in (2, 3):
+        with_threads(threads)
+        assert torch.equal(attend_rows(pool, tables[:1], [past - 1], [q[:1]]), alone), threads
+        got = attend_rows(pool, tables, [past - 1, past // 2], [q[:1], q[1:]])
+        assert torch.equal(got, both), threads
+    assert torch.equal(both[:1], alone)
+
+
 def test_slots_beyond_a_row_are_never_read(level: CpuLevel) -> None:
     layout = PageLayout(2, 2, 40, 16)
     pool, tables = filled_pool(layout, 128, 1)

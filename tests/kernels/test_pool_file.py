@@ -149,3 +149,11 @@ def test_a_holder_lock_is_exclusive_and_cleans_up(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="locked"):
             HolderLock(path)
     assert not path.exists()
+
+
+def test_epochs_of_a_new_pool_start_where_it_is_told(tmp_path: Path) -> None:
+    made = superblock()
+    with PoolFile.create(pool_path(tmp_path), made, epoch=41) as pool:
+        assert pool.bump_epoch() == 42
+    with PoolFile.adopt(pool_path(tmp_path)) as pool:
+        assert pool.epoch == 42 and pool.superblock == made

@@ -96,7 +96,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 def test_a_row_has_the_same_bits_in_any_company(
     level: CpuLevel, with_threads: Callable[[int], None], operation: Operation
 ) -> None:
-    x = torch.randn(333, 306)
+    x = torch.randn(999, 306)  # enough work for more than one thread
     alone = torch.cat([operation(x[i : i + 1]) for i in range(len(x))])
     for threads in (1, 2, 3):
         with_threads(threads)

@@ -63,7 +63,8 @@ class PoolStore:
         form = PoolFormat(count, spec.page_size, spec.page_bytes)
         superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cls(PoolFile.create(cls.path_of(folder, host), superblock), host)
+        path = cls.path_of(folder, host)
+        return cls(PoolFile.create(path, superblock, epoch=superblock.first_epoch), host)
 
     @classmethod
     def adopt(cls, folder: Path, host: str) -> PoolStore:

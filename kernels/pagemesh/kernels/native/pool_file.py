@@ -44,8 +44,8 @@ class PoolFile:
         self.headers = HeaderTable(self._bytes, superblock.form)
 
     @classmethod
-    def create(cls, path: Path, superblock: Superblock) -> PoolFile:
-        """Make, allocate, lock and map a pool, all pages FREE and the epoch 0.
+    def create(cls, path: Path, superblock: Superblock, *, epoch: int = 0) -> PoolFile:
+        """Make, allocate, lock and map a pool, all pages FREE, to be bumped from ``epoch`` on.
 
         Raises ``ConfigError`` when there is no space or the folder cannot be written.
         """
@@ -57,7 +57,7 @@ class PoolFile:
             raise ConfigError(f"cannot make a pool in {path.parent}: {error.strerror}") from None
         try:
             os.posix_fallocate(descriptor, 0, size)
-            os.pwrite(descriptor, superblock.pack(), 0)
+            os.pwrite(descriptor, superblock.pack() + epoch.to_bytes(8, "little"), 0)
             try_lock(descriptor)
             pool = cls(path, descriptor, superblock)
             fresh.rename(path)
@@ -102,7 +102,7 @@ class PoolFile:
 
     @property
     def epoch(self) -> int:
-        """How many pagers have served this pool."""
+        """The number of the pager life that serves, or last served, this pool."""
         epoch: int = library().pm_word_load(address_of(self._bytes) + EPOCH_OFFSET)
         return epoch
 
@@ -111,7 +111,7 @@ class PoolFile:
         holder alone. Raises ``ConfigError`` when the pool has had too many."""
         epoch = self.epoch + 1
         if epoch > EPOCH_MAX:
-            raise ConfigError(f"{self.path} has had {EPOCH_MAX} pagers; remove it and start anew")
+            raise ConfigError(f"{self.path} has had too many pagers; remove it and start anew")
         library().pm_word_store(address_of(self._bytes) + EPOCH_OFFSET, epoch)
         return epoch
 

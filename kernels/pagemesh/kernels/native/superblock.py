@@ -1,4 +1,4 @@
-"""The first 4 KiB of a pool: what the pool is, and how many pagers it has had.
+"""The first 4 KiB of a pool: what the pool is, and which life of its pager this is.
 
     offset  0  magic            8 bytes
             8  format version   uint32
@@ -24,7 +24,10 @@ from pagemesh.wire.pool_format import FORMAT_VERSION, MAGIC, PoolFormat
 
 EPOCH_OFFSET = 88
 EPOCH_MAX = (1 << 16) - 1
-"""A ledger sequence has 56 bits, 40 of them a counter: so many pagers may a pool have had."""
+"""A ledger sequence has 56 bits, 40 of them a counter: the last epoch there is."""
+FIRST_EPOCHS = 1 << 15
+"""A new pool starts somewhere below this, so that a late message about the pool before it is
+not taken for one about this pool; as many restarts are left."""
 _FIELDS = struct.Struct("<8sIIQQQQ32s")
 
 
@@ -36,6 +39,11 @@ class Superblock:
     incarnation: int
     layout_digest: bytes
     group: int = 0
+
+    @property
+    def first_epoch(self) -> int:
+        """Where the epochs of this pool start: as random as its incarnation."""
+        return self.incarnation % FIRST_EPOCHS
 
     def pack(self) -> bytes:
         """The fixed part, check included."""
