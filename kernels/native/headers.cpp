@@ -94,6 +94,8 @@ PM_EXPORT void pm_headers_set_states(uint64_t* table, long header_words, const u
 
 PM_EXPORT long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages,
                                 long count, long page_count, uint64_t granted_at) {
+  // What the caller read of the pages before must not be read after (see pm_words_same).
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
   for (long n = 0; n < count; ++n) {
     if (static_cast<long>(pages[n]) >= page_count) return n;
     const uint64_t* header = table + static_cast<long>(pages[n]) * header_words;
@@ -127,6 +129,8 @@ PM_EXPORT uint64_t pm_word_load(const uint64_t* word) { return load_acquire(word
 
 PM_EXPORT void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
                              const uint64_t* expected, long count, uint8_t* same) {
+  // A check after a read: an acquire load alone would let that read come after it.
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
   for (long n = 0; n < count; ++n) {
     bool inside = static_cast<long>(slots[n]) < word_count;
     same[n] = inside && load_acquire(words + slots[n]) == expected[n] ? 1 : 0;

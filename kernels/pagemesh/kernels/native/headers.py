@@ -168,14 +168,18 @@ class HeaderTable:
         return fresh
 
     def leases_stand(self, slots: U32, leases: U64) -> NDArray[np.bool_]:
-        """For each slot: does its revocation word still hold its lease? Unknown slots do not."""
-        plain, expected = np.ascontiguousarray(slots, np.uint32), np.ascontiguousarray(leases)
+        """For each slot: does its revocation word still hold its lease? Unknown slots do not.
+        Raises ``ValueError`` when there are not as many leases as slots."""
+        plain = np.ascontiguousarray(slots, np.uint32)
+        expected = np.ascontiguousarray(leases, np.uint64)
+        if len(plain) != len(expected):
+            raise ValueError(f"{len(plain)} slots for {len(expected)} leases")
         same = np.zeros(len(plain), np.uint8)
         self._native.pm_words_same(
             self._leases,
             LEASE_SLOT_COUNT_MAX,
             address_of(plain),
-            address_of(expected.astype(np.uint64, copy=False)),
+            address_of(expected),
             len(plain),
             address_of(same),
         )
