@@ -12,16 +12,18 @@ from tests.kernels.conftest import LEVELS
 
 from pagemesh.kernels import dispatch
 from pagemesh.kernels.native import library
-from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.native.library import SPIN_VARIABLE, CpuLevel
 from pagemesh.wire.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def run(code: str, **environment: str) -> str:
+    # Other tests of this run may have bounded their own threads' spinning.
+    inherited = {name: value for name, value in os.environ.items() if name != SPIN_VARIABLE}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **environment},
+        env=inherited | environment,
         capture_output=True,
         text=True,
         check=True,
