@@ -70,16 +70,29 @@ def rows_float32(tensor: torch.Tensor, name: str, width: int) -> torch.Tensor:
 
     Raises ``ValueError`` that says what was expected and what was got.
     """
+    shape = tensor.shape
     if (
-        tensor.dtype is not torch.float32
-        or tensor.dim() != 2
-        or tensor.shape[1] != width
-        or (tensor.stride(1) != 1 and width > 1)
-        or tensor.device.type != "cpu"
+        tensor.dtype is torch.float32
+        and len(shape) == 2
+        and shape[1] == width
+        and (tensor.is_contiguous() or width == 1 or tensor.stride(1) == 1)
+        and tensor.is_cpu
     ):
-        raise ValueError(
-            f"{name}: expected float32 [rows, {width}] on cpu with contiguous rows, got "
-            f"{tensor.dtype} {list(tensor.shape)} stride {list(tensor.stride())} "
-            f"on {tensor.device}"
-        )
-    return tensor
+        return tensor
+    raise ValueError(
+        f"{name}: expected float32 [rows, {width}] on cpu with contiguous rows, got "
+        f"{tensor.dtype} {list(shape)} stride {list(tensor.stride())} on {tensor.device}"
+    )
+
+
+def rows_out(
+    out: torch.Tensor | None, rows: int, width: int, *, like: torch.Tensor
+) -> torch.Tensor:
+    """Where ``rows`` rows of float32 ``[rows, width]`` go: ``out`` when it is given and fits,
+    else new memory. ``like``: a float32 tensor on the CPU. Raises ``ValueError``."""
+    if out is None:
+        return like.new_empty((rows, width))
+    rows_float32(out, "out", width)
+    if out.shape[0] != rows:
+        raise ValueError(f"out: expected {rows} rows, got {out.shape[0]}")
+    return out

@@ -60,18 +60,19 @@ class Decoder:
         cosine = self._cosine[batch.row_position]
         sine = self._sine[batch.row_position]
         x = self.weights.embedding[tokens]
+        work = Workspace(self.config, batch.rows)
         long = batch.rows >= ROWS_MIN * batch.sequences
         attention = paged_prefill if long and not self.deterministic else paged_attention
         last = self.config.layer_count - 1
         for index, layer in enumerate(self.weights.layers):
-            q = self._write_kv(index, layer, x, cosine, sine, batch, pool)
+            q = self._write_kv(index, layer, x, work, (cosine, sine), batch, pool)
             if index == last and len(wanted) < batch.rows:
                 # Beyond the last K and V only the wanted rows are of use.
                 x, q, batch = x[wanted], q[wanted], narrowed(batch, wanted)
-                attention = paged_attention
-            mixed = attention(q, pool, index, batch, self.config.attention_scale)
-            x = x + linear(mixed.view(len(x), self.config.query_size), layer.output)
-            x = x + self._gated(layer, x)
+                work, attention = Workspace(self.config, batch.rows), paged_attention
+            attention(q, pool, index, batch, self.config.attention_scale, work.mixed)
+            x += linear(work.mixed_rows, layer.output, work.hidden)
+            x += self._gated(layer, x, work)
         return rms_norm(x, self.weights.norm, self.config.norm_epsilon)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,34 +84,58 @@ class Decoder:
         index: int,
         layer: LayerWeights,
         x: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
+        work: Workspace,
+        angles: tuple[Tensor, Tensor],
         batch: RaggedBatch,
         pool: KvPool,
     ) -> Tensor:
         """Write K and V of every row; gives the rotated queries, [T, heads, head_dim]."""
-        at, rows = self.config, len(x)
-        normed = rms_norm(x, layer.attention_norm, at.norm_epsilon)
-        joined = linear(normed, layer.qkv).view(rows, -1, at.head_dim)
-        v = joined[:, at.head_count + at.kv_head_count :]
+        normed = rms_norm(x, layer.attention_norm, self.config.norm_epsilon, work.hidden)
+        linear(normed, layer.qkv, work.joined)
+        q, k = work.q, work.k
         if layer.query_norm is None or layer.key_norm is None:
-            turned = rope(joined[:, : at.head_count + at.kv_head_count], cosine, sine)
-            q, k = turned[:, : at.head_count], turned[:, at.head_count :]
+            rope(work.turned, *angles)
         else:
-            q = self._norm_heads(joined[:, : at.head_count], layer.query_norm)
-            k = self._norm_heads(joined[:, at.head_count : -at.kv_head_count], layer.key_norm)
-            rope(q, cosine, sine)
-            rope(k, cosine, sine)
-        kv_write(k, v, pool, index, batch.slots)
+            q, k = self._norm_heads(q, layer.query_norm), self._norm_heads(k, layer.key_norm)
+            rope(q, *angles)
+            rope(k, *angles)
+        kv_write(k, work.v, pool, index, batch.slots)
         return q
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
         flat = heads.reshape(-1, self.config.head_dim)
         return rms_norm(flat, weight, self.config.norm_epsilon).view(heads.shape)
 
-    def _gated(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        normed = rms_norm(x, layer.mlp_norm, self.config.norm_epsilon)
-        return linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
+    def _gated(self, layer: LayerWeights, x: Tensor, work: Workspace) -> Tensor:
+        normed = rms_norm(x, layer.mlp_norm, self.config.norm_epsilon, work.hidden)
+        linear(normed, layer.gate_up, work.gate_up)
+        return linear(silu_mul(work.gate_up, work.gated), layer.down, work.hidden)
+
+
+class Workspace:
+    """What one layer leaves to the next operation, for T rows: made once a step, since every
+    layer overwrites what the one before no longer needs.
+
+    ``hidden`` [T, hidden]; ``joined`` [T, query + 2 kv] and in it, by heads, ``q``, ``k``, ``v``
+    and ``turned`` (q and k); ``mixed`` [T, heads, head_dim], as rows ``mixed_rows``;
+    ``gate_up`` [T, 2 mlp]; ``gated`` [T, mlp].
+    """
+
+    __slots__ = (
+        "gate_up", "gated", "hidden", "joined", "k", "mixed", "mixed_rows", "q", "turned", "v",
+    )  # fmt: skip
+
+    def __init__(self, config: DecoderConfig, rows: int) -> None:
+        turned_count = config.head_count + config.kv_head_count
+        self.hidden = torch.empty(rows, config.hidden_size)
+        self.joined = torch.empty(rows, config.query_size + 2 * config.kv_size)
+        heads = self.joined.view(rows, turned_count + config.kv_head_count, config.head_dim)
+        self.turned, self.v = heads[:, :turned_count], heads[:, turned_count:]
+        self.q, self.k = heads[:, : config.head_count], heads[:, config.head_count : turned_count]
+        self.mixed_rows = torch.empty(rows, config.query_size)
+        self.mixed = self.mixed_rows.view(rows, config.head_count, config.head_dim)
+        self.gate_up = torch.empty(rows, 2 * config.mlp_size)
+        self.gated = torch.empty(rows, config.mlp_size)
 
 
 def narrowed(batch: RaggedBatch, wanted: Tensor) -> RaggedBatch:

@@ -27,8 +27,9 @@ def kv_write(
             raise ValueError(
                 f"{name}: expected float32 {expected}, got {rows.dtype} {tuple(rows.shape)}"
             )
-        if rows.stride(2) != 1 or (at.kv_heads > 1 and rows.stride(1) != at.head_dim):
-            raise ValueError(f"{name}: expected contiguous heads, got stride {rows.stride()}")
+        stride = rows.stride()
+        if stride[2] != 1 or (at.kv_heads > 1 and stride[1] != at.head_dim):
+            raise ValueError(f"{name}: expected contiguous heads, got stride {stride}")
     if slots.dtype is not torch.int64 or not slots.is_contiguous():
         raise ValueError(f"slots: expected contiguous int64, got {slots.dtype}")
     if not is_native():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, rows_float32
+from pagemesh.kernels.dispatch import is_native, rows_float32, rows_out
 from pagemesh.kernels.linear import cpu, reference
 from pagemesh.kernels.linear.packed import PackedLinear, pack_linear, packed_shape
 
@@ -25,11 +25,7 @@ __all__ = ["PackedLinear", "linear", "pack_linear", "packed_shape"]
 def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` times the packed weight; see the module. Raises ``ValueError`` on a wrong shape."""
     rows_float32(x, "x", packed.k)
-    if out is None:
-        out = torch.empty((x.shape[0], packed.n), dtype=torch.float32)
-    rows_float32(out, "out", packed.n)
-    if out.shape[0] != x.shape[0]:
-        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    out = rows_out(out, x.shape[0], packed.n, like=x)
     if is_native():
         cpu.linear(x, packed, out)
     else:

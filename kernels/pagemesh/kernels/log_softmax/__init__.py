@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.dispatch import is_native, native, rows_float32, rows_out, threads
 from pagemesh.kernels.log_softmax import reference
 
 
@@ -20,11 +20,7 @@ def log_softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tenso
     """See the module. Raises ``ValueError`` on a wrong shape."""
     width = x.shape[-1]
     rows_float32(x, "x", width)
-    if out is None:
-        out = torch.empty_like(x)
-    rows_float32(out, "out", width)
-    if out.shape[0] != x.shape[0]:
-        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    out = rows_out(out, x.shape[0], width, like=x)
     if not is_native():
         return out.copy_(reference.log_softmax(x))
     native().pm_log_softmax(

@@ -57,13 +57,14 @@ def check_shapes(q: torch.Tensor, pool: KvPool, batch: RaggedBatch, out: torch.T
     """Raises ``ValueError`` that says what was expected and what was got."""
     at = pool.layout
     for name, rows in (("q", q), ("out", out)):
-        if rows.dim() != 3 or rows.shape[0] != batch.rows or rows.shape[2] != at.head_dim:
+        shape, stride = rows.shape, rows.stride()
+        if len(shape) != 3 or shape[0] != batch.rows or shape[2] != at.head_dim:
             raise ValueError(
-                f"{name}: expected [{batch.rows}, heads, {at.head_dim}], got {list(rows.shape)}"
+                f"{name}: expected [{batch.rows}, heads, {at.head_dim}], got {list(shape)}"
             )
-        if rows.dtype is not torch.float32 or rows.stride(2) != 1:
+        if rows.dtype is not torch.float32 or stride[2] != 1:
             raise ValueError(f"{name}: expected contiguous float32 heads, got {rows.dtype}")
-        if rows.shape[1] > 1 and rows.stride(1) != at.head_dim:
-            raise ValueError(f"{name}: expected contiguous heads, got stride {rows.stride()}")
+        if shape[1] > 1 and stride[1] != at.head_dim:
+            raise ValueError(f"{name}: expected contiguous heads, got stride {stride}")
     if q.shape[1] != out.shape[1] or q.shape[1] % at.kv_heads:
         raise ValueError(f"{q.shape[1]} query heads do not share {at.kv_heads} KV heads")

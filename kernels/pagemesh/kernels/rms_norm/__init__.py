@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.dispatch import is_native, native, rows_float32, rows_out, threads
 from pagemesh.kernels.rms_norm import reference
 
 
@@ -26,11 +26,7 @@ def rms_norm(
     rows_float32(x, "x", width)
     if weight.dtype is not torch.float32 or weight.dim() != 1 or not weight.is_contiguous():
         raise ValueError(f"weight: expected contiguous float32 [{width}], got {weight.dtype}")
-    if out is None:
-        out = torch.empty_like(x)
-    rows_float32(out, "out", width)
-    if out.shape[0] != x.shape[0]:
-        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    out = rows_out(out, x.shape[0], width, like=x)
     if not is_native():
         return out.copy_(reference.rms_norm(x, weight, epsilon))
     native().pm_rms_norm(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.dispatch import is_native, native, rows_float32, rows_out, threads
 from pagemesh.kernels.silu_mul import reference
 
 
@@ -20,11 +20,7 @@ def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """See the module. Raises ``ValueError`` on a wrong shape."""
     width = x.shape[-1] // 2
     rows_float32(x, "x", 2 * width)
-    if out is None:
-        out = torch.empty((x.shape[0], width), dtype=torch.float32)
-    rows_float32(out, "out", width)
-    if out.shape[0] != x.shape[0]:
-        raise ValueError(f"out: expected {x.shape[0]} rows, got {out.shape[0]}")
+    out = rows_out(out, x.shape[0], width, like=x)
     if not is_native():
         return out.copy_(reference.silu_mul(x))
     native().pm_silu_mul(
