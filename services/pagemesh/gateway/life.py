@@ -7,6 +7,7 @@ event loop, and what is for the client goes into an ``Outbox`` whose reader is t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from pagemesh.wire.work_messages import Accepted
 OUTBOX_EVENTS_MAX = 4_096
 OUTBOX_CHARACTERS_MAX = 1 << 20
 _ABORT_TRIES_MAX = 3
-_ABORT_TIMEOUT_MS = 1_000
+ABORT_TIMEOUT_MS = 1_000
 _log = get_logger(__name__)
 
 ForClient = ev.Deliver | ev.ChoiceEnded | ev.PromptScored | ev.Ended
@@ -122,6 +123,8 @@ class Life:
         self._queue: deque[ev.Event] = deque()
         self._feeding = False
         self._ended = False
+        self._overrun = False
+        """Something for the client was not taken: what comes after it must not be either."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -156,8 +159,9 @@ class Life:
             case ev.SendResend():
                 self._around.spawn(self._resend(command), "resend")
             case ev.Deliver() | ev.ChoiceEnded() | ev.PromptScored():
-                if not self._outbox.put(self._prompt_index, command):
+                if not self._overrun and not self._outbox.put(self._prompt_index, command):
                     _log.warning("gateway.slow_reader")
+                    self._overrun = True
                     self._queue.appendleft(ev.ClientGone())
             case ev.Ended():
                 self._end(command)
@@ -167,6 +171,8 @@ class Life:
             return
         self._ended = True
         self._queue.clear()
+        if self._overrun:  # even when the core completed: the client does not have it all
+            ended = ev.Ended(ev.Cancelled())
         self._outbox.put(self._prompt_index, ended)
         self._around.forget(self.core.spec.request)
 
@@ -276,6 +282,8 @@ class Life:
         self.feed(ev.ResendAnswered(command.message.key, command.worker, answer))
 
     async def _abort(self, command: ev.SendAbort) -> None:
+        """Make it likely that it arrives; what is lost all the same, the worker's next frame
+        gives away (``Orphans``)."""
         subject = subjects.worker(command.worker.name)
         for _ in range(_ABORT_TRIES_MAX):
             try:
@@ -285,10 +293,11 @@ class Life:
                         subject,
                         command.message,
                         Ok,
-                        timeout_ms=_ABORT_TIMEOUT_MS,
+                        timeout_ms=ABORT_TIMEOUT_MS,
                     )
                 return
             except Gone:
                 return
             except Fault:
-                continue
+                with contextlib.suppress(Disconnected):
+                    await self._around.bus.wait_connected(timeout_ms=ABORT_TIMEOUT_MS)

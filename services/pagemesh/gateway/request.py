@@ -24,7 +24,7 @@ from pagemesh.gateway import outgoing
 from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText, slice_logprobs
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.spec import ATTEMPT_MAX, RequestLimits, RequestSpec, Usage, mendable
-from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Internal, fault
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Internal, fault
 from pagemesh.wire.messages import Ok, Refused, SequenceKey
 from pagemesh.wire.work_messages import AbortReason, Accepted, Frame
 
@@ -315,7 +315,8 @@ class RequestCore:
         choice = self.choices[key.choice]
         if not choice.placed or choice.attempt != key.attempt or worker not in choice.probes:
             return
-        if isinstance(answer, Ok):
+        if isinstance(answer, Ok) or isinstance(answer.error(), Busy):
+            # A worker that is too busy to look says nothing against the choice.
             choice.heard(now_ms, self._limits.silence_ms_max)
             return
         choice.probes[worker] = True

@@ -227,6 +227,17 @@ def test_silence_of_a_sequence_that_nobody_knows_is_tried_again(desk: Desk) -> N
     assert of(desk.wait(100), ev.ChooseRoute)
 
 
+def test_a_worker_too_busy_to_be_asked_keeps_its_sequence(desk: Desk) -> None:
+    desk.start()
+    busy = Refused.of(Busy("the inbox is full", retry_after_ms=50))
+    for command in of(desk.wait(LIMITS.silence_ms_max), ev.SendResend):
+        desk.feed(ev.ResendAnswered(command.message.key, command.worker, busy))
+    assert of(desk.wait(100), ev.ChooseRoute) == []
+    assert of(desk.wait(LIMITS.silence_ms_max), ev.SendResend)
+    desk.arrive(frame(0, [5], finish="length"))
+    assert desk.tokens() == [5]
+
+
 def test_a_lost_message_has_every_sequence_of_that_worker_asked_for(desk: Desk) -> None:
     desk.start()
     desk.arrive(frame(0, [5]))
