@@ -204,12 +204,13 @@ class GatewayNode(Process):
 
     def _received(self, reply: Reply | None, message: Message) -> None:
         assert isinstance(message, Frames)
-        arrival = self._tracker.arrived(message)
-        if arrival.lost_count:
+        worker = ev.Worker(message.worker, message.incarnation)
+        ours = message.gateway_incarnation == self.incarnation
+        if ours and self._tracker.arrived(worker, message):
             for request in list(self._cores):
-                self._handle(request, ev.FramesMissed(arrival.worker))
+                self._handle(request, ev.FramesMissed(worker))
         for frame in message.frames:
-            self._handle(frame.key.request, ev.FrameArrived(arrival.worker, frame))
+            self._handle(frame.key.request, ev.FrameArrived(worker, frame))
 
     # The client's part ----------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from pagemesh.gateway import events as ev
 from pagemesh.gateway import measures
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.frames import FrameTracker
-from pagemesh.gateway.life import Life, Surroundings
+from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
+from pagemesh.gateway.orphans import Orphans
 from pagemesh.gateway.router import Router, RouterLimits
 from pagemesh.runtime import rpc
 from pagemesh.runtime.actor import Actor, Behaviour
@@ -27,14 +28,16 @@ from pagemesh.runtime.directory import Change, Joined, Lost
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Busy, Fault, Malformed
+from pagemesh.wire.errors import Absent, Busy, Fault, Malformed
+from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce, ModelFacts, State
-from pagemesh.wire.work_messages import Frames
+from pagemesh.wire.work_messages import Abort, Frames
 
 INBOX_COUNT_MAX = 16_384
 SNAPSHOT_PARTS_MAX = 10_000
 SNAPSHOT_TIMEOUT_MS = 2_000
+_CHANGE_RETRY_S = 0.1
 _log = get_logger(__name__)
 
 _Input = Delivery | Change
@@ -81,6 +84,7 @@ class GatewayActor:
         self._model = model
         self._request_count_max = request_count_max
         self._tracker = FrameTracker()
+        self._orphans = Orphans()
         self._lives: dict[str, Life] = {}
         self._facts: ModelFacts | None = None
         self._router_changed = asyncio.Event()
@@ -161,6 +165,7 @@ class GatewayActor:
 
     def _forget(self, request: str) -> None:
         self._lives.pop(request, None)
+        self._orphans.ended(request, self.clock.now_ms())
         measures.in_flight.set(len(self._lives))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -208,18 +213,42 @@ class GatewayActor:
             life.feed(ev.WorkerLost(who))
 
     def _frames(self, message: Frames) -> None:
-        arrival = self._tracker.arrived(message)
-        if arrival.lost_count:
-            measures.frames_lost.inc(arrival.lost_count)
+        worker = Worker(message.worker, message.incarnation)
+        # What is for an earlier life of this gateway is counted apart, and nobody waits for it.
+        ours = message.gateway_incarnation == self.incarnation
+        lost_count = self._tracker.arrived(worker, message) if ours else 0
+        if lost_count:
+            measures.frames_lost.inc(lost_count)
             for life in tuple(self._lives.values()):
-                life.feed(ev.FramesMissed(arrival.worker))
+                life.feed(ev.FramesMissed(worker))
         for frame in message.frames:
             life_found = self._lives.get(frame.key.request)
             if life_found is not None:
-                life_found.feed(ev.FrameArrived(arrival.worker, frame))
+                life_found.feed(ev.FrameArrived(worker, frame))
+            elif frame.finish is None and frame.error is None:
+                self._disown(worker, frame.key)
+
+    def _disown(self, worker: Worker, key: SequenceKey) -> None:
+        """Have ``worker`` stop what nobody here waits for."""
+        if self._orphans.heard(key.request, self.clock.now_ms()):
+            measures.orphans.inc()
+            self._spawn(self._abort_orphan(worker, key), "disown")
+
+    async def _abort_orphan(self, worker: Worker, key: SequenceKey) -> None:
+        subject = subjects.worker(worker.name)
+        message = Abort(request=key.request, attempt=key.attempt, reason="client")
+        with contextlib.suppress(Fault):  # the next frame has us ask again
+            await rpc.call(self.bus, subject, message, Ok, timeout_ms=ABORT_TIMEOUT_MS)
 
     def _admit_change(self, change: Change) -> None:
-        self._inbox.try_admit(change)
+        """A change is told once: while the inbox is full it has to wait."""
+        try:
+            self._inbox.admit(change)
+        except Busy:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_CHANGE_RETRY_S, self._admit_change, change)
+        except Absent:
+            return  # we are going down
 
     def _describe(self) -> Announce:
         return Announce(

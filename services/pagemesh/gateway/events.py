@@ -137,7 +137,7 @@ class SendSubmit:
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """Send and do not wait: an abort that is lost is made good by the deadline."""
+    """Send and do not wait: an abort that is lost is made good when a frame comes after it."""
 
     worker: Worker
     message: Abort

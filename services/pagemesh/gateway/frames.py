@@ -7,17 +7,8 @@ token is dropped there); this only tells that something is missing. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pagemesh.gateway.events import Worker
 from pagemesh.wire.work_messages import Frames
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    worker: Worker
-    lost_count: int
-    """Messages of this worker that should have come before this one and did not."""
 
 
 class FrameTracker:
@@ -28,18 +19,17 @@ class FrameTracker:
         self._workers_max = workers_max
         self._last: dict[Worker, int] = {}
 
-    def arrived(self, message: Frames) -> Arrival:
-        """Take note of ``message``."""
-        worker = Worker(message.worker, message.incarnation)
+    def arrived(self, worker: Worker, message: Frames) -> int:
+        """Take note of ``message``, which came from ``worker``; says how many messages of it
+        should have come before this one and did not."""
         last = self._last.pop(worker, 0)
         counter = message.counter
         expected = last + 1 if message.frames else last
         restarted = counter == 1 and last > 1 and bool(message.frames)
-        lost_count = 0 if restarted else max(0, counter - expected)
         self._last[worker] = counter if restarted else max(last, counter)
         if len(self._last) > self._workers_max:
             self._last.pop(next(iter(self._last)))
-        return Arrival(worker, lost_count)
+        return 0 if restarted else max(0, counter - expected)
 
     def forget(self, worker: Worker) -> None:
         """The worker is gone."""

@@ -33,6 +33,7 @@ cached_tokens = counter(
 in_flight = gauge("gateway_requests_in_flight", "Prompts being answered now.")
 attempts = counter("gateway_attempts_total", "Submits sent, the first of each request included.")
 frames_lost = counter("gateway_frames_lost_total", "Frame messages noticed to be missing.")
+orphans = counter("gateway_orphans_total", "Times a worker was told to stop what nobody waits for.")
 workers_lost = counter("gateway_workers_lost_total", "Workers that went away.")
 
 
@@ -72,6 +73,7 @@ __all__ = [
     "first_token_seconds",
     "frames_lost",
     "in_flight",
+    "orphans",
     "output_tokens",
     "prompt_tokens",
     "render_metrics",

@@ -194,5 +194,6 @@ class Frames(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     worker: Name
     incarnation: U64
+    gateway_incarnation: U64
     counter: U64
     frames: list[Frame]

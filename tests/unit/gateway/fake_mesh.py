@@ -82,6 +82,7 @@ class FakeWorker:
     _tasks: dict[SequenceKey, asyncio.Task[None]] = field(default_factory=dict)
     _sent: dict[SequenceKey, list[Frame]] = field(default_factory=dict)
     _gateway: str = ""
+    _gateway_incarnation: int = 0
     _listening: Subscription | None = None
 
     @property
@@ -136,6 +137,7 @@ class FakeWorker:
                 accepted = Accepted(worker=self.name, incarnation=self.incarnation)
                 await rpc.answer(delivery, accepted)
                 self._gateway = message.gateway
+                self._gateway_incarnation = message.gateway_incarnation
                 for start in message.choices:
                     key = SequenceKey(
                         request=message.request, attempt=message.attempt, choice=start.choice
@@ -200,8 +202,9 @@ class FakeWorker:
         if self.counter in self.drop_counters:
             return
         message = Frames(
-            worker=self.name, incarnation=self.incarnation, counter=self.counter, frames=frames
-        )
+            worker=self.name, incarnation=self.incarnation,
+            gateway_incarnation=self._gateway_incarnation, counter=self.counter, frames=frames,
+        )  # fmt: skip
         with contextlib.suppress(Fault):
             await rpc.send(self.bus, subjects.gateway(self._gateway), message)
 

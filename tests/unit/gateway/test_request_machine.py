@@ -99,8 +99,9 @@ class Mesh:
         one = frame(first, tokens, attempt=attempt, choice=choice, finish=finish)
         self.counter += 1
         message = Frames(
-            worker="worker", incarnation=self.incarnation, counter=self.counter, frames=[one]
-        )
+            worker="worker", incarnation=self.incarnation, gateway_incarnation=1,
+            counter=self.counter, frames=[one],
+        )  # fmt: skip
         self.wire.append((self.worker, message))
 
     def deliver(self, at: int, *, keep: bool = False) -> None:
@@ -109,8 +110,7 @@ class Mesh:
         worker, message = self.wire[at % len(self.wire)]
         if not keep:
             self.wire.pop(at % len(self.wire))
-        arrival = self.tracker.arrived(message)
-        if arrival.lost_count:
+        if self.tracker.arrived(worker, message):
             self.feed(ev.FramesMissed(worker))
         for one in message.frames:
             self.feed(ev.FrameArrived(worker, one))

@@ -117,6 +117,7 @@ def _send(desk: Desk, line: Line) -> None:
             Frames(
                 worker=desk.identity.name,
                 incarnation=desk.identity.incarnation,
+                gateway_incarnation=line.owner.incarnation,
                 counter=line.counter,
                 frames=line.frames,
             ),
