@@ -6,9 +6,9 @@ registry and the body validated field by field before anything else sees it.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TypeVar
 
+import msgpack
 import msgspec
 
 from pagemesh.wire import messages
@@ -16,14 +16,15 @@ from pagemesh.wire.errors import Malformed
 from pagemesh.wire.messages import SCHEMA_VERSION, Message, name_of
 
 MESSAGE_BYTES_MAX = 64 << 20
-_envelopes = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
-_encoder = msgspec.msgpack.Encoder()
+_DEPTH_ITEMS_MAX = 1 << 17
 T = TypeVar("T", bound=Message)
 
 
 def encode(message: Message) -> bytes:
     """``message`` as bytes."""
-    return _encoder.encode((SCHEMA_VERSION, name_of(type(message)), message))
+    body = msgspec.to_builtins(message, builtin_types=(bytes,))
+    packed: bytes = msgpack.packb([SCHEMA_VERSION, name_of(type(message)), body])
+    return packed
 
 
 def decode(data: bytes) -> Message:
@@ -31,26 +32,30 @@ def decode(data: bytes) -> Message:
     if len(data) > MESSAGE_BYTES_MAX:
         raise Malformed(f"{len(data)} bytes exceed the limit of {MESSAGE_BYTES_MAX}")
     try:
-        version, name, body = _envelopes.decode(data)
-    except msgspec.ValidationError as error:
-        raise Malformed(f"not an envelope of [version, name, body]: {error}"[:500]) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        envelope = msgpack.unpackb(
+            data,
+            strict_map_key=False,
+            max_ext_len=0,
+            max_array_len=_DEPTH_ITEMS_MAX,
+            max_map_len=_DEPTH_ITEMS_MAX,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise Malformed(f"not msgpack: {type(error).__name__}") from None
-    if version != SCHEMA_VERSION:
-        raise Malformed(f"schema version {version} is not {SCHEMA_VERSION}")
+    if not isinstance(envelope, list) or len(envelope) != 3:
+        raise Malformed("not an envelope of [version, name, body]")
+    version, name, body = envelope
+    if type(version) is not int or version != SCHEMA_VERSION:
+        shown = version if isinstance(version, int) else type(version).__name__
+        raise Malformed(f"schema version {shown} is not {SCHEMA_VERSION}")
+    if not isinstance(name, str):
+        raise Malformed(f"a message name is text, not {type(name).__name__}")
     kind = messages.type_of(name)
     if kind is None:
         raise Malformed(f"unknown message {name[:60]!r}")
     try:
-        return _decoder(kind).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.convert(body, kind, strict=True)
+    except msgspec.ValidationError as error:
         raise Malformed(f"{name}: {error}"[:500]) from None
-
-
-@cache
-def _decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Message]:
-    """One for each registered type: making one costs more than using it."""
-    return msgspec.msgpack.Decoder(kind)
 
 
 def decode_as(data: bytes, *kinds: type[T]) -> T:
