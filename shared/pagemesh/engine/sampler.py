@@ -18,6 +18,7 @@ a row's token and scores are the same to the last bit in any batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,9 @@ I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
 """Logits worked on at a time, so that the copies of a large batch stay small."""
 _SUM_BLOCK = 1024
+_TEMPERATURE_MIN = np.finfo(np.float32).tiny
+"""A temperature may be smaller than any float32, and 0 / 0 is no weight. Only the highest
+logits are left at this one already."""
 
 
 def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
@@ -51,16 +55,34 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     for start in range(0, len(rest), block):
         part = rest[start : start + block]
         tokens[part] = _draw_block(logits[rows[part]], [samples[int(index)] for index in part])
+    scores = _scores_of(logits, rows, tokens, samples)
     return tuple(
-        Drawn(key=sample.key, token=token, scores=_scores_of(logits[row], token, sample.sampling))
-        for sample, token, row in zip(samples, tokens.tolist(), rows.tolist(), strict=True)
+        Drawn(key=sample.key, token=token, scores=scores.get(index))
+        for index, (sample, token) in enumerate(zip(samples, tokens.tolist(), strict=True))
     )
 
 
-def _scores_of(row: F32, token: int, sampling: Sampling) -> TokenScores | None:
-    if sampling.logprobs is None:
-        return None
-    return score(row[None], np.array([token]), max(sampling.logprobs, 0))
+def _scores_of(
+    logits: F32, rows: I64, tokens: I64, samples: Sequence[Sample]
+) -> dict[int, TokenScores]:
+    """What the samples that want log-probabilities report, by index."""
+    wanting = [i for i, sample in enumerate(samples) if sample.sampling.logprobs is not None]
+    found: dict[int, TokenScores] = {}
+    block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
+    for start in range(0, len(wanting), block):
+        part = wanting[start : start + block]
+        own = logits[rows[part]]
+        scores = log_softmax(torch.from_numpy(own)).numpy()
+        for place, index in enumerate(part):
+            width = min(max(samples[index].sampling.logprobs or 0, 0), logits.shape[1])
+            best = _best(own[place], width)
+            found[index] = TokenScores(
+                chosen=scores[place, tokens[index]].tobytes(),
+                width=width,
+                top_tokens=best.astype(np.uint32).tobytes(),
+                top_values=scores[place, best].tobytes(),
+            )
+    return found
 
 
 def score(logits: F32, targets: I64, width: int) -> TokenScores:
@@ -75,9 +97,8 @@ def score(logits: F32, targets: I64, width: int) -> TokenScores:
     for start in range(0, count, block):
         part = slice(start, start + block)
         scores = log_softmax(torch.from_numpy(logits[part])).numpy()
-        chosen[part] = np.take_along_axis(scores, targets[part, None], axis=-1)[:, 0]
+        chosen[part] = scores[np.arange(len(scores)), targets[part]]
         for index in range(len(scores)) if width else ():
-            # By logits: different ones may round to the same log-probability.
             best = _best(logits[start + index], width)
             top_tokens[start + index] = best
             top_values[start + index] = scores[index][best]
@@ -90,7 +111,10 @@ def score(logits: F32, targets: I64, width: int) -> TokenScores:
 
 
 def _best(row: NDArray[np.floating], count: int) -> I64:
-    """Ids of the ``count`` highest values, highest first, lowest id first among equals."""
+    """Ids of the ``count`` highest values, highest first, lowest id first among equals. Of
+    logits, not log-probabilities: different ones may round to the same."""
+    if count == 0:
+        return np.empty(0, np.int64)
     if count >= len(row):
         return np.argsort(-row, kind="stable")
     edge = np.partition(row, len(row) - count)[len(row) - count]
@@ -136,24 +160,28 @@ def _edit(row: F32, sample: Sample) -> None:
     if _generated_count(sample) < values.min_tokens:
         stops = np.asarray(values.stop_tokens, np.int64)
         row[stops[stops < vocab]] = -np.inf
-    for token, bias in values.logit_bias.items():
-        if token < vocab:
-            row[token] += np.float32(bias)
+    if values.logit_bias:
+        ids = np.fromiter(values.logit_bias, np.int64, len(values.logit_bias))
+        biases = np.fromiter(values.logit_bias.values(), np.float32, len(ids))
+        row[ids[ids < vocab]] += biases[ids < vocab]
+    # A token that occurs twice is written twice, with the same value.
     if values.repetition_penalty != 1.0:
-        seen = np.unique(sample.tokens)
+        seen = sample.tokens.astype(np.int64)
         penalty = np.float32(values.repetition_penalty)
         old = row[seen]
         row[seen] = np.where(old > 0, old / penalty, old * penalty)
     if values.frequency_penalty or values.presence_penalty:
-        seen, counts = np.unique(sample.tokens[sample.prompt_count :], return_counts=True)
-        row[seen] -= np.float32(values.frequency_penalty) * counts.astype(np.float32)
-        row[seen] -= np.float32(values.presence_penalty)
+        seen = sample.tokens[sample.prompt_count :].astype(np.int64)
+        counts = np.bincount(seen)[seen].astype(np.float32)
+        lowered = row[seen] - np.float32(values.frequency_penalty) * counts
+        row[seen] = lowered - np.float32(values.presence_penalty)
 
 
 def _draw_random(work: F32, samples: Sequence[Sample]) -> I64:
     """int64 [samples]. ``work``: float32 [samples, vocab], overwritten by weights: each
     token's probability divided by the row's highest."""
     heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
+    np.maximum(heat, _TEMPERATURE_MIN, out=heat)
     work -= work.max(axis=-1, keepdims=True)
     with np.errstate(over="ignore"):  # a tiny temperature: far below the maximum is -inf
         work /= heat[:, None]
@@ -178,14 +206,18 @@ def _kept(weights: F32, values: Sampling) -> I64 | None:
     vocab, limited = len(weights), 0 < values.top_k < len(weights)
     if values.min_p <= 0.0 and not limited and values.top_p >= 1.0:
         return None
-    kept = np.flatnonzero(weights >= np.float32(values.min_p))
-    if 0 < values.top_k < len(kept):
-        kept = _highest(weights, kept, values.top_k)
-    if values.top_p >= 1.0:
-        return kept
-    whole = float(weights[kept].sum(dtype=np.float64))
+    kept, own = None, weights
+    if values.min_p > 0.0 or limited:
+        kept = np.flatnonzero(weights >= np.float32(values.min_p))
+        if 0 < values.top_k < len(kept):
+            kept = _highest(weights, kept, values.top_k)
+        if values.top_p >= 1.0:
+            return kept
+        own = weights[kept]
+    whole = float(own.sum(dtype=np.float64))
     # What is left out here weighs at most (1 - top_p) of it all, so the cut is above it.
-    heavy = kept[weights[kept] > (1.0 - values.top_p) * whole / vocab]
+    heavy = np.flatnonzero(own > (1.0 - values.top_p) * whole / vocab)
+    heavy = heavy if kept is None else kept[heavy]
     falling = np.sort(weights[heavy])[::-1].astype(np.float64)
     before = np.cumsum(falling) - falling
     return _highest(weights, heavy, int(np.count_nonzero(before < values.top_p * whole)))
@@ -210,14 +242,15 @@ def _invert(weights: F32, uniform: float) -> int:
     Sums of blocks find the block, a running sum within it finds the index.
     """
     starts = np.arange(0, len(weights), _SUM_BLOCK)
-    edges = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    edges = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
+    whole = float(edges[-1])
     # A uniform just below 1 may round up to the whole sum.
-    target = min(uniform * float(edges[-1]), float(np.nextafter(edges[-1], 0.0)))
-    block = int(np.searchsorted(edges, target, side="right"))
+    target = min(uniform * whole, math.nextafter(whole, 0.0))
+    block = int(edges.searchsorted(target, side="right"))
     below = float(edges[block - 1]) if block else 0.0
     part = weights[block * _SUM_BLOCK : (block + 1) * _SUM_BLOCK]
-    running = below + np.cumsum(part, dtype=np.float64)
-    index = int(np.searchsorted(running, target, side="right"))
+    running = below + part.cumsum(dtype=np.float64)
+    index = int(running.searchsorted(target, side="right"))
     if index == len(part):  # the two ways to sum rounded differently
         index = int(np.flatnonzero(part)[-1])
     return block * _SUM_BLOCK + index

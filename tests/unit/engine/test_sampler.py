@@ -153,6 +153,14 @@ def test_greedy_takes_the_highest_after_mask_bias_and_penalties(
     assert edited[token] == pytest.approx(max(edited), abs=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-50, 5e-324])
+def test_a_temperature_next_to_zero_leaves_only_the_highest(temperature: float) -> None:
+    logits = some_logits()
+    for top_p in (1.0, 0.5):
+        sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=1)
+        assert drawn_tokens(logits, [make_sample(sampling)]) == [int(logits[0].argmax())]
+
+
 def test_the_same_seed_choice_and_position_give_the_same_token() -> None:
     logits = some_logits()
     sampling = Sampling(seed=11, max_tokens=9)
