@@ -11,7 +11,7 @@ writable pages are given to nobody until this worker acknowledges, which is afte
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -71,13 +71,13 @@ class ModelExecutor:
         if self._pool is None:
             raise RuntimeError(f"step {plan.step} came before any pool")
         pool = self._pool
-        fresh_grants = [row for row in plan.rows if self._fenced.get(row.lease) != row.granted_at]
-        stands = self._checked(pool, plan.rows, fresh_grants)
+        fence = Fence(pool, plan.rows, self._fenced)
+        stands = fence.check()
         page_copy(pool.pages, plan.copies)
         live = [row for row, stand in zip(plan.rows, stands, strict=True) if stand]
         with torch.inference_mode():
             results = dict(zip((row.lease for row in live), self._compute(pool, live), strict=True))
-        stands &= self._checked(pool, plan.rows, fresh_grants)
+        stands &= fence.check()
         self._fenced = {
             row.lease: row.granted_at for row, stand in zip(plan.rows, stands, strict=True) if stand
         }
@@ -89,16 +89,6 @@ class ModelExecutor:
             ),
             duration_us=(time.perf_counter_ns() - started_ns) // 1_000,
         )
-
-    def _checked(
-        self, pool: WorkerPool, rows: Sequence[StepRow], fresh_grants: Sequence[StepRow]
-    ) -> Bools:
-        """bool [rows]: does the lease stand, and are its pages those of the grant?"""
-        stands = pool.standing(rows)
-        stale = {row.lease for row in fresh_grants if not pool.is_fresh(row)}
-        if stale:
-            stands &= np.array([row.lease not in stale for row in rows])
-        return stands
 
     def _compute(self, pool: WorkerPool, rows: Sequence[StepRow]) -> list[RowResult]:
         if not rows:
@@ -119,22 +109,24 @@ class ModelExecutor:
         hidden = self._decoder.hidden(
             torch.from_numpy(tokens), batch, torch.from_numpy(indices), pool.pages
         )
-        parts = torch.split(hidden, [len(local) for local in wanted])
-        drawn = self._draw(rows, parts)
+        ends = np.cumsum([len(local) for local in wanted])
+        drawn = self._draw(rows, hidden, ends - 1)
         return [
-            RowResult(row.key, row.lease, False, drawn[index], self._score(row, parts[index]))
-            for index, row in enumerate(rows)
+            RowResult(row.key, row.lease, False, own, self._score(row, hidden, end - len(local)))
+            for row, own, local, end in zip(rows, drawn, wanted, ends.tolist(), strict=True)
         ]
 
     def _draw(
-        self, rows: Sequence[StepRow], hidden: Sequence[torch.Tensor]
+        self, rows: Sequence[StepRow], hidden: torch.Tensor, last: I64
     ) -> list[tuple[Drawn, ...]]:
-        """Every row's draws, from the last of its ``hidden`` rows; one batch for all."""
+        """Every row's draws, from ``hidden[last[row]]``; one batch for all."""
         drawing = [index for index, row in enumerate(rows) if row.samples]
         out: list[tuple[Drawn, ...]] = [()] * len(rows)
         if not drawing:
             return out
-        logits = self._decoder.logits(torch.cat([hidden[index][-1:] for index in drawing]))
+        if len(drawing) < len(hidden):
+            hidden = hidden[torch.from_numpy(last[drawing])]
+        logits = self._decoder.logits(hidden)
         samples = [sample for index in drawing for sample in rows[index].samples]
         widths = [len(rows[index].samples) for index in drawing]
         drawn = draw(logits.numpy(), np.repeat(np.arange(len(drawing)), widths), samples)
@@ -144,16 +136,44 @@ class ModelExecutor:
             at += width
         return out
 
-    def _score(self, row: StepRow, hidden: torch.Tensor) -> TokenScores | None:
+    def _score(self, row: StepRow, hidden: torch.Tensor, first: int) -> TokenScores | None:
+        """The row's prompt scores, from ``hidden[first]`` on."""
         targets = _targets(row)
         if targets is None:
             return None
         parts = []
         for start in range(0, len(targets), _SCORED_ROWS_MAX):
             part = targets[start : start + _SCORED_ROWS_MAX]
-            logits = self._decoder.logits(hidden[start : start + len(part)])
+            logits = self._decoder.logits(hidden[first + start : first + start + len(part)])
             parts.append(score(logits.numpy(), part, row.score_width))
         return _joined(parts)
+
+
+class Fence:
+    """Whether what a step reads is still what its rows were granted: asked before and after.
+
+    Pages of a grant that the step before had checked (``fenced``: lease to grant) are not
+    looked at again: they are not taken away without the revocation word.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, rows: Sequence[StepRow], fenced: Mapping[int, int]
+    ) -> None:
+        self._pool = pool
+        self._slots = np.array([row.lease_slot for row in rows], np.uint32)
+        self._leases = np.array([row.lease for row in rows], np.uint64)
+        self._fresh_grants = [
+            (index, row)
+            for index, row in enumerate(rows)
+            if fenced.get(row.lease) != row.granted_at
+        ]
+
+    def check(self) -> Bools:
+        """bool [rows]: does the lease stand, and are its pages those of the grant?"""
+        stands = self._pool.standing(self._slots, self._leases)
+        for index, row in self._fresh_grants:
+            stands[index] &= self._pool.is_fresh(row)
+        return stands
 
 
 def _first_scored(row: StepRow) -> int | None:

@@ -5,7 +5,6 @@ A worker writes page bytes it holds the write right to, and nothing else in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.ops import KvPool, PageLayout
 from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
+from pagemesh.wire.tokens import U32
 
 
 class WorkerPool:
@@ -49,10 +49,8 @@ class WorkerPool:
     def page_count(self) -> int:
         return self.pages.page_count
 
-    def standing(self, rows: Sequence[StepRow]) -> NDArray[np.bool_]:
-        """bool [rows]: does each row's lease stand, by its revocation word?"""
-        slots = np.array([row.lease_slot for row in rows], np.uint32)
-        leases = np.array([row.lease for row in rows], np.uint64)
+    def standing(self, slots: U32, leases: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """bool [n]: does each lease stand, by the revocation word in its slot?"""
         return self._file.headers.leases_stand(slots, leases)
 
     def is_fresh(self, row: StepRow) -> bool:
