@@ -38,6 +38,8 @@ from pagemesh.kernels.ops import (
 from pagemesh.kernels.paged_prefill import ROWS_MIN
 
 Tensor = torch.Tensor
+_POSITIONS_BLOCK = 4096
+"""Positions whose angles are in double precision at a time."""
 
 
 class Decoder:
@@ -155,8 +157,13 @@ def rotation_tables(rope_of: Rope, position_count: int) -> tuple[Tensor, Tensor]
     The angle is a float32 product, as in training, where rounding of large angles is part of
     the model; its cosine is then taken in double precision, so that it is nobody's rounding.
     """
+    frequencies = np.array(rope_of.frequencies, np.float32)
+    shape = (position_count, len(frequencies))
+    cosine, sine = np.empty(shape, np.float32), np.empty(shape, np.float32)
     positions = np.arange(position_count, dtype=np.float32)[:, None]
-    angles = (positions * np.array(rope_of.frequencies, np.float32)).astype(np.float64)
-    tables = (np.cos(angles) * rope_of.scale, np.sin(angles) * rope_of.scale)
-    cosine, sine = (torch.from_numpy(table.astype(np.float32)) for table in tables)
-    return cosine, sine
+    for start in range(0, position_count, _POSITIONS_BLOCK):
+        part = slice(start, start + _POSITIONS_BLOCK)
+        angles = (positions[part] * frequencies).astype(np.float64)
+        cosine[part] = np.cos(angles) * rope_of.scale
+        sine[part] = np.sin(angles) * rope_of.scale
+    return torch.from_numpy(cosine), torch.from_numpy(sine)

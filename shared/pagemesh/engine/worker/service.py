@@ -63,12 +63,12 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         bus = await stack.enter_async_context(Bus.connect(config.bus, role=role.role, name=name))
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
-        model = await asyncio.to_thread(_load, config.worker)
+        model, decoder = await asyncio.to_thread(_load, config.worker)
         ensure_folder(config.host.pool_dir)
         lock_name = f"worker-{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
-        await worker.serve(model, lock_name, stop)
+        await worker.serve(model, decoder, lock_name, stop)
 
 
 class Worker:
@@ -91,11 +91,11 @@ class Worker:
         self._drained = asyncio.Event()
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
 
-    async def serve(self, model: LoadedModel, lock_name: str, stop: Stop) -> None:
+    async def serve(self, model: LoadedModel, decoder: Decoder, lock_name: str, stop: Stop) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
         self._model = model
         self._core = self._make_core(model, lock_name)
-        actor = self._actor = self._make_actor(self._core, model)
+        actor = self._actor = self._make_actor(self._core, model, decoder)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
@@ -134,12 +134,9 @@ class Worker:
         who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec)
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
-    def _make_actor(self, core: WorkerCore, model: LoadedModel) -> Actor[Input]:
+    def _make_actor(self, core: WorkerCore, model: LoadedModel, decoder: Decoder) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
-        decoder = Decoder(
-            model.config, model.weights, deterministic=self._config.worker.deterministic
-        )
         around = Surroundings(
             bus=self._bus,
             clock=self._clock,
@@ -246,7 +243,7 @@ def _check_supported(config: WorkerConfig) -> None:
         raise ConfigError(f"PAGEMESH_DTYPE={config.dtype} is not supported on cpu; use float32")
 
 
-def _load(config: WorkerConfig) -> LoadedModel:
+def _load(config: WorkerConfig) -> tuple[LoadedModel, Decoder]:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
     folder, cache = Path(config.model), Path(config.cache_dir or default_cache_folder())
@@ -254,11 +251,12 @@ def _load(config: WorkerConfig) -> LoadedModel:
         folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
         progress=_logged_progress(),
     )  # fmt: skip
+    decoder = Decoder(model.config, model.weights, deterministic=config.deterministic)
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
         seconds=round(time.monotonic() - began, 2), kernels=identity(),
     )  # fmt: skip
-    return model
+    return model, decoder
 
 
 def _logged_progress() -> Progress:
