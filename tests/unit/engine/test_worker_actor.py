@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -17,9 +18,12 @@ from tests.unit.engine.models import VOCAB, save_twin, twins
 from tests.unit.engine.script_pager import ScriptPager
 
 from pagemesh.decode.role import role_settings as decode_role
+from pagemesh.engine import forward
 from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.model import Rope
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.service import run_worker
+from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.prefill.role import role_settings as prefill_role
 from pagemesh.runtime import rpc, trace
@@ -28,9 +32,10 @@ from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.spans import set_up_spans
+from pagemesh.runtime.supervise import CrashLoop
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
-from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.messages import Message, Ok, SequenceKey
 from pagemesh.wire.presence import Announce
 from pagemesh.wire.tokens import U32, pack, unpack
 from pagemesh.wire.work_messages import (
@@ -308,6 +313,36 @@ async def test_a_crash_of_the_step_thread_ends_the_worker(
         async with mesh.worker("decode", "solo") as task:
             await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
             await mesh.until(task.done)
+
+
+async def test_a_call_that_crashes_ends_the_worker(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: SequenceSpans, message: Message, at_us: int) -> None:
+        raise ArithmeticError("boom")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with mesh.worker("decode", "solo") as task:
+            monkeypatch.setattr(SequenceSpans, "call", broken)
+            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+            await mesh.until(task.done)
+    assert caught.group_contains(CrashLoop)
+
+
+async def test_a_model_is_made_ready_off_the_event_loop(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: list[threading.Thread] = []
+    make = forward.rotation_tables
+
+    def watched(rope: Rope, position_count: int) -> Any:
+        makers.append(threading.current_thread())
+        return make(rope, position_count)
+
+    monkeypatch.setattr(forward, "rotation_tables", watched)
+    async with mesh.worker("decode", "solo"):
+        assert makers
+        assert threading.main_thread() not in makers
 
 
 @pytest.mark.parametrize(("setting", "value"), [("device", "cuda"), ("dtype", "bfloat16")])

@@ -63,8 +63,9 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCrashed:
-    """The step thread raised; nothing it would do next could be trusted."""
+class Crashed:
+    """The step thread or a call raised what is no fault: nothing it would do next could be
+    trusted, and what waits for it would wait for ever."""
 
     error: BaseException
 
@@ -76,7 +77,7 @@ class PoolRefused:
     error: ConfigError
 
 
-Input = Delivery | Event | StepDone | StepCrashed | PoolRefused
+Input = Delivery | Event | StepDone | Crashed | PoolRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class WorkerBehaviour(Behaviour[Input]):
             executor,
             thread_count=around.thread_count,
             on_done=lambda plan, result: around.admit(StepDone(plan, result)),
-            on_crash=lambda error: around.admit(StepCrashed(error)),
+            on_crash=lambda error: around.admit(Crashed(error)),
         )
 
     async def handle(self, event: Input) -> None:
@@ -132,7 +133,7 @@ class WorkerBehaviour(Behaviour[Input]):
         match event:
             case Delivery():
                 await self._received(event)
-            case StepCrashed() | PoolRefused():
+            case Crashed() | PoolRefused():
                 raise event.error
             case StepDone():
                 measures.step_ended(event.plan, event.result)
@@ -233,7 +234,12 @@ class WorkerBehaviour(Behaviour[Input]):
     def _call(self, subject: str, command: CallPager | CallWorker) -> None:
         task = asyncio.create_task(self._ask(subject, command), name="worker-call")
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(self._call_ended)
+
+    def _call_ended(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._around.admit(Crashed(error))
 
     async def _ask(self, subject: str, command: CallPager | CallWorker) -> None:
         """Call, and put the answer, which may be a refusal, into the inbox."""
