@@ -111,7 +111,7 @@ def _weight_paths(folder: Path) -> list[Path]:
     else:
         paths = [folder / SINGLE_NAME]
     for path in paths:
-        if not path.is_file() or path.resolve().is_dir():
+        if not path.is_file():
             raise ConfigError(
                 f"model {folder}: {path.name} is missing; the weights must be safetensors files"
             )

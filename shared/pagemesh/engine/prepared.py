@@ -8,12 +8,18 @@ packed) are mapped from there and are not written again.
 
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
+
+The cache is bounded: before another file is written, all but the ``PREPARED_COUNT_MAX - 1`` most
+recently loaded ones are deleted. A process that has mapped one keeps it; the next start prepares
+it again. What else lies in the cache (digests, configurations, locks) is under 1 KB a model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +30,16 @@ import torch
 from pagemesh.engine.checkpoint import Checkpoint, Progress
 from pagemesh.engine.files import locked
 from pagemesh.engine.weights import Recipe
+from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
 from pagemesh.wire.errors import ConfigError
 
 FORMAT = "f32-panels16-1"
 """Part of the file's name: weights prepared in another way are another file."""
+PREPARED_COUNT_MAX = 4
+"""Files kept, each as large as its model in float32."""
+_NAMES = "[0-9a-f]" * 32 + ".*-panels*"
+"""Ours and nobody else's, of whatever ``FORMAT``: users may name any folder as the cache."""
 _ALIGN_BYTES = 64
 _SPARE_BYTES = 64 << 20
 
@@ -57,9 +68,26 @@ def load_prepared(
     path = cache / f"{digest.hex()[:32]}.{FORMAT}.safetensors"
     with locked(path.with_suffix(".lock")):
         if not path.is_file():
+            _make_room(cache)
             _write(path, checkpoint, wanted, progress)
-    tensors.update(_map(path))
+        tensors.update(_map(path))
+        os.utime(path)  # what was loaded last goes last
     return tensors
+
+
+def _make_room(cache: Path) -> None:
+    """Delete what was not loaded for longest, and what a killed process left half written."""
+    whole = sorted(cache.glob(f"{_NAMES}.safetensors"), key=_loaded_ns, reverse=True)
+    for path in [*whole[PREPARED_COUNT_MAX - 1 :], *cache.glob(f"{_NAMES}.partial")]:
+        with path.with_suffix(".lock").open("a") as lock:
+            if try_lock(lock.fileno()):  # else somebody loads or writes it right now
+                path.unlink(missing_ok=True)
+
+
+def _loaded_ns(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _map(path: Path) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.models import SHAPE, save_twin
 from transformers import LlamaConfig
 
+from pagemesh.engine import prepared
+from pagemesh.engine.files import locked
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.wire.errors import ConfigError
@@ -94,6 +97,47 @@ def test_half_precision_is_converted_once_and_then_found(tmp_path: Path) -> None
     first, second = "-".join(stages).split("|")[:2]
     assert "digest" in first and "prepare" in first
     assert "prepare" not in second
+
+
+def test_only_the_most_recently_loaded_prepared_files_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "PREPARED_COUNT_MAX", 3)
+    cache = folder.parent / "cache"
+    first = load(folder)
+    (oldest,) = cache.glob("*.safetensors")
+    os.utime(oldest, (1_000.0, 1_000.0))
+    foreign = [cache / "mine.safetensors", cache / f"{'g' * 32}.f32-panels16-1.safetensors"]
+    half = cache / f"{'b' * 32}.f32-panels16-1.partial"
+    busy = cache / f"{'c' * 32}.f32-panels16-1.partial"
+    for path in (*foreign, half, busy):
+        path.write_bytes(b"x")
+    with locked(busy.with_suffix(".lock")):
+        for epsilon in (1e-3, 1e-4, 1e-5):
+            edit_config(folder, rms_norm_eps=epsilon)
+            load(folder)
+    assert not oldest.exists()
+    assert not half.exists()
+    assert all(path.exists() for path in (busy, *foreign))
+    assert len(list(cache.glob("*.safetensors"))) == 3 + len(foreign)
+    assert first.weights.head.panels.any(), "what is mapped stays"
+
+
+def test_a_prepared_file_that_is_loaded_again_is_kept_before_one_that_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "PREPARED_COUNT_MAX", 2)
+    cache = folder.parent / "cache"
+    made: list[Path] = []
+    for epsilon, age_s in ((1e-3, 1_000.0), (1e-4, 2_000.0)):
+        edit_config(folder, rms_norm_eps=epsilon)
+        load(folder)
+        made += set(cache.glob("*.safetensors")) - set(made)
+        os.utime(made[-1], (age_s, age_s))
+    for epsilon in (1e-3, 1e-5):
+        edit_config(folder, rms_norm_eps=epsilon)
+        load(folder)
+    assert [path.exists() for path in made] == [True, False]
 
 
 def _load_and_report(folder: Path, results: Any) -> None:
