@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_a_lease_stands_while_its_word_holds_it(pool: PoolFile) -> None:
     slots = np.array([3, 3, 4, 5, LEASE_SLOT_COUNT_MAX], np.uint32)
     leases = np.array([77, 78, 1 << 63, 1, 0], np.uint64)
     assert pool.headers.leases_stand(slots, leases).tolist() == [True, False, True, False, False]
-    as_signed = np.full(100_000, 77, np.int64)
+    as_signed: Any = np.full(100_000, 77, np.int64)
     assert pool.headers.leases_stand(np.full(100_000, 3, np.uint32), as_signed).all()
     with pytest.raises(ValueError, match="5 slots for 4 leases"):
         pool.headers.leases_stand(slots, leases[:4])

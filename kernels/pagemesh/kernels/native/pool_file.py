@@ -11,6 +11,7 @@ alive, and the file stays when a process exits (``SharedMemory`` would unlink it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -26,7 +27,7 @@ from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import try_lock, unlock
 from pagemesh.kernels.native.superblock import EPOCH_MAX, EPOCH_OFFSET, Superblock
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import POOL_SUFFIX, SUPERBLOCK_BYTES
+from pagemesh.wire.pool_format import SUPERBLOCK_BYTES
 
 
 class PoolFile:
@@ -50,15 +51,16 @@ class PoolFile:
         Raises ``ConfigError`` when there is no space or the folder cannot be written.
         """
         size = superblock.form.file_bytes
+        _remove_leftovers(path)
         fresh = path.with_suffix(f".{os.getpid()}.new")
         try:
             descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"cannot make a pool in {path.parent}: {error.strerror}") from None
         try:
+            try_lock(descriptor)  # at once: an unlocked one is a leftover
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, superblock.pack() + epoch.to_bytes(8, "little"), 0)
-            try_lock(descriptor)
             pool = cls(path, descriptor, superblock)
             fresh.rename(path)
             return pool
@@ -139,20 +141,12 @@ class PoolFile:
         self.close()
 
 
-def orphans(folder: Path) -> list[Path]:
-    """Pool files in ``folder`` that no process serves: to adopt or to remove."""
-    found: list[Path] = []
-    for path in sorted(folder.glob(f"*{POOL_SUFFIX}")):
-        try:
-            descriptor = _open(path)
-        except ConfigError:
-            continue
-        try:
-            if try_lock(descriptor):
-                found.append(path)
-        finally:
-            os.close(descriptor)
-    return found
+def _remove_leftovers(path: Path) -> None:
+    """Delete what pagers killed while they made ``path`` left: memory nobody would free."""
+    for left in path.parent.glob(f"{path.stem}.[0-9]*.new"):
+        with contextlib.suppress(FileNotFoundError), left.open("rb") as file:
+            if try_lock(file.fileno()):
+                left.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> int:
