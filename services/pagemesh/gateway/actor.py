@@ -82,7 +82,7 @@ class GatewayActor:
         self.state: State = "starting"
         self._host = host
         self._model = model
-        self._request_count_max = request_count_max
+        self.request_count_max = request_count_max
         self._tracker = FrameTracker()
         self._orphans = Orphans()
         self._lives: dict[str, Life] = {}
@@ -153,7 +153,7 @@ class GatewayActor:
 
     def room(self, count: int) -> bool:
         """Whether ``count`` more prompts may be answered."""
-        return len(self._lives) + count <= self._request_count_max
+        return len(self._lives) + count <= self.request_count_max
 
     def begin(self, life: Life) -> None:
         """Let ``life`` begin. Raises ``Busy`` when there is no room."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -77,6 +77,19 @@ class Front:
         self._request_timeout_ms = request_timeout_ms
         self._trace_ratio = trace_ratio
         self._limits = limits or RequestLimits()
+        self._call_count = 0
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """A call is here: from before its body is read, since bodies take room long before
+        they are requests, until it was answered. Raises ``ApiError`` when there are too many."""
+        if self._call_count >= self.gateway.request_count_max:
+            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+        self._call_count += 1
+        try:
+            yield
+        finally:
+            self._call_count -= 1
 
     async def understand(self, body: bytes, *, chat: bool) -> Understood:
         """Parse and tokenise. Raises ``ApiError``."""

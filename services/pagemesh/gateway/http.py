@@ -27,6 +27,7 @@ from pagemesh.gateway.asgi import (
     while_connected,
     write,
 )
+from pagemesh.gateway.connection import Connection
 from pagemesh.gateway.front import Call, Caller, Front, off_loop
 from pagemesh.gateway.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.openai_api import (
@@ -63,6 +64,10 @@ class _Completions:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._front.entered():
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
         headers = headers_of(scope)
         tenant = scope["pagemesh.tenant"]
@@ -213,7 +218,7 @@ class HttpDoor:
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             self.app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             access_log=False,

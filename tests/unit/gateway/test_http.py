@@ -12,7 +12,9 @@ import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
+from pagemesh.gateway import connection
 from pagemesh.gateway import events as ev
+from pagemesh.gateway.connection import HEAD_BYTES_MAX
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.http import HttpDoor
 from pagemesh.gateway.spec import RequestLimits
@@ -250,6 +252,84 @@ async def test_a_slow_reader_is_cancelled_and_others_are_served(
     assert answer.json()["choices"][0]["text"] == "ko"
     writer.close()
     del reader
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: " + b"a" * HEAD_BYTES_MAX,
+        b"GET /health/live HTTP/1.1\r\nhost: x\r\n" + b"x: aaaaaaaa\r\n" * (HEAD_BYTES_MAX // 10),
+        b"GET /" + b"a" * HEAD_BYTES_MAX,
+    ],
+    ids=("value", "fields", "path"),
+)
+async def test_a_head_without_end_is_hung_up_on(mesh: FakeMesh, sent: bytes) -> None:
+    reader, writer = await connect(mesh)
+    writer.write(sent)
+    async with asyncio.timeout(5):
+        assert (await reader.read()).startswith(b"HTTP/1.1 4")
+    writer.close()
+
+
+async def test_trailers_without_end_are_hung_up_on(mesh: FakeMesh) -> None:
+    _, writer = await connect(mesh)
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    writer.write(head.encode())
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"x: aaaaaaaa\r\n" * 1_000)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S_MAX", 0.2)
+    silent, silent_writer = await connect(mesh)
+    slow, slow_writer = await connect(mesh)
+    live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    slow_writer.write(live)
+    async with asyncio.timeout(5):
+        assert (await slow.readline()).startswith(b"HTTP/1.1 200")
+        slow_writer.write(b"GET /health")
+        assert b"HTTP/1.1" not in await slow.read()
+        assert await silent.read() == b""
+    for writer in (silent_writer, slow_writer):
+        writer.close()
+
+
+async def test_the_time_of_a_head_is_not_that_of_an_answer(
+    mesh: FakeMesh, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S_MAX", 0.2)
+    mesh.worker.pause_s = 0.05
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 10}
+    for _ in range(2):
+        assert (await http.post(TEXT, json=body)).status_code == 200
+        await asyncio.sleep(0.3)
+
+
+async def test_a_body_beyond_what_may_be_answered_is_not_read(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder, request_count_max=1) as mesh:
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode()
+        _, first = await connect(mesh)
+        first.write(head)
+        await eventually(lambda: mesh.front._call_count == 1)
+        reader, second = await connect(mesh)
+        second.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429")
+        for writer in (first, second):
+            writer.close()
+        await eventually(lambda: mesh.front._call_count == 0)
+
+
+async def connect(mesh: FakeMesh) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = mesh.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
 
 
 async def test_a_taken_port_is_one_line_that_names_it(mesh: FakeMesh) -> None:
