@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from pagemesh.gateway.api_errors import ApiError
+from pagemesh.gateway.api_errors import ApiError, from_fault
 from pagemesh.gateway.front import Caller, Front
 from pagemesh.gateway.http import models_json
 from pagemesh.gateway.tenants import bearer
-from pagemesh.runtime.bus import Bus, Delivery, Inbox
+from pagemesh.runtime.bus import Bus, Delivery, Headers, Inbox, Subscription
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.discovery import (
     ERROR_CODE_HEADER,
@@ -80,11 +80,7 @@ class _Answer:
         if last:
             headers[LAST] = "true"
         if error is not None:
-            headers |= {
-                ERROR: error.code or error.type,
-                ERROR_CODE_HEADER: str(error.status),
-                ERROR_HEADER: error.type,
-            }
+            headers |= _error_headers(error)
         try:
             limit = self._bus.message_bytes_max - _HEADER_BYTES_MAX
             if len(data) > limit:
@@ -122,10 +118,11 @@ class BusDoor:
         self._front = front
         self._bus = bus
         self._calls: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Subscription] = []
         self._discovery: Discovery | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
+    async def open(self) -> AsyncIterator[BusDoor]:
         """Take calls for as long as the context lasts; then let running ones finish. Raises
         ``Denied``."""
         facts = ServiceFacts(
@@ -135,20 +132,27 @@ class BusDoor:
         async with discoverable(self._bus, facts, metadata=metadata) as discovery:
             self._discovery = discovery
             queue = subjects.CLIENT_QUEUE
-            made = [
-                await self._bus.subscribe(endpoint.subject, self._admit, queue=queue)
+            self._subscriptions = [
+                await self._bus.subscribe(
+                    endpoint.subject, self._admit, queue=queue, refusal=_refusal
+                )
                 for endpoint in _ENDPOINTS
             ]
             try:
-                yield
+                yield self
             finally:
-                for subscription in made:
-                    await self._bus.unsubscribe(subscription)
+                await self.close()
                 await asyncio.gather(*self._calls, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Take no new calls; other gateways get them. Doing so twice is harmless."""
+        for subscription in self._subscriptions:
+            await self._bus.unsubscribe(subscription)
+
     def _admit(self, delivery: Delivery) -> None:
-        """Start a call in a task of its own. A message without a reply inbox asks nothing."""
-        if not delivery.reply:
+        """Start a call in a task of its own. A message without a reply inbox asks nothing, and
+        none of our own subjects is one: nobody speaks to a service through us."""
+        if not delivery.reply or not subjects.may_be_answered(delivery.reply):
             return
         if len(self._calls) >= CALLS_MAX:
             raise Busy("too many calls at once", retry_after_ms=1_000)
@@ -187,6 +191,10 @@ class BusDoor:
         if delivery.subject == subjects.MODELS:
             await answer.send(msgspec.json.encode(models_json(self._front)), last=True)
             return
+        with self._front.entered():
+            await self._complete(delivery, tenant, answer)
+
+    async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
         chat = delivery.subject == subjects.CHAT_COMPLETIONS
         understood = await self._front.understand(delivery.data, chat=chat)
         caller = Caller(door="bus", tenant=tenant, headers=delivery.headers)
@@ -198,6 +206,20 @@ class BusDoor:
                 for chunk in chunks:
                     await answer.send(chunk)
             await answer.send(b"", last=True)
+
+
+def _error_headers(error: ApiError) -> dict[str, str]:
+    return {
+        ERROR: error.code or error.type,
+        ERROR_CODE_HEADER: str(error.status),
+        ERROR_HEADER: error.type,
+    }
+
+
+def _refusal(fault: Fault) -> tuple[bytes, Headers]:
+    """The whole answer to a call that was not even taken."""
+    error = from_fault(fault)
+    return error.body(), {SEQUENCE: "1", LAST: "true", **_error_headers(error)}
 
 
 async def _send_error(answer: _Answer, error: ApiError) -> None:

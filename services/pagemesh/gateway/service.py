@@ -48,9 +48,13 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 request_timeout_ms=config.gateway.request_timeout_ms,
                 trace_ratio=config.telemetry.trace_ratio,
             )
-            async with BusDoor(front, bus).open(), HttpDoor(front, config.gateway).serve() as url:
+            async with (
+                BusDoor(front, bus).open() as bus_door,
+                HttpDoor(front, config.gateway).serve() as url,
+            ):
                 gateway.announce("ready")
                 keyless = tenants.open_to_all
                 _log.info("gateway.ready", url=url, model=front.model, asks_for_keys=not keyless)
                 await stop.wait()
                 gateway.announce("draining")
+                await bus_door.close()  # now: the other door may take long to be left

@@ -48,6 +48,13 @@ def inbox_prefix(role: str, name: str) -> str:
     return f"{INBOX_PREFIX}_{role}.{name}"
 
 
+def may_be_answered(reply: str) -> bool:
+    """Whether a service may answer a client there. Any inbox will do, but neither a subject
+    that services listen on nor an inbox of theirs: their word counts more than a client's."""
+    ours = tuple(f"{INBOX_PREFIX}_{role}." for role in BUS_ROLES if role != "client")
+    return not reply.startswith(("pagemesh.", "$", *ours))
+
+
 def template(subject: str) -> str:
     """``subject`` with names replaced: low cardinality, for span and metric attributes."""
     if subject.startswith(INBOX_PREFIX):

@@ -228,6 +228,7 @@ class FakeMesh:
     url: str
     front: Front
     bus: Bus
+    bus_door: BusDoor
     workers: list[FakeWorker]
 
     @property
@@ -281,7 +282,7 @@ async def fake_mesh(
             request_timeout_ms=20_000,
             limits=limits or RequestLimits(worker_wait_ms_max=2_000),
         )
-        await stack.enter_async_context(BusDoor(front, bus).open())
+        bus_door = await stack.enter_async_context(BusDoor(front, bus).open())
         url = await stack.enter_async_context(HttpDoor(front, doors).serve())
         gateway.announce("ready")
-        yield FakeMesh(url, front, bus, workers)
+        yield FakeMesh(url, front, bus, bus_door, workers)

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
+from pagemesh.gateway import bus_door
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire import subjects
 
@@ -117,6 +118,51 @@ async def test_a_message_that_wants_no_reply_costs_nothing(mesh: FakeMesh, clien
     await client.request(subjects.MODELS, b"", timeout=5)
     await asyncio.sleep(0.05)
     assert mesh.worker.submits == []
+
+
+async def test_a_call_that_is_not_taken_is_told_so_in_openais_form(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_door, "CALLS_MAX", 0)
+    (reply,) = await stream(client, subjects.COMPLETIONS, {"model": MODEL, "prompt": "abc"})
+    assert json.loads(reply.data)["error"]["code"] == "overloaded"
+    assert (reply.headers or {})["nats-service-error-code"] == "503"
+
+
+async def test_too_many_calls_at_once_are_429(
+    shared_nats_server: NatsServer, model_folder: Path, client: Client
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder, request_count_max=0):
+        (reply,) = await stream(client, subjects.COMPLETIONS, {"model": MODEL, "prompt": "abc"})
+        assert (reply.headers or {})["nats-service-error-code"] == "429"
+
+
+async def test_nobody_has_an_answer_sent_to_a_service(mesh: FakeMesh, client: Client) -> None:
+    """The gateway may speak to workers and clients may not: it is not lent to them."""
+    body = json.dumps({"model": MODEL, "prompt": "abc"}).encode()
+    inboxes = [subjects.inbox_prefix(role, "x") + ".1" for role in ("gateway", "pager", "decode")]
+    for reply in (subjects.worker("w"), subjects.pager("p"), subjects.PRESENCE, *inboxes):
+        await client.publish(subjects.COMPLETIONS, body, reply=reply)
+    tenant = subjects.inbox_prefix("client", "tenant") + ".1"
+    heard = await client.subscribe(tenant)
+    await client.publish(subjects.COMPLETIONS, body, reply=tenant)
+    await heard.next_msg(timeout=5)
+    assert len(mesh.worker.submits) == 1
+
+
+async def test_a_closed_door_leaves_calls_to_other_gateways(
+    shared_nats_server: NatsServer, model_folder: Path, client: Client
+) -> None:
+    async with (
+        fake_mesh(shared_nats_server.url, model_folder),
+        fake_mesh(shared_nats_server.url, model_folder, roles=()) as leaves,
+    ):
+        leaves.front.model = "another"
+        await leaves.bus_door.close()
+        body: dict[str, object] = {"model": MODEL, "prompt": "abc", "max_tokens": 1}
+        for _ in range(10):
+            (reply,) = await stream(client, subjects.COMPLETIONS, body)
+            assert "nats-service-error-code" not in (reply.headers or {})
 
 
 async def test_the_service_is_discoverable_and_counts_its_calls(

@@ -20,16 +20,18 @@ from pagemesh.runtime.bus.link import Incoming, Link
 from pagemesh.runtime.bus.messages import (
     Delivery,
     Headers,
+    Refusal,
     Reply,
     check_size,
     check_subject,
     lower_keys,
+    refusal,
 )
 from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
 from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
-from pagemesh.wire import codec, subjects
+from pagemesh.wire import subjects
 from pagemesh.wire.errors import (
     Busy,
     ConfigError,
@@ -39,7 +41,6 @@ from pagemesh.wire.errors import (
     Fault,
     Internal,
 )
-from pagemesh.wire.messages import Refused
 
 BARRIER_TIMEOUT_MS = 5_000
 _log = get_logger(__name__)
@@ -207,15 +208,17 @@ class Bus:
         *,
         queue: str = "",
         on_drop: Callable[[], None] = _ignore,
+        refusal: Refusal = refusal,
     ) -> Subscription:
         """Listen. When this returns on a connected bus, the server delivers.
 
         ``on_delivery`` runs on the event loop and **only admits**: it puts the message into a
-        bounded inbox or raises a ``Fault``, which is sent back. ``on_drop`` is told of each
-        message that came too fast even for that. Raises ``Denied`` or ``Malformed``.
+        bounded inbox or raises a ``Fault``, which is sent back as ``refusal`` words it.
+        ``on_drop`` is told of each message that came too fast even for that; it is refused
+        too. Raises ``Denied`` or ``Malformed``.
         """
         check_subject(subject)
-        made = Subscription(subject, queue, on_delivery, on_drop)
+        made = Subscription(subject, queue, on_delivery, on_drop, refusal)
         self._subscriptions.append(made)
         link = self._link
         if link is None:
@@ -248,13 +251,11 @@ class Bus:
         fault = Busy(f"messages on {subject} come faster than they are taken")
         if subject.startswith(self._replies.prefix):
             self._replies.fail(subject, fault)
+        self._tell(fault)
         for made in self._subscriptions:
             if made.link_id == subscription_id:
                 made.on_drop()
-        self._tell(fault)
-        if reply:
-            with contextlib.suppress(Fault):
-                await self.publish(reply, codec.encode(Refused.of(fault)))
+                await self._refuse(made, reply, fault)
 
     async def on_denied(self, action: str, subject: str) -> None:
         """The server refused a subject (given in lower case)."""
@@ -282,13 +283,20 @@ class Bus:
             try:
                 made.on_delivery(delivery)
             except Fault as fault:
-                await delivery.respond_error(fault)
+                await self._refuse(made, delivery.reply, fault)
             except Exception as error:
                 self.counters.crashed += 1
                 _log.error("bus.callback_crashed", subject=made.subject, error=error)
-                await delivery.respond_error(Internal("the service failed to take the message"))
+                crash = Internal("the service failed to take the message")
+                await self._refuse(made, delivery.reply, crash)
 
         return receive
+
+    async def _refuse(self, made: Subscription, reply: str, fault: Fault) -> None:
+        if reply:
+            data, headers = made.refusal(fault)
+            with contextlib.suppress(Fault):
+                await self.publish(reply, data, headers=headers)
 
     # --- keeping the link
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,9 @@ from pagemesh.wire.messages import Refused
 
 Headers = Mapping[str, str]
 """Keys are lower case, always: NATS compares them byte by byte and proxies change them."""
+
+Refusal = Callable[[Fault], tuple[bytes, Headers]]
+"""How a service says no to whom it did not listen to: payload and headers."""
 
 SUBJECT_BYTES_MAX = 1_024
 _SUBJECT = re.compile(r"[!-~]+")
@@ -73,11 +76,17 @@ class Delivery:
         return bool(self.reply) and await self._refuse(fault)
 
     async def _refuse(self, fault: Fault) -> bool:
+        data, headers = refusal(fault)
         try:
-            await self._bus.publish(self.reply, codec.encode(Refused.of(fault)))
+            await self._bus.publish(self.reply, data, headers=headers)
         except Fault:
             return False
         return True
+
+
+def refusal(fault: Fault) -> tuple[bytes, Headers]:
+    """A ``Refused``: what every service of the mesh understands."""
+    return codec.encode(Refused.of(fault)), {}
 
 
 def lower_keys(headers: Headers | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagemesh.runtime.bus.messages import Delivery
+from pagemesh.runtime.bus.messages import Delivery, Refusal
 
 
 class BusState(enum.Enum):
@@ -48,5 +48,6 @@ class Subscription:
     queue: str
     on_delivery: Callable[[Delivery], None]
     on_drop: Callable[[], None]
+    refusal: Refusal
     link_id: int = 0
     denied: bool = False
