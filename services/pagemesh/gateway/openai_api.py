@@ -82,7 +82,7 @@ class Ask:
     cache_salt: str
     priority: int
     label: str
-    """The client's own name for the request: echoed, never used."""
+    """The client's own name for the request: for its trace, never used."""
 
 
 def parse_chat(body: bytes) -> Ask:
@@ -101,7 +101,7 @@ def parse_chat(body: bytes) -> Ask:
         messages=chat_messages(form.messages),
         add_generation_prompt=not going_on if adding is None else adding,
         continue_final_message=going_on,
-        template_values=template_values(form.chat_template_kwargs),
+        template_values=_chat_values(form),
     )
     if form.max_tokens == 0:
         raise bad("max_tokens", "max_tokens must be at least 1")
@@ -192,8 +192,9 @@ def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
         one: dict[str, Any] = {"role": role, "content": _content(message, where)}
         if message.name is not None:
             one["name"] = message.name
-        if message.reasoning_content is not None:
-            one["reasoning_content"] = message.reasoning_content
+        thought = message.reasoning_content or message.reasoning
+        if thought is not None:
+            one["reasoning_content"] = thought
         out.append(one)
     return out
 
@@ -204,6 +205,12 @@ def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
         if not name.isidentifier() or name.startswith("_"):
             raise bad("chat_template_kwargs", f"{name[:64]!r} is no variable name")
     return values or {}
+
+
+def _chat_values(form: ChatBody) -> dict[str, Any]:
+    effort = form.reasoning_effort
+    first = {} if effort is None else {"reasoning_effort": effort}
+    return first | template_values(form.chat_template_kwargs)
 
 
 def _content(message: ChatMessage, where: str) -> str:
@@ -319,6 +326,8 @@ def _refuse_unsupported_chat(form: ChatBody) -> None:
         raise unsupported("function_call")
     if form.modalities not in (None, ["text"]):
         raise unsupported("modalities", "modalities other than text")
-    for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
+    if form.verbosity not in (None, "medium"):
+        raise unsupported("verbosity", "verbosity other than medium")
+    for name in ("audio", "web_search_options", "moderation"):
         if getattr(form, name) is not None:
             raise unsupported(name)

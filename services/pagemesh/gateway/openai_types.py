@@ -1,4 +1,8 @@
-"""The JSON bodies of the two endpoints, field by field. Unknown fields are refused by name.
+"""The JSON bodies of the two endpoints, field by field.
+
+A parameter that could change the answer is done or refused by name, and so is one that
+nobody here ever heard of: silence would pass for obedience. What only says something about
+the request, as SDKs and frameworks add it by themselves, is taken and has no effect.
 
 Most fields may be null, as OpenAI's clients send them so; null means the default.
 """
@@ -31,6 +35,8 @@ _Inert = Any
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: _Inert = None
+    continuous_usage_stats: _Inert = None
+    """Usage comes once, in the last chunk."""
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -65,13 +71,14 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     request_id: _Label | None = None
 
     # Taken and without effect here.
-    user: _Label | None = None
+    user: _Inert = None
     metadata: _Inert = None
     safety_identifier: _Inert = None
     prompt_cache_key: _Inert = None
+    prompt_cache_options: _Inert = None
     prompt_cache_retention: _Inert = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    service_tier: _Inert = None
+    store: _Inert = None
 
 
 class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +106,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     audio: _Inert = None
     annotations: _Inert = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Newer servers' name of ``reasoning_content``."""
 
 
 class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
@@ -120,9 +129,12 @@ class ChatBody(Common, kw_only=True, forbid_unknown_fields=True):
     modalities: list[str] | None = None
     audio: _Inert = None
     prediction: _Inert = None
-    reasoning_effort: _Inert = None
+    """A hint that may save time and changes no token: taken, without effect."""
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    """For the template, as a variable of this name."""
     verbosity: _Inert = None
     web_search_options: _Inert = None
+    moderation: _Inert = None
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

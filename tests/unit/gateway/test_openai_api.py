@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_params
 
 from pagemesh.gateway.api_errors import ApiError, from_fault
 from pagemesh.gateway.openai_api import Ask, ChatPrompt, parse_chat, parse_completion
+from pagemesh.gateway.openai_types import ChatBody, CompletionBody, StreamOptions
 from pagemesh.gateway.prepare import fit
 from pagemesh.wire.errors import (
     Busy,
@@ -54,6 +58,76 @@ def messages_of(ask: Ask) -> list[dict[str, Any]]:
 def test_null_means_the_default() -> None:
     names = "temperature top_p n stop stream seed max_tokens logit_bias user tools min_p".split()
     assert chat(**dict.fromkeys(names)) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": True},
+        {"metadata": {"team": "search"}},
+        {"service_tier": "flex"},
+        {"parallel_tool_calls": False},
+        {"user": "u" * 600},
+        {"safety_identifier": "s"},
+        {"prompt_cache_key": "k"},
+        {"prompt_cache_retention": "24h"},
+        {"prompt_cache_options": {"ttl": "24h"}},
+        {"prediction": {"type": "content", "content": "hi"}},
+        {"verbosity": "medium"},
+        {"modalities": ["text"]},
+        {"tools": [], "tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_cannot_change_the_answer_is_taken(fields: dict[str, Any]) -> None:
+    assert chat(**fields) == chat()
+
+
+def test_options_of_a_stream_that_cannot_change_its_text_are_taken() -> None:
+    plain = {"include_usage": True}
+    more = plain | {"include_obfuscation": False, "continuous_usage_stats": True}
+    assert chat(stream=True, stream_options=more) == chat(stream=True, stream_options=plain)
+
+
+def test_the_effort_of_reasoning_is_the_templates_business() -> None:
+    def values(**fields: Any) -> dict[str, Any]:
+        (prompt,) = chat(**fields).prompts
+        assert isinstance(prompt, ChatPrompt)
+        return dict(prompt.template_values)
+
+    assert values() == {}
+    assert values(reasoning_effort="low") == {"reasoning_effort": "low"}
+    own = {"reasoning_effort": "high", "thinking": True}
+    assert values(reasoning_effort="low", chat_template_kwargs=own) == own
+
+
+def test_what_the_assistant_thought_goes_to_the_template_under_either_name() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        told = [
+            {"role": "assistant", "content": "a", name: "why"},
+            {"role": "user", "content": "b"},
+        ]
+        first, _ = messages_of(chat(messages=told))
+        assert first == {"role": "assistant", "content": "a", "reasoning_content": "why"}
+
+
+def test_every_parameter_of_the_openai_sdk_is_known_here() -> None:
+    """Known, be it refused: none of them is a typing error to us."""
+    asked = chat_params.CompletionCreateParamsBase.__annotations__.keys()
+    options = ChatCompletionStreamOptionsParam.__annotations__.keys()
+    assert asked - {field.name for field in msgspec.structs.fields(ChatBody)} == set()
+    assert options - {field.name for field in msgspec.structs.fields(StreamOptions)} == set()
+    asked = text_params.CompletionCreateParamsBase.__annotations__.keys()
+    assert asked - {field.name for field in msgspec.structs.fields(CompletionBody)} == set()
+
+
+def test_a_parameter_nobody_knows_is_refused_by_name() -> None:
+    for ask in (chat, completion):
+        with pytest.raises(ApiError) as caught:
+            ask(temprature=0.1)
+        assert (caught.value.status, caught.value.param) == (400, "temprature")
+        assert caught.value.code == "unknown_parameter"
 
 
 def test_max_completion_tokens_goes_over_max_tokens() -> None:
@@ -113,7 +187,9 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
         ({"seed": 1 << 64}, "seed"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"__x__": 1}}, "chat_template_kwargs"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"cache_salt": ""}, "cache_salt"),
     ],
 )  # fmt: skip
