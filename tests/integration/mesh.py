@@ -143,8 +143,14 @@ class Mesh:
     def pid(self, role: str, index: int = 0) -> int:
         """The pid of the ``index``-th service of a role, waiting for a restart."""
         name = f"{role}-{index}" if role in ("prefill", "decode") else role
-        self.wait_for(lambda: name in self.pids(), f"a process of {name}")
-        return self.pids()[name]
+        found: dict[str, int] = {}
+
+        def is_there() -> bool:
+            found.update(self.pids())
+            return name in found
+
+        self.wait_for(is_there, f"a process of {name}")
+        return found[name]
 
     def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
         """Signal one service; gives the pid it had."""
