@@ -117,7 +117,8 @@ void linear_panels(const LinearCall& call, long panel, const float* next) {
     } else if (share == 2 && next && first_line < lines) {
       ahead = kOneLine;
     }
-    linear_tile_of<P>(height, ahead)(call, row, panel, next + first_line * kLanes);
+    const float* to_come = next ? next + first_line * kLanes : nullptr;
+    linear_tile_of<P>(height, ahead)(call, row, panel, to_come);
     row += height;
   }
 }

@@ -57,11 +57,13 @@ inline void store(float* p, V x) {
   _mm256_storeu_ps(p + 8, x.b);
 }
 inline V load_some(const float* p, int n) {
+  if (n == kLanes) return load(p);
   float lanes[kLanes] = {};
   memcpy(lanes, p, sizeof(float) * static_cast<size_t>(n));
   return load(lanes);
 }
 inline void store_some(float* p, V x, int n) {
+  if (n == kLanes) return store(p, x);
   float lanes[kLanes];
   store(lanes, x);
   memcpy(p, lanes, sizeof(float) * static_cast<size_t>(n));
@@ -77,6 +79,7 @@ inline V fma(V x, V y, V z) {
 inline V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline V fill_from(V x, int n, float fill) {
+  if (n == kLanes) return x;
   float lanes[kLanes];
   store(lanes, x);
   for (int i = n; i < kLanes; ++i) lanes[i] = fill;
@@ -114,11 +117,13 @@ inline V load(const float* p) {
 }
 inline void store(float* p, V a) { memcpy(p, &a, sizeof a); }
 inline V load_some(const float* p, int n) {
+  if (n == kLanes) return load(p);
   float lanes[kLanes] = {};
   memcpy(lanes, p, sizeof(float) * static_cast<size_t>(n));
   return load(lanes);
 }
 inline void store_some(float* p, V x, int n) {
+  if (n == kLanes) return store(p, x);
   memcpy(p, &x, sizeof(float) * static_cast<size_t>(n));
 }
 inline V splat(float x) { PM_EACH4(splat4(x)); }
@@ -130,6 +135,7 @@ inline V fma(V a, V b, V c) { PM_EACH4(a.q[i] * b.q[i] + c.q[i]); }
 inline V max(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] > b.q[i]), a.q[i], b.q[i])); }
 inline V min(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] < b.q[i]), a.q[i], b.q[i])); }
 inline V fill_from(V x, int n, float fill) {
+  if (n == kLanes) return x;
   float lanes[kLanes];
   store(lanes, x);
   for (int i = n; i < kLanes; ++i) lanes[i] = fill;
