@@ -136,9 +136,9 @@ class WorkerBehaviour(Behaviour[Input]):
             case Crashed() | PoolRefused():
                 raise event.error
             case StepDone():
-                measures.step_ended(event.plan, event.result)
                 self._spans.step_ended(event.plan, event.result, around.clock.now_us())
                 await self._feed(StepFinished(event.result))
+                measures.step_ended(event.plan, event.result)
             case _:
                 await self._feed(event)
         if isinstance(event, Tick):
@@ -205,8 +205,8 @@ class WorkerBehaviour(Behaviour[Input]):
             case SendFrames():
                 await self._send_frames(command)
             case RunStep():
-                self._spans.step_began(command.plan, at_us)
                 self._stepper.run(command.plan)
+                self._spans.step_began(command.plan, at_us)
             case UsePool():
                 self._stepper.use_pool(command.opened)
                 around.on_pool(command.opened.page_count)

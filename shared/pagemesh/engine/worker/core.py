@@ -90,8 +90,9 @@ class WorkerCore:
         self._take(event)
         self._session.settle()
         leases.send_acks(desk)
-        frames.flush(desk, desk.lines.values())
+        # The next step first: it computes while the frames of the last one are sent.
         steps.launch(desk, self._batching)
+        frames.flush(desk, desk.lines.values())
         self._watch_drain()
         commands, desk.commands = desk.commands, []
         return commands
