@@ -21,6 +21,8 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
 JSON_BYTES_MAX = 256 << 20
+_LONG_CHARS = 2_048
+"""From here on waking another thread costs less than it saves."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -92,8 +94,14 @@ class Tokens:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> U32:
-        """Token ids: uint32 [tokens]. Time grows with the text; the lock is released."""
-        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile."""
+        if len(text) < _LONG_CHARS:
+            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
+            found = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )[0]
         return np.asarray(found.ids, "<u4")
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:

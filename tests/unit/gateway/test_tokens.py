@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,30 @@ def test_text_and_tokens_go_both_ways(tokens: Tokens) -> None:
     whole = b"".join(tokens.token_bytes(token) for token in ids.tolist())
     assert whole.decode() == "the h\u00e9llo\n"
     assert tokens.token_text(ids.tolist()[0]) == "the"
+
+
+def test_a_long_text_is_tokenised_as_its_parts_are(tokens: Tokens) -> None:
+    line = "the h\u00e9llo " + "x" * 100 + "\n"
+    short = tokens.encode(line, add_special_tokens=False)
+    long = tokens.encode(line * 100, add_special_tokens=False)
+    assert long.tolist() == short.tolist() * 100
+
+
+def test_other_threads_run_while_a_text_of_megabytes_is_tokenised(tokens: Tokens) -> None:
+    text = "a" * 2_000_000
+    done = threading.Event()
+
+    def work() -> None:
+        tokens.encode(text, add_special_tokens=False)
+        done.set()
+
+    thread, turns = threading.Thread(target=work), 0
+    thread.start()
+    while not done.is_set():
+        time.sleep(0.005)
+        turns += 1
+    thread.join()
+    assert turns > 10
 
 
 def test_every_end_token_that_a_file_names_ends_a_choice(tokens: Tokens, tmp_path: Path) -> None:
