@@ -216,6 +216,33 @@ async def test_a_patient_bus_starts_without_a_server_and_finds_it_later(tmp_path
             server.stop()
 
 
+async def test_who_comes_to_listen_while_the_bus_connects_is_heard(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    config = BusConfig(url=server.url, reconnect_wait_ms=5)
+    async with Bus.connect(config, role="client", name="a", patient=True) as bus:
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        try:
+            subjects: list[str] = []
+            while bus.state is not BusState.CONNECTED:
+                subjects.append(f"t.echo.{len(subjects)}")
+                await bus.subscribe(subjects[-1], Echo())
+                await asyncio.sleep(0.0005)
+            await starting
+            for subject in subjects:
+                assert (await bus.request(subject, b"x", timeout_ms=2_000)).data == b"x"
+        finally:
+            server.stop()
+
+
+async def test_a_patient_bus_does_not_wait_for_credentials_to_become_right(tmp_path: Path) -> None:
+    extra = 'authorization { user: "u", password: "right" }\n'
+    with NatsServer(tmp_path / "nats", extra=extra) as server:
+        config = BusConfig(url=server.url.replace("//", "//u:wrong@"))
+        with pytest.raises(ConfigError, match="refused user and password"):
+            async with Bus.connect(config, role="client", name="a", patient=True):
+                pytest.fail("the password is wrong")
+
+
 @pytest.mark.parametrize("url", ["", "http://x:1", "nats://", "nats://host:99999", "127.0.0.1"])
 async def test_an_url_that_is_none_of_nats_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="PAGEMESH_NATS"):

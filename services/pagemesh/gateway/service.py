@@ -29,7 +29,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     tenants = Tenants(config.gateway.api_keys.reveal(), secret)
     tokens = await asyncio.to_thread(Tokens.load, Path(config.worker.model))
     name = config.host.name
-    async with Bus.connect(config.bus, role="gateway", name=name) as bus:
+    async with Bus.connect(config.bus, role="gateway", name=name, patient=True) as bus:
         actor = GatewayActor(
             bus,
             name=name,

@@ -42,7 +42,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     clock = MonotonicClock()
     board = PagerBoard(settings)
-    async with Bus.connect(config.bus, role="pager", name=settings.name) as bus:
+    async with Bus.connect(config.bus, role="pager", name=settings.name, patient=True) as bus:
         actor: Actor[PagerEvent] = Actor(
             "pager",
             lambda: PagerActor(settings, bus, clock, board),

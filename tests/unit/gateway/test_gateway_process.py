@@ -31,7 +31,6 @@ async def gateway(
     clean = {key: text for key, text in os.environ.items() if not key.startswith("PAGEMESH_")}
     environ = clean | {
         "PAGEMESH_NATS": nats_url,
-        "PAGEMESH_NATS_START_WAIT_MS": "300",
         "PAGEMESH_MODEL": str(model_folder),
         "PAGEMESH_SECRET": SECRET,
         **variables,
@@ -52,7 +51,7 @@ async def gateway(
     ("variables", "named"),
     [
         ({"PAGEMESH_HTTP_PORT": "PORT"}, "PORT"),
-        ({"PAGEMESH_NATS": "nats://127.0.0.1:1"}, "127.0.0.1:1"),
+        ({"PAGEMESH_NATS": "http://127.0.0.1:1"}, "PAGEMESH_NATS"),
         ({"PAGEMESH_API_KEYS": "short"}, "PAGEMESH_API_KEYS"),
         ({"PAGEMESH_SECRET": "changeme"}, "PAGEMESH_SECRET"),
     ],
@@ -97,12 +96,48 @@ async def test_a_gateway_that_is_told_to_stop_finishes_what_runs(
             assert await process.wait() == 0
 
 
+async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path / "nats")
+    port = free_port()
+    async with (
+        gateway(server.url, model_folder, PAGEMESH_HTTP_PORT=str(port)) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        await _answers(http, "/health/live", 200)
+        assert (await http.get("/health/ready")).status_code == 503
+        refused = await http.post("/v1/completions", json={"model": MODEL, "prompt": "abc"})
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        try:
+            await asyncio.to_thread(server.start)
+            async with (
+                Bus.connect(BusConfig(url=server.url), role="decode", name="w-late") as bus,
+                FakeWorker(bus, "decode-late", "decode").running(),
+            ):
+                await _ready(http)
+                asked = await http.post("/v1/completions", json={"model": MODEL, "prompt": "abc"})
+                assert asked.status_code == 200
+        finally:
+            await asyncio.to_thread(server.stop)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            _, errors = await process.communicate()
+    assert process.returncode == 0
+    lines = [line for line in errors.decode().splitlines() if "bus.unreachable" in line]
+    assert lines and server.url in lines[0]
+
+
 async def _ready(http: httpx.AsyncClient) -> None:
+    await _answers(http, "/health/ready", 200)
+
+
+async def _answers(http: httpx.AsyncClient, path: str, status: int) -> None:
     for _ in range(300):
         try:
-            if (await http.get("/health/ready")).status_code == 200:
+            if (await http.get(path)).status_code == status:
                 return
         except httpx.TransportError:
             pass
         await asyncio.sleep(0.1)
-    raise AssertionError("the gateway did not become ready")
+    raise AssertionError(f"{path} did not answer {status}")

@@ -60,7 +60,9 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
     _check_supported(config.worker)
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(Bus.connect(config.bus, role=role.role, name=name))
+        bus = await stack.enter_async_context(
+            Bus.connect(config.bus, role=role.role, name=name, patient=True)
+        )
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
         model, decoder = await asyncio.to_thread(_load, config.worker)

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 
 from pagemesh.runtime.bus.link import Incoming, Link
 from pagemesh.runtime.bus.messages import (
@@ -28,7 +27,7 @@ from pagemesh.runtime.bus.messages import (
     refusal,
 )
 from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
-from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
+from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Hooks, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
@@ -46,12 +45,6 @@ BARRIER_TIMEOUT_MS = 5_000
 _log = get_logger(__name__)
 
 
-@dataclass(slots=True)
-class _Hooks:
-    state: list[Callable[[BusState], None]] = field(default_factory=list)
-    fault: list[Callable[[Fault], None]] = field(default_factory=list)
-
-
 def _ignore() -> None:
     """Nobody wants to know of drops beyond the counter."""
 
@@ -66,7 +59,7 @@ class Bus:
         self.counters = BusCounters()
         self._state = BusState.CONNECTING
         self._connected = asyncio.Event()
-        self._hooks = _Hooks()
+        self._hooks = Hooks()
         self._inbox_prefix = subjects.inbox_prefix(role, name)
         self._replies = ReplyTable(
             f"{self._inbox_prefix}.{secrets.token_hex(8)}",
@@ -74,6 +67,7 @@ class Bus:
         )
         self._subscriptions: list[Subscription] = []
         self._link: Link | None = None
+        self._next_link: Link | None = None
         self._last_problem = ""
         self._deaf = False
 
@@ -85,13 +79,13 @@ class Bus:
         """A connected bus, for as long as the context lasts.
 
         Without a server, keeps trying for ``start_wait_ms`` and then raises ``ConfigError``
-        that names the URL. A ``patient`` bus is there at once and connects when it can
-        (``state``, ``wait_connected``). Raises ``ConfigError`` for refused credentials.
+        that names the URL. A ``patient`` bus tries once, is there whatever comes of that, and
+        connects when it can (``state``, ``wait_connected``): for services, which are started
+        in any order. Raises ``ConfigError`` for refused credentials.
         """
         bus = cls(config, role=role, name=name)
         _ = config.servers
-        if not patient:
-            await bus._first_link()
+        await bus._first_link(patient=patient)
         keeper = asyncio.create_task(bus._keep(), name=f"bus-{name}")
         try:
             if not patient:
@@ -220,7 +214,7 @@ class Bus:
         check_subject(subject)
         made = Subscription(subject, queue, on_delivery, on_drop, refusal)
         self._subscriptions.append(made)
-        link = self._link
+        link = self._link or self._next_link
         if link is None:
             return made
         try:
@@ -305,15 +299,16 @@ class Bus:
             raise Disconnected(f"no connection to NATS ({self._state.value})")
         return self._link
 
-    async def _first_link(self) -> None:
+    async def _first_link(self, *, patient: bool) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.start_wait_ms / 1_000
         pause_ms = self.config.reconnect_wait_ms
         while True:
             try:
-                link = await self._open()
-                break
+                return await self._adopt(await self._open())
             except Disconnected as fault:
+                if patient:
+                    return
                 if loop.time() + pause_ms / 1_000 >= deadline:
                     raise ConfigError(
                         f"no NATS server at {self.config.shown_url}: {fault.message}; start one "
@@ -321,7 +316,6 @@ class Bus:
                     ) from None
             await asyncio.sleep(pause_ms / 1_000)
             pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
-        await self._adopt(link)
 
     async def _open(self) -> Link:
         return await Link.open(
@@ -333,19 +327,22 @@ class Bus:
 
     async def _keep(self) -> None:
         """Hold a link, for ever: wait for its loss, let it go, make the next."""
-        pause_ms = self.config.reconnect_wait_ms
+        pause_ms, tries = self.config.reconnect_wait_ms, 0
         while True:
             try:
                 if self._link is not None:
                     await self._link.lost.wait()
                     await self._release(self._link)
-                    pause_ms = self.config.reconnect_wait_ms
+                    pause_ms, tries = self.config.reconnect_wait_ms, 0
                 await self._adopt(await self._open())
                 self.counters.connects += 1
             except Exception as error:
                 # Also what we did not foresee: a bus that nobody mends would be a zombie.
                 self._last_problem = str(error) or type(error).__name__
-                _log.warning("bus.unreachable", url=self.config.shown_url, error=error)
+                tries += 1
+                if tries & (tries - 1) == 0:  # 1, 2, 4, 8, ...: an outage may last for days
+                    url = self.config.shown_url
+                    _log.warning("bus.unreachable", url=url, tries=tries, error=error)
                 jitter = secrets.randbelow(256) / 1_024
                 await asyncio.sleep(pause_ms * (1 + jitter) / 1_000)
                 pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
@@ -354,6 +351,7 @@ class Bus:
         self._deaf = False
         try:
             await link.subscribe(self._replies.pattern, "", self._on_reply)
+            self._next_link = link  # who comes to listen from here on does so there
             for made in tuple(self._subscriptions):
                 await self._subscribe_on(link, made)
             await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)
@@ -363,9 +361,10 @@ class Bus:
                     f"come in; give it the permissions of a {self.role}"
                 )
         except BaseException:
+            self._next_link = None
             await link.close()
             raise
-        self._link = link
+        self._link, self._next_link = link, None
         self._set_state(BusState.CONNECTED)
         self._connected.set()
 
