@@ -124,7 +124,7 @@ def batch(
 class Optimizers:
     """Muon for the matrices of the layers, AdamW for embeddings and norms.
 
-    With AdamW alone, copying from context took more than 2,500 steps to begin; with Muon about 100.
+    In short trials the loss came down several times faster than with AdamW alone.
     """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
