@@ -33,7 +33,9 @@ class PageIndex:
     def __init__(self, *, keys_max: int) -> None:
         self.state = IndexState.BLANK
         self._keys_max = keys_max
-        self._keys: dict[int, None] = {}
+        self._keys: dict[int, int] = {}
+        """Each with the load that last said it: what a later listing lacks went unnoticed."""
+        self._load_number = 0
         self._removed: set[int] = set()
         self._epoch = 0
         self._sequence = 0
@@ -57,6 +59,8 @@ class PageIndex:
         if message.sequence <= self._sequence:
             return False
         gap = message.sequence > self._sequence + 1
+        if gap:
+            self._reload(message.epoch, message.sequence)
         self._sequence = message.sequence
         removed = _ints(message.removed)
         for key in removed:
@@ -64,8 +68,6 @@ class PageIndex:
         if self.state is IndexState.LOADING:
             self._removed.update(removed)
         self._add(_ints(message.stored))
-        if gap:
-            self._reload(message.epoch, message.sequence)
         return gap
 
     def snapshot(self, message: PagesSnapshot) -> int:
@@ -79,6 +81,8 @@ class PageIndex:
         if message.more and keys:
             return message.first + len(keys)
         self._removed.clear()
+        number = self._load_number
+        self._keys = {key: said for key, said in self._keys.items() if said == number}
         self.state = IndexState.FRESH
         return 0
 
@@ -99,13 +103,15 @@ class PageIndex:
         assert self.state is IndexState.LOADING or not self._removed
 
     def _add(self, keys: list[int]) -> None:
-        self._keys.update(dict.fromkeys(keys))
+        self._keys.update(dict.fromkeys(keys, self._load_number))
         while len(self._keys) > self._keys_max:
             self._keys.pop(next(iter(self._keys)))
 
     def _reload(self, epoch: int, sequence: int) -> None:
         if epoch != self._epoch:
             self._keys.clear()
+        if self.state is not IndexState.LOADING:  # a listing on its way stays good enough
+            self._load_number += 1
         self._removed.clear()
         self._epoch, self._sequence = epoch, sequence
         self.state = IndexState.LOADING

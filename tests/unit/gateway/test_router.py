@@ -12,7 +12,7 @@ from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.page_index import IndexState, PageIndex
 from pagemesh.gateway.router import Router, RouterLimits
-from pagemesh.wire.errors import Busy, NoCapacity
+from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts, Role, State
@@ -126,12 +126,12 @@ def test_with_one_role_missing_the_other_does_all(router: Router, role: Role) ->
         assert names(chosen(router, want(tokens))) == ("only", "")
 
 
-def test_with_nobody_ready_it_says_busy(router: Router) -> None:
+def test_with_nobody_ready_it_says_so(router: Router) -> None:
     router.announced(worker("p", "prefill", state="starting"))
     router.announced(worker("d", "decode", state="draining"))
     found = router.choose("tiny", SALT, want())
-    assert isinstance(found, Busy) and found.retry_after_ms > 0
-    assert isinstance(router.choose("other", SALT, want()), Busy)
+    assert isinstance(found, NotReady) and found.retry_after_ms > 0
+    assert isinstance(router.choose("other", SALT, want()), NotReady)
 
 
 def test_what_fits_no_pool_is_told_so(router: Router) -> None:
@@ -240,6 +240,18 @@ def test_a_page_removed_while_a_snapshot_comes_in_stays_removed() -> None:
     index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys, more=False))
     assert index.leading_pages(KEYS) == 0
     assert len(index) == 19
+
+
+def test_a_key_whose_removal_was_missed_goes_with_the_next_listing() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    keys = KEYS.astype("<u8").tobytes()
+    index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys, more=False))
+    assert index.changed(PagesChanged(host="a", epoch=1, sequence=3, stored=keys[:8]))
+    assert index.leading_pages(KEYS) == 20, "what was known helps until the listing is here"
+    rest = PagesSnapshot(host="a", epoch=1, sequence=3, first=0, keys=keys[8:80], more=False)
+    index.snapshot(rest)
+    assert index.leading_pages(KEYS) == len(index) == 10
 
 
 def test_a_new_life_of_the_pager_forgets_what_the_last_one_said() -> None:
