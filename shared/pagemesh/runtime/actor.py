@@ -24,6 +24,8 @@ from pagemesh.wire.errors import Absent, Busy, Fault, Internal
 
 E = TypeVar("E")
 BUSY_RETRY_MS = 50
+TURN_EVENTS_MAX = 64
+"""Handled in a row before everybody else on the event loop has a turn."""
 
 
 class Behaviour(Generic[E]):
@@ -160,6 +162,8 @@ class Actor(Generic[E]):
                 await behaviour.refuse(event, Internal(f"{self.name} failed on this message"))
                 raise
             self._handled += 1
+            if self._handled % TURN_EVENTS_MAX == 0:
+                await asyncio.sleep(0)
 
     async def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:
         # Only what is queued now: what is admitted meanwhile belongs to the next life.

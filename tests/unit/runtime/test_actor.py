@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagemesh.runtime.actor import Actor, Behaviour
+from pagemesh.runtime.actor import TURN_EVENTS_MAX, Actor, Behaviour
 from pagemesh.runtime.bus.messages import Delivery, Headers
 from pagemesh.runtime.supervise import CrashLimit, CrashLoop
 from pagemesh.wire import codec
@@ -47,6 +47,21 @@ def make(log: list[str], gate: asyncio.Event, *, inbox_count_max: int = 8) -> Ac
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+async def test_a_long_inbox_leaves_turns_to_others() -> None:
+    log: list[str] = []
+    count = 5 * TURN_EVENTS_MAX
+    actor = make(log, asyncio.Event(), inbox_count_max=count)
+    for _ in range(count):
+        actor.admit("x")
+    actor.stop()
+    running = asyncio.create_task(actor.run())
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert log.count("x") == count and turns >= 5
 
 
 async def test_events_are_handled_one_by_one_in_order() -> None:

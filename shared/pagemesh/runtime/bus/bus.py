@@ -336,6 +336,7 @@ class Bus:
                     pause_ms, tries = self.config.reconnect_wait_ms, 0
                 await self._adopt(await self._open())
                 self.counters.connects += 1
+                _log.info("bus.connected", url=self.config.shown_url)
             except Exception as error:
                 # Also what we did not foresee: a bus that nobody mends would be a zombie.
                 self._last_problem = str(error) or type(error).__name__
