@@ -4,8 +4,10 @@
                             ^                                                       |
                             +----heard again, the same incarnation after silence----+
 
-An incarnation that was replaced or that said good-bye is never believed again, so a late
-message from it brings nobody back.
+An incarnation that said good-bye is never believed again, so a late message from it brings
+nobody back; nor is one that was replaced, for as long as its successor is heard. A successor
+that falls silent may never have been there: one damaged announcement must not keep a service
+that lives unheard until it is started again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pagemesh.wire.presence import PRESENCE_LOST_MS, Announce, Role
 
 MEMBER_COUNT_MAX = 4_096
 _GONE_COUNT_MAX = 4_096
+_REPLACED_COUNT_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ Change = Joined | Changed | Lost
 class _Member:
     announce: Announce
     heard_ms: int
+    replaced: tuple[int, ...] = ()
+    """The incarnations before it that nobody believes because of it."""
 
 
 class Directory:
@@ -72,15 +77,17 @@ class Directory:
             del self._members[key]
             return [Lost(announce, "left")]
         changes: list[Change] = []
+        replaced: tuple[int, ...] = ()
         if known is not None and known.announce.incarnation != announce.incarnation:
             self._gone.append(known.announce.incarnation)
+            replaced = (*known.replaced, known.announce.incarnation)[-_REPLACED_COUNT_MAX:]
             del self._members[key]
             changes.append(Lost(known.announce, "replaced"))
             known = None
         if known is None:
             if len(self._members) >= MEMBER_COUNT_MAX:
                 return changes
-            self._members[key] = _Member(announce, now_ms)
+            self._members[key] = _Member(announce, now_ms, replaced)
             return [*changes, Joined(announce)]
         if known.announce != announce:
             changes.append(Changed(announce))
@@ -95,7 +102,14 @@ class Directory:
             for key, member in self._members.items()
             if now_ms - member.heard_ms > self._lost_after_ms
         ]
-        return [Lost(self._members.pop(key).announce, "silent") for key in silent]
+        return [self._silent(key) for key in silent]
+
+    def _silent(self, key: tuple[Role, str]) -> Lost:
+        member = self._members.pop(key)
+        for incarnation in member.replaced:
+            if incarnation in self._gone:
+                self._gone.remove(incarnation)
+        return Lost(member.announce, "silent")
 
     def forgive(self, now_ms: int) -> None:
         """Count everybody as heard now: we were deaf ourselves (the bus was away)."""

@@ -55,6 +55,16 @@ def test_a_new_incarnation_loses_the_old_one_first() -> None:
     directory.check()
 
 
+def test_who_was_replaced_is_believed_again_once_its_successor_is_silent() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(incarnation=1), 0)
+    directory.hear(announce(incarnation=7), 10)  # forged or damaged: nobody is behind it
+    assert directory.hear(announce(incarnation=1), 60) == []
+    assert directory.expire(111) == [Lost(announce(incarnation=7), "silent")]
+    assert directory.hear(announce(incarnation=1), 120) == [Joined(announce(incarnation=1))]
+    directory.check()
+
+
 def test_who_said_good_bye_is_not_brought_back_by_a_late_message() -> None:
     directory = Directory(lost_after_ms=100)
     directory.hear(announce(), 0)
