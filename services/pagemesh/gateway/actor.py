@@ -28,7 +28,7 @@ from pagemesh.runtime.directory import Change, Joined, Lost
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Absent, Busy, Fault, Malformed
+from pagemesh.wire.errors import Absent, Busy, Fault, Malformed, NotReady
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce, ModelFacts, State
@@ -134,7 +134,7 @@ class GatewayActor:
     # Requests ---------------------------------------------------------------------------------
 
     async def facts(self, *, wait_ms: int) -> ModelFacts:
-        """What workers say of the model. Raises ``Busy`` when none was ever there, after
+        """What workers say of the model. Raises ``NotReady`` when none was ever there, after
         waiting for one; what was known stays known while all workers restart."""
         deadline_ms = self.clock.now_ms() + wait_ms
         while True:
@@ -145,7 +145,7 @@ class GatewayActor:
                 return self._facts
             left_ms = deadline_ms - self.clock.now_ms()
             if left_ms <= 0:
-                raise Busy("no worker is ready", retry_after_ms=1_000)
+                raise NotReady("no worker is ready", retry_after_ms=1_000)
             self._router_changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_ms / 1_000):

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Denied, Fault, Malformed, NoCapacity
+from pagemesh.wire.errors import (
+    Busy,
+    DeadlineExceeded,
+    Denied,
+    Fault,
+    Malformed,
+    NoCapacity,
+    NotReady,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -81,8 +89,11 @@ def from_fault(fault: Fault) -> ApiError:
     our inner workings, are not quoted."""
     if isinstance(fault, NoCapacity) and not fault.retry_after_ms:
         return ApiError(400, fault.message, code="context_length_exceeded")
+    after_ms = fault.retry_after_ms or 1_000
+    if isinstance(fault, NotReady):
+        text = "no worker is ready yet: still loading, or being brought back; ask again soon"
+        return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, Busy | NoCapacity):
-        after_ms = fault.retry_after_ms or 1_000
         return ApiError(503, "the mesh is overloaded", code="overloaded", retry_after_ms=after_ms)
     if isinstance(fault, DeadlineExceeded):
         return ApiError(504, "the request's deadline passed", code="deadline_exceeded")

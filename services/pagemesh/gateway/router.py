@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
-from pagemesh.wire.errors import Busy, Fault, NoCapacity
+from pagemesh.wire.errors import Fault, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts
@@ -151,7 +151,7 @@ class Router:
         ]
         if not usable:
             after_ms = self.limits.retry_after_ms
-            return Busy(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
+            return NotReady(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
         need_tokens = len(want.tokens) + want.growth_tokens
         fitting = [k for k in usable if need_tokens <= k.facts.pool_pages * k.facts.page_size]
         if not fitting:

@@ -4,6 +4,7 @@ PagemeshError
 |-- ConfigError         a bad flag, variable or file: start-up stops, exit code 2
 |-- Fault               a typed refusal that travels (``Refused`` on the wire)
     |-- Busy            a queue is full: try again after ``retry_after_ms``
+    |   |-- NotReady      no worker is there (yet): the same
     |   |-- Disconnected  the bus is away; whether the peer got it is unknown: ask again
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
     |-- Stale           the handle, lease or epoch is of another life: admit again
@@ -52,6 +53,10 @@ class Fault(PagemeshError):
 
 class Busy(Fault):
     """A bounded queue is full."""
+
+
+class NotReady(Busy):
+    """No worker that could do it is ready yet, or any more."""
 
 
 class Disconnected(Busy):

@@ -25,6 +25,7 @@ from pagemesh.wire.errors import (
     Internal,
     Malformed,
     NoCapacity,
+    NotReady,
     Stale,
 )
 from pagemesh.wire.presence import ModelFacts
@@ -251,10 +252,16 @@ def test_what_does_not_fit_gets_both_numbers(
         assert number in caught.value.message
 
 
+def test_a_mesh_that_still_loads_does_not_say_that_it_is_overloaded() -> None:
+    error = from_fault(NotReady("no worker for 'secret-name' is ready"))
+    assert error.code == "not_ready" and error.message.startswith("no worker is ready yet")
+
+
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
         (Busy("x"), 503),
+        (NotReady("x"), 503),
         (NoCapacity("x", retry_after_ms=5), 503),
         (NoCapacity("x"), 400),
         (Stale("x"), 500),
