@@ -11,10 +11,12 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 
+import pagemesh
 from pagemesh.runtime import trace
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.wire.errors import PagemeshError
@@ -99,12 +101,19 @@ def error_facts(error: BaseException, *, with_text: bool = False) -> dict[str, s
     facts = {"type": type(error).__name__}
     frames = traceback.extract_tb(error.__traceback__)
     if frames:
-        last = frames[-1]
-        path = last.filename.rpartition("/pagemesh/")[2]
-        facts["at"] = f"{path.rpartition('/')[2] if path.startswith('/') else path}:{last.lineno}"
+        facts["at"] = f"{_place(Path(frames[-1].filename))}:{frames[-1].lineno}"
     if with_text or isinstance(error, PagemeshError):
         facts["text"] = str(error)
     return facts
+
+
+def _place(path: Path) -> str:
+    """Within our packages the path there, else the name alone: folders of a machine, and what
+    somebody called a checkout, say nothing about the error."""
+    for root in pagemesh.__path__:
+        if path.is_relative_to(root):
+            return path.relative_to(root).as_posix()
+    return path.name
 
 
 def _bound_text(_logger: Any, _method: str, event: Event) -> Event:

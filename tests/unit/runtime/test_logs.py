@@ -11,9 +11,10 @@ import pytest
 import structlog
 
 from pagemesh.runtime import trace
+from pagemesh.runtime.config import load
 from pagemesh.runtime.logs import get_logger, set_up_logs
 from pagemesh.runtime.settings import TelemetryConfig
-from pagemesh.wire.errors import Busy
+from pagemesh.wire.errors import Busy, ConfigError
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def crash() -> RuntimeError:
 def test_the_text_of_an_exception_is_left_out_unless_asked_for() -> None:
     line = json.loads(logged(TelemetryConfig(), error=crash()))
     assert line["error"]["type"] == "RuntimeError"
-    assert line["error"]["at"].startswith("test_logs.py:")
+    assert line["error"]["at"].startswith("test_logs.py:")  # also in a checkout named pagemesh
     assert "secret" not in json.dumps(line)
     told = logged(TelemetryConfig(log_exception_text=True), error=crash())
     assert "secret" in told
@@ -85,3 +86,12 @@ def test_long_texts_are_cut() -> None:
 @pytest.mark.usefixtures("restored")
 def test_what_is_below_the_level_is_not_logged() -> None:
     assert logged(TelemetryConfig(log_level="error")) == ""
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_error_within_our_packages_is_placed_by_its_path_there() -> None:
+    try:
+        load(TelemetryConfig, {"PAGEMESH_TRACE_RATIO": "many"})
+    except ConfigError as error:
+        line = json.loads(logged(TelemetryConfig(), error=error))
+    assert line["error"]["at"].startswith("runtime/config.py:")
