@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from pagemesh.cli.options import check_variables
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -37,6 +38,7 @@ class Finding:
 @click.command()
 def doctor() -> int:
     """Say what on this machine would stop a mesh from running."""
+    check_variables()
     config = load_service_config(os.environ)
     findings = list(examine(config))
     for finding in findings:

@@ -23,5 +23,6 @@ def health(url: str) -> int:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unhealthy(f"{url}: {type(error).__name__}") from None
     if not httpx.codes.is_success(status):
-        raise Unhealthy(f"{url}: status {status}")
+        hint = "; a gateway tells at /health/ready" if status == httpx.codes.NOT_FOUND else ""
+        raise Unhealthy(f"{url}: status {status}{hint}")
     return 0

@@ -7,7 +7,8 @@ Secrets have no flag, since every user of a machine can read a command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -21,14 +22,50 @@ from pagemesh.wire.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def config_flags(*kinds: type[object]) -> Callable[[F], F]:
+class ConfigFlag(click.Option):
+    """A flag made from a setting; ``section`` is the heading that ``--help`` shows it under."""
+
+    def __init__(self, *names: Any, section: str, **rest: Any) -> None:
+        super().__init__(*names, **rest)
+        self.section = section
+
+
+class Sectioned(click.Command):
+    """A command with so many flags that its help needs headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                title = param.section if isinstance(param, ConfigFlag) else "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def config_flags(
+    *kinds: type[object],
+    defaults: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+) -> Callable[[F], F]:
     """One flag for each setting of ``kinds`` (but secrets). The command gets them as keyword
-    arguments named by variable; ``given_flags`` picks out what the user gave."""
-    found = [option for kind in kinds for option in options(kind) if option.kind is not Secret]
+    arguments named by variable; ``given_flags`` picks out what the user gave.
+
+    ``defaults``: what the help says where this command's own default differs, by variable.
+    ``without``: variables that this command settles itself.
+    """
+    found = [
+        (replace(option, default=(defaults or {}).get(option.variable, option.default)), kind)
+        for kind in kinds
+        for option in options(kind)
+        if option.kind is not Secret and option.variable not in without
+    ]
 
     def decorate(command: F) -> F:
-        for option in reversed(found):
-            command = _flag(option)(command)
+        for option, kind in reversed(found):
+            command = _flag(option, (kind.__doc__ or "Options").strip(".\n "))(command)
         return command
 
     return decorate
@@ -53,15 +90,18 @@ def check_variables() -> None:
         raise ConfigError(f"{unknown[0]} is no setting of pagemesh; correct or unset it")
 
 
-def _flag(option: Option) -> Callable[[F], F]:
+def _flag(option: Option, section: str) -> Callable[[F], F]:
     name = option.variable.lower()
     note = f"{option.help}  [{option.variable}]"
     if option.kind is bool:
-        return click.option(f"{option.flag}/--no-{option.flag[2:]}", name, default=None, help=note)
+        both = f"{option.flag}/--no-{option.flag[2:]}"
+        return click.option(both, name, cls=ConfigFlag, section=section, default=None, help=note)
     if option.default:
         note += f"  [default: {option.default}]"
-    metavar = "|".join(option.choices) or _METAVARS.get(option.kind, "TEXT")
-    return click.option(option.flag, name, default=None, metavar=metavar, help=note)
+    metavar = "|".join(filter(None, option.choices)) or _METAVARS.get(option.kind, "TEXT")
+    return click.option(
+        option.flag, name, cls=ConfigFlag, section=section, default=None, metavar=metavar, help=note
+    )
 
 
 _METAVARS: dict[object, str] = {int: "N", float: "X"}

@@ -16,9 +16,11 @@ from pagemesh.runtime.config import ENV_PREFIX, Secret
 from pagemesh.runtime.nats_server import find_nats_server, free_port
 from pagemesh.runtime.service_config import ServiceConfig, service_environ
 from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.subjects import BUS_ROLES, BusRole
 
 STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
+PORT_MAX = 65_535
 URL_ROLES: tuple[BusRole, ...] = ("client", "operator")
 """Roles of people: the URL of each is written to a private file, ``ROLE.url``."""
 
@@ -71,7 +73,24 @@ def plan_services(
     names += [("prefill", f"prefill-{index}") for index in range(up.prefill_count)]
     names += [("gateway", "gateway")]
     tail = "" if nats else "-" + secrets.token_hex(3)  # others may share the server
-    return tuple(_service(role, name + tail, config, nats) for role, name in names)
+    return tuple(
+        _service(role, name + tail, _with_own_metrics(config, index), nats)
+        for index, (role, name) in enumerate(names)
+    )
+
+
+def _with_own_metrics(config: ServiceConfig, index: int) -> ServiceConfig:
+    """One port cannot be listened on twice: the services take it and the ones that follow.
+    Raises ``ConfigError``."""
+    first = config.telemetry.metrics_port
+    if first == 0:
+        return config
+    if first + index > PORT_MAX:
+        raise ConfigError(
+            f"PAGEMESH_METRICS_PORT={first} leaves too few ports; each service of "
+            "the mesh takes the next one, so name a lower one"
+        )
+    return replace(config, telemetry=replace(config.telemetry, metrics_port=first + index))
 
 
 def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer | None) -> ChildSpec:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pagemesh.cli.leash import leash
-from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.kernels.native.library import bound_spinning
 from pagemesh.runtime.config import to_environ
 from pagemesh.runtime.ids import new_service_name, to_name
@@ -63,7 +63,7 @@ def service_config(
 
 
 def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
-    @click.command(role, help=f"Run a {role} service in this process.")
+    @click.command(role, cls=Sectioned, help=f"Run a {role} service in this process.")
     @click.option("--parent-pid", type=int, default=None, hidden=True)
     @config_flags(*kinds)
     def command(parent_pid: int | None, **arguments: Any) -> int:

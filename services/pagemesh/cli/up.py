@@ -19,7 +19,7 @@ import click
 import httpx
 
 from pagemesh.cli.children import OWN_ERROR
-from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
 from pagemesh.cli.restarts import RestartLimits
 from pagemesh.cli.roster import Roster
@@ -60,8 +60,12 @@ class MeshPlan:
     own_nats: bool
 
 
-@click.command()
-@config_flags(UpConfig, *_SERVICE_KINDS)
+@click.command(cls=Sectioned)
+@config_flags(
+    UpConfig, *_SERVICE_KINDS,
+    defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
+    without=("PAGEMESH_NAME", "PAGEMESH_PAGER_KILL_HOLDERS"),
+)  # fmt: skip
 def up(**arguments: Any) -> int:
     """Start the whole mesh on this machine and print its URL."""
     check_variables()
@@ -89,6 +93,8 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
     )
     own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
+    if not own_nats:
+        _ = config.bus.servers  # a URL that cannot be used is refused here
     return MeshPlan(settings, config, own_nats)
 
 
@@ -103,7 +109,6 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)
         limits = RestartLimits(exit_count_max=plan.up.exit_count_max)
-        roster = Roster(MonotonicClock(), screen.change)
         with screen:
             for spec in specs:
                 screen.expect(spec.name)
@@ -113,7 +118,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
             ) as mesh:  # fmt: skip
                 async with _stop_signals(mesh) as stop:
                     started = time.monotonic()
-                    ready = _become_ready(plan, config, nats, roster, [s.name for s in services])
+                    ready = _become_ready(plan, config, nats, screen, [s.name for s in services])
                     if not await _unless_stopped(ready, mesh, stop):
                         return 0
                     screen.settle()
@@ -142,7 +147,7 @@ async def _become_ready(
     plan: MeshPlan,
     config: ServiceConfig,
     nats: NatsServer | None,
-    roster: Roster,
+    screen: Screen,
     names: list[str],
 ) -> None:
     """Return when every service says it is ready and the gateway serves."""
@@ -153,6 +158,9 @@ async def _become_ready(
         Bus.connect(bus_config, role="operator", name=new_service_name("up")) as bus,
         httpx.AsyncClient(timeout=2.0, trust_env=False) as client,
     ):
+        if nats:
+            screen.change(nats.spec.name, "ready")
+        roster = Roster(MonotonicClock(), screen.change)
         await roster.listen(bus)
         poll = 0
         while not all(roster.is_ready(name) for name in names) or not await _is_up(client, url):

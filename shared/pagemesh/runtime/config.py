@@ -201,7 +201,7 @@ def _parse_number(option: Option, text: str, origin: str) -> int | float:
     kind = int if option.kind is int else float
     word = "a whole number" if kind is int else "a number"
     if math.isfinite(option.minimum) or math.isfinite(option.maximum):
-        word += f" from {option.minimum:g} to {option.maximum:g}"
+        word += f" from {_bound(option.minimum)} to {_bound(option.maximum)}"
     try:
         value = kind(text)
     except ValueError:
@@ -209,6 +209,11 @@ def _parse_number(option: Option, text: str, origin: str) -> int | float:
     if not option.minimum <= value <= option.maximum or value != value:
         raise _bad(origin, text, word)
     return value
+
+
+def _bound(value: float) -> str:
+    """A limit as it can be typed: ``:g`` would round one of many digits."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:g}"
 
 
 def _parse_secret(option: Option, text: str, origin: str) -> Secret:

@@ -9,6 +9,7 @@ import pytest
 
 from pagemesh.cli.main import run
 from pagemesh.cli.options import given_flags
+from pagemesh.cli.plan_mesh import plan_services
 from pagemesh.cli.screen import Screen
 from pagemesh.cli.serve import service_config
 from pagemesh.cli.up import plan
@@ -53,6 +54,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["up", "--http", "127.0.0.1:70000"], "--http"),
         (["up", "--model", "/does/not/exist"], "/does/not/exist"),
         (["up", "--model", __file__], "is a file"),
+        (["up", "--pool-bytes", "512MiB"], "from 65536 to 17592186044416"),
         (["serve", "butler"], "butler"),
         (["serve", "pager", "--pool-bytes", "lots"], "--pool-bytes"),
         (["sing"], "sing"),
@@ -118,6 +120,47 @@ def test_a_named_nats_server_is_used_instead_of_an_own_one(model: str) -> None:
     assert plan({}, flags, Screen()).own_nats
     assert not plan({}, flags | {"PAGEMESH_NATS": "nats://10.0.0.1:4222"}, Screen()).own_nats
     assert not plan({"PAGEMESH_NATS": "nats://10.0.0.1:4222"}, flags, Screen()).own_nats
+
+
+def test_a_nats_url_that_cannot_be_used_is_refused_before_anything_starts(model: str) -> None:
+    flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0", "PAGEMESH_NATS": "foo"}
+    with pytest.raises(ConfigError, match="PAGEMESH_NATS='foo'"):
+        plan({}, flags, Screen())
+
+
+def metrics_ports(model: str, first: int) -> list[str]:
+    flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0", "PAGEMESH_METRICS_PORT": str(first)}
+    made = plan({}, flags, Screen())
+    specs = plan_services(made.up, made.config, None)
+    return [spec.environ["PAGEMESH_METRICS_PORT"] for spec in specs]
+
+
+def test_each_service_of_a_mesh_has_a_metrics_port_of_its_own(model: str) -> None:
+    assert metrics_ports(model, 9100) == ["9100", "9101", "9102", "9103"]
+    assert metrics_ports(model, 0) == ["0"] * 4
+
+
+def test_metrics_ports_past_the_last_one_are_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_METRICS_PORT=65533"):
+        metrics_ports(model, 65_533)
+
+
+def test_help_shows_the_defaults_that_up_has_and_leaves_out_what_it_settles(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["up", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[PAGEMESH_NATS] [default: a server of its own]" in shown
+    assert "[PAGEMESH_LOG_LEVEL] [default: warning]" in shown
+    assert "--name " not in shown and "--pager-kill-holders" not in shown
+    assert "The shape of the mesh:" in shown and "The connection to NATS:" in shown
+
+
+def test_doctor_names_a_variable_that_nothing_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_PORT", "1")
+    assert "PAGEMESH_PORT" in error_of(capsys, "doctor")
 
 
 def test_a_service_without_a_name_gets_one_of_its_role() -> None:
