@@ -26,7 +26,7 @@ from pagemesh.cli.roster import Roster
 from pagemesh.cli.run_folder import RunFolder, run_folder
 from pagemesh.cli.screen import Screen
 from pagemesh.cli.supervisor import Supervisor, supervised
-from pagemesh.cli.up_config import UpConfig, http_url, with_free_port, with_http
+from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
@@ -82,6 +82,11 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     config = with_free_port(with_http(config, settings.http))
+    if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
+        screen.line(
+            f"open: whoever reaches {config.gateway.http_host} may use this mesh; "
+            "PAGEMESH_API_KEYS asks for a key"
+        )
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")

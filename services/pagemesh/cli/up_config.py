@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -76,6 +77,15 @@ def usable_port(host: str, port: int) -> int:
         probe.listen(1)
         chosen: int = probe.getsockname()[1]
     return chosen
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens at ``host``; a name we do not
+    know may be anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def http_url(config: ServiceConfig) -> str:

@@ -115,6 +115,19 @@ def test_the_url_is_one_that_a_client_here_can_use(model: str, address: str, url
     assert http_url(made.config).startswith(url)
 
 
+@pytest.mark.parametrize(
+    ("address", "keys", "told"),
+    [("0.0.0.0:0", "", True), ("0.0.0.0:0", "k" * 40, False), ("127.0.0.1:0", "", False),
+     ("[::1]:0", "", False)],
+)  # fmt: skip
+def test_a_mesh_that_others_can_reach_without_a_key_says_so(
+    capsys: pytest.CaptureFixture[str], model: str, address: str, keys: str, told: bool
+) -> None:
+    environ = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": address}
+    plan(environ | ({"PAGEMESH_API_KEYS": keys} if keys else {}), {}, Screen())
+    assert ("PAGEMESH_API_KEYS" in capsys.readouterr().err) == told
+
+
 def test_a_named_nats_server_is_used_instead_of_an_own_one(model: str) -> None:
     flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0"}
     assert plan({}, flags, Screen()).own_nats
