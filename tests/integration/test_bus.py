@@ -329,6 +329,26 @@ async def test_unsubscribing_ends_delivery_and_may_be_repeated(bus: Bus) -> None
         await bus.request("t.gone", b"", timeout_ms=2_000)
 
 
+async def test_a_member_that_leaves_a_queue_loses_no_request(
+    shared_nats_server: NatsServer, bus: Bus
+) -> None:
+    config = BusConfig(url=shared_nats_server.url)
+    async with (
+        Bus.connect(config, role="client", name="leaves") as leaves,
+        Bus.connect(config, role="client", name="asks") as asks,
+    ):
+        await bus.subscribe("t.leave", Answers(echo), queue="workers")
+        for _ in range(10):
+            made = await leaves.subscribe("t.leave", Answers(echo), queue="workers")
+            waiting = [
+                asyncio.create_task(asks.request("t.leave", b"x", timeout_ms=3_000))
+                for _ in range(100)
+            ]
+            await asyncio.sleep(0.001)
+            await leaves.unsubscribe(made)
+            assert [reply.data for reply in await asyncio.gather(*waiting)] == [b"x"] * 100
+
+
 async def test_a_closed_bus_fails_what_waits_and_what_comes(
     shared_nats_server: NatsServer,
 ) -> None:

@@ -4,6 +4,7 @@ surprise a caller stops here:
 
 - nats-py's own reconnect may hang on a frozen server and may give up for good; it is off.
 - A PING overtakes what was published before it: ``barrier`` sends two.
+- Unsubscribing throws away what was received and not handled yet: ours handles it first.
 - A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
   run in tasks of their own that nobody cancels while the connection lives.
 - A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
@@ -29,6 +30,7 @@ from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
 
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 _CLOSE_TIMEOUT_S = 1.0
+_UNSUBSCRIBE_TIMEOUT_MS = 2_000
 _PING_TIMEOUT_S = 600
 """Only so that no ping waits for ever; the heartbeat gives up long before."""
 
@@ -146,12 +148,19 @@ class Link:
         return int(made._id)
 
     async def unsubscribe(self, subscription_id: int) -> None:
-        for made in self._subscriptions:
+        """Stop listening. What the server sent before it knew is still delivered: others
+        think that it was taken."""
+        for made in tuple(self._subscriptions):
             if made._id == subscription_id:
-                self._subscriptions.remove(made)
+                with contextlib.suppress(nats.errors.Error, OSError, TimeoutError, Disconnected):
+                    await self._client._send_unsubscribe(subscription_id)
+                    await self.barrier(timeout_ms=_UNSUBSCRIBE_TIMEOUT_MS)
+                    async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_MS / 1_000):
+                        await made._pending_queue.join()
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await made.unsubscribe()
-                return
+                with contextlib.suppress(ValueError):  # the link was closed meanwhile
+                    self._subscriptions.remove(made)
 
     async def barrier(self, *, timeout_ms: int) -> None:
         """Return when the server has processed everything sent before. Raises
