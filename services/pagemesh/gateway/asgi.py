@@ -23,6 +23,7 @@ WRITE_S_MAX = 30.0
 """How long a client may leave one piece of an answer unread."""
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = ("/health/",)
+_HEADERS = "pagemesh.headers"
 _log = get_logger(__name__)
 
 
@@ -32,9 +33,11 @@ class ClientLeft(Exception):
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """Lower-case names; of a repeated header the first counts."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    found: dict[str, str] | None = scope.get(_HEADERS)
+    if found is None:
+        found = scope[_HEADERS] = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
     return found
 
 

@@ -44,6 +44,7 @@ class Tokens:
         self._template = template
         self.end_tokens = end_tokens
         """The model's own: any of them ends a choice."""
+        self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -120,7 +121,7 @@ class Tokens:
             return b""
         if len(raw) == 6 and raw.startswith("<0x") and raw.endswith(">"):
             return bytes.fromhex(raw[3:5])
-        if self._byte_level() and all(letter in _BYTE_OF for letter in raw):
+        if self._byte_level and all(letter in _BYTE_OF for letter in raw):
             return bytes(_BYTE_OF[letter] for letter in raw)
         return str(raw).replace("\u2581", " ").encode()
 
@@ -135,9 +136,6 @@ class Tokens:
         """The text of one new choice."""
         detokeniser = Detokeniser(self._tokenizer, skip_special_tokens=skip_special_tokens)
         return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
-
-    def _byte_level(self) -> bool:
-        return "ByteLevel" in repr(self._tokenizer.decoder)
 
 
 def _byte_alphabet() -> dict[str, int]:
