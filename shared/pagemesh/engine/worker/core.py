@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagemesh.engine.worker import admission, ending, frames, handover, leases, session, steps
+from pagemesh.engine.worker import (
+    admission,
+    ending,
+    fork,
+    frames,
+    handover,
+    leases,
+    session,
+    steps,
+)
 from pagemesh.engine.worker.batching import Batching, FixedBudget
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import (
@@ -193,6 +202,9 @@ class WorkerCore:
                 admission.extend(self._desk, sequence)
             case Phase.OFFERING | Phase.OFFERED | Phase.WITHDRAWING | Phase.REDEEMING:
                 handover.push(self._desk, sequence)
+            case Phase.FORKING:
+                # A copy goes unmade when its target's lease ends: nothing else tells the leader.
+                fork.settle(self._desk, [sequence])
             case _:
                 pass
 
