@@ -241,6 +241,8 @@ class Handover:
             np.concatenate([books.forest.table(parent.anchor), fresh]), known, filled,
             _NO_WATERFALL,
         )  # fmt: skip
+        # The tail is the holder's to copy: it counts as filled once the holder says so.
+        child.filled_tokens = shared * books.facts.page_size
         child.forked_from = parent.id
         if known:
             child.copied = (
