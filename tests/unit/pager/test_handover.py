@@ -8,7 +8,7 @@ import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, table_of
 
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pager_messages import Granted, Offered, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import Fill, Granted, Offered, Revoke, TicketClosed
 
 TOKENS = list(range(10))
 TICKET = "a" * 32
@@ -248,3 +248,16 @@ def test_offering_a_fork_leaves_its_siblings_alone(
     taken = decode.redeemed(child.key, offered)
     assert np.array_equal(table_of(taken), table_of(child))
     assert prefill.committed(lease, [*TOKENS, 1, 2]) == 12
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_forked_tail_is_handed_over_as_filled_only_when_its_holder_says_so(
+    prefill: Worker, decode: Worker, lease: Granted, copied: bool
+) -> None:
+    [child] = prefill.forked(lease, fill_of(TOKENS), [1], 16).children
+    whole = len(TOKENS) // 4 * 4
+    assert child.cached_tokens == len(TOKENS) > whole
+    said = len(TOKENS) if copied else whole
+    offered = prefill.offered(child, Fill(filled_tokens=said, first_token=said))
+    assert offered.handle.token_count == said
+    assert decode.redeemed(child.key, offered).cached_tokens == said
