@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "kv_write.h"
 #include "parallel.h"
 
 namespace {
@@ -22,10 +23,6 @@ int best_level() {
 
 int chosen_level = PM_PORTABLE;
 const pm::Kernels* kernels = &pm::kPortableKernels;
-
-float* head_of(const PmPages* pages, int64_t page, long head) {
-  return pages->base + page * pages->page_stride + head * pages->head_stride;
-}
 
 }  // namespace
 
@@ -106,14 +103,7 @@ PM_EXPORT long pm_kv_write(const PmPages* pages, const float* k, long k_stride, 
   pm::parallel(threads, [&] {
     long head, end;
     while (work.take(1, &head, &end)) {
-      for (long row = 0; row < rows; ++row) {
-        float* page = head_of(pages, slots[row] / size, head);
-        const long offset = slots[row] % size;
-        const float* key = k + row * k_stride + head * width;
-        for (long d = 0; d < width; ++d) page[d * size + offset] = key[d];
-        memcpy(page + pages->value_offset + offset * width, v + row * v_stride + head * width,
-               sizeof(float) * static_cast<size_t>(width));
-      }
+      pm::kv_write_head(pages, k, k_stride, v, v_stride, slots, rows, head);
     }
   });
   return 0;
@@ -134,7 +124,7 @@ PM_EXPORT long pm_kv_gather(const PmPages* pages, const int32_t* table, long tab
     while (work.take(8, &begin, &end)) {
       for (long unit = begin; unit < end; ++unit) {
         const long index = first_page + unit / pages->kv_heads, head = unit % pages->kv_heads;
-        const float* page = head_of(pages, table[index], head);
+        const float* page = pm::head_of(pages, table[index], head);
         const long low = index * size > first ? index * size : first;
         const long high = (index + 1) * size < first + count ? (index + 1) * size : first + count;
         float* k_to = k + (head * count + low - first) * width;

@@ -204,47 +204,78 @@ long make_tiles(const AttentionCall& call, Tile* tiles) {
   return count;
 }
 
-void attend_by_tile(const AttentionCall& call, const Tile* tiles, long tile_count, int threads) {
-  const long kv_heads = call.pages.kv_heads;
-  pm::Counter work(tile_count * kv_heads);
-  pm::parallel(threads, [&] {
-    ThreadScratch own(call);
-    long unit, end;
-    while (work.take(1, &unit, &end)) {
-      // Last tiles first: within a chunk they see the most.
-      whole_tile(call, tiles[tile_count - 1 - unit / kv_heads], unit % kv_heads, own.scratch);
-    }
-  });
+// How a batch's rows are spread: made once a step, used by every layer. Tiles go to threads
+// whole, or by span when there are too few of them to go round.
+struct AttentionPlan {
+  Tile* tiles = nullptr;
+  long tile_count = 0;
+  bool by_span = false;
+  SpanPlan spans{};
+
+  AttentionPlan() = default;
+  AttentionPlan(const AttentionPlan&) = delete;
+  AttentionPlan& operator=(const AttentionPlan&) = delete;
+  ~AttentionPlan() {
+    free(spans.states);
+    free(spans.first_unit);
+    free(tiles);
+  }
+
+  // Units of work for a Counter: of the states, then (by span alone) of their merging.
+  long units(const AttentionCall& call) const {
+    return (by_span ? spans.first_unit[tile_count] : tile_count) * call.pages.kv_heads;
+  }
+  long merges(const AttentionCall& call) const {
+    return by_span ? tile_count * call.pages.kv_heads : 0;
+  }
+};
+
+void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan) {
+  plan->tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(call.rows)));
+  plan->tile_count = make_tiles(call, plan->tiles);
+  long limit = 0, rows_max = 1, units = 0;
+  for (long i = 0; i < plan->tile_count; ++i) {
+    const long own = tile_limit(call, plan->tiles[i]);
+    limit = own > limit ? own : limit;
+  }
+  const bool enough = plan->tile_count * call.pages.kv_heads >= 4 * threads;
+  plan->by_span = threads > 1 && !enough && span_count(limit) > 1;
+  if (!plan->by_span) return;
+  SpanPlan& spans = plan->spans;
+  spans = {plan->tiles, plan->tile_count, nullptr, nullptr, 0};
+  spans.first_unit =
+      static_cast<long*>(malloc(sizeof(long) * static_cast<size_t>(plan->tile_count + 1)));
+  for (long i = 0; i < plan->tile_count; ++i) {
+    spans.first_unit[i] = units;
+    units += span_count(tile_limit(call, plan->tiles[i]));
+    rows_max = plan->tiles[i].rows > rows_max ? plan->tiles[i].rows : rows_max;
+  }
+  spans.first_unit[plan->tile_count] = units;
+  spans.unit_floats = rows_max * call.group * state_floats(call.width);
+  spans.states = static_cast<float*>(
+      malloc(sizeof(float) * static_cast<size_t>(units * call.pages.kv_heads * spans.unit_floats)));
 }
 
-void attend_by_span(const AttentionCall& call, const Tile* tiles, long tile_count, int threads) {
+// One thread's share of a planned call; every thread of a region calls it with the same
+// counters, over plan.units() and plan.merges().
+void attend(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& work,
+            pm::Counter& merges, Scratch& scratch) {
   const long kv_heads = call.pages.kv_heads;
-  SpanPlan plan{tiles, tile_count, nullptr, nullptr, 0};
-  plan.first_unit = static_cast<long*>(malloc(sizeof(long) * static_cast<size_t>(tile_count + 1)));
-  long rows_max = 1, units = 0;
-  for (long i = 0; i < tile_count; ++i) {
-    plan.first_unit[i] = units;
-    units += span_count(tile_limit(call, tiles[i]));
-    rows_max = tiles[i].rows > rows_max ? tiles[i].rows : rows_max;
+  long unit, end;
+  while (work.take(1, &unit, &end)) {
+    if (plan.by_span) {
+      span_unit(call, plan.spans, unit / kv_heads, unit % kv_heads, scratch);
+    } else {
+      // Last tiles first: within a chunk they see the most.
+      whole_tile(call, plan.tiles[plan.tile_count - 1 - unit / kv_heads], unit % kv_heads,
+                 scratch);
+    }
   }
-  plan.first_unit[tile_count] = units;
-  plan.unit_floats = rows_max * call.group * state_floats(call.width);
-  plan.states = static_cast<float*>(
-      malloc(sizeof(float) * static_cast<size_t>(units * kv_heads * plan.unit_floats)));
-  pm::Counter work(units * kv_heads), merges(tile_count * kv_heads);
-  pm::parallel(threads, [&] {
-    ThreadScratch own(call);
-    long unit, end;
-    while (work.take(1, &unit, &end)) {
-      span_unit(call, plan, unit / kv_heads, unit % kv_heads, own.scratch);
-    }
-    pm::barrier();
-    while (merges.take(1, &unit, &end)) {
-      merge_tile(call, plan, unit / kv_heads, unit % kv_heads);
-    }
-  });
-  free(plan.states);
-  free(plan.first_unit);
+  if (!plan.by_span) return;
+  pm::barrier();
+  while (merges.take(1, &unit, &end)) {
+    merge_tile(call, plan.spans, unit / kv_heads, unit % kv_heads);
+  }
 }
 
 long check_rows(const AttentionCall& call, long sequences) {
@@ -280,17 +311,13 @@ long paged_attention(const PmPages* pages, const float* q, long q_stride, float*
   if (const long bad = check_rows(call, sequences)) return bad;
   if (rows == 0) return 0;
   if (attention_work(call) < kAttentionWork) threads = 1;
-  Tile* tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(rows)));
-  const long tile_count = make_tiles(call, tiles);
-  long limit = 0;
-  for (long i = 0; i < tile_count; ++i) {
-    const long own = tile_limit(call, tiles[i]);
-    limit = own > limit ? own : limit;
-  }
-  const bool enough = tile_count * pages->kv_heads >= 4 * threads || span_count(limit) == 1;
-  if (enough || threads <= 1) attend_by_tile(call, tiles, tile_count, threads);
-  else attend_by_span(call, tiles, tile_count, threads);
-  free(tiles);
+  AttentionPlan plan;
+  plan_attention(call, threads, &plan);
+  pm::Counter work(plan.units(call)), merging(plan.merges(call));
+  pm::parallel(threads, [&] {
+    ThreadScratch own(call);
+    attend(call, plan, work, merging, own.scratch);
+  });
   return 0;
 }
 
