@@ -99,6 +99,7 @@ def _flag(option: Option, section: str) -> Callable[[F], F]:
     if option.default:
         note += f"  [default: {option.default}]"
     metavar = "|".join(filter(None, option.choices)) or _METAVARS.get(option.kind, "TEXT")
+    metavar = "SIZE" if option.size else metavar
     return click.option(
         option.flag, name, cls=ConfigFlag, section=section, default=None, metavar=metavar, help=note
     )

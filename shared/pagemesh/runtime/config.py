@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from pagemesh.runtime.sizes import exact_size, parse_size
 from pagemesh.wire.errors import ConfigError
 
 ENV_PREFIX = "PAGEMESH_"
@@ -73,6 +74,7 @@ class Option:
     minimum: float
     maximum: float
     strong: bool
+    size: bool
 
     @property
     def flag(self) -> str:
@@ -91,18 +93,20 @@ def setting(
     minimum: float = -math.inf,
     maximum: float = math.inf,
     strong: bool = False,
+    size: bool = False,
 ) -> T:
     """A field of a configuration dataclass.
 
-    ``variable`` is the name without prefix; ``strong`` refuses a short or well-known secret.
+    ``variable`` is the name without prefix; ``strong`` refuses a short or well-known secret;
+    a ``size`` is in bytes and may be written with a unit (``512MiB``).
     """
-    meta = {_KEY: (ENV_PREFIX + variable, help, minimum, maximum, strong)}
+    meta = {_KEY: (ENV_PREFIX + variable, help, minimum, maximum, strong, size)}
     return dataclasses.field(default=default, metadata=meta)
 
 
 def computed(make: Callable[[], T], variable: str, help: str) -> T:
     """Like ``setting``, with a default that is worked out when the configuration is loaded."""
-    meta = {_KEY: (ENV_PREFIX + variable, help, -math.inf, math.inf, False)}
+    meta = {_KEY: (ENV_PREFIX + variable, help, -math.inf, math.inf, False, False)}
     return dataclasses.field(default_factory=make, metadata=meta)
 
 
@@ -111,8 +115,8 @@ def options(kind: type[object]) -> tuple[Option, ...]:
     hints = typing.get_type_hints(kind)
     found = []
     for field in dataclasses.fields(typing.cast(Any, kind)):
-        variable, help_text, minimum, maximum, strong = field.metadata[_KEY]
-        value = field.default
+        variable, help_text, minimum, maximum, strong, size = field.metadata[_KEY]
+        value: Any = field.default
         if field.default_factory is not dataclasses.MISSING:
             value = field.default_factory()
         found.append(
@@ -121,10 +125,11 @@ def options(kind: type[object]) -> tuple[Option, ...]:
                 variable=variable,
                 kind=hints[field.name],
                 help=help_text,
-                default=_shown(value),
+                default=exact_size(value) if size else _shown(value),
                 minimum=minimum,
                 maximum=maximum,
                 strong=strong,
+                size=size,
             )
         )
     return tuple(found)
@@ -178,6 +183,8 @@ def _parse(option: Option, text: str, origin: str) -> object:
     if option.kind is Secret:
         return _parse_secret(option, text, origin)
     value = text.strip()
+    if option.size:
+        return _parse_size(option, value, origin)
     if option.kind is bool:
         if value.lower() in _TRUE | _FALSE:
             return value.lower() in _TRUE
@@ -207,6 +214,18 @@ def _parse_number(option: Option, text: str, origin: str) -> int | float:
     except ValueError:
         raise _bad(origin, text, word) from None
     if not option.minimum <= value <= option.maximum or value != value:
+        raise _bad(origin, text, word)
+    return value
+
+
+def _parse_size(option: Option, text: str, origin: str) -> int:
+    minimum, maximum = int(option.minimum), int(option.maximum)
+    word = f"a size from {exact_size(minimum)} to {exact_size(maximum)}, such as 512MiB or 8GB"
+    try:
+        value = parse_size(text)
+    except ValueError:
+        raise _bad(origin, text, word) from None
+    if not minimum <= value <= maximum:
         raise _bad(origin, text, word)
     return value
 

@@ -73,7 +73,7 @@ class BusConfig:
     )  # fmt: skip
     output_bytes_max: int = setting(
         32 << 20, "NATS_OUTPUT_BYTES_MAX", "bytes that may wait to be sent",
-        minimum=1 << 16, maximum=1 << 30,
+        minimum=1 << 16, maximum=1 << 30, size=True,
     )  # fmt: skip
     pending_message_count_max: int = setting(
         65_536, "NATS_PENDING_MESSAGE_COUNT_MAX", "messages a subscription may hold unread",
@@ -81,7 +81,7 @@ class BusConfig:
     )  # fmt: skip
     pending_bytes_max: int = setting(
         64 << 20, "NATS_PENDING_BYTES_MAX", "bytes a subscription may hold unread",
-        minimum=1 << 10, maximum=1 << 30,
+        minimum=1 << 10, maximum=1 << 30, size=True,
     )  # fmt: skip
 
     @property
@@ -129,8 +129,8 @@ class PagerConfig:
     """The page manager of a host."""
 
     pool_bytes: int = setting(
-        512 << 20, "POOL_BYTES", "bytes of KV pages in the pool",
-        minimum=1 << 16, maximum=1 << 44,
+        512 << 20, "POOL_BYTES", "memory for KV pages in the pool",
+        minimum=1 << 16, maximum=1 << 44, size=True,
     )  # fmt: skip
     session_ttl_ms: int = setting(
         3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
@@ -206,8 +206,9 @@ class GatewayConfig:
         minimum=100, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     body_bytes_max: int = setting(
-        8 << 20, "BODY_BYTES_MAX", "longest HTTP body", minimum=1 << 10, maximum=1 << 30
-    )
+        8 << 20, "BODY_BYTES_MAX", "longest HTTP body",
+        minimum=1 << 10, maximum=1 << 30, size=True,
+    )  # fmt: skip
     vllm_metrics: bool = setting(
         False, "VLLM_METRICS", "also report the four gauges that gateways read from vLLM"
     )

@@ -68,7 +68,8 @@ def test_every_kind_of_value_is_parsed() -> None:
         (WorkerConfig, "PAGEMESH_DEVICE", "tpu", "one of cpu, cuda"),
         (WorkerConfig, "PAGEMESH_DETERMINISTIC", "maybe", "true or false"),
         (TelemetryConfig, "PAGEMESH_TRACE_RATIO", "nan", "a number from 0 to 1"),
-        (PagerConfig, "PAGEMESH_POOL_BYTES", "-1", "a whole number"),
+        (PagerConfig, "PAGEMESH_POOL_BYTES", "-1", "a size from 64KiB to 16TiB"),
+        (PagerConfig, "PAGEMESH_POOL_BYTES", "1KiB", "a size from 64KiB to 16TiB"),
         (HostConfig, "PAGEMESH_POOL_DIR", " ", "a path"),
     ],
 )
@@ -110,6 +111,16 @@ def test_secrets_do_not_show() -> None:
     assert GOOD_SECRET not in str(dataclasses.asdict(config))
     assert Secret(GOOD_SECRET) == config.secret
     assert "hush" not in BusConfig(url="nats://u:hush@h:1").shown_url
+
+
+def test_every_setting_that_is_named_in_bytes_takes_a_size_with_a_unit() -> None:
+    found = [option for kind in CONFIGS for option in options(kind)]
+    assert {option.field for option in found if option.size} == {
+        option.field for option in found if "_bytes" in option.field
+    }
+    assert load(PagerConfig, {"PAGEMESH_POOL_BYTES": "512MiB"}).pool_bytes == 512 << 20
+    assert load(GatewayConfig, {}, {"PAGEMESH_BODY_BYTES_MAX": "8MB"}).body_bytes_max == 8_000_000
+    assert [option.default for option in found if option.field == "pool_bytes"] == ["512MiB"]
 
 
 def test_unknown_variables_are_found() -> None:
