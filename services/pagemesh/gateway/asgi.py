@@ -22,7 +22,7 @@ BODY_READ_S_MAX = 30.0
 WRITE_S_MAX = 30.0
 """How long a client may leave one piece of an answer unread."""
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
-_OPEN_PATHS = ("/health/",)
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HEADERS = "pagemesh.headers"
 _log = get_logger(__name__)
 
@@ -168,7 +168,7 @@ class Guard:
 
     def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Note the tenant. Raises ``ApiError`` 401; every path but health is closed."""
-        if scope["path"].startswith(_OPEN_PATHS):
+        if scope["path"] in _OPEN_PATHS:
             return
         tenant = self._tenants.tenant_of(bearer(headers.get("authorization", "")))
         if tenant is None:

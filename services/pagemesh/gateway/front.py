@@ -100,7 +100,8 @@ class Front:
         return await off_loop(len(body), lambda: self._understand(body, chat, arrival_us))
 
     def _understand(self, body: bytes, chat: bool, arrival_us: int) -> Understood:
-        ask = parse_chat(body) if chat else parse_completion(body)
+        parse = parse_chat if chat else parse_completion
+        ask = parse(body, served=self.model)
         self.check_model(ask.model)
         return Understood(ask, tokenise(ask, self.tokens), arrival_us)
 

@@ -134,6 +134,7 @@ class HttpDoor:
             Route("/v1/completions", completions(False), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
+            Route("/health", self._ready, methods=["GET"]),
             Route("/health/live", self._live, methods=["GET"]),
             Route("/health/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),

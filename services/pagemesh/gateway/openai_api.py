@@ -85,8 +85,8 @@ class Ask:
     """The client's own name for the request: for its trace, never used."""
 
 
-def parse_chat(body: bytes) -> Ask:
-    """``/v1/chat/completions``."""
+def parse_chat(body: bytes, *, served: str) -> Ask:
+    """``/v1/chat/completions``; ``served`` is the model of a body that names none."""
     form = decode(body, ChatBody)
     _refuse_unsupported_chat(form)
     if form.top_logprobs is not None and not form.logprobs:
@@ -108,6 +108,7 @@ def parse_chat(body: bytes) -> Ask:
     limit = form.max_completion_tokens
     return _ask(
         form,
+        served=served,
         chat=True,
         prompts=(prompt,),
         max_tokens=form.max_tokens if limit is None else limit,
@@ -115,8 +116,8 @@ def parse_chat(body: bytes) -> Ask:
     )
 
 
-def parse_completion(body: bytes) -> Ask:
-    """``/v1/completions``."""
+def parse_completion(body: bytes, *, served: str) -> Ask:
+    """``/v1/completions``; ``served`` is the model of a body that names none."""
     form = decode(body, CompletionBody)
     if form.best_of is not None and form.best_of != (form.n or 1):
         raise unsupported("best_of", "best_of other than n")
@@ -130,6 +131,7 @@ def parse_completion(body: bytes) -> Ask:
         raise bad("max_tokens", "max_tokens: 0 takes echo: true")
     return _ask(
         form,
+        served=served,
         chat=False,
         prompts=_prompts(form.prompt),
         max_tokens=max_tokens,
@@ -250,6 +252,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
 def _ask(
     form: Common,
     *,
+    served: str,
     chat: bool,
     prompts: tuple[Prompt, ...],
     max_tokens: int | None,
@@ -268,7 +271,7 @@ def _ask(
     stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
     return Ask(
         chat=chat,
-        model=form.model,
+        model=served if form.model is None else form.model,
         prompts=prompts,
         n=n,
         stream=bool(form.stream),

@@ -42,7 +42,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take."""
 
-    model: Annotated[str, Meta(max_length=1024)]
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+    """Left out: the one that is served."""
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -57,13 +57,23 @@ def error_of(answer: httpx.Response) -> dict[str, object]:
         b'{"model":"tiny","prompt":""}',
         b'{"model":"tiny","prompt":"x","max_tokens":1e400}',
         b'{"model":"tiny","prompt":"x","metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"prompt":"x"}',
+        b'{"model":"tiny"}',
+        b'{"model":1,"prompt":"x"}',
     ],
 )
 async def test_a_body_that_makes_no_sense_is_400(http: httpx.AsyncClient, body: bytes) -> None:
     answer = await http.post(TEXT, content=body)
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_request_error"
+
+
+async def test_a_body_without_a_model_is_answered_by_the_one_that_is_served(
+    http: httpx.AsyncClient,
+) -> None:
+    answer = await http.post(TEXT, json={"prompt": "abc", "max_tokens": 2})
+    assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
+    wrong = await http.post(TEXT, json={"model": "another", "prompt": "abc"})
+    assert (wrong.status_code, error_of(wrong)["code"]) == (404, "model_not_found")
 
 
 async def test_a_body_above_the_limit_is_413(
@@ -105,6 +115,7 @@ async def test_health_version_metrics_and_tokens_are_served(
     assert (await http.get("/health/live")).status_code == 200
     await eventually(lambda: mesh.front.gateway.ready)
     assert (await http.get("/health/ready")).status_code == 200
+    assert (await http.get("/health")).json() == {"status": "ready"}
     assert "version" in (await http.get("/version")).json()
     metrics = await http.get("/metrics")
     assert "pagemesh_gateway_requests_in_flight" in metrics.text
@@ -127,6 +138,7 @@ async def test_a_gateway_without_workers_is_live_and_not_ready(
     ):
         assert (await http.get("/health/live")).status_code == 200
         assert (await http.get("/health/ready")).status_code == 503
+        assert (await http.get("/health")).status_code == 503
 
 
 async def test_the_four_foreign_gauges_are_there_for_who_asks(
@@ -152,12 +164,13 @@ async def test_with_keys_every_path_but_health_is_closed(
         fake_mesh(shared_nats_server.url, model_folder, api_keys=f"me:{KEY}") as mesh,
         httpx.AsyncClient(base_url=mesh.url) as http,
     ):
-        for path in ("/v1/models", "/metrics", "/version", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/version", "/nothing", "/health/x"):
             for headers in ({}, {"authorization": "Bearer " + "x" * 20}, {"authorization": KEY}):
                 answer = await http.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert error_of(answer)["code"] == "invalid_api_key"
-        assert (await http.get("/health/live")).status_code == 200
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert (await http.get(path)).status_code in (200, 503)
         keyed = {"authorization": f"Bearer {KEY}"}
         assert (await http.get("/v1/models", headers=keyed)).status_code == 200
 

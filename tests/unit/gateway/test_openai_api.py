@@ -43,17 +43,25 @@ FACTS = ModelFacts(
 
 def chat(**fields: Any) -> Ask:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return parse_chat(json.dumps(body).encode())
+    return parse_chat(json.dumps(body).encode(), served="tiny")
 
 
 def completion(**fields: Any) -> Ask:
-    return parse_completion(json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode())
+    body = {"model": "tiny", "prompt": "hi", **fields}
+    return parse_completion(json.dumps(body).encode(), served="tiny")
 
 
 def messages_of(ask: Ask) -> list[dict[str, Any]]:
     (prompt,) = ask.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt.messages
+
+
+def test_the_model_that_is_served_is_meant_when_none_is_named() -> None:
+    assert parse_completion(b'{"prompt": "hi"}', served="tiny").model == "tiny"
+    assert chat(model=None).model == "tiny"
+    assert chat(model="other").model == "other"
+    assert chat(model="").model == ""
 
 
 def test_null_means_the_default() -> None:
