@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +49,13 @@ async def follow(
                 on_tokens()
 
 
-async def run_all(mesh: Mesh, prompts: list[list[int]], victim: str = "") -> list[Stream]:
-    """All prompts at once; ``victim`` is killed when half of the streams flow."""
+async def run_all(
+    mesh: Mesh,
+    prompts: list[list[int]],
+    victim: str = "",
+    number: signal.Signals = signal.SIGKILL,
+) -> list[Stream]:
+    """All prompts at once; ``victim`` gets the signal when half of the streams flow."""
     streams, flowing = [Stream() for _ in prompts], asyncio.Event()
 
     def on_tokens() -> None:
@@ -65,7 +71,7 @@ async def run_all(mesh: Mesh, prompts: list[list[int]], victim: str = "") -> lis
         if victim:
             await flowing.wait()
             assert not all(stream.done for stream in streams)
-            mesh.kill(victim)
+            mesh.kill(victim, number=number)
     return streams
 
 

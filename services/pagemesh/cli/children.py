@@ -1,6 +1,8 @@
-"""One child process of ``pagemesh up``: started, read, restarted, stopped.
+"""One child process of ``pagemesh up``: started, read, watched, restarted, stopped.
 
 WAITING -> RUNNING -> (exit) -> WAITING ... until stopped, refused or given up
+              |          ^
+              +- silent -+ killed first: its successor must find locks and ports free
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pagemesh.cli.main import ERROR_PREFIX, EXIT_CONFIG
+from pagemesh.cli.pulse import Pulse
 from pagemesh.cli.restarts import GiveUp, RestartCore, RestartLimits
+from pagemesh.cli.watch import WatchLimits
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
@@ -32,13 +36,27 @@ class ChildLost(PagemeshError):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. Children of a lower ``stage`` are started first and stopped last."""
+    """What to run. Children of a lower ``stage`` are started first and stopped last.
+
+    ``pulse_flag`` tells it the descriptor to beat on; ``greets_at`` is a host and port where it
+    speaks first. One of them makes it known when the child stands still.
+    """
 
     name: str
     role: str
     stage: int
     command: tuple[str, ...]
     environ: Mapping[str, str]
+    pulse_flag: str = ""
+    greets_at: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """How often a child may die, and how long it may be silent."""
+
+    restarts: RestartLimits
+    watch: WatchLimits
 
 
 Failure = Callable[[PagemeshError], None]
@@ -57,7 +75,7 @@ class Child:
         self,
         spec: ChildSpec,
         clock: Clock,
-        limits: RestartLimits,
+        limits: ChildLimits,
         *,
         on_line: Line,
         on_change: Changed,
@@ -65,7 +83,8 @@ class Child:
     ) -> None:
         self.spec = spec
         self._clock = clock
-        self._restarts = RestartCore(limits)
+        self._restarts = RestartCore(limits.restarts)
+        self._watch_limits = limits.watch
         self._on_line = on_line
         self._on_change = on_change
         self._on_failure = on_failure
@@ -118,21 +137,41 @@ class Child:
 
     async def _run_once(self) -> int:
         self._tail.clear()
-        self._process = await asyncio.create_subprocess_exec(
-            *self.spec.command,
-            env=dict(self.spec.environ),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=_LINE_BYTES_MAX,
-            start_new_session=True,  # a terminal's Ctrl-C is for us, who stop in order
-        )
-        self._on_change(self.spec.name, "started")
-        if self._stopping.is_set():
-            self._signal(self._process, signal.SIGTERM)
-        assert self._process.stdout is not None
-        await self._read(self._process.stdout)
-        return await self._process.wait()
+        spec = self.spec
+        with Pulse(
+            self._clock, self._watch_limits, flag=spec.pulse_flag, greets_at=spec.greets_at
+        ) as pulse:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *spec.command,
+                *pulse.arguments,
+                env=dict(spec.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=_LINE_BYTES_MAX,
+                start_new_session=True,  # a terminal's Ctrl-C is for us, who stop in order
+                pass_fds=pulse.descriptors,
+            )
+            pulse.handed_over()
+            self._on_change(spec.name, "started")
+            if self._stopping.is_set():
+                self._signal(process, signal.SIGTERM)
+            watching = asyncio.create_task(self._watch(pulse, process), name=f"{spec.name}-watch")
+            try:
+                assert process.stdout is not None
+                await self._read(process.stdout)
+                return await process.wait()
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, pulse: Pulse, process: asyncio.subprocess.Process) -> None:
+        """Kill what stands still; ``tend`` takes it from there. While stopping too: a frozen
+        process hears no SIGTERM, and others should not have to wait for it."""
+        await pulse.stopped()
+        seconds = pulse.patience_ms / 1_000
+        self._on_change(self.spec.name, f"no sign of life for {seconds:g} s; killed")
+        self._signal(process, signal.SIGKILL)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while True:

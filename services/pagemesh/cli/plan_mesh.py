@@ -59,7 +59,9 @@ def plan_nats(folder: RunFolder) -> NatsServer:
         sys.executable, "-m", "pagemesh.cli.leash", str(os.getpid()),
         str(find_nats_server()), "-c", str(conf),
     )  # fmt: skip
-    spec = ChildSpec("nats", "nats", STAGES["nats"], command, _inherited())
+    spec = ChildSpec(
+        "nats", "nats", STAGES["nats"], command, _inherited(), greets_at=("127.0.0.1", port)
+    )
     return NatsServer(f"nats://127.0.0.1:{port}", passwords, spec)
 
 
@@ -100,7 +102,8 @@ def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer |
     command = (
         sys.executable, "-m", "pagemesh.cli", "serve", role, "--parent-pid", str(os.getpid()),
     )  # fmt: skip
-    return ChildSpec(name, role, STAGES[role], command, _inherited() | service_environ(own))
+    environ = _inherited() | service_environ(own)
+    return ChildSpec(name, role, STAGES[role], command, environ, pulse_flag="--pulse-fd")
 
 
 def _threads(up: UpConfig, config: ServiceConfig) -> int:

@@ -65,8 +65,9 @@ def service_config(
 def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
     @click.command(role, cls=Sectioned, help=f"Run a {role} service in this process.")
     @click.option("--parent-pid", type=int, default=None, hidden=True)
+    @click.option("--pulse-fd", type=int, default=None, hidden=True)
     @config_flags(*kinds)
-    def command(parent_pid: int | None, **arguments: Any) -> int:
+    def command(parent_pid: int | None, pulse_fd: int | None, **arguments: Any) -> int:
         if parent_pid is not None:
             leash(parent_pid)
         check_variables()
@@ -79,6 +80,7 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
             service=role,
             name=config.host.name,
             telemetry=config.telemetry,
+            pulse_fd=pulse_fd,
         )
 
     return command

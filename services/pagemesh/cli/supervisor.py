@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from pagemesh.cli.children import Changed, Child, ChildSpec, Line
-from pagemesh.cli.restarts import RestartLimits
+from pagemesh.cli.children import Changed, Child, ChildLimits, ChildSpec, Line
 from pagemesh.runtime.clock import Clock, MonotonicClock
 from pagemesh.wire.errors import PagemeshError
 
@@ -38,7 +37,7 @@ class Supervisor:
 async def supervised(
     specs: Iterable[ChildSpec],
     *,
-    limits: RestartLimits,
+    limits: ChildLimits,
     grace_ms: int,
     on_line: Line,
     on_change: Changed,

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import httpx
 
-from pagemesh.cli.children import OWN_ERROR
+from pagemesh.cli.children import OWN_ERROR, ChildLimits
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
 from pagemesh.cli.restarts import RestartLimits
@@ -27,6 +27,7 @@ from pagemesh.cli.run_folder import RunFolder, run_folder
 from pagemesh.cli.screen import Screen
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
+from pagemesh.cli.watch import WatchLimits
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
@@ -113,7 +114,10 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         nats = plan_nats(folder) if plan.own_nats else None
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)
-        limits = RestartLimits(exit_count_max=plan.up.exit_count_max)
+        limits = ChildLimits(
+            RestartLimits(exit_count_max=plan.up.exit_count_max),
+            WatchLimits(silence_ms_max=plan.up.silence_ms_max),
+        )
         with screen:
             for spec in specs:
                 screen.expect(spec.name)

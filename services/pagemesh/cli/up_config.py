@@ -37,6 +37,11 @@ class UpConfig:
         12, "EXIT_COUNT_MAX", "deaths of one service within a minute that end the mesh",
         minimum=1, maximum=1_000,
     )  # fmt: skip
+    silence_ms_max: int = setting(
+        10_000, "SILENCE_MS_MAX", "standstill of a service after which it is killed and started "
+        "again; raise it before you stop one in a debugger",
+        minimum=2_000, maximum=86_400_000,
+    )  # fmt: skip
 
 
 def with_http(config: ServiceConfig, address: str) -> ServiceConfig:

@@ -1,10 +1,10 @@
 """The main function every service process shares: event loop, signals, exit codes.
 
-    0    drained and done           1    crashed, or did not drain in time
+    0    drained and done           1    crashed, or did not finish draining
     2    a setting is wrong: one line on stderr says which
 
-The first SIGTERM or SIGINT asks the service to drain; the second, or the drain limit, cancels
-it.
+The first SIGTERM or SIGINT asks the service to drain; the second, or the drain limit, cuts it
+off, and the log says which of them it was.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import uvloop
 
 from pagemesh.runtime.logs import get_logger, set_up_logs
 from pagemesh.runtime.metrics import serve_metrics
+from pagemesh.runtime.pulse import beat
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.spans import set_up_spans
 from pagemesh.wire.errors import ConfigError
@@ -53,30 +54,50 @@ def run_service(
     telemetry: TelemetryConfig,
     name: str = "",
     drain_timeout_ms: int = DRAIN_TIMEOUT_MS,
+    pulse_fd: int | None = None,
 ) -> int:
     """Run ``main`` on uvloop until it returns; gives the exit code.
 
     ``service`` is the role, ``name`` this instance of it; logs, traces and the service's own
     metrics (if a port is configured) are set up here and here only. ``main`` starts its
-    actors in a ``TaskGroup``, waits for ``stop``, drains and returns.
+    actors in a ``TaskGroup``, waits for ``stop``, drains and returns. ``pulse_fd`` is a pipe
+    on which whoever started us listens for signs of life.
     """
     set_up_logs(telemetry, service=service, name=name)
     try:
         with serve_metrics(telemetry), set_up_spans(telemetry, service=service, name=name):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_guarded(main, service, drain_timeout_ms))
+                return runner.run(_guarded(main, service, drain_timeout_ms, pulse_fd))
     except ConfigError as error:
         return _config_exit(service, error)
 
 
 async def _guarded(
-    main: Callable[[Stop], Awaitable[None]], service: str, drain_timeout_ms: int
+    main: Callable[[Stop], Awaitable[None]],
+    service: str,
+    drain_timeout_ms: int,
+    pulse_fd: int | None,
 ) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(main(stop))
+    pulse = None if pulse_fd is None else loop.create_task(beat(pulse_fd), name="pulse")
+    try:
+        return await _until_stopped(work, stop, service, drain_timeout_ms)
+    finally:
+        if pulse is not None:
+            pulse.cancel()
+
+
+async def _until_stopped(
+    work: asyncio.Future[None], stop: Stop, service: str, drain_timeout_ms: int
+) -> int:
+    loop = asyncio.get_running_loop()
+    signal_count = 0
 
     def on_signal() -> None:
+        nonlocal signal_count
+        signal_count += 1
         if stop.requested:
             work.cancel()
         else:
@@ -89,7 +110,10 @@ async def _guarded(
     try:
         await work
     except asyncio.CancelledError:
-        _log.error("service.not_drained", within_ms=drain_timeout_ms)
+        if signal_count > 1:
+            _log.warning("service.cut_off", reason="a second signal came while it drained")
+        else:
+            _log.error("service.not_drained", within_ms=drain_timeout_ms)
         return EXIT_CRASHED
     except BaseException as error:
         for part in _leaves(error):

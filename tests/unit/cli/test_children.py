@@ -10,19 +10,37 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pagemesh.cli.children import ChildLost, ChildSpec
+from pagemesh.cli.children import ChildLimits, ChildLost, ChildSpec
 from pagemesh.cli.restarts import RestartLimits
 from pagemesh.cli.supervisor import Supervisor, supervised
+from pagemesh.cli.watch import WatchLimits
+from pagemesh.runtime.nats_server import free_port
 from pagemesh.wire.errors import ConfigError
 
-LIMITS = RestartLimits(exit_count_max=4, pause_ms_first=10, pause_ms_max=20)
+LIMITS = ChildLimits(
+    RestartLimits(exit_count_max=4, pause_ms_first=10, pause_ms_max=20),
+    WatchLimits(silence_ms_max=1_000, first_ms_max=20_000, look_ms=50),
+)
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+BEATING = (
+    "import os, sys, time\n"
+    "os.write(int(sys.argv[2]), b'.'); print('up', flush=True)\n"
+    "while True: time.sleep(0.05); os.write(int(sys.argv[2]), b'.')"
+)
+GREETING = (
+    "import socket, sys\n"
+    "door = socket.create_server(('127.0.0.1', {port}))\n"
+    "def greet(): peer, _ = door.accept(); peer.send(b'INFO '); peer.close()\n"
+    "greet(); print('up', flush=True)\n"
+    "while True: greet()"
+)
 
 
 def program(name: str, code: str, *, stage: int = 0) -> ChildSpec:
@@ -60,6 +78,15 @@ class Witness:
     def _change(self, name: str, state: str) -> None:
         self.changes.append((name, state))
         self._news.set()
+
+
+def freeze(pid: int) -> None:
+    """Return when it stands still: a SIGTERM that came before would still be taken."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, "SIGSTOP did nothing"
+        time.sleep(0.01)
 
 
 async def test_nothing_is_left_running_after_the_context() -> None:
@@ -138,6 +165,45 @@ async def test_a_line_beyond_the_limit_does_not_stop_the_reading() -> None:
     async with witness.watch(program("a", code)):
         await witness.until(lambda: "after" in witness.lines)
     assert max(len(line) for line in witness.lines) <= 1 << 16
+
+
+async def test_a_frozen_child_is_killed_before_it_is_started_again() -> None:
+    witness = Witness()
+    async with witness.watch(replace(program("a", BEATING), pulse_flag="--pulse-fd")) as mesh:
+        [first] = await witness.pids(mesh)
+        await witness.until(lambda: len(witness.lines) == 1)
+        freeze(first)
+        await witness.until(lambda: len(witness.lines) == 2)
+        assert not psutil.pid_exists(first)
+        assert await witness.pids(mesh) != [first]
+    assert witness.changes[:4] == [
+        ("a", "started"),
+        ("a", "no sign of life for 1 s; killed"),
+        ("a", "died (SIGKILL)"),
+        ("a", "started"),
+    ]
+
+
+async def test_a_frozen_server_that_greets_no_more_is_killed_too() -> None:
+    port = free_port()
+    witness = Witness()
+    spec = program("nats", GREETING.format(port=port))
+    async with witness.watch(replace(spec, greets_at=("127.0.0.1", port))) as mesh:
+        [first] = await witness.pids(mesh)
+        await witness.until(lambda: len(witness.lines) == 1)
+        freeze(first)
+        await witness.until(lambda: len(witness.lines) == 2)
+    assert ("nats", "no sign of life for 1 s; killed") in witness.changes
+
+
+async def test_stopping_does_not_wait_for_a_frozen_child() -> None:
+    witness = Witness()
+    spec = replace(program("a", BEATING), pulse_flag="--pulse-fd")
+    async with witness.watch(spec, grace_ms=60_000) as mesh:
+        [first] = await witness.pids(mesh)
+        await witness.until(lambda: len(witness.lines) == 1)
+        freeze(first)
+    assert ("a", "no sign of life for 1 s; killed") in witness.changes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")

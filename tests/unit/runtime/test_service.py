@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, sys, time
 from pagemesh.runtime.service import Stop, run_service
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.wire.errors import ConfigError
@@ -35,20 +37,27 @@ async def refuse() -> None:
 async def crashes(stop: Stop) -> None:
     raise RuntimeError("the prompt was: my secret")
 
+async def blocks(stop: Stop) -> None:
+    await asyncio.sleep(1.2)
+    time.sleep(600)
+
 sys.exit(run_service(
-    globals()[sys.argv[1]], service="pager", telemetry=TelemetryConfig(), drain_timeout_ms=500
+    globals()[sys.argv[1]], service="pager", telemetry=TelemetryConfig(), drain_timeout_ms=500,
+    pulse_fd=int(sys.argv[2]) if len(sys.argv) > 2 else None,
 ))
 """
 
 
-def start(tmp_path: Path, what: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, what: str, pulse_fd: int | None = None) -> subprocess.Popen[str]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    more = [] if pulse_fd is None else [str(pulse_fd)]
     process = subprocess.Popen(
-        [sys.executable, str(program), what],
+        [sys.executable, str(program), what, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=[] if pulse_fd is None else [pulse_fd],
     )
     if what.endswith("drains"):
         assert process.stdout is not None
@@ -74,13 +83,15 @@ def test_what_does_not_drain_in_time_is_ended_with_1(tmp_path: Path) -> None:
     assert "service.not_drained" in err
 
 
-def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_the_second_signal_does_not_wait_and_the_log_says_that_it_came(tmp_path: Path) -> None:
     process = start(tmp_path, "never_drains")
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    _, err = process.communicate(timeout=20)
     assert process.returncode == 1
+    assert "service.cut_off" in err
+    assert "not_drained" not in err
 
 
 def test_a_wrong_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
@@ -97,3 +108,19 @@ def test_a_crash_is_exit_1_and_does_not_tell_prompts(tmp_path: Path) -> None:
     assert "service.crashed" in err
     assert "RuntimeError" in err
     assert "secret" not in err
+
+
+def test_a_service_beats_until_its_event_loop_stands_still(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    process = start(tmp_path, "blocks", writing)
+    os.close(writing)
+    try:
+        beats = b""
+        while select.select([reading], [], [], 20.0 if len(beats) < 3 else 2.0)[0]:
+            beats += os.read(reading, 64)
+        assert process.poll() is None, "it is alive, and silent"
+        assert beats == b"." * len(beats) and 3 <= len(beats) <= 4
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reading)
