@@ -1,0 +1,53 @@
+"""Several choices of one prompt, when something of what they share goes wrong."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.unit.engine_worker.bench import POOL_PAGES, Bench, child_of, key, submit
+
+from pagemesh.wire.pager_messages import Fork, Forked, Granted, PageCopy, Revoke
+from pagemesh.wire.tokens import U32, unpack_extents
+
+
+def _pages(granted: Granted) -> U32:
+    return unpack_extents(granted.extents, page_count_max=POOL_PAGES)
+
+
+def _busy_with_copies_waiting() -> tuple[Bench, int]:
+    """A step of another request runs, so the copy for the second choice waits for the next;
+    also the lease of that choice."""
+    bench = Bench().start()
+    bench.ask(msgspec.structs.replace(submit(6, max_tokens=30), request="2" * 32))
+    bench.grant(pages=9)
+    bench.step(50)
+    bench.ask(submit(10, choices=2))
+    granted = bench.grant(cached=8)
+    bench.step(51)
+    bench.step(51)
+    fork = bench.asked(Fork)
+    child = bench.granted(child_of(fork, fork.children[0]), cached=10, pages=3)
+    copy = PageCopy(
+        source_page=int(_pages(granted)[2]),
+        target_page=int(_pages(child)[2]),
+    )
+    bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[copy]))
+    return bench, child.lease
+
+
+def test_a_leader_whose_copies_go_unmade_is_sent_on() -> None:
+    bench, child = _busy_with_copies_waiting()
+    bench.notice(Revoke(key=key(1), lease=child, reason="preempted"))
+    bench.tick()
+    assert bench.step().copies == ()
+    assert bench.plan is not None
+    assert key(0) in [row.key for row in bench.plan.rows], "nobody copies from it any more"
+
+
+def test_a_leader_waits_for_the_copies_that_are_being_made() -> None:
+    bench, _ = _busy_with_copies_waiting()
+    bench.tick()
+    bench.step()
+    assert bench.plan is not None and len(bench.plan.copies) == 1
+    assert key(0) not in [row.key for row in bench.plan.rows]
+    bench.step()
+    assert {key(0), key(1)} < {row.key for row in bench.plan.rows}
