@@ -160,4 +160,12 @@ PM_EXPORT long pm_page_copy(uint8_t* base, long page_bytes, long page_count,
   return 0;
 }
 
+PM_EXPORT float pm_probe_stream(const float* data, long floats, int threads) {
+  return kernels->probe_stream(data, floats, threads);
+}
+
+PM_EXPORT long pm_probe_arithmetic(long rounds, int threads) {
+  return kernels->probe_arithmetic(rounds, threads);
+}
+
 }  // extern "C"

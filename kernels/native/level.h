@@ -9,11 +9,13 @@
 #include "linear.h"
 #include "rows.h"
 #include "attention.h"
+#include "probe.h"
 
 namespace pm {
 
 extern const Kernels PM_TABLE = {
     linear, rms_norm, rope, silu_mul, log_softmax, paged_attention,
+    probe_stream, probe_arithmetic,
 };
 
 }  // namespace pm

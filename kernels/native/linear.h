@@ -1,19 +1,23 @@
 // out = x * weight^T + bias over panels of 16 columns stored as [K][16]. Every output element is
 // one chain of multiply-adds over K in ascending order, whatever the tile it was computed in: a
 // row's result does not depend on the other rows, on the tiling or on the threads.
+//
+// Few rows read the weight once, at memory speed: one panel at a time for all of them. More rows
+// go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels wide,
+// for all rows of a unit. A sum that is carried from one block to the next is the same chain.
 #pragma once
 
 namespace {
 
 #if PM_LEVEL == 2
-constexpr int kTileRows = 8, kTilePanels = 3;
+constexpr int kStreamRows = 16, kTileRows = 8, kTilePanels = 3;
 #elif PM_LEVEL == 1
-constexpr int kTileRows = 6, kTilePanels = 1;
+constexpr int kStreamRows = 6, kTileRows = 6, kTilePanels = 1;
 #else
-constexpr int kTileRows = 2, kTilePanels = 1;
+constexpr int kStreamRows = 2, kTileRows = 2, kTilePanels = 1;
 #endif
-constexpr long kPrefetchFloats = 512;
-constexpr long kRunsPerThread = 4;
+constexpr long kBlockDepth = 128, kUnitRows = 256, kUnitPanels = 12;
+constexpr long kAheadLines = 32;  // of a stream that is read once
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.
 constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
@@ -22,144 +26,231 @@ struct LinearCall {
   const float* x;
   long x_stride;
   const float* packed;
-  const float* bias;
+  const float* bias;  // or null
   float* out;
   long out_stride;
   long rows, n, k;
+  bool add;  // to what `out` holds
 };
 
-// Lines fetched ahead in each step over k: from the stream itself when it is read once, else
-// this tile's share of the panels that come next.
-enum Ahead { kNothing, kStream, kOneLine, kTwoLines };
+// How a product is cut into units of work.
+struct LinearPlan {
+  long panels;
+  long unit_panels, unit_rows;
+  long row_blocks;  // units of the same panels
+  long units;
+};
 
-template <int R, int P, Ahead A>
-void linear_tile(const LinearCall& call, long row, long panel, const float* next) {
-  const float* x = call.x + row * call.x_stride;
-  const float* weight = call.packed + panel * call.k * kLanes;
-  const long panel_floats = call.k * kLanes;
-  V sum[R][P];
-  for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) sum[r][p] = zero();
+inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
+
+LinearPlan plan_linear(long rows, long n, int threads) {
+  const long panels = pieces(n, kLanes);
+  if (rows <= kStreamRows) return {panels, 1, rows, 1, panels};
+  const long row_blocks = pieces(rows, kUnitRows);
+  const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
+  long unit_panels = kUnitPanels;
+  while (unit_panels > kTilePanels && pieces(panels, unit_panels) * row_blocks < 4 * threads) {
+    unit_panels = unit_panels / 2 > kTilePanels ? unit_panels / 2 : kTilePanels;
   }
-#pragma GCC unroll 4
-  for (long k = 0; k < call.k; ++k) {
-    V w[P];
-    for (int p = 0; p < P; ++p) {
-      w[p] = load(weight + p * panel_floats + k * kLanes);
-      if (A == kStream) prefetch(weight + p * panel_floats + k * kLanes + kPrefetchFloats);
-    }
-    if (A == kOneLine) prefetch(next + k * kLanes);
-    if (A == kTwoLines) {
-      prefetch(next + 2 * k * kLanes);
-      prefetch(next + (2 * k + 1) * kLanes);
-    }
-    for (int r = 0; r < R; ++r) {
-      V value = splat(x[r * call.x_stride + k]);
-      for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
-    }
-  }
+  return {panels, unit_panels, unit_rows, row_blocks, pieces(panels, unit_panels) * row_blocks};
+}
+
+// What one unit carries from block to block, per thread.
+constexpr long kCarryFloats = kUnitRows * kUnitPanels * kLanes;
+
+// Weights that come next, to be fetched meanwhile: panels from `at` on, `stride` floats apart.
+// Without any, `at` is null.
+struct Next {
+  const float* at;
+  long stride;
+};
+
+template <int R, int P>
+void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
   for (int p = 0; p < P; ++p) {
     const long column = (panel + p) * kLanes;
     const int width = call.n - column < kLanes ? static_cast<int>(call.n - column) : kLanes;
     for (int r = 0; r < R; ++r) {
       V value = sum[r][p];
       if (call.bias) value = add(value, load_some(call.bias + column, width));
-      store_some(call.out + (row + r) * call.out_stride + column, value, width);
+      float* to = call.out + (row + r) * call.out_stride + column;
+      if (call.add) value = add(load_some(to, width), value);
+      store_some(to, value, width);
     }
   }
 }
 
-using LinearTile = void (*)(const LinearCall&, long, long, const float*);
+// One panel for R rows, all of K. Fetches ahead in this panel, and at its end the next one.
+template <int R>
+void stream_panel(const LinearCall& call, long panel, const float* next) {
+  const float* weight = call.packed + panel * call.k * kLanes;
+  V sum[R][1];
+  for (int r = 0; r < R; ++r) sum[r][0] = zero();
+  const long own = call.k > kAheadLines ? call.k - kAheadLines : 0;
+  const float* ahead = weight + (call.k - own) * kLanes;
+  for (long begin = 0, end = own; begin < call.k; begin = end, end = call.k) {
+#pragma GCC unroll 4
+    for (long k = begin; k < end; ++k) {
+      const V w = load(weight + k * kLanes);
+      prefetch(ahead + (k - begin) * kLanes);
+      for (int r = 0; r < R; ++r) {
+        sum[r][0] = fma(splat(call.x[r * call.x_stride + k]), w, sum[r][0]);
+      }
+    }
+    ahead = next ? next : weight;
+  }
+  finish_tile<R, 1>(call, 0, panel, sum);
+}
 
-template <int P, Ahead A>
-LinearTile linear_tile_of(long rows) {
+// A tile's share of a block: values [begin, end) of K. Sums come from and go to `carry`,
+// [R][P][16], except at the ends of K. Fetches as many lines from `next` when FETCH.
+template <int R, int P, bool FETCH>
+void block_tile(const LinearCall& call, long row, long panel, long begin, long end, float* carry,
+                const float* next) {
+  const float* x = call.x + row * call.x_stride;
+  const long panel_floats = call.k * kLanes;
+  const float* weight = call.packed + panel * panel_floats;
+  V sum[R][P];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sum[r][p] = begin ? load(carry + (r * P + p) * kLanes) : zero();
+  }
+#pragma GCC unroll 4
+  for (long k = begin; k < end; ++k) {
+    V w[P];
+    for (int p = 0; p < P; ++p) w[p] = load(weight + p * panel_floats + k * kLanes);
+    if (FETCH) prefetch_far(next + (k - begin) * kLanes);
+    for (int r = 0; r < R; ++r) {
+      V value = splat(x[r * call.x_stride + k]);
+      for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
+    }
+  }
+  if (end == call.k) return finish_tile<R, P>(call, row, panel, sum);
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
+  }
+}
+
+using StreamPanel = void (*)(const LinearCall&, long, const float*);
+using BlockTile = void (*)(const LinearCall&, long, long, long, long, float*, const float*);
+
+StreamPanel stream_panel_of(long rows) {
   switch (rows) {
-    case 1: return linear_tile<1, P, A>;
-    case 2: return linear_tile<2, P, A>;
+    case 1: return stream_panel<1>;
 #if PM_LEVEL > 0
-    case 3: return linear_tile<3, P, A>;
-    case 4: return linear_tile<4, P, A>;
-    case 5: return linear_tile<5, P, A>;
-    case 6: return linear_tile<6, P, A>;
+    case 2: return stream_panel<2>;
+    case 3: return stream_panel<3>;
+    case 4: return stream_panel<4>;
+    case 5: return stream_panel<5>;
 #endif
 #if PM_LEVEL == 2
-    case 7: return linear_tile<7, P, A>;
-    case 8: return linear_tile<8, P, A>;
+    case 6: return stream_panel<6>;
+    case 7: return stream_panel<7>;
+    case 8: return stream_panel<8>;
+    case 9: return stream_panel<9>;
+    case 10: return stream_panel<10>;
+    case 11: return stream_panel<11>;
+    case 12: return stream_panel<12>;
+    case 13: return stream_panel<13>;
+    case 14: return stream_panel<14>;
+    case 15: return stream_panel<15>;
 #endif
-    default: return nullptr;
+    default: return stream_panel<kStreamRows>;
   }
 }
 
-template <int P>
-LinearTile linear_tile_of(long rows, Ahead ahead) {
-  switch (ahead) {
-    case kStream: return linear_tile_of<P, kStream>(rows);
-    case kOneLine: return linear_tile_of<P, kOneLine>(rows);
-    case kTwoLines: return linear_tile_of<P, kTwoLines>(rows);
-    default: return linear_tile_of<P, kNothing>(rows);
+template <int P, bool FETCH>
+BlockTile block_tile_of(long rows) {
+  switch (rows) {
+    case 1: return block_tile<1, P, FETCH>;
+#if PM_LEVEL > 0
+    case 2: return block_tile<2, P, FETCH>;
+    case 3: return block_tile<3, P, FETCH>;
+    case 4: return block_tile<4, P, FETCH>;
+    case 5: return block_tile<5, P, FETCH>;
+#endif
+#if PM_LEVEL == 2
+    case 6: return block_tile<6, P, FETCH>;
+    case 7: return block_tile<7, P, FETCH>;
+#endif
+    default: return block_tile<kTileRows, P, FETCH>;
   }
 }
 
-// P panels for all rows, in tiles of even height. `next` are the panels this thread takes after
-// these, as many again, or null.
+// Panels [panel, panel + P) for rows [row, row_end), in tiles of even height, over one block of
+// K. The first P tiles fetch a panel each of what comes next.
 template <int P>
-void linear_panels(const LinearCall& call, long panel, const float* next) {
-  const long tiles = (call.rows + kTileRows - 1) / kTileRows;
-  const long lines = P * call.k;
-  const long share = tiles == 1 ? 0 : tiles < P ? 2 : 1;  // lines a step, P of them wanted
-  long row = 0;
+void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
+                  long end, float* carry, Next next) {
+  const long tiles = pieces(row_end - row, kTileRows);
   for (long tile = 0; tile < tiles; ++tile) {
-    const long height = (call.rows - row + tiles - tile - 1) / (tiles - tile);
-    const long first_line = tile * share * call.k;
-    Ahead ahead = tiles == 1 ? kStream : kNothing;
-    if (share && next && first_line + share * call.k <= lines) {
-      ahead = share == 1 ? kOneLine : kTwoLines;
-    } else if (share == 2 && next && first_line < lines) {
-      ahead = kOneLine;
-    }
-    const float* to_come = next ? next + first_line * kLanes : nullptr;
-    linear_tile_of<P>(height, ahead)(call, row, panel, to_come);
+    const long height = pieces(row_end - row, tiles - tile);
+    const bool fetch = next.at && tile < P;
+    const float* to_come = fetch ? next.at + tile * next.stride : nullptr;
+    (fetch ? block_tile_of<P, true>(height) : block_tile_of<P, false>(height))(
+        call, row, panel, begin, end, carry, to_come);
     row += height;
+    carry += kTileRows * P * kLanes;
   }
 }
 
-// A thread's run of panels; `after` is where its next run starts, or null.
-template <int P>
-void linear_run(const LinearCall& call, long begin, long end, const float* after) {
+void block_unit(const LinearCall& call, const LinearPlan& plan, long unit, float* carry,
+                Next after) {
   const long floats = call.k * kLanes;
-  long panel = begin;
-  for (; panel + P <= end; panel += P) {
-    const bool more = panel + 2 * P <= end;
-    linear_panels<P>(call, panel, more ? call.packed + (panel + P) * floats : after);
+  const long row = unit % plan.row_blocks * plan.unit_rows;
+  const long row_end = row + plan.unit_rows < call.rows ? row + plan.unit_rows : call.rows;
+  const long first = unit / plan.row_blocks * plan.unit_panels;
+  const long last = first + plan.unit_panels < plan.panels ? first + plan.unit_panels : plan.panels;
+  const long panel_carry = pieces(row_end - row, kTileRows) * kTileRows * kLanes;
+  for (long begin = 0; begin < call.k; begin += kBlockDepth) {
+    const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
+    for (long panel = first; panel < last;) {
+      const long width = last - panel >= kTilePanels ? kTilePanels : 1;
+      const float* weight = call.packed + (panel + width) * floats + begin * kLanes;
+      Next next{weight, floats};
+      if (panel + width == last) {
+        next = end < call.k ? Next{call.packed + first * floats + end * kLanes, floats} : after;
+      }
+      float* sums = carry + (panel - first) * panel_carry;
+      if (width == 1) block_panels<1>(call, row, row_end, panel, begin, end, sums, next);
+      else block_panels<kTilePanels>(call, row, row_end, panel, begin, end, sums, next);
+      panel += width;
+    }
   }
-  for (; panel < end; ++panel) linear_panels<1>(call, panel, nullptr);
+}
+
+inline const float* unit_weights(const LinearPlan& plan, const float* packed, long k, long unit) {
+  return packed + unit / plan.row_blocks * plan.unit_panels * k * kLanes;
+}
+
+// One thread's share of a product. Unit `thread` is its own, so that it can be fetched ahead by
+// what comes before; the others are taken from `work`, which starts behind those. `after` is
+// what this thread reads when it is done. `carry`: kCarryFloats of its own.
+void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
+                  float* carry, Next after) {
+  const StreamPanel stream = stream_panel_of(call.rows);
+  long unit = thread, next = 0, end = 0;
+  // Claimed one ahead, so that what comes next can be fetched meanwhile.
+  for (bool more = unit < plan.units; more; unit = next) {
+    more = work.take(1, &next, &end);
+    Next ahead = after;
+    if (more) ahead = {unit_weights(plan, call.packed, call.k, next), call.k * kLanes};
+    if (call.rows <= kStreamRows) stream(call, unit, ahead.at);
+    else block_unit(call, plan, unit, carry, ahead);
+  }
 }
 
 void linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
             long out_stride, long rows, long n, long k, int threads) {
   if (rows == 0) return;
-  const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k};
-  const long panels = (n + kLanes - 1) / kLanes;
-  // Few rows: one panel at a time is one stream at memory speed. More: wide tiles, so that
-  // each value of x is used for several panels while it is in a register.
-  const int wide = rows > kTileRows ? kTilePanels : 1;
-  long step = panels / (threads * kRunsPerThread) / wide * wide;
-  if (step < wide) step = wide;
+  const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k, false};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
-  if (threads == 1) step = panels;
-  pm::Counter work(panels);
+  const LinearPlan plan = plan_linear(rows, n, threads);
+  pm::Counter work(plan.units, threads);
   pm::parallel(threads, [&] {
-    long begin, end, next_begin, next_end;
-    bool more = work.take(step, &begin, &end);
-    while (more) {
-      // Claimed one ahead, so that what comes next can be fetched meanwhile.
-      more = work.take(step, &next_begin, &next_end);
-      const bool full = more && next_end - next_begin >= wide;
-      const float* after = full ? packed + next_begin * k * kLanes : nullptr;
-      if (wide == 1) linear_run<1>(call, begin, end, after);
-      else linear_run<kTilePanels>(call, begin, end, after);
-      begin = next_begin;
-      end = next_end;
+    alignas(64) float carry[kCarryFloats];
+    // Fewer threads may have come than were asked for: what is nobody's own goes first.
+    for (int thread = pm::thread_index(); thread < threads; thread += pm::thread_count()) {
+      linear_share(call, plan, work, thread, carry, {nullptr, 0});
     }
   });
 }

@@ -82,4 +82,10 @@ long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, flo
 long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_t* sources,
                   const uint32_t* targets, long count, int threads);
 
+// --- What the machine can do (for benchmarks) -------------------------------------------------
+// The sum of `floats` (a multiple of 16) floats, read once and in order.
+float pm_probe_stream(const float* data, long floats, int threads);
+// `rounds` rounds of vector multiply-adds a thread; how many multiply-adds that were in all.
+long pm_probe_arithmetic(long rounds, int threads);
+
 }  // extern "C"

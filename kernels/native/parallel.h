@@ -22,7 +22,8 @@ namespace {  // compiled once per level: no level's code may stand in for anothe
 // A bounded work list shared by the threads of one region.
 class Counter {
  public:
-  explicit Counter(long limit) : limit_(limit) {}
+  // Items below `first` are not given out.
+  explicit Counter(long limit, long first = 0) : next_(first), limit_(limit) {}
   // The next piece of at most `step` items; false when none is left.
   bool take(long step, long* begin, long* end) {
     long at = __atomic_fetch_add(&next_, step, __ATOMIC_RELAXED);
@@ -33,7 +34,7 @@ class Counter {
   }
 
  private:
-  long next_ = 0;
+  long next_;
   long limit_;
 };
 

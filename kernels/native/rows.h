@@ -25,58 +25,67 @@ inline int lanes_at(long at, long width) {
   return width - at < kLanes ? static_cast<int>(width - at) : kLanes;
 }
 
+inline void norm_row(const float* in, const float* weight, float* to, long width, float epsilon) {
+  V squares = zero();
+  for (long i = 0; i < width; i += kLanes) {
+    V value = load_some(in + i, lanes_at(i, width));
+    squares = fma(value, value, squares);
+  }
+  const float mean = sum_lanes(squares) / static_cast<float>(width);
+  const V scale = splat(1.0f / sqrtf(mean + epsilon));
+  for (long i = 0; i < width; i += kLanes) {
+    const int lanes = lanes_at(i, width);
+    V value = mul(mul(load_some(in + i, lanes), scale), load_some(weight + i, lanes));
+    store_some(to + i, value, lanes);
+  }
+}
+
 void rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
               long rows, long width, float epsilon, int threads) {
   for_rows(rows, width, threads, [=](long row) {
-    const float* in = x + row * x_stride;
-    float* to = out + row * out_stride;
-    V squares = zero();
-    for (long i = 0; i < width; i += kLanes) {
-      V value = load_some(in + i, lanes_at(i, width));
-      squares = fma(value, value, squares);
-    }
-    const float mean = sum_lanes(squares) / static_cast<float>(width);
-    const V scale = splat(1.0f / sqrtf(mean + epsilon));
-    for (long i = 0; i < width; i += kLanes) {
-      const int lanes = lanes_at(i, width);
-      V value = mul(mul(load_some(in + i, lanes), scale), load_some(weight + i, lanes));
-      store_some(to + i, value, lanes);
-    }
+    norm_row(x + row * x_stride, weight, out + row * out_stride, width, epsilon);
   });
+}
+
+// Turns `heads` heads, one after the other, by the angles of one position.
+inline void turn_heads(float* x, long heads, long head_dim, const float* cosine, const float* sine,
+                       long half) {
+  for (long head = 0; head < heads; ++head) {
+    float* low = x + head * head_dim;
+    float* high = low + half;
+    for (long i = 0; i < half; i += kLanes) {
+      const int lanes = lanes_at(i, half);
+      V a = load_some(low + i, lanes), b = load_some(high + i, lanes);
+      V cc = load_some(cosine + i, lanes), ss = load_some(sine + i, lanes);
+      store_some(low + i, sub(mul(a, cc), mul(b, ss)), lanes);
+      store_some(high + i, add(mul(b, cc), mul(a, ss)), lanes);
+    }
+  }
 }
 
 void rope(float* x, long row_stride, const float* cosine, const float* sine, long rows, long heads,
           long head_dim, long rotary_dim, int threads) {
   const long half = rotary_dim / 2;
   for_rows(rows, heads * head_dim, threads, [=](long row) {
-    const float* c = cosine + row * half;
-    const float* s = sine + row * half;
-    for (long head = 0; head < heads; ++head) {
-      float* low = x + row * row_stride + head * head_dim;
-      float* high = low + half;
-      for (long i = 0; i < half; i += kLanes) {
-        const int lanes = lanes_at(i, half);
-        V a = load_some(low + i, lanes), b = load_some(high + i, lanes);
-        V cc = load_some(c + i, lanes), ss = load_some(s + i, lanes);
-        store_some(low + i, sub(mul(a, cc), mul(b, ss)), lanes);
-        store_some(high + i, add(mul(b, cc), mul(a, ss)), lanes);
-      }
-    }
+    turn_heads(x + row * row_stride, heads, head_dim, cosine + row * half, sine + row * half,
+               half);
   });
+}
+
+inline void gate_row(const float* gate, float* to, long width) {
+  const float* up = gate + width;
+  for (long i = 0; i < width; i += kLanes) {
+    const int lanes = lanes_at(i, width);
+    V g = load_some(gate + i, lanes);
+    V denominator = add(splat(1.0f), exponential(sub(zero(), g)));
+    store_some(to + i, mul(divide(g, denominator), load_some(up + i, lanes)), lanes);
+  }
 }
 
 void silu_mul(const float* gate_up, long in_stride, float* out, long out_stride, long rows,
               long width, int threads) {
   for_rows(rows, width, threads, [=](long row) {
-    const float* gate = gate_up + row * in_stride;
-    const float* up = gate + width;
-    float* to = out + row * out_stride;
-    for (long i = 0; i < width; i += kLanes) {
-      const int lanes = lanes_at(i, width);
-      V g = load_some(gate + i, lanes);
-      V denominator = add(splat(1.0f), exponential(sub(zero(), g)));
-      store_some(to + i, mul(divide(g, denominator), load_some(up + i, lanes)), lanes);
-    }
+    gate_row(gate_up + row * in_stride, out + row * out_stride, width);
   });
 }
 

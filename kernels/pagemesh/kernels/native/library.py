@@ -84,6 +84,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
         (_PAGES, _P, _L, _P, _L, _L, _L, _P, _P, _L, _P, _P, _F, _I),
     ),
     "pm_page_copy": (_L, (_P, _L, _L, _P, _P, _L, _I)),
+    "pm_probe_stream": (_F, (_P, _L, _I)),
+    "pm_probe_arithmetic": (_L, (_L, _I)),
 }
 
 

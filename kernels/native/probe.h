@@ -1,0 +1,54 @@
+// What the machine can do, for benchmarks to compare kernels with: reading memory once and in
+// order, and multiply-adds on what is in the nearest cache.
+#pragma once
+
+namespace {
+
+constexpr long kProbePiece = 1 << 14;  // floats a thread takes at a time
+constexpr int kProbeChains = 24;
+
+// Reads `floats` (a multiple of 16) floats; the sum is returned so that no read can be left out.
+float probe_stream(const float* data, long floats, int threads) {
+  pm::Counter work(floats);
+  float total = 0.0f;
+  float* shared = &total;
+  pm::parallel(threads, [&, shared] {
+    V sums[4] = {zero(), zero(), zero(), zero()};
+    long begin, end;
+    while (work.take(kProbePiece, &begin, &end)) {
+      for (long i = begin; i < end; i += kLanes) {
+        prefetch(data + i + 512);
+        V& sum = sums[i / kLanes % 4];
+        sum = add(sum, load(data + i));
+      }
+    }
+    const float own = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    __atomic_store(shared, &own, __ATOMIC_RELAXED);
+  });
+  return total;
+}
+
+// Each thread does `rounds` rounds of 24 vector multiply-adds, in 24 independent chains, with
+// one load in each round. Returns the multiply-adds done, per lane, by all threads.
+long probe_arithmetic(long rounds, int threads) {
+  long done = 0;
+  long* shared = &done;
+  pm::parallel(threads, [=] {
+    float data[kLanes] = {};
+    V sums[kProbeChains];
+    for (int i = 0; i < kProbeChains; ++i) sums[i] = splat(static_cast<float>(i));
+    for (long round = 0; round < rounds; ++round) {
+      const V value = load(data);
+#pragma GCC unroll 24
+      for (int i = 0; i < kProbeChains; ++i) sums[i] = fma(sums[i], value, sums[i]);
+    }
+    V total = zero();
+    for (int i = 0; i < kProbeChains; ++i) total = add(total, sums[i]);
+    // Never negative: the sums are what is counted only if they were computed.
+    const long own = sum_lanes(total) > -1.0f ? rounds * kProbeChains * kLanes : 0;
+    __atomic_fetch_add(shared, own, __ATOMIC_RELAXED);
+  });
+  return done;
+}
+
+}  // namespace
