@@ -18,6 +18,7 @@ from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.engine.worker import events as work
 from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.plan import StepPlan, plan_after
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.stepper import bounded_threads
 from pagemesh.pager import events as paging
@@ -55,6 +56,7 @@ class InProcess:
         self._run = Run()
         self._started_s = 0.0
         self._ended = False
+        self._end_run = False
         self._feed(work.PagerChanged(self._store.facts.epoch))
         self._feed(work.Tick())
 
@@ -89,22 +91,39 @@ class InProcess:
     def _feed(self, event: work.Event) -> None:
         self._events.append(event)
         while self._events:
-            now_ms = time.monotonic_ns() / 1e6
-            for command in self._worker.handle(self._events.popleft(), now_ms):
-                self._perform(command)
+            self._handle(self._events.popleft())
+
+    def _handle(self, event: work.Event) -> None:
+        for command in self._worker.handle(event, time.monotonic_ns() / 1e6):
+            self._perform(command)
 
     def _perform(self, command: work.Command) -> None:
         match command:
             case work.CallPager():
                 self._ask(command)
             case work.RunStep():
-                self._events.append(work.StepFinished(self._executor.run(command.plan)))
+                self._run_steps(command.plan)
+            case work.EndRun():
+                self._end_run = True
             case work.UsePool():
                 self._executor.use_opened(command.opened)
             case work.SendFrames():
                 self._take(command)
             case _:
                 pass
+
+    def _run_steps(self, first: StepPlan) -> None:
+        """A plan and the rest of its run. The core hears of each step when it is over."""
+        self._end_run = False
+        plan = first
+        while True:
+            result = self._executor.run(plan)
+            following = None if self._end_run else plan_after(plan, result)
+            if following is None:
+                self._events.append(work.StepsFinished((result,)))
+                return
+            self._handle(work.StepsFinished((result,), goes_on=True))
+            plan = following
 
     def _ask(self, call: work.CallPager) -> None:
         asked = paging.Asked(call.call_id, call.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
 from tests.sim.host import Host
@@ -9,10 +11,15 @@ from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.core import WorkerCore
-from pagemesh.engine.worker.plan import StepPlan, StepRow
+from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_after
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
+
+_GATHERED = 0.5
+"""Share of a run's steps whose results wait for those of the next."""
+_LATE_REPORTS = 0.2
+"""Share of reports that the event loop hears late, while the next step runs."""
 
 
 class WorkerNode(Process):
@@ -41,6 +48,9 @@ class WorkerNode(Process):
         self._bugs = bugs
         self._calls: dict[int, Reply] = {}
         self._next_call = 0
+        self._end_run = False
+        self._reports: deque[ev.StepsFinished] = deque()
+        self._results: list[StepResult] = []
         self._seen: set[tuple[int, int]] = set()
         self._pool_incarnation = 0
         network.serve(self, self._received)
@@ -53,6 +63,8 @@ class WorkerNode(Process):
         self.core = WorkerCore(identity, self.role, self._limits, self._make_ticket)
         self._calls.clear()
         self._seen.clear()
+        self._reports.clear()
+        self._results.clear()
         self._tick()
 
     def stop(self) -> None:
@@ -104,7 +116,10 @@ class WorkerNode(Process):
             case ev.SendFrames():
                 self._network.send(self, command.gateway, command.frames)
             case ev.RunStep():
+                self._end_run = False
                 self._run(command.plan)
+            case ev.EndRun():
+                self._end_run = True
             case ev.UsePool():
                 self._pool_incarnation = command.opened.pool_incarnation
                 self._seen.clear()
@@ -154,9 +169,24 @@ class WorkerNode(Process):
                 self.world.expect(
                     stands or outcome.revoked, f"{row.key}: published after its lease ended"
                 )
-            self.handle(ev.StepFinished(result))
+            following = None if self._end_run else plan_after(plan, result)
+            # The step thread goes on, whenever the event loop comes to hear of it.
+            if following is not None:
+                self._run(following)
+            self._report(result, goes_on=following is not None)
 
         self.at(middle, compute)
+
+    def _report(self, result: StepResult, *, goes_on: bool) -> None:
+        """Tell the core, in order and after a while; of a run, now and then."""
+        dice = self.world.random
+        self._results.append(result)
+        if goes_on and dice.random() < _GATHERED:
+            return
+        delay_ms = dice.random() * self.step_ms if dice.random() < _LATE_REPORTS else 0.0
+        self._reports.append(ev.StepsFinished(tuple(self._results), goes_on))
+        self._results.clear()
+        self.at(delay_ms, lambda: self.handle(self._reports.popleft()))
 
     def _root_of(self, row: StepRow) -> bytes:
         assert self.core is not None

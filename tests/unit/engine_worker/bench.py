@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.core import WorkerCore
-from pagemesh.engine.worker.plan import Drawn, RowResult, StepPlan, StepResult
+from pagemesh.engine.worker.plan import Drawn, RowResult, StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message, Ok, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -180,21 +180,25 @@ class Bench:
         return self.answer(kind, Refused(code=code, message="as the test wants"))
 
     def step(self, token: int = 50, *, revoked: bool = False) -> StepPlan:
-        """Finish the running step, drawing ``token`` wherever one is wanted."""
+        """Finish the running step, drawing ``token`` wherever one is wanted; a run ends there."""
         plan = self.plan
         assert plan is not None, "no step is running"
         self.plan = None
-        rows = tuple(
-            RowResult(
-                row.key,
-                row.lease,
-                revoked=revoked,
-                drawn=() if revoked else tuple(Drawn(one.key, token) for one in row.samples),
-            )
-            for row in plan.rows
-        )
-        self.handle(ev.StepFinished(StepResult(plan.step, rows)))
+        self.handle(ev.StepsFinished((_result(plan, token, revoked=revoked),)))
         return plan
+
+    def run(self, *tokens: int, goes_on: bool = True) -> list[ev.Command]:
+        """Steps of the running run, one for each of ``tokens``, reported together; it ends there
+        unless it ``goes_on`` and can."""
+        results = []
+        for token in tokens:
+            plan = self.plan
+            assert plan is not None, "no run goes on"
+            results.append(_result(plan, token, revoked=False))
+            self.plan = plan_after(plan, results[-1])
+        if not goes_on:
+            self.plan = None
+        return self.handle(ev.StepsFinished(tuple(results), self.plan is not None))
 
     # Shortcuts ------------------------------------------------------------------------------
 
@@ -254,6 +258,19 @@ class Bench:
                     have[frame.first_position + offset] = token
         assert sorted(have) == list(range(len(have))), f"a gap in {have}"
         return [have[position] for position in range(len(have))]
+
+
+def _result(plan: StepPlan, token: int, *, revoked: bool) -> StepResult:
+    rows = tuple(
+        RowResult(
+            row.key,
+            row.lease,
+            revoked=revoked,
+            drawn=() if revoked else tuple(Drawn(one.key, token) for one in row.samples),
+        )
+        for row in plan.rows
+    )
+    return StepResult(plan.step, rows)
 
 
 def opened(epoch: int = 1, pool_incarnation: int = 1) -> SessionOpened:

@@ -22,6 +22,7 @@ from pagemesh.engine.worker.events import (
     CallWorker,
     Command,
     Drained,
+    EndRun,
     Event,
     Finished,
     PagerAnswered,
@@ -30,13 +31,12 @@ from pagemesh.engine.worker.events import (
     Received,
     RunStep,
     SendFrames,
-    StepFinished,
+    StepsFinished,
     Tick,
     UsePool,
 )
-from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.spans import SequenceSpans
-from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper
+from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
 from pagemesh.engine.worker.vetting import keys_of, vet
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.actor import Behaviour
@@ -55,14 +55,6 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
-    """The step thread has finished a plan."""
-
-    plan: StepPlan
-    result: StepResult
-
-
-@dataclass(frozen=True, slots=True)
 class Crashed:
     """The step thread or a call raised what is no fault: nothing it would do next could be
     trusted, and what waits for it would wait for ever."""
@@ -77,7 +69,7 @@ class PoolRefused:
     error: ConfigError
 
 
-Input = Delivery | Event | StepDone | Crashed | PoolRefused
+Input = Delivery | Event | StepsDone | Crashed | PoolRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +114,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self._stepper = Stepper(
             executor,
             thread_count=around.thread_count,
-            on_done=lambda plan, result: around.admit(StepDone(plan, result)),
+            on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
         )
 
@@ -135,10 +127,13 @@ class WorkerBehaviour(Behaviour[Input]):
                 await self._received(event)
             case Crashed() | PoolRefused():
                 raise event.error
-            case StepDone():
-                self._spans.step_ended(event.plan, event.result, around.clock.now_us())
-                await self._feed(StepFinished(event.result))
-                measures.step_ended(event.plan, event.result)
+            case StepsDone():
+                for plan, result in event.steps:
+                    self._spans.step_ended(plan, result, around.clock.now_us())
+                results = tuple(result for _, result in event.steps)
+                await self._feed(StepsFinished(results, event.goes_on))
+                for plan, result in event.steps:
+                    measures.step_ended(plan, result)
             case _:
                 await self._feed(event)
         if isinstance(event, Tick):
@@ -207,6 +202,8 @@ class WorkerBehaviour(Behaviour[Input]):
             case RunStep():
                 self._stepper.run(command.plan)
                 self._spans.step_began(command.plan, at_us)
+            case EndRun():
+                self._stepper.end_run()
             case UsePool():
                 self._stepper.use_pool(command.opened)
                 around.on_pool(command.opened.page_count)

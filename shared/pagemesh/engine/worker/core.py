@@ -32,7 +32,7 @@ from pagemesh.engine.worker.events import (
     PagerLost,
     PeerAnswered,
     Received,
-    StepFinished,
+    StepsFinished,
     Tick,
     WorkerLost,
 )
@@ -109,8 +109,8 @@ class WorkerCore:
     def _take(self, event: Event) -> None:
         desk = self._desk
         match event:
-            case StepFinished():
-                steps.finish(desk, event.result)
+            case StepsFinished():
+                steps.finish(desk, event.results, goes_on=event.goes_on)
             case PagerAnswered() | PeerAnswered():
                 desk.answered(event.call_id, event.message)
             case Received():

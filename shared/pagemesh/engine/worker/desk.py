@@ -79,11 +79,15 @@ class Row:
     followers: tuple[Sequence, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
+    """The running plan: one step, or the steps of a run."""
+
     number: int
     rows: tuple[Row, ...]
     copies: tuple[Copy, ...]
+    may_repeat: bool
+    """Further steps may follow without asking us."""
 
 
 @dataclass(frozen=True, slots=True)

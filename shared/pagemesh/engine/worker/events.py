@@ -43,8 +43,11 @@ class PeerAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished:
-    result: StepResult
+class StepsFinished:
+    """A step is over, or several of one run. ``goes_on``: the next one has begun already."""
+
+    results: tuple[StepResult, ...]
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ Event = (
     Received
     | PagerAnswered
     | PeerAnswered
-    | StepFinished
+    | StepsFinished
     | PagerChanged
     | PagerLost
     | GatewayLost
@@ -130,9 +133,15 @@ class SendFrames:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run it off the event loop; ``StepFinished`` must follow. At most one is running."""
+    """Run it off the event loop, and the steps of its run; ``StepsFinished`` must follow, the
+    last of them without ``goes_on``. At most one plan is running."""
 
     plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Let no further step of the run begin: its plan is out of date. Harmless when it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,7 @@ Command = (
     | CallWorker
     | SendFrames
     | RunStep
+    | EndRun
     | UsePool
     | Preempted
     | Finished

@@ -1,11 +1,18 @@
 """What one step computes, and what came of it. Plain values: the scheduler makes plans
 without knowing the model, the executor runs them without knowing why.
+
+A plan may be the first of a **run**: steps over the same rows, each of which computes the
+tokens that the one before drew (``plan_after``). Whoever steps goes on by itself, so that no
+thread waits for the scheduler between two tokens; the scheduler hears of every step, and may
+end the run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.tokens import U32
@@ -51,6 +58,8 @@ class StepRow:
     score_width: int = 0
     score_next: int | None = None
     """The prompt token right after this run, whose score the last logits give."""
+    stops: frozenset[int] = frozenset()
+    """Drawn tokens after which the scheduler has to decide: they end a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,12 @@ class StepPlan:
     there are no rows when only copies wait."""
 
     step: int
+    """The same number for all steps of a run."""
     rows: tuple[StepRow, ...]
     copies: tuple[tuple[int, int], ...] = ()
+    repeat_count: int = 0
+    """Steps that may follow without asking. Only if every row is one token, drawn from once,
+    and has slots for as many more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +118,26 @@ class Executor(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
         """Compute ``plan``; reads each row's revocation word before and after."""
         ...
+
+
+def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
+    """The next step of the run, or None when the scheduler has to decide: no repeat is left, a
+    lease ended, or a token was drawn that may end its sequence."""
+    if not plan.repeat_count:
+        return None
+    rows: list[StepRow] = []
+    for row, outcome in zip(plan.rows, result.rows, strict=True):
+        if outcome.revoked or outcome.drawn[0].token in row.stops:
+            return None
+        token = np.array([outcome.drawn[0].token], np.dtype("<u4"))
+        sample = row.samples[0]
+        history = np.concatenate((sample.tokens, token))
+        rows.append(
+            replace(
+                row,
+                tokens=token,
+                start=row.start + 1,
+                samples=(Sample(sample.key, sample.sampling, history, sample.prompt_count),),
+            )
+        )
+    return StepPlan(plan.step, tuple(rows), repeat_count=plan.repeat_count - 1)

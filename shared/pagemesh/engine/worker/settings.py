@@ -69,3 +69,5 @@ class WorkerLimits:
     abort_ms: int = 60_000
     declare_bytes_max: int = 1 << 19
     tick_ms: int = 20
+    run_steps_max: int = 32
+    """Steps computed in a row without asking the scheduler."""

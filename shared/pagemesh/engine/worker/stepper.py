@@ -1,22 +1,38 @@
 """The thread that computes. The event loop hands it work and hears of the end; it never waits.
 
-loop --run(plan)--> [ one thread ] --on_done(plan, result)--> loop
+    loop --run(plan)--> [ one thread ] --on_steps(done), of the steps of the run--> loop
+
+Between two steps of a run the thread asks nobody: a way through the event loop and back costs
+as much as a step of a small model. Nor does it report more often than any reader could follow,
+since the loop's work on a report takes the interpreter from the steps that come next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.plan import StepPlan, StepResult, plan_after
 from pagemesh.wire.pager_messages import SessionOpened
 
-T = TypeVar("T")
+REPORT_MS = 4
+"""Steps of a run that end sooner than this after a report wait for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """Steps of one run are over. ``goes_on``: the next one has begun."""
+
+    steps: tuple[tuple[StepPlan, StepResult], ...]
+    goes_on: bool
 
 
 class PoolingExecutor(Protocol):
@@ -37,20 +53,22 @@ def bounded_threads(wanted: int) -> int:
 
 
 class Stepper:
-    """Use it as a context manager on the event loop it reports to."""
+    """Made on the event loop it reports to; one plan at a time."""
 
     def __init__(
         self,
         executor: PoolingExecutor,
         *,
         thread_count: int,
-        on_done: Callable[[StepPlan, StepResult], None],
+        on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
     ) -> None:
         self._executor = executor
-        self._on_done = on_done
+        self._on_steps = on_steps
         self._on_crash = on_crash
         self._loop = asyncio.get_running_loop()
+        self._end_run = threading.Event()
+        self._reported_ms = 0.0
         # Torch's bound is per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(
             1, "pagemesh-step", torch.set_num_threads, (thread_count,)
@@ -58,29 +76,44 @@ class Stepper:
 
     def use_pool(self, opened: SessionOpened) -> None:
         """Map another pool, after what was handed over before and before what comes."""
-        self._hand_over(lambda: self._executor.use_opened(opened), lambda _: None)
+        self._hand_over(lambda: self._executor.use_opened(opened))
 
     def run(self, plan: StepPlan) -> None:
-        """Compute a plan; ``on_done`` is called on the loop."""
-        self._hand_over(
-            lambda: self._executor.run(plan), lambda result: self._on_done(plan, result)
-        )
+        """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
+        self._end_run.clear()
+        self._hand_over(lambda: self._run(plan))
+
+    def end_run(self) -> None:
+        """Let no further step of the run begin."""
+        self._end_run.set()
 
     async def close(self) -> None:
         """Wait for the step that runs, forget what is queued, let the pool go."""
+        self.end_run()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
         self._executor.close()
 
-    def _hand_over(self, work: Callable[[], T], on_result: Callable[[T], None]) -> None:
-        def report(future: Future[T]) -> None:
-            error = future.exception()
-            if error is not None:
-                self._on_crash(error)
-            else:
-                on_result(future.result())
+    def _run(self, first: StepPlan) -> None:
+        plan: StepPlan | None = first
+        steps: list[tuple[StepPlan, StepResult]] = []
+        while plan is not None:
+            result = self._executor.run(plan)
+            steps.append((plan, result))
+            plan = None if self._end_run.is_set() else plan_after(plan, result)
+            now_ms = time.monotonic_ns() / 1e6
+            if plan is None or now_ms - self._reported_ms >= REPORT_MS:
+                self._reported_ms = now_ms
+                done = StepsDone(tuple(steps), plan is not None)
+                self._loop.call_soon_threadsafe(self._on_steps, done)
+                steps.clear()
 
-        def on_thread(future: Future[T]) -> None:
-            if not future.cancelled():
-                self._loop.call_soon_threadsafe(report, future)
+    def _hand_over(self, work: Callable[[], None]) -> None:
+        def report(error: BaseException) -> None:
+            self._on_crash(error)
+
+        def on_thread(future: Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None:
+                self._loop.call_soon_threadsafe(report, error)
 
         self._thread.submit(work).add_done_callback(on_thread)

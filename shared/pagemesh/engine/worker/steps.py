@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pagemesh.engine.worker import admission, ending, fork, frames, handover, leases
 from pagemesh.engine.worker.batching import Batching, Wish
 from pagemesh.engine.worker.desk import Desk, Row, Step
-from pagemesh.engine.worker.events import RunStep
+from pagemesh.engine.worker.events import EndRun, RunStep
 from pagemesh.engine.worker.lease import Hold
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.sequence import Phase, Sequence
-from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.work_messages import Finish
 
 
 def launch(desk: Desk, batching: Batching) -> None:
-    """Start a step when none is running and there is something to compute or to copy."""
-    if desk.step is not None:
+    """Start a step when none is running and there is something to compute or to copy; end a
+    run that would be another one now."""
+    step = desk.step
+    if step is not None and not step.may_repeat:
         return
     chosen = batching.choose(_wishes(desk)) if desk.running else []
+    if step is not None:
+        if desk.copies or _is_outdated(step, chosen):
+            step.may_repeat = False
+            desk.commands.append(EndRun())
+        return
     if not chosen and not desk.copies:
         return
     copies, desk.copies = tuple(desk.copies), []
@@ -35,9 +41,30 @@ def launch(desk: Desk, batching: Batching) -> None:
     for copy in copies:
         copy.source.in_step = copy.target.in_step = True
     desk.steps_count += 1
-    desk.step = Step(desk.steps_count, tuple(rows), copies)
+    repeat_count = 0 if copies else _repeats(desk, rows)
+    desk.step = Step(desk.steps_count, tuple(rows), copies, repeat_count > 0)
     pairs = tuple((copy.source_page, copy.target_page) for copy in copies)
-    desk.commands.append(RunStep(StepPlan(desk.steps_count, tuple(plan), pairs)))
+    desk.commands.append(RunStep(StepPlan(desk.steps_count, tuple(plan), pairs, repeat_count)))
+
+
+def _is_outdated(step: Step, chosen: list[Wish]) -> bool:
+    """Whether a row of the run has lost its lease, or somebody else would be in a new plan."""
+    return any(row.sequence.lease is not row.lease for row in step.rows) or any(
+        wish.sequence.lease is not None and not wish.sequence.lease.in_step for wish in chosen
+    )
+
+
+def _repeats(desk: Desk, rows: list[Row]) -> int:
+    """Steps that may follow the one with ``rows`` by themselves: as long as all of them do
+    nothing but draw a token, and each has slots and wants tokens."""
+    count = desk.limits.run_steps_max - 1
+    for row in rows:
+        sequence, lease = row.sequence, row.lease
+        if sequence.phase is not Phase.DECODE or row.count > 1 or row.followers:
+            return 0
+        left = sequence.sampling.max_tokens - sequence.generated_count
+        count = min(count, left - 1, lease.capacity - lease.filled - 1)
+    return max(count, 0)
 
 
 def _wishes(desk: Desk) -> Iterator[Wish]:
@@ -78,35 +105,46 @@ def _row(wish: Wish) -> tuple[Row, StepRow]:
         score_from=start if scored else None,
         score_next=ahead if scored else None,
         score_width=max(sequence.sampling.logprobs or 0, 0) if scored else 0,
+        stops=sequence.stops,
     )
     return Row(sequence, lease, wish.count, followers), step_row
 
 
-def finish(desk: Desk, result: StepResult) -> None:
-    """Take the results of the running step; one of another step is not listened to."""
+def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
+    """Take the results of the running plan, in order; those of another one are not listened
+    to. When the run goes on, its leases stay in use."""
     step = desk.step
-    if step is None or result.step != step.number:
+    if step is None:
         return
-    desk.step = None
-    by_lease = {row.lease: row for row in result.rows}
+    own = [result for result in results if result.step == step.number]
+    if not own:
+        return
+    if not goes_on:
+        desk.step = None
+    by_lease = [{row.lease: row for row in result.rows} for result in own]
     # First what happened to pages, so that no decision below meets a lease still in use.
-    counted: list[tuple[Row, RowResult]] = []
+    counted: list[tuple[Row, list[RowResult]]] = []
     for row in step.rows:
-        outcome = by_lease.get(row.lease.lease)
-        if row.lease.hold is Hold.LOST:
+        lease = row.lease
+        if lease.hold is Hold.LOST:
             continue
-        if outcome is None or outcome.revoked:
-            admission.revoked(desk, row.lease, "revoked", "")
-            continue
-        row.lease.filled += row.count
-        row.sequence.computed_tokens += row.count
-        counted.append((row, outcome))
-    for lease in {id(row.lease): row.lease for row in step.rows}.values():
-        leases.step_ended(desk, lease)
-    _copied(desk, step)
-    for row, outcome in counted:
+        outcomes = [found[lease.lease] for found in by_lease if lease.lease in found]
+        if len(outcomes) < len(own) or any(outcome.revoked for outcome in outcomes):
+            admission.revoked(desk, lease, "revoked", "")
+        elif row.sequence.lease is lease:
+            lease.filled += row.count * len(outcomes)
+            row.sequence.computed_tokens += row.count * len(outcomes)
+            counted.append((row, outcomes))
+        else:
+            # It ended meanwhile: of what its run drew since, nobody took a token.
+            lease.filled = min(lease.filled + row.count * len(outcomes), lease.tokens.length)
+    if not goes_on:
+        for lease in {id(row.lease): row.lease for row in step.rows}.values():
+            leases.step_ended(desk, lease)
+        _copied(desk, step)
+    for row, outcomes in counted:
         if row.sequence.lease is row.lease:
-            _computed(desk, row, outcome)
+            _computed(desk, row, outcomes)
 
 
 def _copied(desk: Desk, step: Step) -> None:
@@ -119,8 +157,9 @@ def _copied(desk: Desk, step: Step) -> None:
         fork.settle(desk, [choice for choice in choices if choice is not None])
 
 
-def _computed(desk: Desk, row: Row, outcome: RowResult) -> None:
-    sequence, lease = row.sequence, row.lease
+def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
+    """``outcomes``: of one step, or of several of a run, in each of which one token was drawn."""
+    sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
     if outcome.prompt_scores is not None:
         sequence.prompt_scores.append(outcome.prompt_scores)
     if lease.filled < sequence.tokens.length:
@@ -130,10 +169,11 @@ def _computed(desk: Desk, row: Row, outcome: RowResult) -> None:
     if not sequence.sampling.max_tokens:
         ending.finish(desk, sequence, "length", first_position=0)
         return
-    drawn = {one.key: one for one in outcome.drawn}
-    children = _first_tokens(desk, row, drawn) if row.followers else []
-    first_position = sequence.generated_count
-    reason = _append(desk, sequence, drawn[sequence.key])
+    children = _first_tokens(desk, row, outcome) if row.followers else []
+    first_position, reason = sequence.generated_count, None
+    for outcome in outcomes:
+        assert reason is None, "a run went on beyond a sequence's end"
+        reason = _append(desk, sequence, _own(outcome, sequence))
     if reason is not None:
         for child in children:
             child.leader = None
@@ -151,7 +191,11 @@ def _computed(desk: Desk, row: Row, outcome: RowResult) -> None:
         admission.extend(desk, sequence)
 
 
-def _first_tokens(desk: Desk, row: Row, drawn: dict[SequenceKey, Drawn]) -> list[Sequence]:
+def _own(outcome: RowResult, sequence: Sequence) -> Drawn:
+    return next(drawn for drawn in outcome.drawn if drawn.key == sequence.key)
+
+
+def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
     """Give the followers theirs; those that want more are returned."""
     wanting: list[Sequence] = []
     for child in row.followers:
@@ -161,7 +205,7 @@ def _first_tokens(desk: Desk, row: Row, drawn: dict[SequenceKey, Drawn]) -> list
         child.waterfall = row.sequence.waterfall
         child.cached_tokens = row.sequence.cached_tokens
         child.marks = replace(row.sequence.marks)
-        reason = _append(desk, child, drawn[child.key])
+        reason = _append(desk, child, _own(outcome, child))
         if reason is not None:
             ending.finish(desk, child, reason, first_position=0)
         else:

@@ -1,0 +1,106 @@
+"""The step thread: runs go on without the loop, and the loop is not told too often."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
+from pagemesh.engine.worker.stepper import REPORT_MS, Stepper, StepsDone
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.pager_messages import SessionOpened
+from pagemesh.wire.work_messages import Sampling
+
+KEY = SequenceKey(request="1" * 32, attempt=1, choice=0)
+STOP = 7
+
+
+class Counting:
+    """Draws the position of the row's token plus one; takes ``step_ms`` over it."""
+
+    def __init__(self, step_ms: float = 0.0, *, crash_at: int | None = None) -> None:
+        self.step_ms = step_ms
+        self.crash_at = crash_at
+        self.starts: list[int] = []
+
+    def use_opened(self, opened: SessionOpened) -> None:
+        raise AssertionError("no pool is wanted")
+
+    def run(self, plan: StepPlan) -> StepResult:
+        row = plan.rows[0]
+        if row.start == self.crash_at:
+            raise ValueError("as the test wants")
+        self.starts.append(row.start)
+        time.sleep(self.step_ms / 1e3)
+        drawn = (Drawn(KEY, row.start + 1),)
+        return StepResult(plan.step, (RowResult(KEY, row.lease, revoked=False, drawn=drawn),))
+
+    def close(self) -> None: ...
+
+
+def plan(repeat_count: int, *, stops: frozenset[int] = frozenset()) -> StepPlan:
+    tokens = np.array([1], np.dtype("<u4"))
+    row = StepRow(
+        key=KEY, lease=1, lease_slot=0, granted_at=1, page_table=tokens, tokens=tokens, start=0,
+        samples=(Sample(KEY, Sampling(max_tokens=100), tokens, 1),), stops=stops,
+    )  # fmt: skip
+    return StepPlan(1, (row,), repeat_count=repeat_count)
+
+
+async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0) -> list[StepsDone]:
+    """What the loop hears until the run is over; ``end_after`` reports it is ended."""
+    heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
+    stepper = Stepper(
+        executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait
+    )
+    reports: list[StepsDone] = []
+    try:
+        stepper.run(first)
+        while True:
+            report = await asyncio.wait_for(heard.get(), 10.0)
+            if isinstance(report, BaseException):
+                raise report
+            reports.append(report)
+            if len(reports) == end_after:
+                stepper.end_run()
+            if not report.goes_on:
+                return reports
+    finally:
+        await stepper.close()
+
+
+async def test_a_run_goes_on_by_itself_as_often_as_it_may() -> None:
+    executor = Counting()
+    reports = await reports_of(executor, plan(9))
+    assert executor.starts == list(range(10))
+    steps = [step for report in reports for step in report.steps]
+    assert [row.start for planned, _ in steps for row in planned.rows] == list(range(10))
+    assert [report.goes_on for report in reports][-1] is False
+
+
+async def test_fast_steps_are_reported_together_and_slow_ones_at_once() -> None:
+    fast = await reports_of(Counting(0.2), plan(99))
+    assert len(fast) < 50, "about twenty steps take as long as the time between two reports"
+    slow = await reports_of(Counting(2.0 * REPORT_MS), plan(4))
+    assert [len(report.steps) for report in slow] == [1, 1, 1, 1, 1]
+
+
+async def test_a_stop_token_ends_a_run() -> None:
+    executor = Counting()
+    await reports_of(executor, plan(50, stops=frozenset({STOP})))
+    assert executor.starts == list(range(STOP))
+
+
+async def test_a_run_that_is_ended_begins_no_further_step() -> None:
+    executor = Counting(5.0)
+    reports = await reports_of(executor, plan(1_000), end_after=2)
+    assert len(executor.starts) <= 5
+    assert sum(len(report.steps) for report in reports) == len(executor.starts)
+
+
+async def test_a_crash_in_the_middle_of_a_run_is_told() -> None:
+    with pytest.raises(ValueError, match="as the test wants"):
+        await reports_of(Counting(crash_at=3), plan(9))

@@ -1,0 +1,146 @@
+"""Runs: steps that follow each other without asking the scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, of_kind, submit
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
+from pagemesh.wire.pager_messages import AckRevoke, Extend, Release, Revoke
+from pagemesh.wire.tokens import pack
+from pagemesh.wire.work_messages import Abort, Submit
+
+OTHER = "f" * 32
+
+
+def decoding(*, max_tokens: int = 30, pages: int = 8, stop: int | None = None) -> Bench:
+    """One sequence with ten prompt tokens that has drawn its first, 51, and decodes."""
+    bench = Bench(DECODE).start()
+    bench.ask(submit(10, max_tokens=max_tokens, stop=stop))
+    bench.grant(cached=8, pages=pages)
+    bench.step(51)
+    return bench
+
+
+def other(prompt: int = 3) -> Submit:
+    return msgspec.structs.replace(submit(prompt), request=OTHER, prompt=pack(range(prompt)))
+
+
+def plan_of(bench: Bench) -> StepPlan:
+    assert bench.plan is not None
+    return bench.plan
+
+
+def test_a_decoding_sequence_may_run_as_far_as_its_slots_and_its_limit_reach() -> None:
+    assert plan_of(decoding(pages=8)).repeat_count == 8 * 4 - 10 - 1
+    assert plan_of(decoding(pages=8, max_tokens=6)).repeat_count == 4
+    assert plan_of(decoding(pages=40, max_tokens=100)).repeat_count == 31, "run_steps_max"
+
+
+def test_prompts_choices_and_scores_are_never_computed_in_a_run() -> None:
+    bench = Bench(PREFILL).start()
+    bench.ask(submit(4, choices=2))
+    bench.grant()
+    assert plan_of(bench).repeat_count == 0
+
+
+def test_the_next_step_of_a_run_computes_what_the_last_one_drew() -> None:
+    bench = decoding()
+    first = plan_of(bench)
+    bench.run(52)
+    row = plan_of(bench).rows[0]
+    assert (row.tokens.tolist(), row.start) == ([52], first.rows[0].start + 1)
+    assert row.samples[0].tokens.tolist() == [*range(100, 110), 51, 52]
+    assert plan_of(bench).repeat_count == first.repeat_count - 1
+    assert bench.tokens() == [51, 52]
+
+
+def test_several_steps_of_a_run_make_one_frame_and_fill_one_slot_each() -> None:
+    bench = decoding(max_tokens=5)
+    sent = len(bench.sent)
+    bench.run(52, 53)
+    assert [len(message.frames.frames) for message in bench.sent[sent:]] == [1]
+    bench.run(54, 55, goes_on=False)
+    assert bench.tokens() == [51, 52, 53, 54, 55] and bench.frames[-1].finish == "length"
+    assert bench.asked(Release).fill.filled_tokens == 10 + 4, "nothing was written for the last"
+
+
+def test_a_run_asks_for_pages_ahead_of_its_need() -> None:
+    bench = decoding(pages=5)
+    bench.run(52, 53, 54, 55, 56, 57)
+    assert bench.asked(Extend).have_pages == 5
+
+
+def test_a_run_ends_after_a_stop_token() -> None:
+    bench = decoding(stop=9)
+    bench.run(52, 9)
+    assert bench.tokens() == [51, 52, 9] and bench.frames[-1].finish == "stop"
+
+
+def test_somebody_who_wants_to_compute_ends_a_run_once() -> None:
+    bench = decoding()
+    bench.ask(other())
+    assert not of_kind(bench.log, ev.EndRun), "it has no pages yet"
+    bench.grant()
+    assert len(of_kind(bench.log, ev.EndRun)) == 1
+    bench.tick()
+    assert len(of_kind(bench.log, ev.EndRun)) == 1
+    bench.run(52, goes_on=False)
+    assert {row.key.request for row in plan_of(bench).rows} == {submit().request, OTHER}
+
+
+def test_who_waits_for_room_in_a_full_step_does_not_end_runs() -> None:
+    bench = Bench(DECODE, step_rows_max=1).start()
+    bench.ask(submit(10, max_tokens=30))
+    bench.grant(cached=8, pages=8)
+    bench.step(51)
+    bench.ask(other())
+    bench.grant()
+    assert not of_kind(bench.log, ev.EndRun)
+
+
+def test_an_aborted_run_is_ended_and_its_lease_given_back_only_after_it() -> None:
+    bench = decoding()
+    bench.ask(Abort(request=submit().request, attempt=1, reason="client"))
+    assert len(of_kind(bench.log, ev.EndRun)) == 1
+    assert "Release" not in bench.open_kinds()
+    bench.run(52)
+    assert "Release" not in bench.open_kinds(), "its next step still writes"
+    bench.run(53, goes_on=False)
+    fill = bench.asked(Release).fill
+    assert fill.filled_tokens == 11, "tokens that nobody took are not told"
+
+
+def test_a_revoked_run_is_ended_and_acknowledged_only_after_it() -> None:
+    bench = decoding()
+    lease = plan_of(bench).rows[0].lease
+    bench.notice(Revoke(lease=lease, key=plan_of(bench).rows[0].key, reason="preempted"))
+    assert len(of_kind(bench.log, ev.EndRun)) == 1
+    bench.run(52)
+    assert "AckRevoke" not in bench.open_kinds()
+    bench.run(53, goes_on=False)
+    assert bench.asked(AckRevoke).leases == [lease]
+    assert bench.tokens() == [51], "what was drawn under a lost lease is drawn again"
+
+
+def test_a_run_in_which_a_lease_was_found_revoked_counts_for_nothing() -> None:
+    bench = decoding()
+    plan = plan_of(bench)
+    row = plan.rows[0]
+    bench.plan = None
+    stopped = StepResult(plan.step, (RowResult(row.key, row.lease, revoked=True),))
+    assert plan_after(plan, stopped) is None
+    bench.handle(ev.StepsFinished((stopped,)))
+    assert bench.tokens() == [51]
+    assert bench.asked(AckRevoke).leases == [row.lease]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_results_of_another_plan_are_not_listened_to(length: int) -> None:
+    bench = decoding()
+    plan = plan_of(bench)
+    stale = tuple(StepResult(plan.step - 1, ()) for _ in range(length))
+    bench.handle(ev.StepsFinished(stale))
+    assert bench.tokens() == [51] and bench.plan is plan
