@@ -22,6 +22,7 @@ class _Lazy(click.Group):
         "up": "Start the whole mesh on this machine and print its URL.",
         "serve": "Run one service: gateway, pager, prefill or decode.",
         "chat": "Talk to a running mesh.",
+        "plan": "Say how much KV memory a model takes and what fits where.",
         "doctor": "Say what on this machine would stop a mesh from running.",
         "health": "Exit 0 when a URL answers; for health checks of containers.",
     }

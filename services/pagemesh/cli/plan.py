@@ -1,0 +1,158 @@
+"""``pagemesh plan``: how much KV memory a model takes, and what fits where."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from pagemesh.cli.planning.assemble import Asked, make_plan
+from pagemesh.cli.planning.formats import FORMATS, find_format
+from pagemesh.cli.planning.report import json_report, text_report
+from pagemesh.cli.planning.shape import Config, read_shape
+from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
+from pagemesh.engine.worker.settings import WorkerLimits
+from pagemesh.runtime.config import load
+from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.settings import PagerConfig
+from pagemesh.runtime.sizes import parse_size
+from pagemesh.wire.errors import ConfigError
+
+_CONFIG_BYTES_MAX = 16 << 20
+_LENGTH_COUNT_MAX = 100_000
+
+
+class Size(click.ParamType[int]):
+    """A size such as ``512MiB`` or ``8GB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Lengths(click.ParamType[tuple[int, ...]]):
+    """Token counts with commas."""
+
+    name = "lengths"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 31 for part in parts):
+            self.fail(f"{str(value)[:80]!r} is not token counts such as 800,2300,3900", param, ctx)
+        return tuple(map(int, parts))
+
+
+_SIZE, _LENGTHS, _TOKENS = Size(), Lengths(), click.IntRange(1, 1 << 31)
+
+
+@click.command()
+@click.argument("model", required=False, default="")
+@click.option("--memory", type=_SIZE, help="Memory of one device, e.g. 24GB or 80GiB.")
+@click.option("--share", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9,
+              show_default=True, help="Share of it for weights and KV.")  # fmt: skip
+@click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices, instead of --memory.  "
+              "[default: the pool of `pagemesh up`]")  # fmt: skip
+@click.option("--tensor-parallel", type=click.IntRange(1, 1024), default=1, show_default=True,
+              help="Devices that share each layer.")  # fmt: skip
+@click.option("--kv-dtype", metavar="TYPE", default=None,
+              help=f"{', '.join(FORMATS)}.  [default: the checkpoint's]")  # fmt: skip
+@click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=None,
+              help="Type of the weights.  [default: the checkpoint's]")  # fmt: skip
+@click.option("--weights", type=_SIZE, help="Size of the weights.  [default: from the model]")
+@click.option("--page-size", type=click.IntRange(1, 256), default=16, show_default=True,
+              help="Tokens a page holds.")  # fmt: skip
+@click.option("--session-tokens", type=_TOKENS, help="Length of the sessions to count.")
+@click.option("--shared-tokens", type=click.IntRange(0), default=0,
+              help="Tokens that all sessions begin with.")  # fmt: skip
+@click.option("--lengths", type=_LENGTHS, default=(), help="Lengths to tell the waste of.")
+@click.option("--reserve-tokens", type=_TOKENS,
+              help="What contiguous allocation would reserve.  [default: the context]")  # fmt: skip
+@click.option("--host-memory", type=_SIZE, default=0, help="Size of the host tier.")
+@click.option("--disk", type=_SIZE, default=0, help="Size of the disk tier.")
+@click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
+def plan(model: str, as_json: bool, **options: Any) -> int:
+    """Say how much KV memory MODEL takes and what fits where.
+
+    MODEL is a Hugging Face folder or a config.json; without one, the bundled demo model.
+    """
+    asked = ask(model, **options)
+    made = make_plan(asked)
+    click.echo(json.dumps(json_report(made), indent=2) if as_json else text_report(made))
+    return 0
+
+
+def ask(
+    model: str,
+    *,
+    memory: int | None,
+    pool_bytes: int | None,
+    kv_dtype: str | None,
+    dtype: str | None,
+    weights: int | None,
+    **rest: Any,
+) -> Asked:
+    """What the flags ask for, with what the model's files say. Raises ``ConfigError``."""
+    if memory is not None and pool_bytes is not None:
+        raise ConfigError("--memory and --pool-bytes exclude each other; give one of them")
+    name, path = _config_path(model)
+    config = _read(path)
+    where = f"model {path}"
+    shape = read_shape(config, where)
+    stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
+    return Asked(
+        name=name,
+        shape=shape,
+        kv=find_format(kv_dtype or stored, "--kv-dtype"),
+        weights=Weights(weights, "as given")
+        if weights is not None
+        else weights_of(path.parent, config, shape, dtype or stored),
+        memory_bytes=memory,
+        pool_bytes=load(PagerConfig, os.environ).pool_bytes if pool_bytes is None else pool_bytes,
+        page_size=rest["page_size"],
+        device_count=rest["tensor_parallel"],
+        share=rest["share"],
+        session_tokens=rest["session_tokens"],
+        shared_tokens=rest["shared_tokens"],
+        lengths=rest["lengths"],
+        reserve_tokens=rest["reserve_tokens"],
+        host_bytes=rest["host_memory"],
+        disk_bytes=rest["disk"],
+        growth_pages=WorkerLimits().growth_pages,
+    )
+
+
+def _config_path(model: str) -> tuple[str, Path]:
+    """What to call the model, and its configuration."""
+    path = Path(model).expanduser()
+    if model and path.is_file():
+        return (path.resolve().parent.name if path.name == "config.json" else path.stem), path
+    if model and not path.exists():
+        raise ConfigError(f"model {model}: no such folder or file; download its config.json first")
+    found = find_model(model)
+    return found.name, found.path / "config.json"
+
+
+def _read(path: Path) -> Config:
+    if path.stat().st_size > _CONFIG_BYTES_MAX:
+        raise ConfigError(f"model {path}: is no configuration, it is far too large")
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"model {path}: holds no JSON object")
+    return config

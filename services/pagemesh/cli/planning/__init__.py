@@ -1,0 +1,1 @@
+"""What ``pagemesh plan`` works out: a model's shape, its pages, and what fits where."""

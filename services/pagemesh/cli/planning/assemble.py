@@ -1,0 +1,199 @@
+"""A whole plan from what was asked: the arithmetic of ``memory`` applied, nothing printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pagemesh.cli.planning.formats import KvFormat
+from pagemesh.cli.planning.memory import (
+    PAGE_SIZES,
+    Budget,
+    PageShape,
+    Waste,
+    contiguous_waste,
+    page_count,
+    page_shape,
+    paged_waste,
+    session_count,
+    windowed_session_bytes,
+)
+from pagemesh.cli.planning.shape import ModelShape
+from pagemesh.cli.planning.weights import Weights
+from pagemesh.runtime.sizes import shown_both
+from pagemesh.wire.errors import ConfigError
+
+_SESSION_TOKENS = (2_048, 8_192, 32_768, 131_072)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be planned. ``memory_bytes`` is one device's, ``None`` when the pool's size
+    was given instead; tiers of 0 bytes are left out."""
+
+    name: str
+    shape: ModelShape
+    kv: KvFormat
+    page_size: int
+    device_count: int
+    weights: Weights | None
+    memory_bytes: int | None
+    share: float
+    pool_bytes: int
+    session_tokens: int | None
+    shared_tokens: int
+    lengths: tuple[int, ...]
+    reserve_tokens: int | None
+    host_bytes: int
+    disk_bytes: int
+    growth_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFit:
+    """``fit`` sequences of ``tokens`` at once; one takes ``count_bytes``."""
+
+    tokens: int
+    count_bytes: int
+    fit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    name: str
+    count_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What comes of it; see ``report`` for how it is told."""
+
+    name: str
+    shape: ModelShape
+    page: PageShape
+    multi_head_page: PageShape
+    weights: Weights | None
+    budget: Budget | None
+    pages: int
+    sessions: tuple[SessionFit, ...]
+    shared_tokens: int
+    windowed_bytes: int | None
+    tiers: tuple[Tier, ...]
+    growth_pages: int
+    waste_tokens: int
+    """Length that shares of waste are told for when no lengths were given."""
+    lengths: tuple[int, ...]
+    wastes: tuple[tuple[str, Waste], ...]
+    page_sizes: tuple[tuple[int, int], ...]
+    """Page size in tokens and bytes of such a page."""
+    notes: tuple[str, ...]
+
+
+def make_plan(asked: Asked) -> Plan:
+    """Raises ``ConfigError`` for what does not fit or cannot be."""
+    shape = asked.shape
+    page = page_shape(shape, asked.kv, asked.page_size, asked.device_count)
+    budget = _budget(asked)
+    device_kv_bytes = asked.pool_bytes // asked.device_count
+    if budget is not None:
+        device_kv_bytes = budget.device_kv_bytes
+    pages = page_count(page, device_kv_bytes)
+    if pages == 0:
+        raise ConfigError(
+            f"not one page of {shown_both(page.page_bytes)} fits into "
+            f"{shown_both(device_kv_bytes * asked.device_count)}; give more memory or smaller pages"
+        )
+    sessions = tuple(_session(page, pages, tokens, asked) for tokens in _session_lengths(asked))
+    waste_tokens = asked.session_tokens or min(2_048, shape.context_tokens_max)
+    windowed = None
+    if shape.window_layer_count:
+        windowed = windowed_session_bytes(page, shape, sessions[-1].tokens)
+    return Plan(
+        name=asked.name,
+        shape=shape,
+        page=page,
+        multi_head_page=replace(page, kv_head_count=shape.head_count),
+        weights=asked.weights,
+        budget=budget,
+        pages=pages,
+        sessions=sessions,
+        shared_tokens=asked.shared_tokens,
+        windowed_bytes=windowed,
+        tiers=_tiers(asked, page, pages),
+        growth_pages=asked.growth_pages,
+        waste_tokens=waste_tokens,
+        lengths=asked.lengths,
+        wastes=_wastes(asked, waste_tokens),
+        page_sizes=tuple((size, replace(page, page_size=size).page_bytes) for size in PAGE_SIZES),
+        notes=_notes(asked),
+    )
+
+
+def _budget(asked: Asked) -> Budget | None:
+    if asked.memory_bytes is None:
+        return None
+    if asked.weights is None:
+        raise ConfigError(
+            f"{asked.name}: nothing says how large the weights are; name it with --weights SIZE, "
+            "or the pool itself with --pool-bytes instead of --memory"
+        )
+    budget = Budget(asked.memory_bytes, asked.share, asked.weights.count_bytes, asked.device_count)
+    if budget.kv_bytes == 0:
+        raise ConfigError(
+            f"weights of {shown_both(budget.weights_bytes)} leave no room in "
+            f"{shown_both(budget.usable_bytes)}; add devices (--tensor-parallel), memory or share"
+        )
+    return budget
+
+
+def _session_lengths(asked: Asked) -> tuple[int, ...]:
+    limit = asked.shape.context_tokens_max
+    if asked.session_tokens is not None:
+        if asked.session_tokens > limit:
+            raise ConfigError(
+                f"--session-tokens {asked.session_tokens} exceeds the model's context of {limit}"
+            )
+        return (asked.session_tokens,)
+    return (*(tokens for tokens in _SESSION_TOKENS if tokens < limit), limit)
+
+
+def _session(page: PageShape, pages: int, tokens: int, asked: Asked) -> SessionFit:
+    fit = session_count(page, pages, tokens, asked.shared_tokens)
+    return SessionFit(tokens, page.pages_for(tokens) * page.page_bytes, fit)
+
+
+def _tiers(asked: Asked, page: PageShape, pages: int) -> tuple[Tier, ...]:
+    if not asked.host_bytes and not asked.disk_bytes:
+        return ()
+    found = [Tier("device", pages * page.page_bytes, pages)]
+    for name, size in (("host", asked.host_bytes), ("disk", asked.disk_bytes)):
+        if size:
+            count = size // page.page_bytes
+            found.append(Tier(name, count * page.page_bytes, count))
+    return tuple(found)
+
+
+def _wastes(asked: Asked, waste_tokens: int) -> tuple[tuple[str, Waste], ...]:
+    """Of the lengths that were given, page size by page size; without them what a reservation
+    costs, since the tail of one made-up length says nothing."""
+    lengths = asked.lengths or (waste_tokens,)
+    reserved = asked.reserve_tokens or max(asked.shape.context_tokens_max, max(lengths))
+    sizes = sorted({*PAGE_SIZES, asked.page_size}) if asked.lengths else ()
+    return (
+        (f"contiguous, {reserved:,} reserved", contiguous_waste(lengths, reserved)),
+        *((f"pages of {size}", paged_waste(lengths, size)) for size in sizes),
+    )
+
+
+def _notes(asked: Asked) -> tuple[str, ...]:
+    notes = []
+    if not asked.kv.served:
+        scales = "; its scales are estimated" if asked.kv.scale_bits else ""
+        notes.append(f"pagemesh does not keep KV as {asked.kv.name} yet{scales}")
+    if asked.device_count > 1:
+        notes.append("pagemesh does not split a model over devices yet")
+    if asked.shape.window_layer_count:
+        notes.append("all layers keep all tokens: pages of windowed layers do not go early yet")
+    if asked.host_bytes or asked.disk_bytes:
+        notes.append("pages that leave the first tier are gone: host and disk come later")
+    return tuple(notes)

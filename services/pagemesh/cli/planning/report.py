@@ -1,0 +1,228 @@
+"""A plan as people read it, and as programs do. Nothing is computed here but sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pagemesh.cli.planning.assemble import Plan
+from pagemesh.cli.planning.memory import (
+    TAIL_SHARE_MAX,
+    growth_slack,
+    length_for_tail,
+    mean_tail_slots,
+    shared_saving,
+)
+from pagemesh.runtime.sizes import shown_binary, shown_both
+
+_LABEL_WIDTH = 13
+_LENGTHS_SHOWN_MAX = 6
+
+
+def text_report(plan: Plan) -> str:
+    """The plan, a fact a line."""
+    lines = [
+        *_model_lines(plan), *_memory_lines(plan), *_session_lines(plan),
+        *_tier_lines(plan), *_waste_lines(plan), *_notes(plan),
+    ]  # fmt: skip
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:<{_LABEL_WIDTH}}{text}"
+
+
+def _model_lines(plan: Plan) -> Iterator[str]:
+    shape, page = plan.shape, plan.page
+    yield _row(
+        "model",
+        f"{plan.name}: {shape.layer_count} layers, {shape.kv_head_count} KV heads x "
+        f"{shape.head_dim} ({shape.sharing}, {shape.head_count} query heads), "
+        f"context {shape.context_tokens_max:,}",
+    )
+    yield _row(
+        "KV",
+        f"{page.kv.name}: {shown_binary(page.token_bytes)} a token, "
+        f"{shown_binary(page.page_bytes)} a page of {page.page_size} tokens",
+    )
+    if shape.sharing != "multi-head":
+        yield _row(
+            "",
+            f"as multi-head it would be {shown_binary(plan.multi_head_page.token_bytes)} a token",
+        )
+    if page.device_count > 1:
+        copies = f" (each on {page.copies} devices)" if page.copies > 1 else ""
+        yield _row(
+            "devices",
+            f"{page.device_count}, KV heads on each: {page.device_head_count}{copies}; "
+            f"{shown_binary(page.device_page_bytes)} a page on each",
+        )
+
+
+def _memory_lines(plan: Plan) -> Iterator[str]:
+    if plan.weights is not None:
+        yield _row("weights", f"{shown_both(plan.weights.count_bytes)}: {plan.weights.source}")
+    budget = plan.budget
+    if budget is not None:
+        yield _row(
+            "memory",
+            f"{budget.device_count} x {shown_both(budget.memory_bytes)}, {budget.share:.0%} usable:"
+            f" {budget.weights_share:.0%} weights, {1 - budget.weights_share:.0%} KV",
+        )
+    pages = plan.pages
+    yield _row(
+        "pool",
+        f"{shown_both(pages * plan.page.page_bytes)}: {pages:,} pages, "
+        f"{pages * plan.page.page_size:,} tokens (headers take "
+        f"{shown_binary(pages * plan.page.header_bytes)} more)",
+    )
+
+
+def _session_lines(plan: Plan) -> Iterator[str]:
+    label = "sessions"
+    for session in plan.sessions:
+        yield _row(
+            label,
+            f"{int(session.fit):>7,} of {session.tokens:,} tokens "
+            f"({shown_both(session.count_bytes)} each; exactly {session.fit:.2f})",
+        )
+        label = ""
+    if plan.shared_tokens and plan.sessions:
+        fit = int(plan.sessions[-1].fit)
+        saved = f", {shared_saving(fit):.1%} of its memory saved" if fit > 1 else ""
+        yield _row("", f"with the first {plan.shared_tokens:,} tokens shared by all{saved}")
+    if plan.windowed_bytes is not None:
+        yield _row(
+            "windows",
+            f"{plan.shape.window_layer_count} of {plan.shape.layer_count} layers look back "
+            f"{plan.shape.window_tokens:,} tokens; giving their pages back early would make it "
+            f"{shown_both(plan.windowed_bytes)} each",
+        )
+
+
+def _tier_lines(plan: Plan) -> Iterator[str]:
+    for tier in plan.tiers:
+        yield _row(
+            tier.name,
+            f"{shown_both(tier.count_bytes)}: {tier.pages:,} pages, "
+            f"{tier.pages * plan.page.page_size:,} tokens",
+        )
+
+
+def _waste_lines(plan: Plan) -> Iterator[str]:
+    yield ""
+    yield _row("waste", f"{'page':>10}  tail, mean  <{TAIL_SHARE_MAX:.0%} from  growth, at most")
+    length = plan.waste_tokens
+    for size, bytes_each in plan.page_sizes:
+        tail = mean_tail_slots(size)
+        slack = growth_slack(length, size, plan.growth_pages)
+        mark = "*" if size == plan.page.page_size else " "
+        yield _row(
+            "",
+            f"{size:>4} tokens{mark} {tail:>5} slots  {length_for_tail(size):>5,.0f} tokens"
+            f"  {slack:>7.2%} of {length:,}   ({shown_binary(bytes_each)})",
+        )
+    yield ""
+    shown = ", ".join(f"{tokens:,}" for tokens in plan.lengths[:_LENGTHS_SHOWN_MAX])
+    if len(plan.lengths) > _LENGTHS_SHOWN_MAX:
+        shown += f" and {len(plan.lengths) - _LENGTHS_SHOWN_MAX:,} more"
+    yield _row("", f"sequences of {shown or f'{length:,}'} tokens:")
+    for name, waste in plan.wastes:
+        yield _row(
+            "",
+            f"{name:<28} {waste.wasted_slots:>9,} of {waste.taken_slots:>9,} slots wasted "
+            f"({_percent(waste.share)})",
+        )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    if plan.notes:
+        yield ""
+    for note in plan.notes:
+        yield _row("note", note)
+
+
+def _percent(share: float) -> str:
+    """One digit where it says enough, two where it is small."""
+    return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
+
+
+def json_report(plan: Plan) -> dict[str, Any]:
+    """Every number of the plan; sizes in bytes, shares from 0 to 1."""
+    shape, page, budget = plan.shape, plan.page, plan.budget
+    return {
+        "model": {
+            "name": plan.name,
+            "family": shape.family,
+            "layers": shape.layer_count,
+            "query_heads": shape.head_count,
+            "kv_heads": shape.kv_head_count,
+            "head_dim": shape.head_dim,
+            "context_tokens": shape.context_tokens_max,
+            "sharing": shape.sharing,
+            "window_layers": shape.window_layer_count,
+            "window_tokens": shape.window_tokens,
+        },
+        "kv": {
+            "dtype": page.kv.name,
+            "served": page.kv.served,
+            "bits_per_element": page.kv.bits(shape.head_dim),
+            "finite_max": page.kv.finite_max,
+            "token_bytes": page.token_bytes,
+            "multi_head_token_bytes": plan.multi_head_page.token_bytes,
+            "page_size": page.page_size,
+            "page_bytes": page.page_bytes,
+            "header_bytes": page.header_bytes,
+        },
+        "devices": {
+            "count": page.device_count,
+            "kv_heads": page.device_head_count,
+            "copies_of_a_head": page.copies,
+            "page_bytes": page.device_page_bytes,
+        },
+        "weights_bytes": plan.weights.count_bytes if plan.weights else None,
+        "memory": None
+        if budget is None
+        else {
+            "device_bytes": budget.memory_bytes,
+            "share": budget.share,
+            "usable_bytes": budget.usable_bytes,
+            "weights_share": budget.weights_share,
+            "kv_bytes": budget.kv_bytes,
+        },
+        "pool": {
+            "pages": plan.pages,
+            "tokens": plan.pages * page.page_size,
+            "bytes": plan.pages * page.page_bytes,
+        },
+        "sessions": [
+            {"tokens": one.tokens, "bytes": one.count_bytes, "fit": one.fit}
+            for one in plan.sessions
+        ],
+        "shared_tokens": plan.shared_tokens,
+        "windowed_session_bytes": plan.windowed_bytes,
+        "tiers": [
+            {"name": tier.name, "bytes": tier.count_bytes, "pages": tier.pages}
+            for tier in plan.tiers
+        ],
+        "waste": [
+            {
+                "of": name,
+                "wasted_slots": waste.wasted_slots,
+                "taken_slots": waste.taken_slots,
+                "share": waste.share,
+            }
+            for name, waste in plan.wastes
+        ],
+        "page_sizes": [
+            {
+                "page_size": size,
+                "page_bytes": bytes_each,
+                "mean_tail_slots": mean_tail_slots(size),
+                "length_for_small_tail": length_for_tail(size),
+                "growth_slack": growth_slack(plan.waste_tokens, size, plan.growth_pages),
+            }
+            for size, bytes_each in plan.page_sizes
+        ],
+        "notes": list(plan.notes),
+    }

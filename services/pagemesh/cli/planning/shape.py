@@ -1,0 +1,192 @@
+"""What a Hugging Face ``config.json`` says about a model's keys and values.
+
+Families name the same numbers differently, and some leave out what their code assumes. What
+keeps K and V of a token in another form than heads of one width is refused: a plan that is
+silently wrong is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagemesh.wire.errors import ConfigError
+
+Config = Mapping[str, Any]
+
+_COUNT_MAX = 1 << 32
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+"""Where models that also see or hear keep the decoder."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+_HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_CONTEXT = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx")
+_NOT_ALL_LAYERS_ATTEND = (
+    "attn_layer_period", "layers_block_type", "hybrid_override_pattern", "attn_type_list",
+    "full_attention_interval", "linear_attn_config", "mamba_d_state", "block_types",
+)  # fmt: skip
+_WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
+_FULL_LAYERS = frozenset({"full_attention", "attention"})
+_MULTI_QUERY = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
+_ASSUMED: Mapping[str, Config] = {
+    "falcon": {"max_position_embeddings": 2_048},
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, "sliding_window": 4_096, "sliding_window_pattern": 2},
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131_072, "sliding_window": 4_096, "sliding_window_pattern": 6,
+    },
+    "cohere2": {"sliding_window": 4_096, "sliding_window_pattern": 4},
+}  # fmt: skip
+"""What a family's own code takes for granted and its files may leave out."""
+_OTHER_FORMS: Mapping[str, str] = {
+    "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
+    "num_kv_shared_layers": "has layers that share K and V with others",
+    "cla_share_factor": "has layers that share K and V with others",
+    "global_head_dim": "has heads of several widths",
+    "block_configs": "has layers that differ in their heads",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Counts are in elements, ``head_dim`` is the width of one head."""
+
+    family: str
+    layer_count: int
+    head_count: int
+    kv_head_count: int
+    head_dim: int
+    context_tokens_max: int
+    window_layer_count: int
+    """Layers that look back at most ``window_tokens``."""
+    window_tokens: int
+    dtype: str
+    """Of the checkpoint, as ``transformers`` names it."""
+
+    @property
+    def sharing(self) -> str:
+        if self.kv_head_count == self.head_count:
+            return "multi-head"
+        return "multi-query" if self.kv_head_count == 1 else "grouped"
+
+
+def decoder_part(config: Config) -> Config:
+    """The decoder's own numbers, over those of the whole model."""
+    for name in _TEXT_PARTS:
+        part = config.get(name)
+        if isinstance(part, Mapping) and any(key in part for key in _LAYERS):
+            return {**config, **part}
+    return config
+
+
+def read_shape(config: Config, where: str) -> ModelShape:
+    """The shape that ``config`` describes. Raises ``ConfigError`` that names ``where`` and the
+    field, for what is missing, makes no sense, or keeps K and V in a way pages do not."""
+    config = decoder_part(config)
+    family = str(config.get("model_type") or (config.get("architectures") or ["model"])[0])
+    given = {name: value for name, value in config.items() if value is not None}
+    config = {**_ASSUMED.get(family, {}), **given}
+    _refuse_other_forms(config, where)
+    layers = _number(config, _LAYERS, where)
+    heads = _number(config, _HEADS, where)
+    kv_heads = _kv_heads(config, family, heads, where)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
+    if any(config.get(name) is not None for name in _HEAD_DIM):
+        head_dim = _number(config, _HEAD_DIM, where)
+    else:
+        hidden = _number(config, _HIDDEN, where)
+        if hidden % heads:
+            raise ConfigError(f"{where}: hidden size {hidden} is no multiple of {heads} heads")
+        head_dim = hidden // heads
+    context = _number(config, _CONTEXT, where)
+    windows, window = _windows(config, family, layers, context, where)
+    return ModelShape(
+        family=family,
+        layer_count=layers,
+        head_count=heads,
+        kv_head_count=kv_heads,
+        head_dim=head_dim,
+        context_tokens_max=context,
+        window_layer_count=windows,
+        window_tokens=window,
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").split(".")[-1],
+    )
+
+
+def _refuse_other_forms(config: Config, where: str) -> None:
+    if config.get("is_encoder_decoder"):
+        raise ConfigError(f"{where}: is an encoder-decoder; pages hold decoders' K and V only")
+    for name, what in _OTHER_FORMS.items():
+        if config.get(name):
+            raise ConfigError(f"{where}: {name} says that the model {what}; no page holds that")
+    for name in _NOT_ALL_LAYERS_ATTEND:
+        if config.get(name) and not config.get("layer_types"):
+            raise ConfigError(
+                f"{where}: {name} says that not every layer has attention; such a model keeps "
+                "states that are no pages"
+            )
+
+
+def _number(config: Config, names: tuple[str, ...], where: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, list):
+            raise ConfigError(f"{where}: {name} differs by layer; no one page holds that")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _COUNT_MAX:
+            raise ConfigError(f"{where}: {name} is {str(value)[:40]!r}, not a count")
+        return value
+    raise ConfigError(f"{where}: has no {names[0]}; is it a decoder's config.json?")
+
+
+def _kv_heads(config: Config, family: str, heads: int, where: str) -> int:
+    if family in _MULTI_QUERY and not config.get("new_decoder_architecture"):
+        if config.get("multi_query", True):
+            return 1
+    nested = config.get("attn_config")  # MPT and DBRX keep it there
+    if isinstance(nested, Mapping) and nested.get("kv_n_heads"):
+        return _number(nested, ("kv_n_heads",), where)
+    if config.get("multi_query_attention") is False:  # ChatGLM, whose group count then is idle
+        return heads
+    named = any(config.get(name) is not None for name in _KV_HEADS)
+    return _number(config, _KV_HEADS, where) if named else heads
+
+
+def _windows(config: Config, family: str, layers: int, context: int, where: str) -> tuple[int, int]:
+    """How many layers have a window, and how many tokens it holds."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        if len(kinds) != layers:
+            raise ConfigError(f"{where}: layer_types names {len(kinds)} of {layers} layers")
+        unknown = sorted(set(map(str, kinds)) - _WINDOW_LAYERS - _FULL_LAYERS)
+        if unknown:
+            raise ConfigError(
+                f"{where}: layers of type {', '.join(unknown)} keep states that are no pages"
+            )
+        count = sum(kind in _WINDOW_LAYERS for kind in kinds)
+        if not count:
+            return 0, 0
+        name = "attention_chunk_size" if "chunked_attention" in kinds else "sliding_window"
+        return count, min(_number(config, (name,), where), context)
+    if config.get("sliding_window") is None:
+        return 0, 0
+    # Qwen's switch is off when it is not there; others have none.
+    if not config.get("use_sliding_window", not family.startswith("qwen")):
+        return 0, 0
+    window = _number(config, ("sliding_window",), where)
+    if window >= context:
+        return 0, 0
+    if family.startswith("qwen"):
+        below = config.get("max_window_layers", 28)
+        return layers - min(layers, below if isinstance(below, int) else 0), window
+    if config.get("sliding_window_pattern") is None:
+        return layers, window
+    return layers - layers // _number(config, ("sliding_window_pattern",), where), window

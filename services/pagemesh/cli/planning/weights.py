@@ -1,0 +1,107 @@
+"""How much memory a model's weights take: from its files, else from its shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
+from pagemesh.wire.errors import ConfigError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
+"""Families whose every parameter the formula below counts."""
+_HEADER_BYTES_MAX = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """``count_bytes`` in memory, and where that is known from."""
+
+    count_bytes: int
+    source: str
+
+
+def weights_of(folder: Path, config: Config, shape: ModelShape, dtype: str) -> Weights | None:
+    """The weights in ``dtype``, None when nothing says how large they are.
+
+    ``folder`` may hold safetensors, their index, or neither. Raises ``ConfigError`` for broken
+    files.
+    """
+    item_bytes = DTYPE_BYTES[dtype]
+    names = _file_names(folder)
+    if names and all((folder / name).is_file() for name in names):
+        stored = sum(_element_count(folder / name) for name in names)
+        return Weights(stored * item_bytes, f"{dtype}, {_short(stored)} parameters, from its files")
+    if config.get("quantization_config"):
+        return None
+    count = parameter_count(config, shape)
+    if count is None:
+        return None
+    return Weights(count * item_bytes, f"{dtype}, {_short(count)} parameters, from config.json")
+
+
+def parameter_count(config: Config, shape: ModelShape) -> int | None:
+    """Parameters of a decoder with a gated MLP, exact for the families named above; None for
+    others."""
+    config = decoder_part(config)
+    try:
+        vocab, hidden = int(config["vocab_size"]), int(config["hidden_size"])
+        inner = int(config["intermediate_size"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    family = shape.family
+    if family not in _GATED or config.get("mlp_only_layers") or "text_config" in config:
+        return None
+    queries, pairs = shape.head_count * shape.head_dim, shape.kv_head_count * shape.head_dim
+    attention = 2 * hidden * (queries + pairs)
+    if family == "qwen2" or config.get("attention_bias"):
+        attention += queries + 2 * pairs + (hidden if family != "qwen2" else 0)
+    if family in ("qwen3", "qwen3_moe"):
+        attention += 2 * shape.head_dim
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    if family in ("mixtral", "qwen3_moe") and experts:
+        width = int(config.get("moe_intermediate_size") or inner)
+        mlp = experts * 3 * hidden * width + hidden * experts
+    else:
+        mlp = 3 * hidden * inner + ((2 * inner + hidden) if config.get("mlp_bias") else 0)
+    tied = config.get("tie_word_embeddings", family == "gemma")
+    embeddings = vocab * hidden * (1 if tied else 2)
+    return embeddings + shape.layer_count * (attention + mlp + 2 * hidden) + hidden
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = folder / _INDEX
+    if not index.is_file():
+        return [_SINGLE] if (folder / _SINGLE).is_file() else []
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {index}: broken index: {error}") from None
+
+
+def _element_count(path: Path) -> int:
+    """Of all tensors of a safetensors file, read from its header alone."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _HEADER_BYTES_MAX:
+                raise ValueError("its header is beyond all measure")
+            header: dict[str, Any] = json.loads(file.read(length))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        return sum(math.prod(tensor["shape"]) for tensor in tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
+
+
+def _short(count: int) -> str:
+    """``70.6 billion``, as models are named."""
+    for factor, word in ((10**9, "billion"), (10**6, "million")):
+        if count >= factor:
+            return f"{count / factor:.3g} {word}"
+    return f"{count:,}"

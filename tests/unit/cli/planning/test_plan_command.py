@@ -1,0 +1,181 @@
+"""``pagemesh plan`` as a user runs it: one screen, one JSON, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tests.unit.cli.planning.test_memory import LLAMA_70B
+
+from pagemesh.cli.main import run
+from pagemesh.kernels.layout import PageLayout
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAGEMESH_POOL_BYTES", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "llama-70b"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(LLAMA_70B))
+    return made
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shown(capsys, *arguments, "--json"))
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run(["plan", *map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    [line] = said.err.splitlines()
+    assert said.out == "" and line.startswith("error: ")
+    return line
+
+
+def test_a_plan_says_sizes_in_decimal_and_binary_units(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    text = shown(capsys, folder, "--memory", "80GB", "--tensor-parallel", 4)
+    assert "bfloat16: 320 KiB a token, 5 MiB a page of 16 tokens" in text
+    assert "141.1 GB (131.4 GiB): bfloat16, 70.6 billion parameters" in text
+    assert "4 x 80 GB (74.51 GiB), 90% usable: 49% weights, 51% KV" in text
+    assert "13 of 32,768 tokens (10.74 GB (10 GiB) each" in text
+    assert "as multi-head it would be 2.5 MiB a token" in text
+
+
+def test_the_waste_of_given_lengths_is_told_page_size_by_page_size(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    text = shown(capsys, folder, "--pool-bytes", "10GB", "--lengths", "800,2300,3900",
+                 "--reserve-tokens", 4096)  # fmt: skip
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "contiguous, 4,096 reserved 5,288 of 12,288 slots wasted (43.0%)" in lines
+    assert "pages of 256 424 of 7,424 slots wasted (5.7%)" in lines
+    assert "pages of 16 8 of 7,008 slots wasted (0.11%)" in lines
+
+
+def test_the_readme_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (Path(__file__).parents[4] / "README.md").read_text()
+    section = readme.partition("## Planning memory")[2].partition("\n## ")[0]
+    example = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    typed = " ".join(example[:2]).replace("\\", "").split()
+    assert typed[:3] == ["$", "pagemesh", "plan"]
+    (tmp_path / typed[3]).mkdir()
+    (tmp_path / typed[3] / "config.json").write_text(json.dumps(LLAMA_70B))
+    monkeypatch.chdir(tmp_path)
+    printed = shown(capsys, *typed[3:]).splitlines()
+    facts = [line for line in printed if line and not line.startswith("note")]
+    assert facts == [line for line in example[2:] if not line.startswith("note")]
+
+
+def test_json_holds_the_numbers_in_bytes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    found = as_json(capsys, folder / "config.json", "--memory", "24GB", "--weights", "13.48GB",
+                    "--share", "1", "--kv-dtype", "fp8", "--host-memory", "1GiB")  # fmt: skip
+    assert found["memory"]["kv_bytes"] == 24_000_000_000 - 13_480_000_000
+    assert found["kv"]["dtype"] == "e4m3" and found["kv"]["finite_max"] == 448
+    assert found["pool"]["pages"] == found["memory"]["kv_bytes"] // found["kv"]["page_bytes"]
+    assert [tier["name"] for tier in found["tiers"]] == ["device", "host"]
+    assert [one["tokens"] for one in found["sessions"]] == [2048, 8192, 32768, 131072]
+
+
+def test_without_a_model_the_demo_model_is_planned_as_up_would_run_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = as_json(capsys, "--kv-dtype", "float32")
+    assert found["model"]["name"] == "pagemesh-demo"
+    page = PageLayout(layers=4, kv_heads=2, head_dim=64, page_size=16).page_bytes
+    assert found["kv"]["page_bytes"] == page
+    assert found["pool"]["pages"] == (512 << 20) // page
+    monkeypatch.setenv("PAGEMESH_POOL_BYTES", "1MiB")
+    assert as_json(capsys, "--kv-dtype", "float32")["pool"]["pages"] == (1 << 20) // page
+
+
+def test_weights_are_counted_in_their_files(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    save_file({"a": np.zeros((3, 5), np.float16)}, folder / "one.safetensors")
+    save_file({"b": np.zeros(7, np.float32)}, folder / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert as_json(capsys, folder)["weights_bytes"] == 22 * 2
+    assert as_json(capsys, folder, "--dtype", "float32")["weights_bytes"] == 22 * 4
+
+
+def test_weights_of_a_quantised_checkpoint_are_not_guessed(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    config = LLAMA_70B | {"quantization_config": {"bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert as_json(capsys, folder)["weights_bytes"] is None
+    assert "--weights" in refused(capsys, folder, "--memory", "80GB")
+
+
+def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    config = LLAMA_70B | {"model_type": "mistral", "sliding_window": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    text = shown(capsys, folder, "--pool-bytes", "100GB")
+    assert "80 of 80 layers look back 4,096 tokens" in text
+    assert "pages of windowed layers do not go early yet" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["/does/not/exist"], "/does/not/exist"),
+        (["owner/name"], "download its config.json first"),
+        (["{folder}", "--memory", "8G"], "--memory"),
+        (["{folder}", "--memory", "80GB", "--pool-bytes", "1GB"], "exclude each other"),
+        (["{folder}", "--kv-dtype", "int3"], "--kv-dtype"),
+        (["{folder}", "--tensor-parallel", "3"], "--tensor-parallel 3"),
+        (["{folder}", "--lengths", "1,-2"], "--lengths"),
+        (["{folder}", "--lengths", ""], "--lengths"),
+        (["{folder}", "--share", "0"], "--share"),
+        (["{folder}/broken.json"], "cannot be read as JSON"),
+        (["{folder}/list.json"], "holds no JSON object"),
+        (["{folder}/mla.json"], "kv_lora_rank"),
+        (["{folder}/wide.json"], "head_dim is 1024"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_that_says_why(
+    capsys: pytest.CaptureFixture[str], folder: Path, arguments: list[str], named: str
+) -> None:
+    (folder / "broken.json").write_text("{not json")
+    (folder / "list.json").write_text("[]")
+    (folder / "mla.json").write_text(json.dumps(LLAMA_70B | {"kv_lora_rank": 512}))
+    (folder / "wide.json").write_text(json.dumps(LLAMA_70B | {"head_dim": 1024}))
+    filled = [part.replace("{folder}", str(folder)) for part in arguments]
+    assert named in refused(capsys, *filled)
+
+
+def test_a_broken_weights_file_is_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0nonsense nonsense")
+    assert "model.safetensors" in refused(capsys, folder)
+
+
+def test_planning_loads_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from pagemesh.cli.main import run; assert run(['plan']) == 0;"
+        "assert not {'torch', 'transformers', 'nats'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

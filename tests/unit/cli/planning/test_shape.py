@@ -1,0 +1,175 @@
+"""Shapes are read as each family's own code reads them, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagemesh.cli.planning.shape import ModelShape, read_shape
+from pagemesh.cli.planning.weights import parameter_count
+from pagemesh.wire.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def shape(**fields: Any) -> ModelShape:
+    return read_shape({**BASE, **fields}, "model test")
+
+
+def test_heads_are_the_models_when_nothing_else_is_said() -> None:
+    made = shape()
+    assert (made.kv_head_count, made.head_dim, made.sharing) == (4, 16, "multi-head")
+
+
+def test_grouped_and_multi_query_heads_are_told_apart() -> None:
+    assert shape(num_key_value_heads=2).sharing == "grouped"
+    assert shape(num_key_value_heads=1).sharing == "multi-query"
+
+
+def test_an_explicit_head_width_wins_over_the_hidden_size() -> None:
+    assert shape(head_dim=128).head_dim == 128
+    assert shape(head_dim=None).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024},
+         (12, 12, 64, 1024)),
+        ({"model_type": "gpt_bigcode", "n_layer": 40, "n_head": 48, "n_embd": 6144,
+          "n_positions": 8192, "multi_query": True}, (40, 1, 128, 8192)),
+        ({"model_type": "falcon", "num_hidden_layers": 32, "num_attention_heads": 71,
+          "num_kv_heads": 71, "hidden_size": 4544, "multi_query": True,
+          "new_decoder_architecture": False}, (32, 1, 64, 2048)),
+        ({"model_type": "falcon", "num_hidden_layers": 60, "num_attention_heads": 128,
+          "num_kv_heads": 8, "hidden_size": 8192, "multi_query": True,
+          "new_decoder_architecture": True}, (60, 8, 64, 2048)),
+        ({"model_type": "mpt", "n_layers": 32, "n_heads": 32, "d_model": 4096,
+          "max_seq_len": 2048, "attn_config": {"kv_n_heads": 8}}, (32, 8, 128, 2048)),
+        ({"model_type": "chatglm", "num_layers": 28, "num_attention_heads": 32,
+          "hidden_size": 4096, "kv_channels": 128, "seq_length": 32768,
+          "multi_query_attention": True, "multi_query_group_num": 2}, (28, 2, 128, 32768)),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+          "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}},
+         (34, 4, 256, 131072)),
+    ],
+)  # fmt: skip
+def test_every_familys_names_are_understood(
+    config: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    made = read_shape(config, "model test")
+    found = (made.layer_count, made.kv_head_count, made.head_dim, made.context_tokens_max)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 32}, 6, 32),
+        ({"model_type": "mistral", "sliding_window": None}, 0, 0),
+        ({"model_type": "mistral", "sliding_window": 128}, 0, 0),
+        ({"model_type": "qwen2", "sliding_window": 32}, 0, 0),
+        ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True,
+          "max_window_layers": 4}, 2, 32),
+        ({"model_type": "gemma2", "sliding_window": 32}, 3, 32),
+        ({"model_type": "gemma3_text", "sliding_window": 32}, 5, 32),
+        ({"layer_types": ["full_attention"] * 6, "sliding_window": 32}, 0, 0),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 32}, 3, 32),
+        ({"layer_types": ["chunked_attention"] * 5 + ["full_attention"],
+          "attention_chunk_size": 64}, 5, 64),
+    ],
+)  # fmt: skip
+def test_layers_with_a_window_are_counted(
+    fields: dict[str, Any], windows: int, window: int
+) -> None:
+    made = shape(**fields)
+    assert (made.window_layer_count, made.window_tokens) == (windows, window)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "kv_lora_rank.*MLA"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"num_key_value_heads": [2, 2, 4, 4, 4, 4]}, "num_key_value_heads differs by layer"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
+        ({"num_hidden_layers": "six"}, "num_hidden_layers is 'six'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is '0'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is 'True'"),
+        ({"hidden_size": 66}, "66 is no multiple of 4"),
+        ({"layer_types": ["full_attention"] * 5}, "names 5 of 6 layers"),
+        ({"layer_types": ["linear_attention"] * 6}, "layers of type linear_attention"),
+        ({"attn_layer_period": 8}, "attn_layer_period"),
+        ({"max_position_embeddings": None}, "has no max_position_embeddings"),
+        ({"sliding_window": 32, "sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
+    ],
+)
+def test_what_pages_cannot_hold_or_makes_no_sense_is_refused(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        shape(**fields)
+    assert str(caught.value).startswith("model test: ")
+
+
+def _transformers_config(family: str, **fields: Any) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    common = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 200,
+        "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return CONFIG_MAPPING[family](**(common | fields))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("mistral", {"head_dim": 32}),
+        ("mixtral", {"num_local_experts": 4}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 32}),
+        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 32}),
+        ("gemma", {"head_dim": 16}),
+        ("phi3", {}),
+    ],
+)
+def test_parameters_are_counted_as_transformers_makes_them(
+    family: str, fields: dict[str, Any]
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _transformers_config(family, **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    found = config.to_dict()
+    assert parameter_count(found, read_shape(found, family)) == model.num_parameters()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "mistral", "qwen2"])
+def test_a_file_that_leaves_out_what_a_family_assumes_gives_the_same_shape(family: str) -> None:
+    config = _transformers_config(family, num_key_value_heads=4)
+    everything = config.to_dict()
+    kept = (
+        "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "dtype",
+    )  # fmt: skip
+    sparse = {name: everything.get(name) for name in kept}
+    if family == "mistral":  # its window is on unless the file says null
+        sparse["sliding_window"] = everything["sliding_window"]
+    full = read_shape(everything | {"max_position_embeddings": 8_192}, family)
+    assert read_shape(sparse | {"max_position_embeddings": 8_192}, family) == full
+
+
+def test_a_family_that_is_not_known_by_heart_has_no_parameter_count() -> None:
+    assert parameter_count({**BASE, "model_type": "gpt2"}, shape(model_type="gpt2")) is None
