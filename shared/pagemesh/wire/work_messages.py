@@ -101,8 +101,7 @@ class Accepted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @registered("work.attach")
 class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Go on with this sequence. The pages are in ``handle``, to be redeemed by ``ticket``;
-    when the pager says the ticket is gone for any reason but that it was withdrawn, the
-    tokens here suffice to admit again."""
+    the tokens here suffice to admit again when they are taken away after that."""
 
     key: SequenceKey
     order: Order

@@ -202,7 +202,10 @@ def test_an_aborted_redeem_of_unknown_outcome_is_cancelled_and_else_released() -
 
 def test_a_lease_that_is_owed_is_not_taken_from_a_later_grant() -> None:
     bench = _into("redeeming")
-    bench.fail(Redeem, "Stale")
+    bench.notice(_revoke(900))
+    bench.answer(AckRevoke, Ok())
+    redeemed = bench.granted(bench.asked(Redeem), cached=10)
+    bench.answer(Redeem, msgspec.structs.replace(redeemed, lease=900))
     granted = bench.granted(bench.asked(Admit))
     bench.answer(Admit, msgspec.structs.replace(granted, lease=900))
     assert bench.plan is None, "the ticket's lease is being cancelled"
@@ -334,15 +337,6 @@ def test_decode_goes_on_at_once_with_what_it_redeemed() -> None:
     row = bench.step(52).rows[0]
     assert (row.start, row.tokens.tolist()) == (10, [50])
     assert [frame.first_position for frame in bench.frames] == [1]
-
-
-def test_decode_drops_what_was_withdrawn_and_admits_what_has_expired() -> None:
-    withdrawn = _into("redeeming")
-    withdrawn.fail(Redeem, "Gone")
-    assert withdrawn.core.idle and withdrawn.frames == []
-    expired = _into("redeeming")
-    expired.fail(Redeem, "Stale")
-    assert len(unpack(expired.asked(Admit).tokens)) == 11
 
 
 def test_an_attach_twice_is_one_sequence() -> None:

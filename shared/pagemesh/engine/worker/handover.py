@@ -9,7 +9,10 @@
       |<----------- TicketClosed      | Granted ------------------>|
 
 While a sequence is offered nobody computes it. Whoever holds the ticket redeems or cancels
-it; when it has expired, decode asks for pages with the tokens it was told.
+it, and only who has the lease goes on: decode once it has redeemed it, prefill once it has
+withdrawn it (or when decode surely never had it). A pager that began anew may not know
+whose a ticket was, so whoever cannot tell gives the attempt up, and the gateway makes
+another: two that went on with one attempt would mix two answers.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ def _offer(desk: Desk, sequence: Sequence) -> None:
     if not desk.may_ask:
         return
     sequence.calling = True
+    ticket.tries += 1
     lease.ticket = ticket.ticket
     desk.call_pager(
         pager_messages.Offer(
@@ -105,7 +109,7 @@ def _offer_answered(
         case Offered():
             lease.move(Hold.OFFERED)
             sequence.lease = None
-            sequence.retries = 0
+            sequence.retries = ticket.tries = 0
             ticket.handle = message.handle
             desk.offers[ticket.ticket] = Offer(sequence, lease)
             desk.move(sequence, Phase.OFFERED)
@@ -115,6 +119,12 @@ def _offer_answered(
             admission.revoked(desk, lease, "stale", "")
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
+        case Refused() if unanswered(message) or ticket.tries > 1:
+            # The lease may be the ticket's by now, or soon, by an offer that comes late; and
+            # what ends a ticket frees its pages at once. Go on here, with others.
+            sequence.decode = None
+            leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
+            admission.revoked(desk, lease, "stale", "")
         case _:
             lease.ticket = None
             keep(desk, sequence)
@@ -168,9 +178,8 @@ def _attach_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
             else:
                 _pause(desk, sequence, message)
         case _:
-            # It does not have it; unless nobody was there now and somebody was before.
-            absent = isinstance(message, Refused) and message.code == "Absent"
-            ticket.refused = not absent or ticket.tries == 1
+            # It does not have it; unless it took it at a try that was not answered.
+            ticket.refused = ticket.tries == 1
             ticket.tries = desk.limits.attach_tries_max
             if ticket.expired:
                 _expired(desk, sequence, ticket)
@@ -316,8 +325,12 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
             ending.abort(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
+        case Refused(code="Stale") if not ticket.doubted:
+            # Perhaps only our session is over: in a new one the ticket may stand.
+            ticket.doubted = desk.session_doubted = True
+            _pause(desk, sequence, message)
         case _:
-            _admit_instead(desk, sequence, ticket)
+            ending.fail(desk, sequence, Stale("the ticket was worth nothing any more"))
 
 
 def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) -> None:
@@ -337,7 +350,7 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
 
 
 def _admit_instead(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
-    """The ticket is worth nothing; the tokens that came with it are."""
+    """The sequence is ours, but the lease has ended already; the tokens are there."""
     assert ticket.handle is not None
     leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
     desk.session_doubted = True

@@ -99,7 +99,10 @@ class Ticket:
     handle: Handle | None = None
     """None: offered, and the pager has not answered."""
     tries: int = 0
+    """Calls made in the present phase."""
     expired: bool = False
+    doubted: bool = False
+    """The pager called it stale: it is asked once more, in a new session."""
     refused: bool = False
     """The decode worker said no: nobody else can be going on with the sequence."""
 
