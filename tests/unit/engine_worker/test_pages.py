@@ -21,6 +21,8 @@ from pagemesh.wire.pager_messages import (
     AckRevoke,
     Admit,
     CancelTicket,
+    Commit,
+    Committed,
     Declare,
     Declared,
     DeclareWanted,
@@ -251,6 +253,24 @@ def test_a_new_pager_is_met_with_a_new_session_and_a_declaration() -> None:
     bench.answer(Declare, Declared(lost=[]))
     bench.step(52)
     assert bench.tokens() == [51, 52]
+
+
+def test_a_new_pager_is_told_the_tokens_that_no_declaration_named() -> None:
+    bench = Bench().start()
+    bench.ask(submit(30))
+    lease = bench.grant().lease
+    bench.step()
+    bench.answer(Commit, Committed(lease=lease, committed_tokens=8, known_tokens=30))
+    bench.handle(ev.PagerChanged(2))
+    bench.tick()
+    bench.answer(OpenSession, opened(epoch=2))
+    bench.tick()
+    declared = bench.asked(Declare).leases[0]
+    assert (declared.lease, len(unpack(declared.tokens))) == (lease, 8)
+    bench.answer(Declare, Declared(lost=[]))
+    bench.step()
+    fill = bench.asked(Commit).fill
+    assert (fill.filled_tokens, fill.first_token, len(unpack(fill.tokens))) == (16, 8, 8)
 
 
 def test_a_new_pool_ends_every_lease_and_must_be_mapped() -> None:

@@ -190,6 +190,9 @@ class Session:
         self._parts_failed = False
         self._lost.clear()
         self._declare_count += 1
+        for lease in desk.leases.values():
+            # A pager that began anew knows no more of it than what is declared.
+            lease.known = min(lease.known, lease.filled)
         parts = list(self._parts())
         self._parts_open = len(parts)
         for index, part in enumerate(parts):
@@ -206,11 +209,6 @@ class Session:
                 partial(self._declare_answered, self._opened),
                 moves_leases=True,
             )
-
-    def _settled(self) -> bool:
-        desk = self._desk
-        stepping = any(lease.hold is Hold.LOST for lease in desk.leases.values())
-        return not stepping and not desk.leases_moving()
 
     def _parts(self) -> Iterator[list[HeldLease]]:
         """What we hold, in lists that a message can carry."""
