@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.engine_worker.bench import PREFILL, REQUEST, Bench, key, of_kind, submit
+from tests.unit.engine_worker.bench import PREFILL, REQUEST, Bench, attach, key, of_kind, submit
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.lease import TokenBuffer
@@ -142,6 +142,45 @@ def test_draining_accepts_nothing_finishes_what_it_can_and_reports_the_rest() ->
     bench.step(52)
     bench.settle()
     assert len(of_kind(bench.log, ev.Drained)) == 1
+
+
+def test_the_loss_of_another_life_of_a_gateway_ends_nothing() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.grant(cached=8)
+    bench.handle(ev.GatewayLost("gw", 2**63))
+    bench.step(51)
+    bench.step(52)
+    assert bench.tokens() == [51, 52], "incarnations are random: the larger is not the later"
+
+
+def test_what_is_handed_over_for_a_gateway_that_is_gone_is_refused_for_a_while() -> None:
+    bench = Bench().start()
+    bench.handle(ev.GatewayLost("gw", 1))
+    assert _code(bench.ask(attach())) == "Gone"
+    bench.tick(bench.limits.retain_ms + 1)
+    assert isinstance(bench.ask(attach()), Accepted)
+
+
+def test_a_gateway_that_was_only_silent_is_served_again() -> None:
+    bench = Bench().start()
+    bench.handle(ev.GatewayLost("gw", 1))
+    bench.ask(msgspec.structs.replace(submit(10), request="2" * 32))
+    assert isinstance(bench.ask(attach()), Accepted)
+
+
+def test_gateways_and_workers_that_come_and_go_are_not_remembered_for_ever() -> None:
+    bench = Bench(gateways_max=3, workers_max=3).start()
+    for life in range(1, 20):
+        request = f"{life:032x}"
+        asked = msgspec.structs.replace(submit(10), request=request, gateway_incarnation=life)
+        assert isinstance(bench.ask(asked), Accepted)
+        bench.ask(Abort(request=request, attempt=1, reason="client"))
+        bench.handle(ev.GatewayLost("other", life))
+        bench.handle(ev.WorkerLost(f"d{life}", life))
+    desk = bench.core._desk
+    assert len(desk.lines) <= 3 and list(desk.lost_workers) == ["d17", "d18", "d19"]
+    assert len(bench.core._intake._lost) <= 3
 
 
 def test_prefill_keeps_a_sequence_when_its_decode_worker_is_gone() -> None:

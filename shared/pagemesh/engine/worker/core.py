@@ -38,7 +38,7 @@ from pagemesh.engine.worker.events import (
 )
 from pagemesh.engine.worker.intake import Intake, waiting_tokens
 from pagemesh.engine.worker.lease import Hold
-from pagemesh.engine.worker.sequence import RUNNABLE, Phase, Sequence
+from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Malformed
@@ -124,7 +124,7 @@ class WorkerCore:
             case GatewayLost():
                 self._gateway_lost(event)
             case WorkerLost():
-                desk.lost_workers.add(event.name)
+                desk.lose_worker(event.name)
             case Drain():
                 self._intake.draining = True
                 self._drain_until_ms = desk.now + event.grace_ms
@@ -210,13 +210,13 @@ class WorkerCore:
 
     def _gateway_lost(self, event: GatewayLost) -> None:
         desk = self._desk
+        # Incarnations have no order: another life of the same name may wait for the rest.
+        lost = Owner(event.name, event.incarnation)
         for sequence in list(desk.live.values()):
-            owner = sequence.owner
-            if owner.name == event.name and owner.incarnation <= event.incarnation:
+            if sequence.owner == lost:
                 ending.abort(desk, sequence)
-        for owner in list(desk.lines):
-            if owner.name == event.name and owner.incarnation <= event.incarnation:
-                del desk.lines[owner]
+        desk.lines.pop(lost, None)
+        self._intake.lose(lost)
 
     def _watch_drain(self) -> None:
         if self._intake.draining and self.idle and not self._drained:

@@ -140,8 +140,8 @@ class Desk:
         """Leases that ended, until every call that was open then is answered: a grant that
         was on its way may name them."""
         self.lines: dict[Owner, Line] = {}
-        self.lost_workers: set[str] = set()
-        """Until somebody names them again as ready."""
+        self.lost_workers: dict[str, None] = {}
+        """Until somebody names them again as ready, the longest lost first."""
         self.may_ask = False
         """The session is open and nothing is being declared."""
         self.session_doubted = False
@@ -248,11 +248,27 @@ class Desk:
             line.live_count -= 1
             line.beats_left = self.limits.beats_max
 
+    def lose_worker(self, name: str) -> None:
+        """Hand nothing to that worker until somebody names it again as ready."""
+        self.lost_workers[name] = None
+        if len(self.lost_workers) > self.limits.workers_max:
+            del self.lost_workers[next(iter(self.lost_workers))]
+
     def line(self, owner: Owner) -> Line:
+        """What that life of a gateway is told; the oldest one that waits for nothing makes
+        room for it."""
         line = self.lines.get(owner)
         if line is None:
+            if len(self.lines) >= self.limits.gateways_max:
+                self._forget_line()
             line = self.lines[owner] = Line(owner, last_ms=self.now)
         return line
+
+    def _forget_line(self) -> None:
+        for owner, line in self.lines.items():
+            if not line.live_count and not line.frames:
+                del self.lines[owner]
+                return
 
     def add(self, sequence: Sequence) -> None:
         self.sequences[sequence.key] = sequence

@@ -22,6 +22,8 @@ class Intake:
         self._aborted: dict[tuple[str, int | None], tuple[int, float]] = {}
         """Highest aborted attempt of (request, choice; None: all), and until when we
         remember it."""
+        self._lost: dict[Owner, float] = {}
+        """Lives of gateways that are over, and until when we remember it."""
         self.draining = False
 
     # Questions ------------------------------------------------------------------------------
@@ -43,7 +45,8 @@ class Intake:
                 raise Gone("the request was aborted, or a newer attempt is here")
             self._admissible(prompt, message.sampling, message.deadline_ms, len(new))
         if message.decode is not None:
-            self._desk.lost_workers.discard(message.decode)
+            self._desk.lost_workers.pop(message.decode, None)
+        self._lost.pop(Owner(message.gateway, message.gateway_incarnation), None)
         made = [self._submitted(message, prompt, keys[choice], choices[choice]) for choice in new]
         _group([one for one in made if not one.has_first_token and not one.ended])
         return self._accepted(), made
@@ -54,13 +57,16 @@ class Intake:
             return self._accepted(), []
         if self._over(message.key):
             raise Gone("the sequence was aborted, or a newer attempt is here")
+        owner = Owner(message.gateway, message.gateway_incarnation)
+        if owner in self._lost:
+            raise Gone("its gateway is gone")
         prompt, generated = unpack(message.prompt), unpack(message.generated)
         if message.handle.token_count > len(prompt) + len(generated):
             raise Malformed("handle: it counts more tokens than there are")
         self._admissible(prompt, message.sampling, message.deadline_ms, 1)
         sequence = self._make(
             message.key,
-            Owner(message.gateway, message.gateway_incarnation),
+            owner,
             message.order,
             message.root,
             message.sampling,
@@ -99,9 +105,21 @@ class Intake:
             raise Gone("the sequence went on elsewhere")
         return Ok()
 
+    def lose(self, owner: Owner) -> None:
+        """Nobody waits there any more. What another worker hands over may still come late,
+        and would be computed for nobody; a submit says that the gateway is back."""
+        self._lost.pop(owner, None)
+        if len(self._lost) >= self._desk.limits.gateways_max:
+            del self._lost[next(iter(self._lost))]
+        self._lost[owner] = self._desk.now + self._desk.limits.retain_ms
+
     def forget(self) -> None:
         """Drop what was kept long enough."""
         desk = self._desk
+        for owner, until_ms in list(self._lost.items()):
+            if until_ms > desk.now:
+                break
+            del self._lost[owner]
         for place, (_, until_ms) in list(self._aborted.items()):
             if until_ms > desk.now:
                 break

@@ -62,6 +62,9 @@ class WorkerLimits:
     beats_max: int = 10
     """Such repeats after the last sequence of a gateway ended."""
     gateways_max: int = 1_024
+    """Lives of gateways remembered, beside those with a sequence here."""
+    workers_max: int = 1_024
+    """Lost workers remembered."""
     resend_tokens_max: int = 4_096
     """Tokens sent again in one frame; a gateway asks on from there."""
     aborts_max: int = 4_096
