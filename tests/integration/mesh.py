@@ -192,7 +192,7 @@ class Mesh:
     async def ask_report(self) -> PagerReport:
         name = new_service_name("test")
         async with Bus.connect(self.bus_config("operator"), role="operator", name=name) as bus:
-            subject = subjects.pager(host_name())
+            subject = subjects.pager_report(host_name())
             return await call(bus, subject, InspectPager(), PagerReport, timeout_ms=5_000)
 
     def wait_idle(self, timeout_s: float = 15.0) -> PagerReport:

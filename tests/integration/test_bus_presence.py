@@ -20,21 +20,29 @@ from pagemesh.runtime.rpc import send
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, DeadlineExceeded
-from pagemesh.wire.presence import Announce, Role
+from pagemesh.wire.presence import Announce, AskPresence, Role
 
 CLOCK = MonotonicClock()
 
 
 @contextlib.asynccontextmanager
 async def present(
-    server: NatsServer, role: Role, name: str, incarnation: int, changes: list[Change]
+    server: NatsServer,
+    role: Role,
+    name: str,
+    incarnation: int,
+    changes: list[Change],
+    *,
+    period_ms: int = 100,
+    lost_after_ms: int = 500,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A service with presence, announcing itself quickly."""
     announce = Announce(role=role, name=name, incarnation=incarnation, host="h", state="ready")
     async with Bus.connect(BusConfig(url=server.url), role=role, name=name) as bus:
         presence = Presence(
-            bus, CLOCK, lambda: announce, changes.append, period_ms=100, lost_after_ms=500
-        )
+            bus, CLOCK, lambda: announce, changes.append,
+            period_ms=period_ms, lost_after_ms=lost_after_ms,
+        )  # fmt: skip
         task = asyncio.create_task(presence.run(), name=f"presence-{name}")
         try:
             yield task
@@ -125,6 +133,24 @@ async def test_garbage_on_the_presence_subject_changes_nothing(nats_server: Nats
         await asyncio.sleep(0.2)
         assert not task.done()
         assert [change for change in changes if not isinstance(change, Joined)] == []
+
+
+async def test_who_may_only_ask_is_answered_and_can_forge_no_good_bye(
+    nats_server: NatsServer,
+) -> None:
+    changes: list[Change] = []
+    heard: list[bytes] = []
+    async with (
+        present(nats_server, "gateway", "gw", 1, changes, period_ms=60_000, lost_after_ms=60_000),
+        Bus.connect(BusConfig(url=nats_server.url), role="operator", name="o") as bus,
+    ):
+        await until(lambda: kinds(changes, "gw") == ["Joined"])
+        await bus.subscribe(subjects.PRESENCE, lambda delivery: heard.append(delivery.data))
+        forged = Announce(role="gateway", name="gw", incarnation=1, host="h", state="leaving")
+        await send(bus, subjects.ASK_PRESENCE, forged)
+        await send(bus, subjects.ASK_PRESENCE, AskPresence())
+        await until(lambda: len(heard) == 1)
+        assert kinds(changes, "gw") == ["Joined"]
 
 
 FACTS = ServiceFacts(

@@ -21,7 +21,7 @@ from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Absent, DeadlineExceeded, Denied, Fault, Stale
+from pagemesh.wire.errors import Absent, DeadlineExceeded, Denied, Fault, Malformed, Stale
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import (
@@ -94,7 +94,8 @@ class Pager:
         return await process.wait()
 
     async def ask(self, message: Message, kind: type[T], timeout_ms: int = 5_000) -> T:
-        return await call(self.bus, subjects.pager(self.host), message, kind, timeout_ms=timeout_ms)
+        to = subjects.pager_report if isinstance(message, InspectPager) else subjects.pager
+        return await call(self.bus, to(self.host), message, kind, timeout_ms=timeout_ms)
 
     async def report(self) -> PagerReport:
         report = await self.ask(InspectPager(), PagerReport)
@@ -308,3 +309,10 @@ async def test_who_may_not_have_a_session_is_told_why(pager: Pager) -> None:
     with pytest.raises(Fault, match=f"{SPEC.layout_digest.hex()}.*{other.layout_digest.hex()}"):
         await worker.open(other)
     worker.lock.close()
+
+
+async def test_who_may_only_look_cannot_ask_for_anything_else(pager: Pager) -> None:
+    looks, works = subjects.pager_report(pager.host), subjects.pager(pager.host)
+    for subject, message in ((looks, SnapshotWanted()), (works, InspectPager())):
+        with pytest.raises(Malformed, match="report subject"):
+            await call(pager.bus, subject, message, PagesSnapshot, timeout_ms=5_000)

@@ -53,12 +53,15 @@ def echo(delivery: Delivery) -> None:
         ("prefill", subjects.worker("w")),
         ("decode", subjects.worker("w")),
         ("pager", subjects.pager("h")),
+        ("pager", subjects.pager_report("h")),
     ],
 )
 async def test_a_service_answers_on_its_own_subject(
     server: Server, role: BusRole, subject: str
 ) -> None:
     asker: BusRole = "client" if subject.startswith(subjects.CLIENT_PREFIX) else "gateway"
+    if subject == subjects.pager_report("h"):
+        asker = "operator"
     async with (
         Bus.connect(server.config(role), role=role, name="service") as service,
         Bus.connect(server.config(asker), role=asker, name="asker") as bus,
@@ -95,6 +98,9 @@ async def check_client(server: Server, service: Bus, subject: str) -> None:
         ("prefill", subjects.CHAT_COMPLETIONS),
         ("pager", subjects.gateway("g")),
         ("operator", subjects.worker("w")),
+        ("operator", subjects.pager("h")),
+        ("operator", subjects.PRESENCE),
+        ("operator", subjects.gateway("g")),
         ("gateway", subjects.pages("h")),
     ],
 )

@@ -31,10 +31,10 @@ from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import ConfigError, Denied, Fault, NoCapacity, Stale
+from pagemesh.wire.errors import ConfigError, Denied, Fault, Malformed, NoCapacity, Stale
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
-from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
+from pagemesh.wire.pager_reports import InspectPager, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.presence import Announce
 
 _log = get_logger(__name__)
@@ -164,6 +164,7 @@ class PagerActor(Behaviour[PagerEvent]):
         start_us = self._clock.now_us()
         try:
             message = codec.decode(delivery.data)
+            self._check_place(message, delivery.subject)
             if isinstance(message, OpenSession):
                 await self._prepare(message)
             life = self._life
@@ -176,6 +177,13 @@ class PagerActor(Behaviour[PagerEvent]):
             await delivery.respond_error(fault)
             return
         await self._feed(life, ev.Asked(_Call(delivery, message, start_us), message))
+
+    def _check_place(self, message: Message, subject: str) -> None:
+        """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
+        on the wrong one."""
+        looks = isinstance(message, InspectPager)
+        if looks != (subject == subjects.pager_report(self._settings.host)):
+            raise Malformed("InspectPager, and nothing else, goes to the pager's report subject")
 
     async def _prepare(self, message: OpenSession) -> None:
         """See that there is a pool for the session and that the worker is who it says."""

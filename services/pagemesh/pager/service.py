@@ -59,7 +59,10 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
 
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(actor.run(), name="pager-actor")
-            subscription = await bus.subscribe(subjects.pager(settings.host), admit)
+            subscriptions = [
+                await bus.subscribe(subject(settings.host), admit)
+                for subject in (subjects.pager, subjects.pager_report)
+            ]
             helpers = [
                 group.create_task(every(TICK_MS, tick), name="pager-tick"),
                 group.create_task(presence.run(), name="pager-presence"),
@@ -67,7 +70,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             await stop.wait()
             board.draining = True
             presence.announce_soon()
-            await bus.unsubscribe(subscription)
+            for subscription in subscriptions:
+                await bus.unsubscribe(subscription)
             actor.stop()
             await serving
             for helper in helpers:

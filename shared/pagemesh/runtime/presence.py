@@ -61,21 +61,25 @@ class Presence:
 
     async def run(self) -> None:
         """Until cancelled; then says good-bye. A named child of the service's task group."""
-        subscription = await self._bus.subscribe(subjects.PRESENCE, self._admit)
+        heard = [
+            await self._bus.subscribe(subjects.PRESENCE, self._admit),
+            await self._bus.subscribe(subjects.ASK_PRESENCE, self._asked),
+        ]
         try:
-            await self._say(AskPresence())
+            await self._say(subjects.ASK_PRESENCE, AskPresence())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._announce(), name="presence-announce")
                 group.create_task(every(_EXPIRE_PERIOD_MS, self._expire), name="presence-expire")
         finally:
-            await self._bus.unsubscribe(subscription)
+            for subscription in heard:
+                await self._bus.unsubscribe(subscription)
             leaving = self._describe()
-            await self._say(_with_state_leaving(leaving))
+            await self._say(subjects.PRESENCE, _with_state_leaving(leaving))
 
     async def _announce(self) -> None:
         while True:
             self._wanted.clear()
-            await self._say(self._describe())
+            await self._say(subjects.PRESENCE, self._describe())
             await asyncio.sleep(_WAKE_MS_MIN / 1_000)
             try:
                 async with asyncio.timeout(self._period_ms / 1_000):
@@ -83,20 +87,22 @@ class Presence:
             except TimeoutError:
                 continue
 
-    async def _say(self, message: Message) -> None:
+    async def _say(self, subject: str, message: Message) -> None:
         try:
-            await send(self._bus, subjects.PRESENCE, message)
+            await send(self._bus, subject, message)
         except Fault:
             return  # the bus is away; on its return everybody announces again
 
     def _admit(self, delivery: Delivery) -> None:
         message = codec.decode(delivery.data)
-        if isinstance(message, AskPresence):
-            self._wanted.set()
-        elif isinstance(message, Announce):
-            self._tell(self.directory.hear(message, self._clock.now_ms()))
-        else:
+        if not isinstance(message, Announce):
             raise Malformed("the presence subject takes announcements")
+        self._tell(self.directory.hear(message, self._clock.now_ms()))
+
+    def _asked(self, delivery: Delivery) -> None:
+        if not isinstance(codec.decode(delivery.data), AskPresence):
+            raise Malformed("this subject takes the question who is there")
+        self._wanted.set()
 
     def _expire(self) -> None:
         now_ms = self._clock.now_ms()

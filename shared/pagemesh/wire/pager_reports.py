@@ -1,6 +1,6 @@
 """What a pager tells of itself: its books to whoever asks, and its cache to routers.
 
-anybody -> pager      InspectPager      reply: PagerReport
+anybody -> pager      InspectPager      reply: PagerReport (on ``subjects.pager_report``)
 gateway -> pager      SnapshotWanted    reply: PagesSnapshot, in parts
 pager -> gateways     PagesChanged      (a message on ``subjects.pages``)
 """

@@ -7,7 +7,12 @@ pagemesh.mesh.v1.pager.HOST                 requests to the pager of a host
 pagemesh.mesh.v1.pages.HOST                 its stream of PagesChanged
 pagemesh.mesh.v1.worker.NAME                requests and notices to a worker
 pagemesh.mesh.v1.gateway.NAME               Frames to a gateway
-pagemesh.mesh.v1.presence                   Announce and AskPresence
+pagemesh.mesh.v1.presence                   Announce
+pagemesh.mesh.v1.ask                        AskPresence
+pagemesh.mesh.v1.report.HOST                InspectPager
+
+What is only asked has subjects of its own, since permissions know subjects and not messages:
+whoever watches may ask, and can neither announce a service nor move a page.
 """
 
 from __future__ import annotations
@@ -23,11 +28,16 @@ CLIENT_QUEUE = "gateway"
 
 MESH_PREFIX = "pagemesh.mesh.v1"
 PRESENCE = f"{MESH_PREFIX}.presence"
+ASK_PRESENCE = f"{MESH_PREFIX}.ask"
 INBOX_PREFIX = "_INBOX"
 
 
 def pager(host: str) -> str:
     return f"{MESH_PREFIX}.pager.{host}"
+
+
+def pager_report(host: str) -> str:
+    return f"{MESH_PREFIX}.report.{host}"
 
 
 def pages(host: str) -> str:
@@ -85,6 +95,7 @@ def permissions(role: BusRole) -> Permissions:
     An ``operator`` watches: presence, and the pager's own report.
     """
     mesh = MESH_PREFIX
+    presence = (PRESENCE, ASK_PRESENCE)
     match role:
         case "client":
             return Permissions(
@@ -94,27 +105,29 @@ def permissions(role: BusRole) -> Permissions:
         case "gateway":
             return Permissions(
                 publish=(
-                    f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE,
+                    f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", *presence,
                     f"{INBOX_PREFIX}.>", f"{INBOX_PREFIX}_client.>",
                 ),
                 subscribe=(
                     f"{CLIENT_PREFIX}.>", "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
-                    PRESENCE, f"{INBOX_PREFIX}_gateway.>",
+                    *presence, f"{INBOX_PREFIX}_gateway.>",
                 ),
             )  # fmt: skip
         case "prefill" | "decode":
             return Permissions(
-                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", PRESENCE),
-                subscribe=(f"{mesh}.worker.*", PRESENCE, f"{INBOX_PREFIX}_{role}.>"),
+                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", *presence),
+                subscribe=(f"{mesh}.worker.*", *presence, f"{INBOX_PREFIX}_{role}.>"),
             )
         case "pager":
             return Permissions(
-                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.pages.*", PRESENCE),
-                subscribe=(f"{mesh}.pager.*", PRESENCE, f"{INBOX_PREFIX}_pager.>"),
-            )
+                publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.pages.*", *presence),
+                subscribe=(
+                    f"{mesh}.pager.*", f"{mesh}.report.*", *presence, f"{INBOX_PREFIX}_pager.>",
+                ),
+            )  # fmt: skip
         case "operator":
             return Permissions(
-                publish=(f"{mesh}.pager.*", PRESENCE),
+                publish=(f"{mesh}.report.*", ASK_PRESENCE),
                 subscribe=(PRESENCE, f"{INBOX_PREFIX}_operator.>"),
             )
 

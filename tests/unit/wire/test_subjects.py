@@ -12,7 +12,9 @@ OURS = [
     subjects.COMPLETIONS,
     subjects.MODELS,
     subjects.PRESENCE,
+    subjects.ASK_PRESENCE,
     subjects.pager("h"),
+    subjects.pager_report("h"),
     subjects.pages("h"),
     subjects.worker("w"),
     subjects.gateway("g"),
@@ -43,6 +45,8 @@ def test_no_two_things_share_a_subject() -> None:
         (subjects.pages("host-3"), "pagemesh.mesh.v1.pages.{name}"),
         (subjects.gateway("g"), "pagemesh.mesh.v1.gateway.{name}"),
         (subjects.PRESENCE, subjects.PRESENCE),
+        (subjects.ASK_PRESENCE, subjects.ASK_PRESENCE),
+        (subjects.pager_report("host-3"), "pagemesh.mesh.v1.report.{name}"),
         (subjects.CHAT_COMPLETIONS, subjects.CHAT_COMPLETIONS),
         ("_INBOX.abc.def", "inbox"),
         (subjects.inbox_prefix("pager", "p") + ".1f", "inbox"),
@@ -72,6 +76,12 @@ def test_a_role_hears_its_own_inboxes_and_no_other_roles(role: subjects.BusRole)
         )
     ]
     assert heard == [role]
+
+
+def test_an_operator_can_ask_and_do_nothing_else() -> None:
+    allowed = permissions("operator").publish
+    said = [subject for subject in OURS if any(matches(pattern, subject) for pattern in allowed)]
+    assert said == [subjects.ASK_PRESENCE, subjects.pager_report("h")]
 
 
 def test_a_tenant_hears_itself_alone() -> None:
