@@ -99,10 +99,10 @@ PM_EXPORT long pm_kv_write(const PmPages* pages, const float* k, long k_stride, 
   }
   if (rows * pages->kv_heads * width < (1 << 17)) threads = 1;
   // By head, so that the slots of one page's key rows are filled while they are in cache.
-  pm::Counter work(pages->kv_heads);
+  pm::Counter work;
   pm::parallel(threads, [&] {
     long head, end;
-    while (work.take(1, &head, &end)) {
+    while (work.take(pages->kv_heads, 1, &head, &end)) {
       pm::kv_write_head(pages, k, k_stride, v, v_stride, slots, rows, head);
     }
   });
@@ -118,10 +118,11 @@ PM_EXPORT long pm_kv_gather(const PmPages* pages, const int32_t* table, long tab
   for (long i = first_page; i < end_page; ++i) {
     if (table[i] < 0 || table[i] >= pages->page_count) return 1 + i;
   }
-  pm::Counter work((end_page - first_page) * pages->kv_heads);
+  const long units = (end_page - first_page) * pages->kv_heads;
+  pm::Counter work;
   pm::parallel(threads, [&] {
     long begin, end;
-    while (work.take(8, &begin, &end)) {
+    while (work.take(units, 8, &begin, &end)) {
       for (long unit = begin; unit < end; ++unit) {
         const long index = first_page + unit / pages->kv_heads, head = unit % pages->kv_heads;
         const float* page = pm::head_of(pages, table[index], head);
@@ -149,15 +150,26 @@ PM_EXPORT long pm_page_copy(uint8_t* base, long page_bytes, long page_count,
       return 1 + i;
   }
   if (count * page_bytes < (1 << 20)) threads = 1;
-  pm::Counter work(count);
+  pm::Counter work;
   pm::parallel(threads, [&] {
     long i, end;
-    while (work.take(1, &i, &end)) {
+    while (work.take(count, 1, &i, &end)) {
       memmove(base + static_cast<long>(targets[i]) * page_bytes,
               base + static_cast<long>(sources[i]) * page_bytes, static_cast<size_t>(page_bytes));
     }
   });
   return 0;
+}
+
+PM_EXPORT long pm_decoder_workspace(const PmDecoder* decoder, long rows, int threads) {
+  return kernels->decoder_workspace(decoder, rows, threads);
+}
+
+PM_EXPORT long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages,
+                               const PmRows* batch, float* workspace, float* hidden,
+                               float* logits, double* phase_us, int threads) {
+  return kernels->decoder_step(decoder, pages, batch, workspace, hidden, logits, phase_us,
+                               threads);
 }
 
 PM_EXPORT float pm_probe_stream(const float* data, long floats, int threads) {

@@ -262,7 +262,7 @@ void attend(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& w
             pm::Counter& merges, Scratch& scratch) {
   const long kv_heads = call.pages.kv_heads;
   long unit, end;
-  while (work.take(1, &unit, &end)) {
+  while (work.take(plan.units(call), 1, &unit, &end)) {
     if (plan.by_span) {
       span_unit(call, plan.spans, unit / kv_heads, unit % kv_heads, scratch);
     } else {
@@ -273,7 +273,7 @@ void attend(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& w
   }
   if (!plan.by_span) return;
   pm::barrier();
-  while (merges.take(1, &unit, &end)) {
+  while (merges.take(plan.merges(call), 1, &unit, &end)) {
     merge_tile(call, plan.spans, unit / kv_heads, unit % kv_heads);
   }
 }
@@ -313,7 +313,7 @@ long paged_attention(const PmPages* pages, const float* q, long q_stride, float*
   if (attention_work(call) < kAttentionWork) threads = 1;
   AttentionPlan plan;
   plan_attention(call, threads, &plan);
-  pm::Counter work(plan.units(call)), merging(plan.merges(call));
+  pm::Counter work, merging;
   pm::parallel(threads, [&] {
     ThreadScratch own(call);
     attend(call, plan, work, merging, own.scratch);

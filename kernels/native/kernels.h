@@ -12,6 +12,8 @@ struct Kernels {
   decltype(&::pm_silu_mul) silu_mul;
   decltype(&::pm_log_softmax) log_softmax;
   decltype(&::pm_paged_attention) paged_attention;
+  decltype(&::pm_decoder_workspace) decoder_workspace;
+  decltype(&::pm_decoder_step) decoder_step;
   decltype(&::pm_probe_stream) probe_stream;
   decltype(&::pm_probe_arithmetic) probe_arithmetic;
 };

@@ -9,13 +9,14 @@
 #include "linear.h"
 #include "rows.h"
 #include "attention.h"
+#include "step.h"
 #include "probe.h"
 
 namespace pm {
 
 extern const Kernels PM_TABLE = {
     linear, rms_norm, rope, silu_mul, log_softmax, paged_attention,
-    probe_stream, probe_arithmetic,
+    decoder_workspace, decoder_step, probe_stream, probe_arithmetic,
 };
 
 }  // namespace pm

@@ -222,16 +222,17 @@ inline const float* unit_weights(const LinearPlan& plan, const float* packed, lo
   return packed + unit / plan.row_blocks * plan.unit_panels * k * kLanes;
 }
 
-// One thread's share of a product. Unit `thread` is its own, so that it can be fetched ahead by
-// what comes before; the others are taken from `work`, which starts behind those. `after` is
-// what this thread reads when it is done. `carry`: kCarryFloats of its own.
+// One thread's share of a product. Of a team of `team` threads each begins with the unit of its
+// own number, so that what comes before can fetch it; the others are taken from `work`. `after`
+// is what this thread reads when it is done. `carry`: kCarryFloats of its own.
 void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
-                  float* carry, Next after) {
+                  int team, float* carry, Next after) {
   const StreamPanel stream = stream_panel_of(call.rows);
   long unit = thread, next = 0, end = 0;
   // Claimed one ahead, so that what comes next can be fetched meanwhile.
   for (bool more = unit < plan.units; more; unit = next) {
-    more = work.take(1, &next, &end);
+    more = work.take(plan.units - team, 1, &next, &end);
+    next += team;
     Next ahead = after;
     if (more) ahead = {unit_weights(plan, call.packed, call.k, next), call.k * kLanes};
     if (call.rows <= kStreamRows) stream(call, unit, ahead.at);
@@ -245,13 +246,10 @@ void linear(const float* x, long x_stride, const float* packed, const float* bia
   const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k, false};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
   const LinearPlan plan = plan_linear(rows, n, threads);
-  pm::Counter work(plan.units, threads);
+  pm::Counter work;
   pm::parallel(threads, [&] {
     alignas(64) float carry[kCarryFloats];
-    // Fewer threads may have come than were asked for: what is nobody's own goes first.
-    for (int thread = pm::thread_index(); thread < threads; thread += pm::thread_count()) {
-      linear_share(call, plan, work, thread, carry, {nullptr, 0});
-    }
+    linear_share(call, plan, work, pm::thread_index(), pm::thread_count(), carry, {nullptr, 0});
   });
 }
 

@@ -82,6 +82,62 @@ long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, flo
 long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_t* sources,
                   const uint32_t* targets, long count, int threads);
 
+// --- A whole forward pass (contract: pagemesh/kernels/decoder_step) ---------------------------
+struct PmMatrix {
+  const float* panels;  // as pm_linear_pack leaves them
+  const float* bias;    // or null
+  long n, k;
+};
+
+struct PmLayer {
+  const float* attention_norm;
+  const float* query_norm;  // or null, like key_norm
+  const float* key_norm;
+  const float* mlp_norm;
+  PmMatrix qkv, output, gate_up, down;
+};
+
+struct PmDecoder {
+  const PmLayer* layers;
+  const float* embedding;  // [vocab][hidden]
+  const float* norm;
+  const float* cosine;  // [positions][head_dim / 2]
+  const float* sine;
+  PmMatrix head;
+  long layer_count, hidden, heads, kv_heads, head_dim, mlp, vocab, positions;
+  float norm_epsilon, attention_scale;
+};
+
+// A ragged batch, see pagemesh/kernels/batch.py; `wanted` rows, ascending, go to the end.
+struct PmRows {
+  const int64_t* tokens;
+  const int64_t* slots;
+  const int32_t* sequence;
+  const int32_t* position;
+  const int32_t* tables;
+  const int32_t* table_indptr;
+  const int64_t* wanted;
+  long rows, sequences, wanted_count;
+};
+
+enum PmPhase { PM_PRODUCTS, PM_ATTENTION, PM_ROWS, PM_PHASES };
+// What pm_decoder_step finds wrong, plus the index of the row; nothing was written then.
+enum PmBad : long {
+  PM_BAD_TOKEN = 1L << 32,
+  PM_BAD_POSITION = 2L << 32,
+  PM_BAD_SLOT = 3L << 32,
+  PM_BAD_WANTED = 4L << 32,
+  PM_BAD_TABLE = 5L << 32,
+};
+
+// Floats of workspace that a step of so many rows needs.
+long pm_decoder_workspace(const PmDecoder* decoder, long rows, int threads);
+// `pages`: of each layer. `workspace`: aligned to 64 bytes. `hidden`: [wanted][hidden], the last
+// norm's result; `logits`: [wanted][vocab] or null; `phase_us`: [PM_PHASES], added to, or null.
+long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages, const PmRows* batch,
+                     float* workspace, float* hidden, float* logits, double* phase_us,
+                     int threads);
+
 // --- What the machine can do (for benchmarks) -------------------------------------------------
 // The sum of `floats` (a multiple of 16) floats, read once and in order.
 float pm_probe_stream(const float* data, long floats, int threads);

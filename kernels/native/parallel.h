@@ -19,23 +19,21 @@ void barrier();
 
 namespace {  // compiled once per level: no level's code may stand in for another's
 
-// A bounded work list shared by the threads of one region.
+// A work list shared by the threads of one region.
 class Counter {
  public:
-  // Items below `first` are not given out.
-  explicit Counter(long limit, long first = 0) : next_(first), limit_(limit) {}
-  // The next piece of at most `step` items; false when none is left.
-  bool take(long step, long* begin, long* end) {
+  // The next piece of at most `step` of `limit` items; false when none is left. Everybody
+  // gives the same limit.
+  bool take(long limit, long step, long* begin, long* end) {
     long at = __atomic_fetch_add(&next_, step, __ATOMIC_RELAXED);
-    if (at >= limit_) return false;
+    if (at >= limit) return false;
     *begin = at;
-    *end = at + step < limit_ ? at + step : limit_;
+    *end = at + step < limit ? at + step : limit;
     return true;
   }
 
  private:
-  long next_;
-  long limit_;
+  long next_ = 0;
 };
 
 template <typename Body>

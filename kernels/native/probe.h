@@ -9,13 +9,13 @@ constexpr int kProbeChains = 24;
 
 // Reads `floats` (a multiple of 16) floats; the sum is returned so that no read can be left out.
 float probe_stream(const float* data, long floats, int threads) {
-  pm::Counter work(floats);
+  pm::Counter work;
   float total = 0.0f;
   float* shared = &total;
   pm::parallel(threads, [&, shared] {
     V sums[4] = {zero(), zero(), zero(), zero()};
     long begin, end;
-    while (work.take(kProbePiece, &begin, &end)) {
+    while (work.take(floats, kProbePiece, &begin, &end)) {
       for (long i = begin; i < end; i += kLanes) {
         prefetch(data + i + 512);
         V& sum = sums[i / kLanes % 4];

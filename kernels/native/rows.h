@@ -12,10 +12,10 @@ void for_rows(long rows, long width, int threads, Body body) {
   if (rows * width < kRowWork) threads = 1;
   long step = rows / (threads * 4);
   if (step < 1) step = 1;
-  pm::Counter work(rows);
+  pm::Counter work;
   pm::parallel(threads, [&] {
     long begin, end;
-    while (work.take(step, &begin, &end)) {
+    while (work.take(rows, step, &begin, &end)) {
       for (long row = begin; row < end; ++row) body(row);
     }
   });
@@ -72,8 +72,7 @@ void rope(float* x, long row_stride, const float* cosine, const float* sine, lon
   });
 }
 
-inline void gate_row(const float* gate, float* to, long width) {
-  const float* up = gate + width;
+inline void gate_row(const float* gate, const float* up, float* to, long width) {
   for (long i = 0; i < width; i += kLanes) {
     const int lanes = lanes_at(i, width);
     V g = load_some(gate + i, lanes);
@@ -85,7 +84,8 @@ inline void gate_row(const float* gate, float* to, long width) {
 void silu_mul(const float* gate_up, long in_stride, float* out, long out_stride, long rows,
               long width, int threads) {
   for_rows(rows, width, threads, [=](long row) {
-    gate_row(gate_up + row * in_stride, out + row * out_stride, width);
+    const float* gate = gate_up + row * in_stride;
+    gate_row(gate, gate + width, out + row * out_stride, width);
   });
 }
 

@@ -38,6 +38,9 @@ class KvPool:
         self._structs = [self._struct_of(layer) for layer in range(layout.layers)]
         self.structs = [ctypes.byref(struct) for struct in self._structs]
         """One C view per layer, to pass to the native library."""
+        pointers = [ctypes.addressof(struct) for struct in self._structs]
+        self.layer_pointers = (ctypes.c_void_p * layout.layers)(*pointers)
+        """All of them, for an operation that goes through the layers."""
 
     @classmethod
     def allocate(cls, layout: PageLayout, page_count: int) -> KvPool:

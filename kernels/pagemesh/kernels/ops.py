@@ -1,6 +1,7 @@
 """Every operation the engine calls, in one place; contracts are in the operations' folders."""
 
 from pagemesh.kernels.batch import RaggedBatch, ragged_batch
+from pagemesh.kernels.decoder_step import DecoderPlan, DecoderStep, LayerWeights
 from pagemesh.kernels.dispatch import backend, identity
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.kv_write import kv_write
@@ -15,7 +16,10 @@ from pagemesh.kernels.rope import rope
 from pagemesh.kernels.silu_mul import silu_mul
 
 __all__ = [
+    "DecoderPlan",
+    "DecoderStep",
     "KvPool",
+    "LayerWeights",
     "PackedLinear",
     "PageLayout",
     "RaggedBatch",

@@ -106,27 +106,30 @@ class ModelExecutor:
             [offset + local for offset, local in zip(offsets, wanted, strict=True)]
         )
         tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
-        hidden = self._decoder.hidden(
-            torch.from_numpy(tokens), batch, torch.from_numpy(indices), pool.pages
-        )
+        # Unless prompts are scored, what is wanted is what is drawn from.
+        scoring = any(row.score_from is not None for row in rows)
+        hidden, logits = self._decoder.step(
+            torch.from_numpy(tokens), batch, torch.from_numpy(indices), pool.pages,
+            logits=not scoring,
+        )  # fmt: skip
         ends = np.cumsum([len(local) for local in wanted])
-        drawn = self._draw(rows, hidden, ends - 1)
+        drawn = self._draw(rows, hidden, ends - 1, logits)
         return [
             RowResult(row.key, row.lease, False, own, self._score(row, hidden, end - len(local)))
             for row, own, local, end in zip(rows, drawn, wanted, ends.tolist(), strict=True)
         ]
 
     def _draw(
-        self, rows: Sequence[StepRow], hidden: torch.Tensor, last: I64
+        self, rows: Sequence[StepRow], hidden: torch.Tensor, last: I64, logits: torch.Tensor | None
     ) -> list[tuple[Drawn, ...]]:
-        """Every row's draws, from ``hidden[last[row]]``; one batch for all."""
+        """Every row's draws, from ``logits``, a row each, or ``hidden[last[row]]``; one batch
+        for all."""
         drawing = [index for index, row in enumerate(rows) if row.samples]
         out: list[tuple[Drawn, ...]] = [()] * len(rows)
         if not drawing:
             return out
-        if len(drawing) < len(hidden):
-            hidden = hidden[torch.from_numpy(last[drawing])]
-        logits = self._decoder.logits(hidden)
+        if logits is None:
+            logits = self._decoder.logits(hidden[torch.from_numpy(last[drawing])])
         samples = [sample for index in drawing for sample in rows[index].samples]
         widths = [len(rows[index].samples) for index in drawing]
         drawn = draw(logits.numpy(), np.repeat(np.arange(len(drawing)), widths), samples)

@@ -13,6 +13,9 @@ rows (tokens) and the widths of ``DecoderConfig``:
 
 Every kernel here gives a row the same bits whatever the other rows are. The one exception,
 torch's attention for long chunks, is left out in deterministic mode.
+
+``Decoder.hidden`` and ``Decoder.logits`` are this definition, an operation at a time.
+``Decoder.step`` computes the same bits in one native call where there is one.
 """
 
 from __future__ import annotations
@@ -23,10 +26,15 @@ import numpy as np
 import torch
 
 from pagemesh.engine.model import DecoderConfig, Rope
-from pagemesh.engine.weights import DecoderWeights, LayerWeights
+from pagemesh.engine.weights import DecoderWeights
+from pagemesh.kernels.dispatch import Backend
 from pagemesh.kernels.ops import (
+    DecoderPlan,
+    DecoderStep,
     KvPool,
+    LayerWeights,
     RaggedBatch,
+    backend,
     kv_write,
     linear,
     paged_attention,
@@ -35,7 +43,7 @@ from pagemesh.kernels.ops import (
     rope,
     silu_mul,
 )
-from pagemesh.kernels.paged_prefill import ROWS_MIN
+from pagemesh.kernels.paged_prefill import PAST_TOKENS_MIN, ROWS_MIN
 
 Tensor = torch.Tensor
 _POSITIONS_BLOCK = 4096
@@ -52,6 +60,25 @@ class Decoder:
         self.weights = weights
         self.deterministic = deterministic
         self._cosine, self._sine = rotation_tables(config.rope, config.context_tokens_max)
+        self._whole = DecoderStep(self._plan()) if backend() is Backend.NATIVE else None
+
+    def step(
+        self,
+        tokens: Tensor,
+        batch: RaggedBatch,
+        wanted: Tensor,
+        pool: KvPool,
+        *,
+        logits: bool,
+        phase_us: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``hidden`` and, when asked for, ``logits`` of the rows ``wanted``; the next step
+        overwrites both. ``phase_us``: see ``kernels.decoder_step``; what runs an operation at a
+        time adds nothing to it. Raises like ``hidden``."""
+        if self._whole is not None and not self._is_for_torch(batch):
+            return self._whole(tokens, batch, wanted, pool, logits=logits, phase_us=phase_us)
+        hidden = self.hidden(tokens, batch, wanted, pool)
+        return hidden, self.logits(hidden) if logits else None
 
     def hidden(self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool) -> Tensor:
         """float32 [n, hidden], ready for ``logits``, of the rows ``wanted`` (int64 [n],
@@ -63,8 +90,7 @@ class Decoder:
         sine = self._sine[batch.row_position]
         x = self.weights.embedding[tokens]
         work = Workspace(self.config, batch.rows)
-        long = batch.rows >= ROWS_MIN * batch.sequences
-        attention = paged_prefill if long and not self.deterministic else paged_attention
+        attention = paged_prefill if self._is_for_torch(batch) else paged_attention
         last = self.config.layer_count - 1
         for index, layer in enumerate(self.weights.layers):
             q = self._write_kv(index, layer, x, work, (cosine, sine), batch, pool)
@@ -80,6 +106,22 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] of ``hidden`` rows."""
         return linear(hidden, self.weights.head)
+
+    def _is_for_torch(self, batch: RaggedBatch) -> bool:
+        """Are there chunks so long, over a past so long, that torch's attention is quicker?"""
+        if self.deterministic or batch.rows < ROWS_MIN * batch.sequences:
+            return False
+        return int(batch.row_position.max()) >= PAST_TOKENS_MIN
+
+    def _plan(self) -> DecoderPlan:
+        config, weights = self.config, self.weights
+        return DecoderPlan(
+            layers=weights.layers, embedding=weights.embedding, norm=weights.norm,
+            head=weights.head, cosine=self._cosine, sine=self._sine,
+            head_count=config.head_count, kv_head_count=config.kv_head_count,
+            head_dim=config.head_dim, norm_epsilon=config.norm_epsilon,
+            attention_scale=config.attention_scale,
+        )  # fmt: skip
 
     def _write_kv(
         self,

@@ -12,21 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from pagemesh.engine.model import DecoderConfig
-from pagemesh.kernels.ops import PackedLinear, packed_shape
+from pagemesh.kernels.ops import LayerWeights, PackedLinear, packed_shape
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    attention_norm: Tensor
-    qkv: PackedLinear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: PackedLinear
-    mlp_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,8 +250,8 @@ class Meddler(Decoder):
         super().__init__(model.config, model.weights, deterministic=True)
         self._action = action
 
-    def hidden(self, *arguments: Any) -> torch.Tensor:
-        out = super().hidden(*arguments)
+    def step(self, *arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out = super().step(*arguments, **options)
         self._action()
         return out
 

@@ -49,6 +49,74 @@ class PagesStruct(ctypes.Structure):
     ]
 
 
+class MatrixStruct(ctypes.Structure):
+    """``PmMatrix``: packed panels, bias or null, and the shape [n, k]."""
+
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_long),
+        ("k", ctypes.c_long),
+    ]
+
+
+class LayerStruct(ctypes.Structure):
+    """``PmLayer``: the weights of a layer."""
+
+    _fields_ = [
+        ("attention_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("qkv", MatrixStruct),
+        ("output", MatrixStruct),
+        ("gate_up", MatrixStruct),
+        ("down", MatrixStruct),
+    ]
+
+
+class DecoderStruct(ctypes.Structure):
+    """``PmDecoder``: the layers of a decoder and what comes before and after them."""
+
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        ("embedding", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+        ("head", MatrixStruct),
+        ("layer_count", ctypes.c_long),
+        ("hidden", ctypes.c_long),
+        ("heads", ctypes.c_long),
+        ("kv_heads", ctypes.c_long),
+        ("head_dim", ctypes.c_long),
+        ("mlp", ctypes.c_long),
+        ("vocab", ctypes.c_long),
+        ("positions", ctypes.c_long),
+        ("norm_epsilon", ctypes.c_float),
+        ("attention_scale", ctypes.c_float),
+    ]
+
+
+class RowsStruct(ctypes.Structure):
+    """``PmRows``: a step's rows, their page tables, and which of them are wanted."""
+
+    _fields_ = [
+        ("tokens", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("sequence", ctypes.c_void_p),
+        ("position", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("table_indptr", ctypes.c_void_p),
+        ("wanted", ctypes.c_void_p),
+        ("rows", ctypes.c_long),
+        ("sequences", ctypes.c_long),
+        ("wanted_count", ctypes.c_long),
+    ]
+
+
+STEP_PHASES = 3
+"""``PM_PHASES``: what a step's time is told apart by."""
 _P, _L, _I, _U64, _F = (
     ctypes.c_void_p,
     ctypes.c_long,
@@ -84,6 +152,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
         (_PAGES, _P, _L, _P, _L, _L, _L, _P, _P, _L, _P, _P, _F, _I),
     ),
     "pm_page_copy": (_L, (_P, _L, _L, _P, _P, _L, _I)),
+    "pm_decoder_workspace": (_L, (_P, _L, _I)),
+    "pm_decoder_step": (_L, (_P, _P, _P, _P, _P, _P, _P, _I)),
     "pm_probe_stream": (_F, (_P, _L, _I)),
     "pm_probe_arithmetic": (_L, (_L, _I)),
 }

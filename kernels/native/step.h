@@ -1,0 +1,359 @@
+// A whole forward pass as one region of threads with barriers inside: what the operations of
+// linear.h, rows.h, kv_write.h and attention.h compute, in the order of the engine's definition
+// (pagemesh/engine/forward.py) and to the same last bit. What it saves is the way from one
+// operation to the next: a call and a region for each, and the weights that nobody fetched.
+#pragma once
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "kv_write.h"
+
+namespace {
+
+constexpr long kOwnFloats = 4096;  // of rows that every thread normalises for itself
+constexpr long kTurnRows = 64;     // rows rotated and written at a time
+constexpr long kLayerCounters = 7;
+
+struct alignas(64) StepCounter {
+  pm::Counter value;
+};
+
+// Buffers of a step; rows as the batch has them unless said otherwise.
+struct StepMemory {
+  float* x;        // [rows][hidden]
+  float* normed;   // [rows][hidden]
+  float* joined;   // [rows][query + 2 kv]
+  float* mixed;    // [rows][query]
+  float* gate_up;  // [rows][2 mlp]
+  float* gated;    // [rows][mlp]
+  float* last_x;   // [wanted][hidden], when the last layer goes on with those alone
+  float* last_q;   // [wanted][query]
+  float* own;      // [threads][kOwnFloats]
+  float* carry;    // [threads][kCarryFloats]
+  long floats;
+
+  StepMemory(const PmDecoder& model, long rows, int threads, float* base) : floats(0) {
+    const long query = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
+    auto place = [&](long count) {
+      float* at = base ? base + floats : nullptr;
+      floats += pieces(count, kLanes) * kLanes;
+      return at;
+    };
+    x = place(rows * model.hidden);
+    normed = place(rows * model.hidden);
+    joined = place(rows * (query + 2 * kv));
+    mixed = place(rows * query);
+    gate_up = place(rows * 2 * model.mlp);
+    gated = place(rows * model.mlp);
+    last_x = place(rows * model.hidden);
+    last_q = place(rows * query);
+    own = place(threads * kOwnFloats);
+    carry = place(threads * kCarryFloats);
+  }
+};
+
+struct StepCall {
+  const PmDecoder& model;
+  const PmPages* const* pages;  // of each layer
+  const PmRows& batch;
+  const StepMemory& memory;
+  StepCounter* counters;  // [layer][kLayerCounters], then one for the head
+  const AttentionCall& attention;  // of all rows; pages are those of the first layer
+  const AttentionPlan& plan;
+  const AttentionCall& last_attention;  // of the wanted rows
+  const AttentionPlan& last_plan;
+  float* hidden;
+  float* logits;    // or null
+  double* phase_us;  // [PM_PHASES] or null
+};
+
+// What one thread of the region has of its own.
+struct Hand {
+  int thread, threads;
+  float* carry;
+  float* own;
+  Scratch& scratch;
+  double* phase_us;  // of the first thread, when it was asked for
+  double since_us;
+};
+
+double now_us() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+// Everybody is done with a phase.
+void end_phase(Hand& hand, PmPhase phase) {
+  pm::barrier();
+  if (!hand.phase_us) return;
+  const double now = now_us();
+  hand.phase_us[phase] += now - hand.since_us;
+  hand.since_us = now;
+}
+
+inline long share_begin(long count, int thread, int threads) { return count * thread / threads; }
+
+// Calls body(i) for this thread's share of [0, count).
+template <typename Body>
+void share(const Hand& hand, long count, Body body) {
+  const long end = share_begin(count, hand.thread + 1, hand.threads);
+  for (long i = share_begin(count, hand.thread, hand.threads); i < end; ++i) body(i);
+}
+
+// Rows of x, normalised. Few of them are quicker done by each thread than waited for.
+const float* norm_step(const StepCall& step, Hand& hand, const float* x, long rows,
+                       const float* weight) {
+  const long width = step.model.hidden;
+  const bool alone = rows * width <= kOwnFloats;
+  float* to = alone ? hand.own : step.memory.normed;
+  auto body = [&](long row) {
+    norm_row(x + row * width, weight, to + row * width, width, step.model.norm_epsilon);
+  };
+  if (alone) {
+    for (long row = 0; row < rows; ++row) body(row);
+  } else {
+    share(hand, rows, body);
+    end_phase(hand, PM_ROWS);
+  }
+  return to;
+}
+
+Next first_unit(const PmMatrix* matrix, long rows, const Hand& hand) {
+  if (!matrix) return {nullptr, 0};
+  const LinearPlan plan = plan_linear(rows, matrix->n, hand.threads);
+  return {unit_weights(plan, matrix->panels, matrix->k, hand.thread), matrix->k * kLanes};
+}
+
+// out (+)= x * matrix^T + bias for rows that lie one after the other. `after` is the matrix that
+// the next product multiplies with.
+void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix& matrix,
+                  float* out, long rows, bool add, const PmMatrix* after) {
+  const LinearCall call{x, matrix.k, matrix.panels, matrix.bias, out, matrix.n,
+                        rows, matrix.n, matrix.k, add};
+  const LinearPlan plan = plan_linear(rows, matrix.n, hand.threads);
+  linear_share(call, plan, work, hand.thread, hand.threads, hand.carry,
+               first_unit(after, rows, hand));
+  end_phase(hand, PM_PRODUCTS);
+}
+
+// One KV head of rows [begin, end): queries and keys normalised (where the model does that) and
+// rotated, keys and values written to their pages.
+void turn_unit(const StepCall& step, const PmLayer& layer, const PmPages& pages, long head,
+               long begin, long end) {
+  const PmDecoder& model = step.model;
+  const long width = model.head_dim, half = width / 2, group = model.heads / model.kv_heads;
+  const long stride = (model.heads + 2 * model.kv_heads) * width;
+  for (long row = begin; row < end; ++row) {
+    float* q = step.memory.joined + row * stride + head * group * width;
+    float* k = step.memory.joined + row * stride + (model.heads + head) * width;
+    if (layer.query_norm) {
+      for (long i = 0; i < group; ++i) {
+        norm_row(q + i * width, layer.query_norm, q + i * width, width, model.norm_epsilon);
+      }
+      norm_row(k, layer.key_norm, k, width, model.norm_epsilon);
+    }
+    const float* cosine = model.cosine + step.batch.position[row] * half;
+    const float* sine = model.sine + step.batch.position[row] * half;
+    turn_heads(q, group, width, cosine, sine, half);
+    turn_heads(k, 1, width, cosine, sine, half);
+  }
+  const float* keys = step.memory.joined + begin * stride + model.heads * width;
+  pm::kv_write_head(&pages, keys, stride, keys + model.kv_heads * width, stride,
+                    step.batch.slots + begin, end - begin, head);
+}
+
+void turn_step(const StepCall& step, Hand& hand, pm::Counter& work, const PmLayer& layer,
+               const PmPages& pages) {
+  const long heads = step.model.kv_heads;
+  const long units = pieces(step.batch.rows, kTurnRows) * heads;
+  long unit, end;
+  while (work.take(units, 1, &unit, &end)) {
+    const long begin = unit / heads * kTurnRows;
+    const long limit = begin + kTurnRows < step.batch.rows ? begin + kTurnRows : step.batch.rows;
+    turn_unit(step, layer, pages, unit % heads, begin, limit);
+  }
+  end_phase(hand, PM_ROWS);
+}
+
+void attend_step(Hand& hand, AttentionCall call, const AttentionPlan& plan, const PmPages& pages,
+                 StepCounter* counters) {
+  call.pages = pages;
+  attend(call, plan, counters[0].value, counters[1].value, hand.scratch);
+  end_phase(hand, PM_ATTENTION);
+}
+
+// The wanted rows of x and q, for the end of the last layer.
+void narrow_step(const StepCall& step, Hand& hand) {
+  const PmDecoder& model = step.model;
+  const long hidden = model.hidden, query = model.heads * model.head_dim;
+  const long stride = query + 2 * model.kv_heads * model.head_dim;
+  share(hand, step.batch.wanted_count, [&](long i) {
+    const long row = step.batch.wanted[i];
+    memcpy(step.memory.last_x + i * hidden, step.memory.x + row * hidden,
+           sizeof(float) * static_cast<size_t>(hidden));
+    memcpy(step.memory.last_q + i * query, step.memory.joined + row * stride,
+           sizeof(float) * static_cast<size_t>(query));
+  });
+  end_phase(hand, PM_ROWS);
+}
+
+void gate_step(const StepCall& step, Hand& hand, long rows) {
+  const long mlp = step.model.mlp, vectors = pieces(mlp, kLanes);
+  const long begin = share_begin(vectors, hand.thread, hand.threads) * kLanes;
+  long end = share_begin(vectors, hand.thread + 1, hand.threads) * kLanes;
+  end = end < mlp ? end : mlp;
+  for (long row = 0; row < rows; ++row) {
+    const float* gate = step.memory.gate_up + row * 2 * mlp;
+    gate_row(gate + begin, gate + mlp + begin, step.memory.gated + row * mlp + begin, end - begin);
+  }
+  end_phase(hand, PM_ROWS);
+}
+
+// One layer; false when nothing beyond its K and V is wanted.
+bool layer_step(const StepCall& step, Hand& hand, long index) {
+  const PmDecoder& model = step.model;
+  const PmLayer& layer = model.layers[index];
+  const bool last = index + 1 == model.layer_count;
+  StepCounter* counters = step.counters + index * kLayerCounters;
+  long rows = step.batch.rows;
+  float* x = step.memory.x;
+  const float* normed = norm_step(step, hand, x, rows, layer.attention_norm);
+  product_step(hand, counters[0].value, normed, layer.qkv, step.memory.joined, rows, false,
+               &layer.output);
+  turn_step(step, hand, counters[1].value, layer, *step.pages[index]);
+  if (last && step.batch.wanted_count < rows) {
+    if (step.batch.wanted_count == 0) return false;
+    rows = step.batch.wanted_count;
+    x = step.memory.last_x;
+    narrow_step(step, hand);
+  }
+  const bool narrowed = x != step.memory.x;
+  attend_step(hand, narrowed ? step.last_attention : step.attention,
+              narrowed ? step.last_plan : step.plan, *step.pages[index], counters + 2);
+  product_step(hand, counters[4].value, step.memory.mixed, layer.output, x, rows, true,
+               &layer.gate_up);
+  normed = norm_step(step, hand, x, rows, layer.mlp_norm);
+  product_step(hand, counters[5].value, normed, layer.gate_up, step.memory.gate_up, rows, false,
+               &layer.down);
+  gate_step(step, hand, rows);
+  const PmMatrix* head = step.logits ? &model.head : nullptr;
+  const PmMatrix* after = last ? head : &model.layers[index + 1].qkv;
+  product_step(hand, counters[6].value, step.memory.gated, layer.down, x, rows, true, after);
+  return true;
+}
+
+void step_share(const StepCall& step, Hand& hand) {
+  const PmDecoder& model = step.model;
+  const size_t row_bytes = sizeof(float) * static_cast<size_t>(model.hidden);
+  share(hand, step.batch.rows, [&](long row) {
+    memcpy(step.memory.x + row * model.hidden,
+           model.embedding + step.batch.tokens[row] * model.hidden, row_bytes);
+  });
+  end_phase(hand, PM_ROWS);
+  for (long index = 0; index < model.layer_count; ++index) {
+    if (!layer_step(step, hand, index)) return;
+  }
+  const long wanted = step.batch.wanted_count;
+  const float* x = wanted < step.batch.rows ? step.memory.last_x : step.memory.x;
+  share(hand, wanted, [&](long row) {
+    norm_row(x + row * model.hidden, model.norm, step.hidden + row * model.hidden, model.hidden,
+             model.norm_epsilon);
+  });
+  end_phase(hand, PM_ROWS);
+  if (step.logits) {
+    product_step(hand, step.counters[model.layer_count * kLayerCounters].value, step.hidden,
+                 model.head, step.logits, wanted, false, nullptr);
+  }
+}
+
+// 0, or what is wrong: see pm_decoder_step.
+long check_step(const PmDecoder& model, const PmPages& pages, const PmRows& batch,
+                const AttentionCall& attention) {
+  for (long row = 0; row < batch.rows; ++row) {
+    if (batch.tokens[row] < 0 || batch.tokens[row] >= model.vocab) return PM_BAD_TOKEN + row;
+    if (batch.position[row] >= model.positions) return PM_BAD_POSITION + row;
+    const int64_t slot = batch.slots[row];
+    if (slot < 0 || slot >= pages.page_count * pages.page_size) return PM_BAD_SLOT + row;
+  }
+  for (long i = 0; i < batch.wanted_count; ++i) {
+    if (batch.wanted[i] < 0 || batch.wanted[i] >= batch.rows) return PM_BAD_WANTED + i;
+  }
+  if (const long bad = check_rows(attention, batch.sequences)) return PM_BAD_TABLE + bad - 1;
+  return 0;
+}
+
+inline long step_weights(const PmDecoder& model) {
+  const PmLayer& layer = model.layers[0];
+  auto size = [](const PmMatrix& matrix) { return matrix.n * matrix.k; };
+  return model.layer_count *
+         (size(layer.qkv) + size(layer.output) + size(layer.gate_up) + size(layer.down));
+}
+
+// Whose row each wanted one is, and where it stands.
+struct Wanted {
+  int32_t* sequence;
+  int32_t* position;
+
+  explicit Wanted(const PmRows& batch) {
+    const size_t count = static_cast<size_t>(batch.wanted_count);
+    sequence = static_cast<int32_t*>(malloc(2 * sizeof(int32_t) * count + 1));
+    position = sequence + count;
+    for (size_t i = 0; i < count; ++i) {
+      sequence[i] = batch.sequence[batch.wanted[i]];
+      position[i] = batch.position[batch.wanted[i]];
+    }
+  }
+  Wanted(const Wanted&) = delete;
+  Wanted& operator=(const Wanted&) = delete;
+  ~Wanted() { free(sequence); }
+};
+
+long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmRows* batch,
+                  float* workspace, float* hidden, float* logits, double* phase_us,
+                  int threads) {
+  if (batch->rows == 0) return 0;
+  const long query = model->heads * model->head_dim;
+  const long joined = query + 2 * model->kv_heads * model->head_dim;
+  const StepMemory memory(*model, batch->rows, threads, workspace);
+  const Wanted wanted(*batch);
+  const long width = pieces(model->head_dim, kLanes) * kLanes;
+  const AttentionCall attention{
+      *pages[0], memory.joined, joined, memory.mixed, query, batch->rows,
+      model->heads / model->kv_heads, batch->tables, batch->table_indptr, batch->sequence,
+      batch->position, model->attention_scale, width};
+  if (const long bad = check_step(*model, *pages[0], *batch, attention)) return bad;
+  AttentionCall last = attention;
+  last.q = memory.last_q;
+  last.q_stride = query;
+  last.rows = batch->wanted_count;
+  last.row_sequence = wanted.sequence;
+  last.row_position = wanted.position;
+  if ((batch->rows + kWeightWork) * step_weights(*model) < kSerialWork) threads = 1;
+  AttentionPlan plan, last_plan;
+  plan_attention(attention, threads, &plan);
+  plan_attention(last, threads, &last_plan);
+  const size_t counters_bytes =
+      sizeof(StepCounter) * static_cast<size_t>(model->layer_count * kLayerCounters + 1);
+  auto* counters = static_cast<StepCounter*>(aligned_alloc(alignof(StepCounter), counters_bytes));
+  memset(static_cast<void*>(counters), 0, counters_bytes);  // all of them at 0
+  const StepCall step{*model, pages, *batch, memory, counters, attention, plan, last, last_plan,
+                      hidden, logits, phase_us};
+  pm::parallel(threads, [&] {
+    ThreadScratch scratch(attention);
+    const int thread = pm::thread_index();
+    Hand hand{thread, pm::thread_count(), memory.carry + thread * kCarryFloats,
+              memory.own + thread * kOwnFloats, scratch.scratch,
+              thread == 0 ? phase_us : nullptr, now_us()};
+    step_share(step, hand);
+  });
+  free(counters);
+  return 0;
+}
+
+long decoder_workspace(const PmDecoder* model, long rows, int threads) {
+  return StepMemory(*model, rows, threads, nullptr).floats;
+}
+
+}  // namespace

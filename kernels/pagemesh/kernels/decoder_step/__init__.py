@@ -1,0 +1,194 @@
+"""``decoder_step``: a whole forward pass of a Llama-like decoder in one call.
+
+With T rows, n of them wanted, and the widths of ``DecoderPlan``:
+
+tokens   int64 [T]
+batch    ``RaggedBatch`` of T rows
+wanted   int64 [n], ascending: rows whose result is wanted
+pool     ``KvPool``; the slots of all T rows are MUTATED in every layer
+hidden   float32 [n, hidden], after the last norm; written, returned
+logits   float32 [n, vocab]; written, returned; None when not asked for
+
+What it computes, operation by operation, is written down in ``pagemesh.engine.forward``, and
+both agree to the last bit: every operation is row-invariant. There is one region of threads for
+all of it, so that nothing is paid between operations and weights can be fetched across them.
+Native alone: the reference is that forward pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.dispatch import native, threads
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.linear import PackedLinear
+from pagemesh.kernels.native.library import (
+    STEP_PHASES,
+    DecoderStruct,
+    LayerStruct,
+    MatrixStruct,
+    RowsStruct,
+)
+
+Tensor = torch.Tensor
+_BAD = {
+    1: "token {0} of row {1} is not in the vocabulary",
+    2: "row {1} is beyond the last position of the model",
+    3: "the slot of row {1} is outside of the pool",
+    4: "wanted row {1} is not in the batch",
+    5: "row {1} has no page in the pool for all of its past",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of a layer; ``query_norm`` and ``key_norm`` [head_dim] go together or are None."""
+
+    attention_norm: Tensor
+    qkv: PackedLinear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPlan:
+    """A decoder as the library takes it. ``cosine`` and ``sine``: float32
+    [positions, head_dim / 2]; ``embedding``: float32 [vocab, hidden]."""
+
+    layers: Sequence[LayerWeights]
+    embedding: Tensor
+    norm: Tensor
+    head: PackedLinear
+    cosine: Tensor
+    sine: Tensor
+    head_count: int
+    kv_head_count: int
+    head_dim: int
+    norm_epsilon: float
+    attention_scale: float
+
+
+class DecoderStep:
+    """A plan that is ready to run, with memory that steps reuse. One thread at a time."""
+
+    def __init__(self, plan: DecoderPlan) -> None:
+        self._plan = plan
+        for tensor in (plan.embedding, plan.norm, plan.cosine, plan.sine):
+            if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+                raise ValueError("embedding, norm and rotation tables: expected float32, dense")
+        self._layers = (LayerStruct * len(plan.layers))(*map(_layer, plan.layers))
+        self._struct = _decoder(plan, self._layers)
+        self._decoder = ctypes.byref(self._struct)
+        self._workspace = torch.empty(0)
+        self._workspace_of = (0, 0)
+        self._out = torch.empty(0)
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        batch: RaggedBatch,
+        wanted: Tensor,
+        pool: KvPool,
+        *,
+        logits: bool,
+        phase_us: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``hidden`` and ``logits``, which the next call overwrites.
+
+        ``phase_us``: float64 [3], to which the microseconds in matrix products, attention and
+        other row operations are added. Raises ``ValueError`` on a wrong shape, ``IndexError``
+        for a token, position, slot or page that is not there; nothing is written then.
+        """
+        self._check(tokens, batch, wanted, pool)
+        rows = RowsStruct(
+            tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
+            batch.row_position.data_ptr(), batch.tables.data_ptr(),
+            batch.table_indptr.data_ptr(), wanted.data_ptr(),
+            batch.rows, batch.sequences, wanted.shape[0],
+        )  # fmt: skip
+        workspace = self._reserve(batch.rows, threads())
+        hidden, scores = self._results(wanted.shape[0], logits)
+        bad = native().pm_decoder_step(
+            self._decoder, pool.layer_pointers, ctypes.byref(rows), workspace,
+            hidden.data_ptr(), scores.data_ptr() if scores is not None else None,
+            phase_us.data_ptr() if phase_us is not None else None, threads(),
+        )  # fmt: skip
+        if bad:
+            row = bad & 0xFFFF_FFFF
+            token = int(tokens[row]) if bad >> 32 == 1 else 0
+            raise IndexError(_BAD[bad >> 32].format(token, row))
+        return hidden, scores
+
+    def _check(self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool) -> None:
+        for name, indices in (("tokens", tokens), ("wanted", wanted), ("slots", batch.slots)):
+            if indices.dtype is not torch.int64 or not indices.is_contiguous():
+                raise ValueError(f"{name}: expected contiguous int64, got {indices.dtype}")
+        if tokens.shape[0] != batch.rows or batch.slots.shape[0] != batch.rows:
+            raise ValueError(f"tokens: expected {batch.rows}, got {tokens.shape[0]}")
+        plan, at = self._plan, pool.layout
+        expected = (len(plan.layers), plan.kv_head_count, plan.head_dim)
+        if (at.layers, at.kv_heads, at.head_dim) != expected:
+            raise ValueError(
+                f"pool: expected (layers, kv_heads, head_dim) {expected}, got "
+                f"{(at.layers, at.kv_heads, at.head_dim)}"
+            )
+
+    def _reserve(self, rows: int, thread_count: int) -> int:
+        """The address of a workspace for so many rows; it never shrinks."""
+        if rows > self._workspace_of[0] or thread_count != self._workspace_of[1]:
+            self._workspace_of = (rows, thread_count)
+            size = native().pm_decoder_workspace(self._decoder, rows, thread_count)
+            self._workspace = torch.empty(size + 16)
+        address = self._workspace.data_ptr()
+        return address + -address % 64
+
+    def _results(self, count: int, logits: bool) -> tuple[Tensor, Tensor | None]:
+        hidden_size, vocab = self._plan.norm.shape[0], self._plan.head.n
+        hidden_floats = -(-count * hidden_size // 16) * 16
+        size = hidden_floats + (count * vocab if logits else 0)
+        if size > self._out.shape[0]:
+            self._out = torch.empty(size)
+        hidden = self._out[: count * hidden_size].view(count, hidden_size)
+        if not logits:
+            return hidden, None
+        return hidden, self._out[hidden_floats:size].view(count, vocab)
+
+
+def phases() -> Tensor:
+    """Zeros for ``phase_us``: matrix products, attention, other row operations."""
+    return torch.zeros(STEP_PHASES, dtype=torch.float64)
+
+
+def _matrix(packed: PackedLinear) -> MatrixStruct:
+    bias = packed.bias.data_ptr() if packed.has_bias else None
+    return MatrixStruct(packed.panels.data_ptr(), bias, packed.n, packed.k)
+
+
+def _layer(layer: LayerWeights) -> LayerStruct:
+    head_norms = [
+        None if norm is None else norm.data_ptr() for norm in (layer.query_norm, layer.key_norm)
+    ]
+    return LayerStruct(
+        layer.attention_norm.data_ptr(), *head_norms, layer.mlp_norm.data_ptr(),
+        _matrix(layer.qkv), _matrix(layer.output), _matrix(layer.gate_up), _matrix(layer.down),
+    )  # fmt: skip
+
+
+def _decoder(plan: DecoderPlan, layers: ctypes.Array[LayerStruct]) -> DecoderStruct:
+    vocab, hidden = plan.embedding.shape
+    return DecoderStruct(
+        ctypes.addressof(layers), plan.embedding.data_ptr(), plan.norm.data_ptr(),
+        plan.cosine.data_ptr(), plan.sine.data_ptr(), _matrix(plan.head),
+        len(plan.layers), hidden, plan.head_count, plan.kv_head_count, plan.head_dim,
+        plan.layers[0].down.k, vocab, plan.cosine.shape[0],
+        plan.norm_epsilon, plan.attention_scale,
+    )  # fmt: skip

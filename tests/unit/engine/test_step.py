@@ -1,0 +1,199 @@
+"""A whole step in one native call computes the very bits of the operations it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.engine.harness import Pages, load_decoder, some_tokens
+from tests.unit.engine.models import VOCAB, save_twin, twins
+
+from pagemesh.engine.forward import Decoder
+from pagemesh.kernels.decoder_step import phases
+from pagemesh.kernels.native.library import CpuLevel, library
+from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
+
+LEVELS = [level for level in CpuLevel if level <= library().pm_best_level()]
+LENGTHS = [(0, 70), (69, 1), (33, 5), (0, 1), (600, 1), (199, 1), (17, 300)]
+"""Start and row count of each sequence of a mixed batch."""
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: level.name.lower())
+def level(request: pytest.FixtureRequest) -> Iterator[CpuLevel]:
+    before = library().pm_level()
+    assert library().pm_set_level(request.param) == 0
+    yield request.param
+    library().pm_set_level(before)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+class Case:
+    """Sequences of ``spans`` (start, count) over a pool whose past is random."""
+
+    def __init__(self, decoder: Decoder, layout_of: KvPool, spans: list[tuple[int, int]]) -> None:
+        self.decoder = decoder
+        self.before = layout_of
+        self.before.memory.view(torch.float32).normal_()
+        pages = Pages(self.before)
+        tables = [pages.table(start + count) for start, count in spans]
+        counts = [count for _, count in spans]
+        size = self.before.layout.page_size
+        self.batch = ragged_batch(tables, [start for start, _ in spans], counts, size)
+        self.tokens = torch.from_numpy(some_tokens(sum(counts), vocab=VOCAB).astype(np.int64))
+
+    def pool(self) -> KvPool:
+        return KvPool(self.before.layout, self.before.memory.numpy().copy())
+
+    def check(self, wanted: torch.Tensor) -> None:
+        """Hidden states, logits and every byte of the pool are those of single operations."""
+        whole, single = self.pool(), self.pool()
+        hidden = self.decoder.hidden(self.tokens, self.batch, wanted, single)
+        logits = self.decoder.logits(hidden)
+        got = self.decoder.step(self.tokens, self.batch, wanted, whole, logits=True)
+        assert torch.equal(got[0], hidden)
+        assert got[1] is not None
+        assert torch.equal(got[1], logits)
+        assert torch.equal(whole.memory, single.memory)
+
+
+def ends(batch: RaggedBatch) -> torch.Tensor:
+    return batch.row_indptr[1:].long() - 1
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all models, so that each is made once."""
+    return tmp_path_factory.mktemp("step")
+
+
+@pytest.mark.parametrize("name", twins())
+def test_every_architecture_has_the_bits_of_its_operations(
+    name: str, level: CpuLevel, folders: Path
+) -> None:
+    if not (folders / name).exists():
+        save_twin(folders / name, twins()[name])
+    decoder, pool = load_decoder(folders / name, page_size=20)
+    for spans in ([(0, 70), (33, 5), (199, 1)], [(12, 1)], [(5, 1)] * 9):
+        case = Case(decoder, pool, spans)
+        case.check(ends(case.batch))
+        case.check(torch.arange(case.batch.rows))
+
+
+@pytest.fixture(scope="module")
+def model_folder(folders: Path) -> Path:
+    folder = folders / "wide"
+    shape = twins()["qwen3-head-norm"]
+    # Wide enough for several threads to have work in every product.
+    shape.hidden_size, shape.intermediate_size, shape.max_position_embeddings = 320, 700, 1024
+    save_twin(folder, shape)
+    return folder
+
+
+def test_a_mixed_batch_has_the_same_bits_on_any_number_of_threads(
+    model_folder: Path, level: CpuLevel, threads: int
+) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case = Case(decoder, pool, LENGTHS)
+    case.check(ends(case.batch))
+
+
+def test_a_row_has_the_same_bits_in_any_company(model_folder: Path, level: CpuLevel) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case = Case(decoder, pool, [(30 + i, 1) for i in range(40)])
+    together, _ = decoder.step(case.tokens, case.batch, torch.arange(40), case.pool(), logits=False)
+    together = together.clone()
+    for count in (1, 5, 9, 17, 33):
+        some = case.decoder.step(
+            case.tokens[:count], first_sequences(case.batch, count), torch.arange(count),
+            case.pool(), logits=False,
+        )  # fmt: skip
+        assert torch.equal(some[0], together[:count]), count
+
+
+def first_sequences(batch: RaggedBatch, count: int) -> RaggedBatch:
+    """The first ``count`` of a batch of single rows."""
+    return RaggedBatch(
+        tables=batch.tables, table_indptr=batch.table_indptr[: count + 1],
+        row_indptr=batch.row_indptr[: count + 1], row_sequence=batch.row_sequence[:count],
+        row_position=batch.row_position[:count], slots=batch.slots[:count],
+    )  # fmt: skip
+
+
+def test_nothing_wanted_still_writes_k_and_v(model_folder: Path) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case = Case(decoder, pool, [(3, 40)])
+    case.check(torch.empty(0, dtype=torch.int64))
+    case.check(torch.tensor([0, 7, 39]))
+
+
+def test_an_empty_batch_gives_nothing(model_folder: Path) -> None:
+    decoder, pool = load_decoder(model_folder)
+    none = torch.empty(0, dtype=torch.int64)
+    hidden, logits = decoder.step(none, ragged_batch([], [], [], 16), none, pool, logits=True)
+    assert hidden.shape == (0, 320)
+    assert logits is not None and logits.shape == (0, VOCAB)
+
+
+def test_a_step_says_where_its_time_went(model_folder: Path) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case, spent = Case(decoder, pool, LENGTHS), phases()
+    decoder.step(case.tokens, case.batch, ends(case.batch), pool, logits=True, phase_us=spent)
+    assert (spent > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("token", f"token {VOCAB} of row 2"),
+        ("negative", "token -1 of row 2"),
+        ("slot", "slot of row 2"),
+        ("position", "row 2 is beyond the last position"),
+        ("page", "row 2 has no page"),
+        ("wanted", "wanted row 1 is not"),
+    ],
+)
+def test_what_is_out_of_range_is_named_and_nothing_is_written(
+    model_folder: Path, change: str, message: str
+) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case = Case(decoder, pool, [(20, 1)] * 4)
+    wanted = torch.arange(4)
+    match change:
+        case "token":
+            case.tokens[2] = VOCAB
+        case "negative":
+            case.tokens[2] = -1
+        case "slot":
+            case.batch.slots[2] = pool.page_count * 16
+        case "position":
+            case.batch.row_position[2] = 1024
+        case "page":
+            case.batch.tables[case.batch.table_indptr[2]] = pool.page_count
+        case "wanted":
+            wanted[1] = 4
+    before = pool.memory.clone()
+    with pytest.raises(IndexError, match=message):
+        decoder.step(case.tokens, case.batch, wanted, pool, logits=True)
+    assert torch.equal(pool.memory, before)
+
+
+def test_a_pool_of_another_shape_is_refused_with_what_was_expected_and_got(
+    model_folder: Path,
+) -> None:
+    decoder, pool = load_decoder(model_folder)
+    case = Case(decoder, pool, [(20, 1)])
+    other = KvPool.allocate(type(pool.layout)(layers=2, kv_heads=2, head_dim=24, page_size=16), 4)
+    with pytest.raises(ValueError, match=r"expected .*\(3, 2, 24\), got \(2, 2, 24\)"):
+        decoder.step(case.tokens, case.batch, torch.arange(1), other, logits=True)
+    with pytest.raises(ValueError, match="int64"):
+        decoder.step(case.tokens.int(), case.batch, torch.arange(1), pool, logits=True)
