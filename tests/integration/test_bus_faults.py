@@ -180,6 +180,14 @@ async def test_no_server_at_start_is_one_clear_error_in_time() -> None:
     assert time.monotonic() - started < 3.0
     assert "hush" not in str(caught.value)
     assert "PAGEMESH_NATS" in str(caught.value)
+    assert "in 0.3 s: connection refused; start one there" in str(caught.value)
+
+
+async def test_a_host_that_nobody_knows_is_told_without_jargon() -> None:
+    config = BusConfig(url="nats://no-such-host.invalid:4222", start_wait_ms=0)
+    with pytest.raises(ConfigError, match="no host of that name is known; start one"):
+        async with Bus.connect(config, role="client", name="a"):
+            pytest.fail("there is no server")
 
 
 async def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
@@ -191,7 +199,7 @@ async def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time() -> Non
     port = server.sockets[0].getsockname()[1]
     config = BusConfig(url=f"nats://127.0.0.1:{port}", connect_timeout_ms=200, start_wait_ms=300)
     started = time.monotonic()
-    with pytest.raises(ConfigError, match="no NATS server"):
+    with pytest.raises(ConfigError, match=r"no NATS server .* nothing answers"):
         async with Bus.connect(config, role="client", name="a"):
             pytest.fail("there is no server")
     assert time.monotonic() - started < 3.0

@@ -6,17 +6,17 @@ import importlib.util
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import click
 
 from pagemesh.cli.options import check_variables
+from pagemesh.cli.run_folder import orphan_pool_bytes
+from pagemesh.cli.start_checks import check_model, check_room
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -108,17 +108,8 @@ def _nats_server(_config: ServiceConfig) -> str:
 
 
 def _pool_folder(config: ServiceConfig) -> str:
-    folder: Path = config.host.pool_dir
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
-    free, wanted = shutil.disk_usage(existing).free, config.pager.pool_bytes
-    if free < wanted:
-        raise ConfigError(
-            f"PAGEMESH_POOL_DIR={folder}: {free >> 20} MiB free, the pool takes {wanted >> 20}; "
-            "lower PAGEMESH_POOL_BYTES, or give the file system more (containers: --shm-size)"
-        )
-    return f"{folder}, {free >> 20} MiB free, the pool takes {wanted >> 20}"
+    folder = config.host.pool_dir
+    return check_room(folder, config.pager.pool_bytes, orphan_pool_bytes(folder))
 
 
 def _limits(_config: ServiceConfig) -> str:
@@ -131,4 +122,5 @@ def _limits(_config: ServiceConfig) -> str:
 
 def _model(config: ServiceConfig) -> str:
     found = find_model(config.worker.model)
+    check_model(found.path)
     return f"{found.name} in {found.path}"

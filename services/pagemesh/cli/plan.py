@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.report import json_report, text_report
-from pagemesh.cli.planning.shape import Config, read_shape
+from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
+from pagemesh.cli.start_checks import read_config
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.runtime.sizes import parse_size
 from pagemesh.wire.errors import ConfigError
-
-_CONFIG_BYTES_MAX = 16 << 20
-_LENGTH_COUNT_MAX = 100_000
 
 
 class Size(click.ParamType[int]):
@@ -109,7 +106,7 @@ def ask(
     if memory is not None and pool_bytes is not None:
         raise ConfigError("--memory and --pool-bytes exclude each other; give one of them")
     name, path = _config_path(model)
-    config = _read(path)
+    config = read_config(path)
     where = f"model {path}"
     shape = read_shape(config, where)
     stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
@@ -144,15 +141,3 @@ def _config_path(model: str) -> tuple[str, Path]:
         raise ConfigError(f"model {model}: no such folder or file; download its config.json first")
     found = find_model(model)
     return found.name, found.path / "config.json"
-
-
-def _read(path: Path) -> Config:
-    if path.stat().st_size > _CONFIG_BYTES_MAX:
-        raise ConfigError(f"model {path}: is no configuration, it is far too large")
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"model {path}: holds no JSON object")
-    return config

@@ -64,6 +64,22 @@ def run_folder(base: Path) -> Iterator[RunFolder]:
         os.close(lock)
 
 
+def orphan_pool_bytes(base: Path) -> int:
+    """What pools of killed meshes below ``base`` take: the next ``up`` adopts or removes them."""
+    if not base.is_dir():
+        return 0
+    total = 0
+    with _scanning(base):
+        for candidate in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
+            lock = _try_lock(candidate / LOCK_NAME)
+            if lock is None:
+                continue  # another `up` is using it
+            pools = candidate.glob("*" + POOL_SUFFIX)
+            total += sum(pool.stat().st_blocks * 512 for pool in pools)
+            os.close(lock)
+    return total
+
+
 @contextmanager
 def _scanning(base: Path) -> Iterator[None]:
     """One at a time: a folder that was just made must not look like an orphan."""

@@ -5,6 +5,7 @@ On a terminal the lines are redrawn in place; otherwise each change is a line of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,15 @@ from rich.text import Text
 
 _STYLES = {"ready": "green", "starting": "yellow", "started": "yellow", "waiting": "dim"}
 _WIDTH_NAME = 14
+
+
+def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
+    """``head (fact; fact)`` in one line, or a line each where a terminal of ``width`` columns
+    would break it, maybe within the URL that people copy."""
+    line = f"{head} ({'; '.join(facts)})"
+    if width is None or len(line) <= width:
+        return line
+    return "\n  ".join((head, *facts))
 
 
 class Screen:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +25,9 @@ from pagemesh.cli.options import Sectioned, check_variables, config_flags, given
 from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
 from pagemesh.cli.restarts import RestartLimits
 from pagemesh.cli.roster import Roster
-from pagemesh.cli.run_folder import RunFolder, run_folder
-from pagemesh.cli.screen import Screen
+from pagemesh.cli.run_folder import RunFolder, orphan_pool_bytes, run_folder
+from pagemesh.cli.screen import Screen, fitted
+from pagemesh.cli.start_checks import check_model, check_room, check_settings, plan_pool
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
 from pagemesh.cli.watch import WatchLimits
@@ -83,11 +86,8 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     config = with_free_port(with_http(config, settings.http))
-    if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
-        screen.line(
-            f"open: whoever reaches {config.gateway.http_host} may use this mesh; "
-            "PAGEMESH_API_KEYS asks for a key"
-        )
+    own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
+    check_settings(config, own_nats=own_nats)
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")
@@ -98,9 +98,16 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         worker=replace(config.worker, model=str(found.path), model_name=name),
         pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
     )
-    own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
-    if not own_nats:
-        _ = config.bus.servers  # a URL that cannot be used is refused here
+    pool = plan_pool(config, check_model(found.path))
+    folder = config.host.pool_dir
+    check_room(folder, pool.form.file_bytes, orphan_pool_bytes(folder))
+    if pool.shortfall:
+        screen.line(pool.shortfall)
+    if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
+        screen.line(
+            f"open: whoever reaches {config.gateway.http_host} may use this mesh; "
+            "PAGEMESH_API_KEYS asks for a key"
+        )
     return MeshPlan(settings, config, own_nats)
 
 
@@ -131,7 +138,8 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                     if not await _unless_stopped(ready, mesh, stop):
                         return 0
                     screen.settle()
-                    click.echo(_ready_line(plan, config, nats, folder, time.monotonic() - started))
+                    seconds = time.monotonic() - started
+                    click.echo(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
                     await _unless_stopped(stop.wait(), mesh, stop)
                     screen.line("stopping")
     return 0
@@ -233,19 +241,26 @@ async def _stop_signals(mesh: Supervisor) -> AsyncIterator[asyncio.Event]:
     yield stop
 
 
-def _ready_line(
+def _ready(
     plan: MeshPlan,
     config: ServiceConfig,
     nats: NatsServer | None,
     folder: RunFolder,
     seconds: float,
-) -> str:
+) -> tuple[str, tuple[str, ...]]:
+    """What the ready line begins with, and what it adds."""
     bus = (
         f"nats door: {folder.path / url_file_name('client')}"
         if nats
         else f"nats: {config.bus.shown_url}"
     )
-    return (
-        f"ready {http_url(config)} ({config.worker.model_name} on {plan.up.prefill_count} prefill "
-        f"+ {plan.up.decode_count} decode, {seconds:.1f} s; {bus})"
+    workers = (
+        f"{config.worker.model_name} on {plan.up.prefill_count} prefill + "
+        f"{plan.up.decode_count} decode, {seconds:.1f} s"
     )
+    return f"ready {http_url(config)}", (workers, bus)
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None when the output goes elsewhere and may be parsed."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from pagemesh.gateway.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.stops import StopMatcher
 from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
+from pagemesh.runtime.model_folder import tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
@@ -50,11 +51,7 @@ class Tokens:
     @classmethod
     def load(cls, folder: Path) -> Tokens:
         """Raises ``ConfigError`` naming the file that is missing or broken."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(
-                f"{folder} has no tokenizer.json; save the tokenizer as a fast one there"
-            )
+        path = tokenizer_file(folder)
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception

@@ -81,14 +81,7 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
 
     Raises ``ConfigError`` naming ``where`` and the reason when this engine cannot run it.
     """
-    names = getattr(source, "architectures", None) or ["(none named)"]
-    architecture = str(names[0])
-    if architecture not in SUPPORTED:
-        raise ConfigError(
-            f"{where}: architecture {architecture} is not supported; "
-            f"supported are {', '.join(SUPPORTED)}"
-        )
-    _refuse_unsupported(source, where)
+    architecture = refuse_unsupported(source, where)
     qwen = architecture != "LlamaForCausalLM"
     attention_bias = bool(getattr(source, "attention_bias", False))
     heads = int(source.num_attention_heads)
@@ -115,7 +108,16 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     return config
 
 
-def _refuse_unsupported(source: Any, where: str) -> None:
+def refuse_unsupported(source: Any, where: str) -> str:
+    """The architecture, if this engine has it. ``source`` is a ``transformers`` configuration
+    or what a bare config.json says, field by field. Raises ``ConfigError``."""
+    names = getattr(source, "architectures", None) or ["(none named)"]
+    architecture = str(names[0])
+    if architecture not in SUPPORTED:
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported; "
+            f"supported are {', '.join(SUPPORTED)}"
+        )
     activation = getattr(source, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError(f"{where}: activation {activation!r} is not supported, only silu")
@@ -128,6 +130,7 @@ def _refuse_unsupported(source: Any, where: str) -> None:
     if any(kind != "full_attention" for kind in layers):
         kinds = ", ".join(sorted(set(layers) - {"full_attention"}))
         raise ConfigError(f"{where}: attention layers of type {kinds} are not supported")
+    return architecture
 
 
 def _check_shape(config: DecoderConfig, where: str) -> None:

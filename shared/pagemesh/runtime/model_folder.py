@@ -38,6 +38,14 @@ def find_model(model: str) -> ModelFolder:
     return ModelFolder(_download(model), model)
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer of the model in ``folder``. Raises ``ConfigError``."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; save the tokenizer as a fast one there")
+    return path
+
+
 def is_hub_id(model: str) -> bool:
     """Whether ``model`` has the form owner/name and no such folder is here."""
     a_path = model.startswith((".", "/", "~")) or Path(model).exists()

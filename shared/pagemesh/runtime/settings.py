@@ -27,10 +27,10 @@ def default_pool_dir() -> Path:
     return base / f"pagemesh-{os.getuid()}"
 
 
-def _is_nats_url(url: str) -> bool:
+def _is_url(url: str, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
@@ -42,7 +42,14 @@ class BusConfig:
     url: str = setting(NATS_URL, "NATS", "URL of the NATS server; several, with commas")
     user: str = setting("", "NATS_USER", "user at the NATS server; empty: none")
     password: Secret = setting(Secret(), "NATS_PASSWORD", "password of that user")
-    ca_file: str = setting("", "NATS_CA", "PEM file of the authority that signed the server")
+    ca_file: str = setting(
+        "", "NATS_TLS_CA", "PEM file of the authority that signed the server; asks for TLS. "
+        "A tls:// URL without it trusts the system's authorities",
+    )  # fmt: skip
+    cert_file: str = setting(
+        "", "NATS_TLS_CERT", "PEM file of our own certificate, if the server wants one"
+    )
+    key_file: str = setting("", "NATS_TLS_KEY", "PEM file of its key; empty: in the same file")
     connect_timeout_ms: int = setting(
         2_000, "NATS_CONNECT_TIMEOUT_MS", "limit of one try to connect",
         minimum=1, maximum=MINUTE_MS,
@@ -88,11 +95,16 @@ class BusConfig:
     def servers(self) -> list[str]:
         """The URLs. Raises ``ConfigError`` for one that cannot be used."""
         urls = [part.strip() for part in self.url.split(",") if part.strip()]
-        if not urls or not all(_is_nats_url(url) for url in urls):
+        if not urls or not all(_is_url(url, ("nats", "tls")) for url in urls):
             raise ConfigError(
                 f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}"
             )
         return urls
+
+    @property
+    def demands_tls(self) -> bool:
+        """Whether nothing may be said to a server that does not encrypt."""
+        return bool(self.ca_file or self.cert_file or "tls://" in self.url)
 
     @property
     def shown_url(self) -> str:
@@ -188,6 +200,17 @@ class WorkerConfig:
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )
 
+    def check_supported(self) -> None:
+        """Raises ``ConfigError`` for what no worker can do yet."""
+        if self.device != "cpu":
+            raise ConfigError(
+                f"PAGEMESH_DEVICE={self.device} (--device) is not supported yet; use cpu"
+            )
+        if self.dtype != "float32":
+            raise ConfigError(
+                f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on cpu; use float32"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -238,6 +261,18 @@ class TelemetryConfig:
     metrics_port: int = setting(
         0, "METRICS_PORT", "port of a service's own metrics; 0: none", minimum=0, maximum=65_535
     )
+
+    @property
+    def traces_url(self) -> str:
+        """Where traces go, empty for nowhere. Raises ``ConfigError`` for what is no URL."""
+        if not self.otlp:
+            return ""
+        if not _is_url(self.otlp, ("http", "https")):
+            raise ConfigError(
+                f"PAGEMESH_OTLP={self.otlp[:80]!r} (--otlp) is not the URL of an OTLP/HTTP "
+                "collector such as http://127.0.0.1:4318"
+            )
+        return self.otlp.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
 
 
 CONFIGS: tuple[type[object], ...] = (

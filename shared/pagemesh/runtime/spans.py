@@ -128,14 +128,12 @@ _sink: SpanSink | None = None
 @contextlib.contextmanager
 def set_up_spans(config: TelemetryConfig, *, service: str, name: str = "") -> Iterator[None]:
     """Record spans for as long as the context lasts, if an endpoint is configured. Use once a
-    process."""
+    process. Raises ``ConfigError`` when it is no URL."""
     global _sink
-    if not config.otlp:
+    endpoint = config.traces_url
+    if not endpoint:
         yield
         return
-    endpoint = config.otlp.rstrip("/")
-    if not endpoint.endswith("/v1/traces"):
-        endpoint += "/v1/traces"
     resource = Resource(
         {
             semconv.SERVICE_NAME: f"pagemesh-{service}",

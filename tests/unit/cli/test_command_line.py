@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.support.model_files import write_model_files
 
 from pagemesh.cli.main import run
 from pagemesh.cli.options import given_flags
@@ -27,10 +28,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    folder = tmp_path / "tiny-model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return str(folder)
+    return str(write_model_files(tmp_path / "tiny-model"))
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -98,8 +96,8 @@ def test_a_mesh_without_workers_is_refused(capsys: pytest.CaptureFixture[str], m
 
 def test_flags_win_over_variables(model: str) -> None:
     flags = given_flags({"pagemesh_model": model, "pagemesh_http_port": 0, "pagemesh_host": None})
-    made = plan({"PAGEMESH_MODEL": "elsewhere", "PAGEMESH_DTYPE": "bfloat16"}, flags, Screen())
-    assert (made.config.worker.model, made.config.worker.dtype) == (model, "bfloat16")
+    made = plan({"PAGEMESH_MODEL": "elsewhere", "PAGEMESH_PAGE_SIZE": "32"}, flags, Screen())
+    assert (made.config.worker.model, made.config.worker.page_size) == (model, 32)
     assert made.config.worker.model_name == "tiny-model"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.model_files import write_model_files
 
 from pagemesh.cli import doctor
 from pagemesh.cli.doctor import Finding, examine
@@ -17,8 +18,8 @@ def findings(environ: dict[str, str]) -> dict[str, Finding]:
 
 
 def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    found = findings({"PAGEMESH_MODEL": str(tmp_path), "PAGEMESH_POOL_DIR": str(tmp_path / "new")})
+    model = write_model_files(tmp_path / "tiny")
+    found = findings({"PAGEMESH_MODEL": str(model), "PAGEMESH_POOL_DIR": str(tmp_path / "new")})
     assert [finding for finding in found.values() if not finding.ok] == []
 
 
@@ -32,6 +33,12 @@ def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> No
 def test_a_missing_model_is_named() -> None:
     found = findings({"PAGEMESH_MODEL": "/does/not/exist"})["model"]
     assert not found.ok and "/does/not/exist" in found.text
+
+
+def test_a_model_that_no_worker_takes_is_named(tmp_path: Path) -> None:
+    model = write_model_files(tmp_path / "tiny", architectures=["OddLM"])
+    found = findings({"PAGEMESH_MODEL": str(model)})["model"]
+    assert not found.ok and "OddLM" in found.text
 
 
 def test_a_missing_server_does_not_hide_the_other_findings(

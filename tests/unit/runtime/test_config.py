@@ -113,6 +113,25 @@ def test_secrets_do_not_show() -> None:
     assert "hush" not in BusConfig(url="nats://u:hush@h:1").shown_url
 
 
+@pytest.mark.parametrize(
+    ("otlp", "url"),
+    [
+        ("", ""),
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("https://collector/prefix/", "https://collector/prefix/v1/traces"),
+        ("http://127.0.0.1:4318/v1/traces", "http://127.0.0.1:4318/v1/traces"),
+    ],
+)
+def test_traces_go_to_the_collectors_path(otlp: str, url: str) -> None:
+    assert TelemetryConfig(otlp=otlp).traces_url == url
+
+
+@pytest.mark.parametrize("otlp", ["localhost:4318", "http://", "grpc://a:4317", "http://a:99999"])
+def test_a_collector_that_is_no_url_is_refused_by_name(otlp: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_OTLP"):
+        _ = TelemetryConfig(otlp=otlp).traces_url
+
+
 def test_every_setting_that_is_named_in_bytes_takes_a_size_with_a_unit() -> None:
     found = [option for kind in CONFIGS for option in options(kind)]
     assert {option.field for option in found if option.size} == {

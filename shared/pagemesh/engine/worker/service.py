@@ -40,7 +40,7 @@ from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, every
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, Busy, ConfigError
+from pagemesh.wire.errors import Absent, Busy
 from pagemesh.wire.pool_format import LOCK_SUFFIX
 from pagemesh.wire.presence import Announce, Load, State
 
@@ -57,7 +57,7 @@ _log = get_logger(__name__)
 
 async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> None:
     """Serve until ``stop``, then drain. Raises ``ConfigError`` for what no restart mends."""
-    _check_supported(config.worker)
+    config.worker.check_supported()
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(
@@ -236,13 +236,6 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
-
-
-def _check_supported(config: WorkerConfig) -> None:
-    if config.device != "cpu":
-        raise ConfigError(f"PAGEMESH_DEVICE={config.device} is not supported yet; use cpu")
-    if config.dtype != "float32":
-        raise ConfigError(f"PAGEMESH_DTYPE={config.dtype} is not supported on cpu; use float32")
 
 
 def _load(config: WorkerConfig) -> tuple[LoadedModel, Decoder]:

@@ -310,9 +310,10 @@ class Bus:
                 if patient:
                     return
                 if loop.time() + pause_ms / 1_000 >= deadline:
+                    waited_s = self.config.start_wait_ms / 1_000
                     raise ConfigError(
-                        f"no NATS server at {self.config.shown_url}: {fault.message}; start one "
-                        "there or set PAGEMESH_NATS"
+                        f"no NATS server at {self.config.shown_url} in {waited_s:g} s: "
+                        f"{fault.message}; start one there or set PAGEMESH_NATS (--nats)"
                     ) from None
             await asyncio.sleep(pause_ms / 1_000)
             pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)

@@ -1,0 +1,123 @@
+"""What would stop a mesh seconds after its start, found out before anything is started.
+
+The services judge the same things by the same code; asking here first makes one line of what
+would be a mesh that comes up halfway.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+
+from pagemesh.cli.planning.formats import FORMATS, page_bytes
+from pagemesh.cli.planning.shape import Config, ModelShape, read_shape
+from pagemesh.engine.model import refuse_unsupported
+from pagemesh.runtime.model_folder import tokenizer_file
+from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.runtime.sizes import exact_size, shown_binary
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import PoolFormat
+
+CONFIG_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The pool that a mesh of this model and these settings makes."""
+
+    form: PoolFormat
+    context_tokens_max: int
+
+    @property
+    def tokens(self) -> int:
+        return self.form.page_count * self.form.page_size
+
+    @property
+    def shortfall(self) -> str:
+        """What to tell people of a pool smaller than the model's context; empty otherwise."""
+        if self.tokens >= self.context_tokens_max:
+            return ""
+        pages = -(-self.context_tokens_max // self.form.page_size)
+        return (
+            f"pool: holds {self.tokens:,} tokens, fewer than the {self.context_tokens_max:,} of "
+            "the model's context; longer requests are refused, --pool-bytes "
+            f"{exact_size(_round_up(pages * self.form.page_bytes))} takes them"
+        )
+
+
+def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
+    """What can be judged before a model is fetched. Raises ``ConfigError``."""
+    _ = config.telemetry.traces_url
+    config.worker.check_supported()
+    if not own_nats:
+        _ = config.bus.servers
+
+
+def check_model(folder: Path) -> ModelShape:
+    """The shape of the model in ``folder``. Raises ``ConfigError`` for an architecture that the
+    engine has not, a broken config.json or a missing tokenizer."""
+    where = f"model {folder}"
+    source = read_config(folder / "config.json")
+    refuse_unsupported(SimpleNamespace(**source), where)
+    tokenizer_file(folder)
+    return read_shape(source, where)
+
+
+def read_config(path: Path) -> Config:
+    """A model's configuration as it is written. Raises ``ConfigError``."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"model {path}: is no configuration, it is far too large")
+        config = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"model {path}: holds no JSON object")
+    return config
+
+
+def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
+    """The pool of a mesh. Raises ``ConfigError`` when it would hold no page."""
+    page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
+    try:
+        size = page_bytes(
+            FORMATS[config.worker.dtype], layers=shape.layer_count, kv_heads=shape.kv_head_count,
+            head_dim=shape.head_dim, page_size=page_size,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(f"no page holds K and V of this model: {error}") from None
+    if pool_bytes < size:
+        raise ConfigError(
+            f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "
+            "give more, or smaller pages with --page-size"
+        )
+    return PoolPlan(PoolFormat(pool_bytes // size, page_size, size), shape.context_tokens_max)
+
+
+def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
+    """Whether a pool of ``wanted_bytes`` finds room in ``folder``; gives what was found, for
+    people. ``orphan_bytes`` are taken by pools that the next mesh adopts or removes. Raises
+    ``ConfigError``."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
+    free = shutil.disk_usage(existing).free + orphan_bytes
+    if free < wanted_bytes:
+        raise ConfigError(
+            f"PAGEMESH_POOL_DIR={folder}: {shown_binary(free)} free, the pool takes "
+            f"{shown_binary(wanted_bytes)}; lower PAGEMESH_POOL_BYTES (--pool-bytes), or give the "
+            "file system more (containers: --shm-size)"
+        )
+    return f"{folder}, {shown_binary(free)} free, the pool takes {shown_binary(wanted_bytes)}"
+
+
+def _round_up(count_bytes: int) -> int:
+    """To whole MiB, as people write it."""
+    return -(-count_bytes // (1 << 20)) * (1 << 20)

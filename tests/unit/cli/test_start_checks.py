@@ -1,0 +1,161 @@
+"""``pagemesh up`` refuses what no service could run with before it starts any of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.model_files import write_model_files
+
+from pagemesh.cli import start_checks
+from pagemesh.cli.main import run
+from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
+from pagemesh.cli.screen import Screen, fitted
+from pagemesh.cli.start_checks import PoolPlan, check_room
+from pagemesh.cli.up import plan
+from pagemesh.kernels.layout import PageLayout
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import PoolFormat
+
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("PAGEMESH_", "OTEL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "pools"))
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["up", "--http", ":0", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    [line] = shown.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--device", "cuda"], "--device"),
+        (["--dtype", "bfloat16"], "--dtype"),
+        (["--otlp", "localhost:4318"], "--otlp"),
+        (["--otlp", "http://"], "http://127.0.0.1:4318"),
+        (["--otlp", "grpc://127.0.0.1:4317"], "--otlp"),
+        (["--nats", "http://127.0.0.1:4222"], "PAGEMESH_NATS"),
+        (["--pool-bytes", "16TiB"], "--pool-bytes"),
+        (["--pool-bytes", "64KiB", "--page-size", "256"], "holds no page"),
+    ],
+)
+def test_a_setting_no_service_could_run_with_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], named: str
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    assert named in error_of(capsys, "--model", str(folder), *arguments)
+    assert not (tmp_path / "pools").exists(), "nothing was made"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
+        ({"architectures": []}, "(none named)"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_attention"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+    ],
+)
+def test_a_model_the_engine_has_not_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    folder = write_model_files(tmp_path / "tiny", **fields)
+    line = error_of(capsys, "--model", str(folder))
+    assert named in line and str(folder) in line
+
+
+def test_a_model_without_a_tokenizer_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in error_of(capsys, "--model", str(folder))
+
+
+@pytest.mark.parametrize("text", ["{not json", "[1]", "\xff"])
+def test_a_broken_configuration_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    assert "config.json" in error_of(capsys, "--model", str(folder))
+
+
+def test_a_model_is_not_fetched_for_settings_that_cannot_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "--device" in error_of(capsys, "--model", "nobody/nothing", "--device", "cuda")
+
+
+def test_a_pool_below_the_models_context_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny", max_position_embeddings=1 << 20)
+    flags = {"PAGEMESH_MODEL": str(folder), "PAGEMESH_HTTP": ":0"}
+    plan(dict(os.environ), flags | {"PAGEMESH_POOL_BYTES": "64MiB"}, Screen())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("pool: holds 131,072 tokens, fewer than the 1,048,576 of the model's")
+    assert "--pool-bytes 512MiB takes them" in line
+    plan(dict(os.environ), flags | {"PAGEMESH_POOL_BYTES": "512MiB"}, Screen())
+    assert capsys.readouterr().err == ""
+
+
+def test_the_pool_is_judged_by_the_pages_that_the_engine_allocates(tmp_path: Path) -> None:
+    layout = PageLayout(layers=2, kv_heads=2, head_dim=16, page_size=16)
+    assert layout.token_bytes == TOKEN_BYTES
+    form = PoolFormat(4, 16, layout.page_bytes)
+    assert PoolPlan(form, 64).shortfall == ""
+    assert "holds 64 tokens, fewer than the 65" in PoolPlan(form, 65).shortfall
+
+
+def test_room_is_what_is_free_and_what_killed_meshes_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(start_checks.shutil, "disk_usage", lambda _: Usage(9, 9, 100 << 20))
+    folder = tmp_path / "not" / "there" / "yet"
+    assert "100 MiB free" in check_room(folder, 100 << 20)
+    with pytest.raises(ConfigError, match=r"100 MiB free, the pool takes 101 MiB; .*--pool-bytes"):
+        check_room(folder, 101 << 20)
+    assert "101 MiB free" in check_room(folder, 101 << 20, orphan_bytes=1 << 20)
+
+
+def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:
+    assert orphan_pool_bytes(tmp_path / "none") == 0
+    with run_folder(tmp_path) as living:
+        (living.path / "host.pool").write_bytes(bytes(1 << 20))
+        assert orphan_pool_bytes(tmp_path) == 0
+        left = shutil.copytree(living.path, tmp_path / "up-left")
+        assert 1 << 20 <= orphan_pool_bytes(tmp_path) < 2 << 20
+        shutil.rmtree(left)
+
+
+def test_the_ready_line_is_one_line_unless_a_terminal_would_break_it() -> None:
+    facts = ("demo on 1 prefill + 1 decode, 2.0 s", "nats door: /dev/shm/up/client.url")
+    line = fitted("ready http://127.0.0.1:8000", facts, width=None)
+    assert line == (
+        "ready http://127.0.0.1:8000 (demo on 1 prefill + 1 decode, 2.0 s; "
+        "nats door: /dev/shm/up/client.url)"
+    )
+    assert fitted("ready http://127.0.0.1:8000", facts, width=len(line)) == line
+    assert fitted("ready http://127.0.0.1:8000", facts, width=len(line) - 1).splitlines() == [
+        "ready http://127.0.0.1:8000",
+        "  demo on 1 prefill + 1 decode, 2.0 s",
+        "  nats door: /dev/shm/up/client.url",
+    ]
