@@ -19,7 +19,9 @@ from pagemesh.gateway.events import Worker
 from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
 from pagemesh.gateway.orphans import Orphans
+from pagemesh.gateway.returning import Returning
 from pagemesh.gateway.router import Router, RouterLimits
+from pagemesh.gateway.spec import RequestLimits
 from pagemesh.runtime import rpc
 from pagemesh.runtime.actor import Actor, Behaviour
 from pagemesh.runtime.bus import Bus, BusState, Delivery
@@ -85,6 +87,7 @@ class GatewayActor:
         self.request_count_max = request_count_max
         self._tracker = FrameTracker()
         self._orphans = Orphans()
+        self._returning = Returning(window_ms=RequestLimits().recovery_wait_ms_max)
         self._lives: dict[str, Life] = {}
         self._facts: ModelFacts | None = None
         self._router_changed = asyncio.Event()
@@ -95,7 +98,7 @@ class GatewayActor:
         )
         self.presence = Presence(bus, self.clock, self._describe, self._admit_change)
         self.surroundings = Surroundings(
-            bus, self.clock, self.router, self._spawn, self._forget, self._absent
+            bus, self.clock, self.router, self._spawn, self._forget, self._absent, self._expected
         )
 
     @contextlib.asynccontextmanager
@@ -138,11 +141,9 @@ class GatewayActor:
         waiting for one; what was known stays known while all workers restart."""
         deadline_ms = self.clock.now_ms() + wait_ms
         while True:
-            found = self.router.models().get(self._model)
+            found = self.known_facts
             if found is not None:
-                self._facts = found
-            if self._facts is not None:
-                return self._facts
+                return found
             left_ms = deadline_ms - self.clock.now_ms()
             if left_ms <= 0:
                 raise NotReady("no worker is ready", retry_after_ms=1_000)
@@ -150,6 +151,12 @@ class GatewayActor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_ms / 1_000):
                     await self._router_changed.wait()
+
+    @property
+    def known_facts(self) -> ModelFacts | None:
+        """What was last said of the model, if anything ever was."""
+        self._facts = self.router.models().get(self._model) or self._facts
+        return self._facts
 
     def room(self, count: int) -> bool:
         """Whether ``count`` more prompts may be answered."""
@@ -191,6 +198,8 @@ class GatewayActor:
         """Who came, changed or went."""
         announce = change.announce
         who = Worker(announce.name, announce.incarnation)
+        if announce.role in ("prefill", "decode"):
+            self._returning.changed(change, self.clock.now_ms())
         if isinstance(change, Lost):
             self.router.lost(who)
             if announce.role in ("prefill", "decode"):
@@ -209,8 +218,12 @@ class GatewayActor:
     def _absent(self, who: Worker) -> None:
         """Somebody found out before presence did: move everything away from ``who`` now."""
         self.router.absent(who)
+        self._returning.vanished(who.name, self.clock.now_ms())
         for life in tuple(self._lives.values()):
             life.feed(ev.WorkerLost(who))
+
+    def _expected(self) -> bool:
+        return self._returning.expected(self.clock.now_ms())
 
     def _frames(self, message: Frames) -> None:
         worker = Worker(message.worker, message.incarnation)

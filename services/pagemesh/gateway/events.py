@@ -47,9 +47,11 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """Nobody can take it now; ``fault`` is what the client hears if that stays so."""
+    """Nobody can take it now; ``fault`` is what the client hears if that stays so.
+    ``expected``: a worker is probably on its way back."""
 
     fault: Fault
+    expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class Surroundings:
     """The request with this id has ended."""
     absent: Callable[[Worker], None]
     """Nobody listens on this worker's subject."""
+    expected: Callable[[], bool]
+    """Whether a worker is probably on its way back."""
 
 
 class Life:
@@ -204,7 +206,8 @@ class Life:
         found = self._route(command)
         if isinstance(found, Fault):
             error = found.code
-            self._queue.append(ev.Unroutable(found))
+            expected = self._around.expected()
+            self._queue.append(ev.Unroutable(found, expected))
         else:
             self._queue.append(ev.Routed(found))
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name

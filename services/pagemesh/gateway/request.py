@@ -79,8 +79,8 @@ class RequestCore:
                 pass
             case ev.Routed(route):
                 self._routed(route, now_ms)
-            case ev.Unroutable(reason):
-                self._unroutable(reason, now_ms)
+            case ev.Unroutable(reason, expected):
+                self._unroutable(reason, expected, now_ms)
             case ev.SubmitAnswered(attempt, _, answer):
                 self._submit_answered(attempt, answer, now_ms)
             case ev.ResendAnswered(key, worker, answer):
@@ -165,14 +165,14 @@ class RequestCore:
         message = outgoing.submit(self.spec, route, group, self._attempt, left_ms, scored=scored)
         self._out.append(ev.SendSubmit(route.worker, message, timeout_ms))
 
-    def _unroutable(self, reason: Fault, now_ms: int) -> None:
+    def _unroutable(self, reason: Fault, expected: bool, now_ms: int) -> None:
         group = self._in(ChoiceState.ROUTING)
         assert group, "Unroutable without a ChooseRoute"
-        if self._waiting_since_ms is None:
-            self._waiting_since_ms = now_ms
-        limits = self._limits
-        wait_ms_max = limits.recovery_wait_ms_max if self._attempt else limits.worker_wait_ms_max
-        if not mendable(reason) or now_ms - self._waiting_since_ms >= wait_ms_max:
+        since_ms = now_ms if self._waiting_since_ms is None else self._waiting_since_ms
+        self._waiting_since_ms, limits = since_ms, self._limits
+        patient = self._attempt or expected
+        wait_ms_max = limits.recovery_wait_ms_max if patient else limits.worker_wait_ms_max
+        if not mendable(reason) or now_ms - since_ms >= wait_ms_max:
             self._fail(reason, "error")
             return
         for choice in group:

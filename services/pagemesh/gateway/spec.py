@@ -48,9 +48,10 @@ class RequestLimits:
     gap_patience_ms: int = 500
     resends_max: int = 8
     worker_wait_ms_max: int = 3_000
-    """How long a new request waits for a worker to appear."""
+    """How long a new request waits for a worker to appear, when none is expected: long enough
+    to see one that has just registered, short enough for a client to go elsewhere."""
     recovery_wait_ms_max: int = 30_000
-    """The same for a request that had one."""
+    """The same for a request that had one, or when one is on its way back (``returning``)."""
 
 
 @dataclass(frozen=True, slots=True)

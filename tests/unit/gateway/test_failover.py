@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
+from tests.unit.gateway.fake_mesh import FakeMesh, FakeWorker, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
 from pagemesh.gateway import events as ev
@@ -104,6 +104,24 @@ async def test_without_any_worker_a_request_is_refused_after_a_short_wait(
             await stream_text(mesh, TEXT)
         assert caught.value.status_code == 503
         assert "retry-after" in caught.value.response.headers
+
+
+async def test_a_request_that_comes_after_the_only_worker_died_waits_for_the_next(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    limits = RequestLimits(worker_wait_ms_max=200)
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode",), limits=limits
+    ) as mesh:
+        gateway, bus = mesh.front.gateway, mesh.worker.bus
+        await eventually(lambda: gateway.ready)
+        await mesh.worker.stop_listening()
+        first = asyncio.create_task(stream_text(mesh, TEXT))  # finds out
+        await eventually(lambda: not gateway.ready)
+        second = asyncio.create_task(stream_text(mesh, TEXT))
+        await asyncio.sleep(5 * limits.worker_wait_ms_max / 1_000)
+        async with FakeWorker(bus, f"next-{mesh.worker.name}", "decode").running():
+            assert [await first, await second] == [TEXT[::-1]] * 2
 
 
 async def test_a_restarted_nats_server_is_survived_by_a_running_stream(

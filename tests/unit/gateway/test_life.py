@@ -46,6 +46,7 @@ def life(outbox: Outbox) -> Life:
         lambda work, _: work.close(),
         lambda _: None,
         lambda _: None,
+        lambda: False,
     )
     request = spec(deadline_ms=clock.now_ms() + 60_000)
     core = RequestCore(request, RequestLimits(), [Letters()], clock.now_ms())

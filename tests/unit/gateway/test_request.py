@@ -207,6 +207,27 @@ def test_nobody_to_take_it_is_waited_for_a_while_then_told(desk: Desk) -> None:
     assert desk.now_ms >= LIMITS.worker_wait_ms_max
 
 
+def test_a_worker_on_its_way_back_is_waited_for_as_long_as_for_a_recovery(desk: Desk) -> None:
+    desk.feed(ev.Begin())
+    started_ms = desk.now_ms
+    while desk.now_ms - started_ms < LIMITS.recovery_wait_ms_max:
+        assert not desk.core.ended
+        desk.feed(ev.Unroutable(Busy("nobody", retry_after_ms=1_000), expected=True))
+        desk.wait(1_000)
+    desk.feed(ev.Unroutable(Busy("nobody", retry_after_ms=1_000), expected=True))
+    (ended,) = desk.ends()
+    assert isinstance(ended.outcome, ev.Failed) and isinstance(ended.outcome.fault, Busy)
+
+
+def test_a_worker_that_is_expected_no_more_is_not_waited_for_longer(desk: Desk) -> None:
+    desk.feed(ev.Begin())
+    while desk.now_ms < LIMITS.worker_wait_ms_max:
+        desk.feed(ev.Unroutable(Busy("nobody", retry_after_ms=1_000), expected=True))
+        desk.wait(1_000)
+    desk.feed(ev.Unroutable(Busy("nobody", retry_after_ms=1_000), expected=False))
+    assert desk.core.ended
+
+
 def test_silence_is_looked_into_and_a_worker_that_knows_goes_on(desk: Desk) -> None:
     desk.start()
     asked = of(desk.wait(LIMITS.silence_ms_max), ev.SendResend)
