@@ -30,6 +30,7 @@ from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime import trace
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.wire.errors import Busy, Fault
+from pagemesh.wire.presence import ModelFacts
 from pagemesh.wire.tokens import U32
 
 THREAD_BYTES_MIN = 16 << 10
@@ -96,14 +97,16 @@ class Front:
 
     async def understand(self, body: bytes, *, chat: bool) -> Understood:
         """Parse and tokenise. Raises ``ApiError``."""
-        arrival_us = self.gateway.clock.now_us()
-        return await off_loop(len(body), lambda: self._understand(body, chat, arrival_us))
+        arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
+        return await off_loop(len(body), lambda: self._understand(body, chat, arrival_us, facts))
 
-    def _understand(self, body: bytes, chat: bool, arrival_us: int) -> Understood:
+    def _understand(
+        self, body: bytes, chat: bool, arrival_us: int, facts: ModelFacts | None
+    ) -> Understood:
         parse = parse_chat if chat else parse_completion
         ask = parse(body, served=self.model)
         self.check_model(ask.model)
-        return Understood(ask, tokenise(ask, self.tokens), arrival_us)
+        return Understood(ask, tokenise(ask, self.tokens, facts), arrival_us)
 
     def check_model(self, model: str) -> None:
         """Raises ``ApiError`` for a model that is not served here."""

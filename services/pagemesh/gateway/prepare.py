@@ -28,17 +28,21 @@ class Work:
     sampling: Sampling
 
 
-def tokenise(ask: Ask, tokens: Tokens) -> list[U32]:
-    """Token ids of every prompt. Raises ``ApiError``."""
-    return [_tokenise_one(prompt, ask, tokens) for prompt in ask.prompts]
+def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None) -> list[U32]:
+    """Token ids of every prompt. Raises ``ApiError``, and does so before the work when no
+    tokenisation could fit the model (``facts``, if they are known)."""
+    return [_tokenise_one(prompt, ask, tokens, facts) for prompt in ask.prompts]
 
 
-def _tokenise_one(prompt: Prompt, ask: Ask, tokens: Tokens) -> U32:
+def _tokenise_one(prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | None) -> U32:
     if isinstance(prompt, list):
         return np.asarray(prompt, "<u4")
-    if isinstance(prompt, str):
-        return tokens.encode(prompt, add_special_tokens=ask.add_special_tokens)
-    return tokens.encode(render(prompt, tokens), add_special_tokens=ask.add_special_tokens)
+    text = prompt if isinstance(prompt, str) else render(prompt, tokens)
+    most_bytes = tokens.bytes_per_token_max
+    if facts is not None and most_bytes is not None:
+        least_tokens = -(-len(text.encode()) // most_bytes)
+        _check_room(ask, f"at least {least_tokens}", least_tokens, facts)
+    return tokens.encode(text, add_special_tokens=ask.add_special_tokens)
 
 
 def render(prompt: ChatPrompt, tokens: Tokens) -> str:
@@ -101,21 +105,30 @@ def _sampling(
 
 def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts) -> int:
     """How many tokens may be generated after a prompt."""
+    _check_room(ask, str(prompt_tokens), prompt_tokens, facts)
+    if ask.max_tokens is not None:
+        return ask.max_tokens
+    return min(limit for limit, _ in _limits(facts)) - prompt_tokens
+
+
+def _limits(facts: ModelFacts) -> tuple[tuple[int, str], ...]:
     pool_tokens = facts.pool_pages * facts.page_size
-    limits = (
+    return (
         (facts.context_tokens_max, "the model's context of {} tokens"),
         (pool_tokens, "the page pool of {} tokens"),
         (REQUEST_TOKENS_MAX, "the limit of {} tokens"),
     )
+
+
+def _check_room(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -> None:
+    """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, and
+    what is to be generated exceed a limit."""
     wanted = 1 if ask.max_tokens is None else ask.max_tokens
     param = "messages" if ask.chat else "prompt"
-    for limit, name in limits:
+    for limit, name in _limits(facts):
         if prompt_tokens + wanted > limit:
-            what = f"the prompt has {prompt_tokens} tokens"
+            what = f"the prompt has {shown} tokens"
             if ask.max_tokens is not None:
                 what += f" and max_tokens is {wanted}: {prompt_tokens + wanted}"
             message = f"{what}, which exceeds {name.format(limit)}"
             raise ApiError(400, message, param, "context_length_exceeded")
-    if ask.max_tokens is not None:
-        return ask.max_tokens
-    return min(limit for limit, _ in limits) - prompt_tokens

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from pagemesh.gateway.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.stops import StopMatcher
 from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
+from pagemesh.gateway.token_bytes import bytes_per_token_max
 from pagemesh.runtime.model_folder import tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
@@ -47,6 +48,7 @@ class Tokens:
         """The model's own: any of them ends a choice."""
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -145,6 +147,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+BYTE_LETTERS = frozenset(_BYTE_OF)
 
 
 def _json(path: Path) -> dict[str, Any]:
