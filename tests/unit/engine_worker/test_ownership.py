@@ -17,6 +17,7 @@ from pagemesh.wire.pager_messages import (
     Redeem,
     Release,
     Revoke,
+    TicketClosed,
     Withdraw,
 )
 from pagemesh.wire.tokens import unpack
@@ -106,6 +107,18 @@ def test_prefill_goes_on_alone_only_when_decode_never_had_it() -> None:
     perhaps.fail(Withdraw, "Stale")
     assert _error(perhaps) == "Stale", "the first try may have come through"
     assert "Admit" not in perhaps.open_kinds()
+
+
+def test_prefill_goes_on_at_once_when_the_ticket_expires_while_it_is_withdrawn() -> None:
+    bench = _offered()
+    ticket = bench.asked(Attach).ticket
+    bench.fail(Attach, "Busy")
+    bench.notice(TicketClosed(ticket=ticket, outcome="expired"))
+    assert len(unpack(bench.asked(Admit).tokens)) == 11
+    bench.fail(Withdraw, "Stale")
+    bench.grant(cached=8)
+    bench.step(52)
+    assert bench.tokens() == [51, 52]
 
 
 def test_prefill_lets_go_of_what_decode_accepted_even_if_the_ticket_expires() -> None:

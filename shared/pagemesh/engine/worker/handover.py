@@ -234,6 +234,7 @@ def _expired(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
     _close(desk, ticket.ticket)
     if ticket.refused:
         sequence.ticket = sequence.decode = None
+        sequence.calling = False  # a withdrawal may be open: it is of no interest any more
         sequence.retry_ms = desk.now
         desk.move(sequence, Phase.WAITING)
         admission.ask(desk, sequence)
