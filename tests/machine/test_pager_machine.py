@@ -115,7 +115,7 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
             if isinstance(wanted, Admit):
                 need = books.facts.pages_for(wanted.reserve_tokens)
             else:
-                need = wanted.page_count - len(books.leases[wanted.lease].pages)
+                need = wanted.page_count - books.leases[wanted.lease].page_count
             assert need > books.pool.free, "the first waiter could be served"
         self.pass_on()
 

@@ -63,23 +63,24 @@ class PoolMemory:
         """Publish ``batch``; with ``whole_pages`` the pager dies after so many of its pages,
         in the middle of the next one."""
         width = 4 * self.page_size
-        pages = batch.pages.tolist()
+        pages = list(batch.pages)
+        identities, parents = batch.identities, batch.parents
         last = len(pages) if whole_pages is None else min(whole_pages, len(pages))
         for index, page in enumerate(pages[:last]):
             self._sequence_grows(page, int(batch.sequences[index]))
             self.states[page] = int(batch.state)
             self.sequences[page] = int(batch.sequences[index])
-            self.identities[page] = int(batch.identities[index])
-            self.parents[page] = int(batch.parents[index])
+            self.identities[page] = int(identities[index])
+            self.parents[page] = int(parents[index])
             self.writers[page] = batch.writer
             self.roots[page] = batch.root
-            self.counts[page] = batch.count
+            self.counts[page] = batch.token_count
             self.tokens[page] = batch.tokens[index * width : (index + 1) * width]
         if last < len(pages):
             self.states[pages[last]] = int(HeaderState.INVALID)
 
     def set_states(self, batch: SetStates, *, whole_pages: int | None = None) -> None:
-        pages = batch.pages.tolist()
+        pages = list(batch.pages)
         for index, page in enumerate(pages[:whole_pages]):
             self._sequence_grows(page, int(batch.sequences[index]))
             self.states[page] = int(batch.state)

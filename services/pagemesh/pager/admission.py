@@ -8,18 +8,16 @@ waiters are pushed; asking again finds the same lease.
 
 from __future__ import annotations
 
-import numpy as np
-
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.runs import NO_PAGES, Pages, last_extents, pack_runs
 from pagemesh.pager.waiting import Waiter, place_of
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
-from pagemesh.wire.tokens import EMPTY, U32, pack_extents
 
 
 class Admission:
@@ -40,20 +38,20 @@ class Admission:
         if lease is not None:
             return self.granted(lease)
         self._require_admissible(message)
-        return self._serve_or_queue(self._waiter(message, message.order))
+        return self._serve_or_queue(message, message.order)
 
     def extend(self, message: Extend) -> Granted | Extended | Queued:
         """More pages for a lease, or a place in the queue."""
         lease = self._books.held_lease(
             message.worker, message.incarnation, message.lease, message.key
         )
-        if message.have_pages > len(lease.pages):
-            raise Malformed(f"have {message.have_pages} of {len(lease.pages)} pages")
+        if message.have_pages > lease.page_count:
+            raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
         self._require_fitting(message.page_count)
-        if message.page_count <= len(lease.pages):
+        if message.page_count <= lease.page_count:
             self._books.waiting.discard(message.incarnation, message.key)
             return self._extended(lease, message)
-        return self._serve_or_queue(self._waiter(message, lease.order))
+        return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
         """Serve from the front of the queue for as long as there is room."""
@@ -62,9 +60,9 @@ class Admission:
             if not len(books.waiting):
                 return
             waiter = books.waiting.first
-            reply = self._try(waiter)
+            reply = self._try(waiter.message)
             if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
-                reply = self._try(waiter)
+                reply = self._try(waiter.message)
             if reply is None:
                 if isinstance(waiter.message, Extend):
                     self._preemption.shed_copies(books.leases[waiter.message.lease])
@@ -81,7 +79,7 @@ class Admission:
             lease=lease.id,
             lease_slot=lease.slot,
             granted_at=lease.granted_at,
-            extents=pack_extents(lease.pages),
+            extents=lease.extents,
             cached_tokens=lease.cached_tokens,
             waterfall=lease.waterfall,
         )
@@ -92,7 +90,7 @@ class Admission:
             lease=lease.id,
             granted_at=lease.granted_at,
             first_index=message.have_pages,
-            extents=pack_extents(lease.pages[message.have_pages :]),
+            extents=last_extents(lease.extents, lease.page_count - message.have_pages),
         )
 
     # Queueing
@@ -108,26 +106,30 @@ class Admission:
         place = place_of(order, message.key.attempt, message.incarnation)
         return Waiter(place, message, order, self._books.now_ms + patience_ms)
 
-    def _serve_or_queue(self, waiter: Waiter) -> Granted | Extended | Queued:
+    def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
+        if not len(waiting):  # most of the time: nobody is overtaken
+            reply = self._try(message)
+            if reply is not None:
+                return reply
+        waiter = self._waiter(message, order)
         if not waiting.ahead_of(waiter.place):
-            reply = self._try(waiter)
+            reply = self._try(message) if len(waiting) else None
             if reply is None:
                 waiting.require_room(waiter)
                 if self._preemption.press(waiter.order, self._missing_pages(waiter)):
-                    reply = self._try(waiter)
+                    reply = self._try(message)
             if reply is not None:
                 waiting.discard(*waiter.name)
                 return reply
         waiting.put(waiter)
         return Queued(
-            key=waiter.message.key,
+            key=message.key,
             ahead_count=waiting.ahead_of(waiter.place),
             ask_again_ms=self._books.limits.ask_again_ms,
         )
 
-    def _try(self, waiter: Waiter) -> Granted | Extended | None:
-        message = waiter.message
+    def _try(self, message: Admit | Extend) -> Granted | Extended | None:
         if isinstance(message, Admit):
             return self._try_admit(message)
         return self._try_extend(message)
@@ -139,7 +141,7 @@ class Admission:
             match = self._match(message)
             need = books.facts.pages_for(message.reserve_tokens) - match.pages
             return need - self._room_beside(match)
-        return message.page_count - len(books.leases[message.lease].pages) - books.room
+        return message.page_count - books.leases[message.lease].page_count - books.room
 
     # Serving
 
@@ -149,18 +151,17 @@ class Admission:
             return None
         match = self._match(message)
         count = books.facts.pages_for(message.reserve_tokens) - match.pages
-        if count > self._room_beside(match):
+        if count > books.pool.free and count > self._room_beside(match):
             return None
         tree = books.tree_of(message.root)
         if match.node is _NO_TREE:
-            match = books.forest.match(tree.root, message.tokens, 0)
-        matched_tokens = match.pages * self._page_size
+            match = Match(tree.root, tree.root, 0)
+        waterfall = self._waterfall(message, match)
         anchor = books.forest.pin_match(match)
         fresh = books.take_pages(count, message.incarnation, tree)
-        pages = np.concatenate([books.forest.table(anchor), fresh])
         lease = self.start_lease(
-            message.key, message.order, tree, anchor, pages,
-            message.tokens[4 * matched_tokens :], matched_tokens, self._waterfall(message, match),
+            message.key, message.order, tree, anchor, fresh, message.tokens, 0,
+            match.pages * self._page_size, waterfall,
         )  # fmt: skip
         books.hold(lease, books.sessions[message.incarnation])
         return self.granted(lease)
@@ -171,12 +172,14 @@ class Admission:
         order: Order,
         tree: Tree,
         anchor: Node,
-        pages: U32,
+        fresh: Pages,
         tokens: bytes,
+        tokens_first: int,
         filled_tokens: int,
         waterfall: Waterfall,
     ) -> Lease:
-        """A lease over ``pages``; ``anchor`` is pinned for it and ``tokens`` follow there."""
+        """A lease over the pages above ``anchor``, which is pinned for it, and ``fresh`` ones;
+        ``tokens`` are known from ``tokens_first`` on."""
         books = self._books
         lease_id = books.pool.number()
         lease = Lease(
@@ -187,24 +190,26 @@ class Admission:
             incarnation=0,
             tree=tree,
             anchor=anchor,
-            pages=pages,
+            extents=pack_runs([*books.forest.runs(anchor), fresh]),
+            page_count=anchor.depth + len(fresh),
+            writable=fresh,
             granted_at=lease_id,
             tokens=tokens,
+            tokens_first=tokens_first,
             matched_pages=anchor.depth,
             cached_tokens=filled_tokens,
             waterfall=waterfall,
             granted_ms=books.now_ms,
             filled_tokens=filled_tokens,
         )
-        tree.lease_count += 1
-        books.leases[lease_id] = lease
+        books.enter(lease)
         books.out.append(SetLeaseWord(lease.slot, lease_id))
         return lease
 
     def _try_extend(self, message: Extend) -> Extended | None:
         books = self._books
         lease = books.leases[message.lease]
-        count = message.page_count - len(lease.pages)
+        count = message.page_count - lease.page_count
         if count > books.room:
             return None
         self.lengthen(lease, count)
@@ -213,8 +218,7 @@ class Admission:
     def lengthen(self, lease: Lease, count: int) -> None:
         """Add ``count`` pages to ``lease``; there must be room."""
         if count > 0:
-            fresh = self._books.take_pages(count, lease.incarnation, lease.tree)
-            lease.pages = np.concatenate([lease.pages, fresh])
+            lease.grow(self._books.take_pages(count, lease.incarnation, lease.tree))
             lease.granted_at = self._books.pool.last_sequence
 
     def _match(self, message: Admit) -> Match:
@@ -241,14 +245,15 @@ class Admission:
             there = self._books.forest.match(root, message.tokens, len(message.tokens) // 4 // size)
             unread = there.pages * size
             return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
-        lost, near = {}, match.near_tokens
-        if near and matched + near == len(message.tokens) // 4:
+        lost, near = {}, self._books.forest.near_tokens(match, message.tokens)
+        available = matched + near
+        if near and available == len(message.tokens) // 4:
             lost["last_token"] = 1
             near -= 1
         if near:
             lost["partial_page"] = near
         return Waterfall(
-            available_tokens=matched + match.near_tokens,
+            available_tokens=available,
             selected_tokens=matched,
             delivered_tokens=matched,
             lost=lost,
@@ -272,4 +277,4 @@ class Admission:
             raise NoCapacity(f"{page_count} pages are wanted, the whole pool has {total}")
 
 
-_NO_TREE = Node(None, b"", EMPTY)
+_NO_TREE = Node(None, b"", NO_PAGES)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState, TicketState
-from pagemesh.pager.radix import check_forest
+from pagemesh.pager.pool import PagePool
+from pagemesh.pager.radix import Forest, Node
+from pagemesh.pager.runs import Pages, table_of
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import HeaderState
-from pagemesh.wire.tokens import U32
 
 _LINES_MAX = 4_096
 
@@ -46,7 +49,7 @@ def _line(books: Books, lease: Lease) -> LeaseLine:
         key=lease.key,
         owner=f"ticket of {worker}" if lease.ticket else worker,
         state=lease.life.state.value,
-        page_count=len(lease.pages),
+        page_count=lease.page_count,
         filled_tokens=lease.filled_tokens,
     )
 
@@ -71,7 +74,8 @@ def _check_pages(books: Books) -> None:
     states = books.pool.states
     owned = np.zeros(books.pool.total, bool)
 
-    def own(pages: U32, state: HeaderState) -> None:
+    def own(some: Pages, state: HeaderState) -> None:
+        pages = table_of(some)
         assert (states[pages] == state).all(), f"pages {pages} are not {state.name}"
         assert not owned[pages].any() and len(np.unique(pages)) == len(pages), "two owners"
         owned[pages] = True
@@ -79,8 +83,11 @@ def _check_pages(books: Books) -> None:
     for lease in books.leases.values():
         revoked = lease.life.state is LeaseState.REVOKED
         own(lease.held_pages, HeaderState.DRAINING if revoked else HeaderState.HELD)
-        assert len(np.unique(lease.pages)) == len(lease.pages), "a page twice in a table"
-        shared = np.setdiff1d(lease.pages, lease.held_pages)
+        table = lease.table
+        assert len(np.unique(table)) == len(table) == lease.page_count, "a page twice in a table"
+        writable = table_of(lease.writable)
+        assert np.array_equal(table[lease.committed_pages :], writable), "the tail is not its own"
+        shared = np.setdiff1d(table, table_of(lease.held_pages))
         path = books.forest.table(lease.anchor)
         assert np.isin(shared, path).all(), "a lease reads pages that it does not pin"
     for session in books.sessions.values():
@@ -102,10 +109,13 @@ def _check_leases(books: Books) -> None:
         assert state is not LeaseState.ENDED, "an ended lease is kept"
         assert lease.slot not in slots, "a used lease slot is free"
         slots.add(lease.slot)
-        known = lease.committed_pages * size + len(lease.tokens) // 4
-        assert lease.filled_tokens <= min(known, len(lease.pages) * size)
-        granted = int(books.pool.sequences[lease.pages].max()) if len(lease.pages) else 0
+        known, start = lease.known_tokens, lease.committed_pages * size
+        assert lease.tokens_first % size == 0 and lease.tokens_first <= start <= known
+        assert lease.filled_tokens <= min(known, lease.page_count * size)
+        granted = int(books.pool.sequences[lease.table].max()) if lease.page_count else 0
         assert granted <= lease.granted_at <= books.pool.last_sequence, "its own pages are stale"
+        assert (lease.id in books.revoked) == (state is LeaseState.REVOKED)
+        assert state is LeaseState.REVOKED or not lease.order > books.youngest, "not the youngest"
         if state is LeaseState.OFFERED:
             assert books.tickets[lease.ticket].lease is lease
             continue
@@ -113,6 +123,7 @@ def _check_leases(books: Books) -> None:
         assert session.leases[lease.id] is lease
         assert (session.by_key.get(lease.key) is lease) == (state is LeaseState.HELD)
         assert session.is_open or state is LeaseState.REVOKED, "a lease without a session"
+    assert books.revoked.keys() <= books.leases.keys(), "a lease is over and revoked still"
     assert len(slots) == books.limits.lease_count_max, "a lease slot is lost"
     counted = sum(tree.lease_count for tree in books.forest.trees.values())
     assert counted == len(books.leases)
@@ -125,3 +136,36 @@ def _check_tickets(books: Books) -> None:
         assert ticket.id == name and ticket.life.state is TicketState.OFFERED
         assert ticket.lease.life.state is LeaseState.OFFERED and ticket.lease.ticket == name
     assert all(t.life.state is not TicketState.OFFERED for t in books.closed.values())
+
+
+def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> None:
+    """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: one
+    node per lease."""
+    width, policy = forest._width, forest._policy
+    pins: dict[Node, int] = {}
+    for anchor in anchors:
+        pins[anchor] = pins.get(anchor, 0) + 1
+    seen = np.zeros(pool.total, bool)
+    pinned = idle = 0
+    idle_nodes = set()
+    for tree in forest.trees.values():
+        for node in [tree.root, *forest.below(tree.root)]:
+            wanted = pins.pop(node, 0) + sum(1 for c in node.children.values() if c.pins)
+            assert node.pins == wanted, f"{node.pins} pins, {wanted} are accounted for"
+            for key, child in node.children.items():
+                assert child.parent is node and child.tokens[:width] == key
+            if node.is_root:
+                continue
+            assert node.depth == node.parent.depth + len(node.pages)
+            assert len(node.pages) and len(node.tokens) == len(node.pages) * width
+            assert not seen[table_of(node.pages)].any(), "a page is in the tree twice"
+            seen[table_of(node.pages)] = True
+            if node.pins:
+                pinned += len(node.pages)
+            else:
+                idle += len(node.pages)
+                idle_nodes.add(node)
+    assert not pins, "a lease is anchored outside the tree"
+    assert (pool.pinned, pool.idle) == (pinned, idle), "ledger and tree differ"
+    assert np.array_equal(seen, pool.states == HeaderState.COMMITTED), "a committed page is lost"
+    assert set(policy) == idle_nodes and len(policy) == len(idle_nodes), "policy and tree differ"

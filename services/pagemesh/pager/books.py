@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-import numpy as np
-
 from pagemesh.pager.events import (
     Command,
     Notify,
@@ -27,12 +25,17 @@ from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticke
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node, Tree
+from pagemesh.pager.runs import Pages
 from pagemesh.pager.waiting import WaitList
 from pagemesh.wire.errors import Gone, Malformed, Stale
-from pagemesh.wire.messages import Message, SequenceKey
+from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
 from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
+
+_SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
+"""Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
+_OLDEST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
 
 
 class Books:
@@ -47,6 +50,10 @@ class Books:
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
+        self.revoked: dict[int, Lease] = {}
+        """Those of ``leases`` whose holders have not let go yet."""
+        self.youngest = _OLDEST
+        """No lease that can be taken back is after this."""
         self.tickets: dict[str, Ticket] = {}
         self.closed: OrderedDict[str, Ticket] = OrderedDict()
         self.ended: OrderedDict[int, int] = OrderedDict()
@@ -113,48 +120,57 @@ class Books:
         """Pages that can be had at once: free ones, and idle ones if they may be evicted."""
         return self.pool.free + (self.pool.idle if self.may_evict() else 0)
 
-    def take_pages(self, count: int, writer: int, tree: Tree) -> U32:
+    def take_pages(self, count: int, writer: int, tree: Tree) -> Pages:
         """``count`` pages for ``writer``, evicting as needed; there must be ``room``."""
         short = count - self.pool.free
         if short > 0:
-            # Their headers are overwritten by this very grant: what is evicted is taken.
-            runs = self.forest.evict(short)
-            self.late.append(PagesDropped(np.concatenate(runs)))
+            self._evict(short)
         pages = self.pool.take(count)
         self.write_held(pages, writer, tree)
         return pages
 
-    def write_held(self, pages: U32, writer: int, tree: Tree) -> None:
+    def _evict(self, count: int) -> None:
+        spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
+        runs = self.forest.evict(count, spare_pages_max)
+        self.late.extend(map(PagesDropped, runs))
+        if sum(map(len, runs)) > count:
+            # Otherwise the grant that follows takes every free page, and writes its header.
+            for run in runs:
+                self.set_states(run, HeaderState.FREE)
+
+    def write_held(self, pages: Pages, writer: int, tree: Tree) -> None:
         """Publish ``pages`` as held by ``writer``."""
         if len(pages):
-            nothing = np.zeros(len(pages), np.uint64)
-            self.out.append(
-                WriteHeaders(
-                    pages, HeaderState.HELD, self.pool.sequences[pages], nothing, nothing,
-                    writer, tree.index, 0, b"",
-                )
-            )  # fmt: skip
+            sequences = self.pool.sequences_of(pages)
+            self.out.append(WriteHeaders(pages, HeaderState.HELD, sequences, writer, tree.index))
 
-    def set_states(self, pages: U32, state: HeaderState) -> None:
+    def set_states(self, pages: Pages, state: HeaderState) -> None:
         """Publish a state that needs no other part of the header."""
         if len(pages):
-            self.out.append(SetStates(pages, state, self.pool.sequences[pages]))
+            self.out.append(SetStates(pages, state, self.pool.sequences_of(pages)))
 
     # Roots
 
     def has_root_place(self, digest: bytes) -> bool:
         """Whether ``tree_of`` can answer."""
-        return digest in self.forest.trees or bool(self.roots) or bool(self._spare_trees())
+        known = digest in self.forest.trees
+        return known or bool(self.roots) or self._spare_tree() is not None
 
     def tree_of(self, digest: bytes) -> Tree:
         """The tree of a root, planted when it is new (``has_root_place`` holds). It may take
-        the place of a tree that no lease uses."""
-        tree = self.forest.trees.get(digest)
-        if tree is None:
-            if not self.roots:
-                self.uproot(self._spare_trees()[0])
-            tree = self.forest.plant(digest, self.roots.pop())
-            self.out.append(StoreRoot(tree.index, digest, True))
+        the place of a tree that no lease uses: an empty one, else the one that was not asked
+        for the longest, so that roots seen once do not drive out those in use."""
+        trees = self.forest.trees
+        tree = trees.pop(digest, None)
+        if tree is not None:
+            trees[digest] = tree
+            return tree
+        if not self.roots:
+            spare = self._spare_tree()
+            assert spare is not None, "has_root_place was not asked"
+            self.uproot(spare)
+        tree = self.forest.plant(digest, self.roots.pop())
+        self.out.append(StoreRoot(tree.index, digest, True))
         return tree
 
     def uproot(self, tree: Tree) -> None:
@@ -166,11 +182,23 @@ class Books:
         self.out.append(StoreRoot(tree.index, tree.digest, False))
         self.freed = True
 
-    def _spare_trees(self) -> list[Tree]:
-        trees = self.forest.trees.values()
-        return [t for t in trees if not t.lease_count and (t.is_unused or self.may_evict())]
+    def _spare_tree(self) -> Tree | None:
+        spare = None
+        for tree in self.forest.trees.values():  # the longest unused first
+            if tree.is_unused:
+                return tree
+            if spare is None and not tree.lease_count and self.may_evict():
+                spare = tree
+        return spare
 
     # Leases
+
+    def enter(self, lease: Lease) -> None:
+        """``lease`` stands from now on; its slot is taken already."""
+        lease.tree.lease_count += 1
+        self.leases[lease.id] = lease
+        if lease.order > self.youngest:
+            self.youngest = lease.order
 
     def hold(self, lease: Lease, session: Session) -> None:
         """``session`` holds ``lease`` from now on."""
@@ -191,6 +219,7 @@ class Books:
         self.out.append(SetLeaseWord(lease.slot, 0))
         held = lease.held_pages
         lease.life.move(LeaseState.REVOKED, reason)
+        self.revoked[lease.id] = lease
         self.unhold(lease)
         lease.revoked_ms = self.now_ms
         self.pool.drain(held)
@@ -215,6 +244,7 @@ class Books:
         held = lease.held_pages
         if lease.life.state is LeaseState.REVOKED:
             self.pool.settle(held)
+            del self.revoked[lease.id]
         else:
             self.out.append(SetLeaseWord(lease.slot, 0))
             self.pool.give(held)
@@ -226,6 +256,7 @@ class Books:
             session.leases.pop(lease.id, None)
         self.forest.unpin(lease.anchor)
         lease.tree.lease_count -= 1
+        lease.forget()
         del self.leases[lease.id]
         self.slots.append(lease.slot)
         self.ended[lease.id] = lease.incarnation

@@ -2,15 +2,20 @@
 
 The actor performs commands strictly in order: headers are written before the answer that
 hands the pages out, a lease word is changed before its holder is told.
+
+What every request brings and brings about is a msgspec struct: as frozen as a dataclass, and
+ten times quicker to make.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.pager.runs import Pages
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
@@ -45,8 +50,7 @@ class HeaderTable:
     tokens: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request came in. ``call`` is opaque: it comes back in the ``Answer``."""
 
     call: object
@@ -91,52 +95,68 @@ class Tick:
 Event = Asked | HolderDied | Recovered | Tick
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Reply to the request that brought ``call``."""
 
     call: object
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(msgspec.Struct, frozen=True):
     """Send a message to a worker by name, without expecting an answer."""
 
     worker: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WriteHeaders:
-    """Publish whole headers, in order. State, writer, root and count are the same for all.
+class WriteHeaders(msgspec.Struct, frozen=True, eq=False):
+    """Publish whole headers, in order. State, writer and root are the same for all.
 
-    ``identities`` and ``parents`` are uint64 [pages]; ``tokens`` is packed ids, page after
-    page, and empty when ``count`` is 0.
+    ``sequences``: uint64 [pages]. ``tokens``: packed ids, as many for each page; empty while
+    nothing is known of them. Identities count up from ``first_identity`` (0: they have none),
+    and each page's parent is the one before it; that of the first is ``parent``.
     """
 
-    pages: U32
+    pages: Pages
     state: HeaderState
     sequences: U64Array
-    identities: U64Array
-    parents: U64Array
     writer: int
     root: int
-    count: int
-    tokens: bytes
+    first_identity: int = 0
+    parent: int = 0
+    tokens: bytes = b""
+
+    @property
+    def identities(self) -> U64Array:
+        """uint64 [pages]."""
+        count = len(self.pages)
+        if not self.first_identity:
+            return np.zeros(count, np.uint64)
+        return np.arange(self.first_identity, self.first_identity + count, dtype=np.uint64)
+
+    @property
+    def parents(self) -> U64Array:
+        """uint64 [pages]; 0 for no parent."""
+        parents = np.zeros(len(self.pages), np.uint64)
+        parents[:1] = self.parent
+        parents[1:] = self.identities[:-1]
+        return parents
+
+    @property
+    def token_count(self) -> int:
+        """Token ids in each header."""
+        return len(self.tokens) // (4 * len(self.pages)) if len(self.pages) else 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SetStates:
+class SetStates(msgspec.Struct, frozen=True, eq=False):
     """Store only the state and sequence word of each header."""
 
-    pages: U32
+    pages: Pages
     state: HeaderState
     sequences: U64Array
 
 
-@dataclass(frozen=True, slots=True)
-class SetLeaseWord:
+class SetLeaseWord(msgspec.Struct, frozen=True):
     """Store ``value`` at ``slot`` of the revocation table: a lease id, or 0 for nobody."""
 
     slot: int
@@ -152,22 +172,20 @@ class StoreRoot:
     live: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PagesStored:
+class PagesStored(msgspec.Struct, frozen=True, eq=False):
     """``pages``, holding ``tokens`` (packed), became matchable under ``root``. ``after`` is
     the page before them, or empty when they start the tree."""
 
     root: bytes
-    after: U32
-    pages: U32
+    after: Pages
+    pages: Pages
     tokens: bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PagesDropped:
+class PagesDropped(msgspec.Struct, frozen=True, eq=False):
     """``pages`` are not matchable any more."""
 
-    pages: U32
+    pages: Pages
 
 
 @dataclass(frozen=True, slots=True)

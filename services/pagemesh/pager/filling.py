@@ -6,17 +6,15 @@ know. Commit, release, offer and fork all take one; each checks it before anythi
 
 from __future__ import annotations
 
-import numpy as np
-
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.radix import Inserted
+from pagemesh.pager.runs import Pages
 from pagemesh.wire.errors import Gone, Malformed
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
 from pagemesh.wire.pool_format import HeaderState
-from pagemesh.wire.tokens import U32
 
 
 class Filling:
@@ -37,7 +35,7 @@ class Filling:
         return Committed(
             lease=lease.id,
             committed_tokens=lease.committed_pages * self._page_size,
-            known_tokens=self.known_tokens(lease),
+            known_tokens=lease.known_tokens,
         )
 
     def release(self, message: Release) -> Ok:
@@ -61,38 +59,40 @@ class Filling:
             books.drop(anchor, lease.matched_pages)
         return Ok()
 
-    def known_tokens(self, lease: Lease) -> int:
-        """Token ids known of the lease, from the start."""
-        return lease.committed_pages * self._page_size + len(lease.tokens) // 4
-
     def require(self, lease: Lease, fill: Fill) -> None:
         """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
-        if len(fill.tokens) % 4:
+        count, odd = divmod(len(fill.tokens), 4)
+        if odd:
             raise Malformed(f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}")
-        start = lease.committed_pages * self._page_size
-        known = self.known_tokens(lease)
+        known = lease.known_tokens
         if fill.first_token > known:
             raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
-        end = max(known, fill.first_token + len(fill.tokens) // 4)
-        slots = len(lease.pages) * self._page_size
+        brought = fill.first_token + count
+        end = max(known, brought)
+        slots = lease.page_count * self._page_size
         if fill.filled_tokens > min(end, slots):
             raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
         if end > slots + self._page_size and end > known:
             raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
-        low = max(start, fill.first_token)
-        high = min(known, fill.first_token + len(fill.tokens) // 4)
+        low, high = (
+            max(lease.committed_pages * self._page_size, fill.first_token),
+            min(known, brought),
+        )
         if low < high:
-            ours = lease.tokens[4 * (low - start) : 4 * (high - start)]
+            ours = lease.known_from(low)[: 4 * (high - low)]
             theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
             if ours != theirs:
                 raise Malformed(f"tokens {low} to {high} differ from those known")
 
     def take(self, lease: Lease, fill: Fill) -> None:
         """Note what ``fill`` says (``require`` holds) and commit the full pages."""
-        skip = self.known_tokens(lease) - fill.first_token
+        skip = lease.known_tokens - fill.first_token
         if 4 * skip < len(fill.tokens):
-            lease.tokens += fill.tokens[4 * skip :]
-        lease.filled_tokens = max(lease.filled_tokens, fill.filled_tokens)
+            start = lease.committed_pages * self._page_size
+            lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
+            lease.tokens_first = start
+        if fill.filled_tokens > lease.filled_tokens:
+            lease.filled_tokens = fill.filled_tokens
         count = lease.filled_tokens // self._page_size - lease.committed_pages
         if count > 0:
             self._commit_pages(lease, count)
@@ -102,39 +102,40 @@ class Filling:
         count = fill.filled_tokens // self._page_size - lease.committed_pages
         if count <= 0:
             return 0
-        skip = self.known_tokens(lease) - fill.first_token
-        tokens = lease.tokens + fill.tokens[4 * skip :]
+        skip = lease.known_tokens - fill.first_token
+        start = lease.committed_pages * self._page_size
+        tokens = lease.known_from(start) + fill.tokens[4 * skip :]
         return self._books.forest.idle_pages(
             self._books.forest.match(lease.anchor, tokens[: count * self._width], count)
         )
 
     def _commit_pages(self, lease: Lease, count: int) -> None:
-        forest = self._books.forest
-        first = lease.committed_pages
-        run, cut = lease.pages[first : first + count], count * self._width
-        tokens, before = lease.tokens[:cut], lease.anchor
+        forest, before = self._books.forest, lease.anchor
+        run = lease.writable[:count]
+        at = 4 * (before.depth * self._page_size - lease.tokens_first)
+        end = at + count * self._width
+        tokens = lease.tokens[at:end]
         inserted = forest.insert(before, tokens, run, grow=lease.made)
         forest.unpin(before)
-        lease.anchor, lease.tokens = inserted.node, lease.tokens[cut:]
+        lease.anchor, lease.writable = inserted.node, lease.writable[count:]
+        if end == len(lease.tokens):
+            lease.tokens_first += end // 4
+            lease.tokens = b""
         lease.made = inserted.known_pages < count
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
         if lease.made:
             self._publish(lease, inserted, run, tokens)
 
-    def _publish(self, lease: Lease, inserted: Inserted, run: U32, tokens: bytes) -> None:
-        known = inserted.known_pages
+    def _publish(self, lease: Lease, inserted: Inserted, run: Pages, tokens: bytes) -> None:
+        known, after = inserted.known_pages, inserted.after
         pages, fresh = run[known:], tokens[known * self._width :]
-        pool = self._books.pool
-        identities = pool.identities[pages]
-        parents = np.zeros(len(pages), np.uint64)
-        parents[1:] = identities[:-1]
-        if len(inserted.after):
-            parents[0] = pool.identities[inserted.after[0]]
-        self._books.out.append(
+        books, tree = self._books, lease.tree
+        books.out.append(
             WriteHeaders(
-                pages, HeaderState.COMMITTED, pool.sequences[pages], identities, parents,
-                lease.incarnation, lease.tree.index, self._page_size, fresh,
+                pages, HeaderState.COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
+                tree.index, inserted.first_identity,
+                int(books.pool.identities[after[0]]) if len(after) else 0, fresh,
             )
         )  # fmt: skip
-        self._books.late.append(PagesStored(lease.tree.digest, inserted.after, pages, fresh))
+        books.late.append(PagesStored(tree.digest, after, pages, fresh))

@@ -8,7 +8,6 @@ the new holder under new sequences, which fences every older view of those pages
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from pagemesh.pager.admission import Admission
 from pagemesh.pager.books import Books
@@ -30,7 +29,6 @@ from pagemesh.wire.pager_messages import (
     Waterfall,
     Withdraw,
 )
-from pagemesh.wire.tokens import pack_extents
 
 _NO_WATERFALL = Waterfall()
 
@@ -74,7 +72,7 @@ class Handover:
             layout_digest=books.facts.layout_digest,
             lease=lease.id,
             granted_at=lease.granted_at,
-            extents=pack_extents(lease.pages),
+            extents=lease.extents,
             token_count=lease.filled_tokens,
             ttl_ms=ttl_ms,
         )
@@ -235,18 +233,17 @@ class Handover:
         fresh = books.take_pages(count, session.incarnation, parent.tree)
         shared = parent.committed_pages
         order = msgspec.structs.replace(parent.order, choice=key.choice)
-        known = parent.tokens[: 4 * (filled - shared * books.facts.page_size)]
+        start = shared * books.facts.page_size
+        known = parent.known_from(start)[: 4 * (filled - start)]
         child = self._admission.start_lease(
-            key, order, parent.tree, parent.anchor,
-            np.concatenate([books.forest.table(parent.anchor), fresh]), known, filled,
-            _NO_WATERFALL,
-        )  # fmt: skip
+            key, order, parent.tree, parent.anchor, fresh, known, start, filled, _NO_WATERFALL
+        )
         # The tail is the holder's to copy: it counts as filled once the holder says so.
-        child.filled_tokens = shared * books.facts.page_size
+        child.filled_tokens = start
         child.forked_from = parent.id
         if known:
             child.copied = (
-                PageCopy(source_page=int(parent.pages[shared]), target_page=int(fresh[0])),
+                PageCopy(source_page=int(parent.writable[0]), target_page=int(fresh[0])),
             )
         books.hold(child, session)
         return child
@@ -296,6 +293,6 @@ class Handover:
 
     def _grow(self, lease: Lease, reserve_tokens: int) -> None:
         books = self._books
-        wanted = books.facts.pages_for(reserve_tokens) - len(lease.pages)
+        wanted = books.facts.pages_for(reserve_tokens) - lease.page_count
         if not self._admission.older_waits(lease.order, lease.key, lease.incarnation):
             self._admission.lengthen(lease, min(wanted, books.room))

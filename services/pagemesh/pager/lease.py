@@ -22,12 +22,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-import numpy as np
-
 from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.runs import NO_PAGES, Pages, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
-from pagemesh.wire.tokens import EMPTY, U32
+from pagemesh.wire.tokens import EMPTY, U32, unpack_extents
 
 _HISTORY_MAX = 32
 RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
@@ -113,10 +112,10 @@ class Lifecycle(Generic[S]):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A right to pages. ``pages`` is the page table:
+    """A right to pages. This is its page table, which ``extents`` holds packed:
 
         [ shared, or a private copy of what the tree has | writable ]
-          0 ........................... committed_pages ... len(pages)
+          0 ........................... committed_pages ... page_count
 
     ``anchor`` is where in the tree the first ``committed_pages`` pages of tokens end, and is
     pinned. Page tables never change mid-sequence: where another lease had committed the same
@@ -131,10 +130,15 @@ class Lease:
     """The writer of its held pages: the holder, or while offered the offerer."""
     tree: Tree
     anchor: Node
-    pages: U32
+    extents: bytes
+    page_count: int
+    writable: Pages
     granted_at: int
     tokens: bytes
-    """Packed ids of what is known from page ``committed_pages`` on."""
+    """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
+    and not beyond the committed ones: what is committed is cut off now and then, not each time,
+    so that a long prompt is not copied with each of its chunks."""
+    tokens_first: int
     matched_pages: int
     """Cached when the lease was granted, so not of its own making."""
     cached_tokens: int
@@ -144,7 +148,7 @@ class Lease:
     life: Lifecycle[LeaseState] = field(
         default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
     )
-    copies: list[U32] = field(default_factory=list)
+    copies: list[Pages] = field(default_factory=list)
     filled_tokens: int = 0
     forked_from: int = 0
     copied: tuple[PageCopy, ...] = ()
@@ -161,10 +165,35 @@ class Lease:
         return self.anchor.depth
 
     @property
-    def held_pages(self) -> U32:
+    def known_tokens(self) -> int:
+        """Token ids known, from the start."""
+        return self.tokens_first + len(self.tokens) // 4
+
+    @property
+    def held_pages(self) -> Pages:
         """Pages that this lease alone holds: copies, then the writable ones."""
-        writable = self.pages[self.committed_pages :]
-        return np.concatenate([*self.copies, writable]) if self.copies else writable
+        return join_all([*self.copies, self.writable]) if self.copies else self.writable
+
+    @property
+    def table(self) -> U32:
+        """The page table, page by page."""
+        return unpack_extents(self.extents, page_count_max=self.page_count)
+
+    def known_from(self, position: int) -> bytes:
+        """Packed ids of what is known from ``position`` on; that is not before ``tokens_first``."""
+        return self.tokens[4 * (position - self.tokens_first) :]
+
+    def grow(self, fresh: Pages) -> None:
+        """Add writable pages at the end."""
+        self.extents = join_extents(self.extents, pack_runs([fresh]))
+        self.page_count += len(fresh)
+        self.writable = join(self.writable, fresh)
+
+    def forget(self) -> None:
+        """It is over: let go of what only memory is kept alive by (a closed ticket is remembered
+        for long, and the lease with it)."""
+        self.anchor, self.writable, self.copies = self.tree.root, NO_PAGES, []
+        self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 
 @dataclass(slots=True, eq=False)

@@ -55,3 +55,5 @@ class PagerLimits:
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
     declare_parts_max: int = 4_096
+    declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
+    """In all parts of a declaration, which are kept until the last one comes."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.runs import where
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
@@ -42,13 +43,15 @@ class PageEvents:
             self._secret, command.root, np.frombuffer(command.tokens, "<u4"),
             self._facts.page_size, parent=parent,
         )  # fmt: skip
-        self._keys[command.pages] = keys
-        self._cached[command.pages] = True
+        pages = where(command.pages)
+        self._keys[pages] = keys
+        self._cached[pages] = True
         self._change(keys, True)
 
     def dropped(self, command: PagesDropped) -> None:
-        self._cached[command.pages] = False
-        self._change(self._keys[command.pages], False)
+        pages = where(command.pages)
+        self._cached[pages] = False
+        self._change(self._keys[pages], False)
 
     def take(self) -> PagesChanged | None:
         """The next event, or None when nothing changed."""

@@ -12,8 +12,8 @@
 At every moment ``free + held + pinned + idle + draining = total``. Whether a committed page
 is pinned is known to the prefix tree, which reports changes by count.
 
-Free pages lie on a stack. Pages that come back together lie together, and what is taken
-together is sorted, so that most grants are one contiguous run without searching for one.
+Most grants are one run of pages (see ``runs`` and ``free_pages``), which is moved, numbered and
+checked as a slice: its length hardly matters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.pager.free_pages import FreePages
+from pagemesh.pager.runs import Pages, table_of, where
 from pagemesh.wire.pool_format import HeaderState
-from pagemesh.wire.tokens import U32
 
 _U64 = NDArray[np.uint64]
-_TIDY_PAGES_MAX = 1 << 14
 
 _FREE = int(HeaderState.FREE)
 _HELD = int(HeaderState.HELD)
 _COMMITTED = int(HeaderState.COMMITTED)
 _DRAINING = int(HeaderState.DRAINING)
+_BYTE_OF = [bytes([state]) for state in range(5)]
 
 
 class LedgerError(AssertionError):
@@ -45,12 +46,11 @@ class PagePool:
     """
 
     __slots__ = (
-        "_disordered",
-        "_stack",
+        "_free",
         "_states",
+        "_view",
         "draining",
         "evicted",
-        "free",
         "held",
         "identities",
         "idle",
@@ -62,21 +62,24 @@ class PagePool:
 
     def __init__(self, page_count: int, first_sequence: int) -> None:
         self.total = page_count
-        self.free = page_count
         self.held = self.pinned = self.idle = self.draining = 0
         self.evicted = 0
         self.last_sequence = first_sequence
         self.sequences: _U64 = np.zeros(page_count, np.uint64)
         self.identities: _U64 = np.zeros(page_count, np.uint64)
-        self._states: NDArray[np.uint8] = np.zeros(page_count, np.uint8)
-        # The top of the stack is its end: low pages go out first from a fresh pool.
-        self._stack: U32 = np.arange(page_count, dtype="<u4")[::-1].copy()
-        self._disordered = False
+        # The same bytes twice: runs are counted and set as bytes, other lists through numpy.
+        self._states = bytearray(page_count)
+        self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
+        self._free = FreePages(page_count)
+
+    @property
+    def free(self) -> int:
+        return self._free.count
 
     @property
     def states(self) -> NDArray[np.uint8]:
         """``HeaderState`` of each page, as a read-only view."""
-        view = self._states.view()
+        view = self._view.view()
         view.setflags(write=False)
         return view
 
@@ -86,42 +89,48 @@ class PagePool:
         self.last_sequence += count
         return first
 
-    def renumber(self, pages: U32) -> None:
+    def renumber(self, pages: Pages) -> None:
         """Give ``pages`` new, larger sequences: whoever had them is fenced off."""
-        first = self.number(len(pages))
-        self.sequences[pages] = np.arange(first, first + len(pages), dtype=np.uint64)
+        count = len(pages)
+        first = self.number(count)
+        self.sequences[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
 
-    def identify(self, pages: U32) -> None:
-        """Give ``pages`` identities, each larger than any before (so parents' are smaller)."""
-        first = self.number(len(pages))
-        self.identities[pages] = np.arange(first, first + len(pages), dtype=np.uint64)
+    def identify(self, pages: Pages) -> int:
+        """Give ``pages`` identities, each larger than any before (so parents' are smaller), one
+        after the other. Returns the first."""
+        count = len(pages)
+        first = self.number(count)
+        self.identities[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
+        return first
+
+    def sequences_of(self, pages: Pages) -> _U64:
+        """The sequences of ``pages`` as they are now."""
+        return self.sequences[where(pages)].copy()
 
     # Moves of pages, named as in the drawing above
 
-    def take(self, count: int) -> U32:
+    def take(self, count: int) -> Pages:
         """``count`` free pages, ascending, now held under new sequences."""
-        if count > self.free:
+        if count > self._free.count:
             raise LedgerError(f"{count} pages taken of {self.free} free")
-        self.free -= count
-        pages = self._stack[self.free : self.free + count].copy()
-        pages.sort()
+        pages = self._free.pop(count)
         self._move(pages, _FREE, _HELD)
         self.held += count
         self.renumber(pages)
         return pages
 
-    def give(self, pages: U32) -> None:
+    def give(self, pages: Pages) -> None:
         """Held pages become free."""
         self._move(pages, _HELD, _FREE)
         self.held -= len(pages)
-        self._push(pages)
+        self._free.push(pages)
 
-    def commit(self, pages: U32) -> None:
-        """Held pages become committed, pinned and identified."""
+    def commit(self, pages: Pages) -> int:
+        """Held pages become committed, pinned and identified. Returns the first identity."""
         self._move(pages, _HELD, _COMMITTED)
         self.held -= len(pages)
         self.pinned += len(pages)
-        self.identify(pages)
+        return self.identify(pages)
 
     def pin(self, count: int) -> None:
         """``count`` idle pages are now referenced."""
@@ -133,26 +142,26 @@ class PagePool:
         self.pinned -= count
         self.idle += count
 
-    def evict(self, pages: U32) -> None:
+    def evict(self, pages: Pages) -> None:
         """Idle committed pages become free."""
         self._move(pages, _COMMITTED, _FREE)
         self.idle -= len(pages)
         self.evicted += len(pages)
-        self._push(pages)
+        self._free.push(pages)
 
-    def drain(self, pages: U32) -> None:
+    def drain(self, pages: Pages) -> None:
         """Held pages wait for their writer to let go."""
         self._move(pages, _HELD, _DRAINING)
         self.held -= len(pages)
         self.draining += len(pages)
 
-    def settle(self, pages: U32) -> None:
+    def settle(self, pages: Pages) -> None:
         """Draining pages, their writer gone from them, become free."""
         self._move(pages, _DRAINING, _FREE)
         self.draining -= len(pages)
-        self._push(pages)
+        self._free.push(pages)
 
-    def resume(self, pages: U32) -> None:
+    def resume(self, pages: Pages) -> None:
         """Draining pages turn out to be held (their writer declared them)."""
         self._move(pages, _DRAINING, _HELD)
         self.draining -= len(pages)
@@ -160,40 +169,44 @@ class PagePool:
 
     def adopt(self, states: NDArray[np.uint8]) -> None:
         """Take over the states of an earlier life: FREE, COMMITTED (idle) or DRAINING pages."""
-        self._states[:] = states
+        self._view[:] = states
         counts = np.bincount(states, minlength=5)
-        self.free, self.idle = int(counts[_FREE]), int(counts[_COMMITTED])
+        self.idle = int(counts[_COMMITTED])
         self.draining, self.held, self.pinned = int(counts[_DRAINING]), 0, 0
-        self._stack[: self.free] = np.flatnonzero(states == _FREE)[::-1]
+        self._free.reset(np.flatnonzero(states == _FREE).astype("<u4"))
         self.check()
 
     def tidy(self) -> None:
-        """Sort the top of the free stack, so that what goes out next is contiguous."""
-        if self._disordered:
-            top = self._stack[max(0, self.free - _TIDY_PAGES_MAX) : self.free]
-            top[:] = np.sort(top)[::-1]
-            self._disordered = False
+        """Put free pages in order, so that what goes out next is contiguous."""
+        self._free.tidy()
 
     def check(self) -> None:
-        """Raise ``LedgerError`` unless states, counts and the free stack agree."""
-        counts = np.bincount(self._states, minlength=5)
+        """Raise ``LedgerError`` unless states, counts and the free pages agree."""
+        counts = np.bincount(self._view, minlength=5)
         known = (self.free, self.held, self.pinned + self.idle, self.draining)
         found = tuple(int(counts[state]) for state in (_FREE, _HELD, _COMMITTED, _DRAINING))
         if known != found or sum(known) != self.total or min(self.pinned, self.idle) < 0:
             raise LedgerError(f"counts {known} of {self.total}, states say {found}")
         stacked = np.zeros(self.total, bool)
-        stacked[self._stack[: self.free]] = True
-        if not np.array_equal(stacked, self._states == _FREE):
-            raise LedgerError("the free stack is not the set of free pages")
+        stacked[self._free.table()] = True
+        if not np.array_equal(stacked, self._view == _FREE):
+            raise LedgerError("the free pages are not those whose state says so")
 
-    def _push(self, pages: U32) -> None:
-        self._stack[self.free : self.free + len(pages)] = pages[::-1]
-        self.free += len(pages)
-        self._disordered = True
+    def _move(self, pages: Pages, source: int, target: int) -> None:
+        count = len(pages)
+        if type(pages) is range:
+            first, stop = pages.start, pages.stop
+            if not 0 <= first <= stop <= self.total:
+                raise LedgerError(f"pages {pages} are not in a pool of {self.total}")
+            # Bytes are counted in one pass, which is what makes this check affordable.
+            if self._states.count(source, first, stop) != count:
+                raise self._not_all(pages, source)
+            self._states[first:stop] = _BYTE_OF[target] * count
+            return
+        if self._view[pages].tobytes().count(source) != count:
+            raise self._not_all(pages, source)
+        self._view[pages] = target
 
-    def _move(self, pages: U32, source: int, target: int) -> None:
-        # Bytes are counted in one pass, which is what makes this check affordable.
-        found = self._states[pages].tobytes()
-        if found.count(source) != len(found):
-            raise LedgerError(f"pages {pages[:8]} are {found[:8]!r}, not all {source}")
-        self._states[pages] = target
+    def _not_all(self, pages: Pages, source: int) -> LedgerError:
+        found = self._view[table_of(pages)].tolist()
+        return LedgerError(f"pages {pages[:8]} are {found[:8]!r}, not all {source}")

@@ -29,6 +29,7 @@ from pagemesh.pager.events import (
     WriteHeaders,
 )
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.runs import table_of
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.wire.errors import NoCapacity
 from pagemesh.wire.pager_messages import PoolSpec
@@ -83,7 +84,7 @@ class PoolStore:
             case WriteHeaders():
                 headers.publish(self._batch(command))
             case SetStates():
-                headers.set_states(command.pages, command.state, command.sequences)
+                headers.set_states(table_of(command.pages), command.state, command.sequences)
             case SetLeaseWord(slot, value):
                 headers.set_lease_word(slot, value)
             case StoreRoot(index, digest, live):
@@ -113,17 +114,17 @@ class PoolStore:
     def _batch(self, command: WriteHeaders) -> HeaderBatch:
         count = len(command.pages)
         tokens = np.zeros((count, self.facts.page_size), np.uint32)
-        if command.count:
+        if command.tokens:
             tokens[:] = np.frombuffer(command.tokens, "<u4").reshape(count, -1)
         return HeaderBatch(
-            pages=command.pages,
+            pages=table_of(command.pages),
             states=np.full(count, command.state, np.uint8),
             sequences=command.sequences,
             identities=command.identities,
             parents=command.parents,
             writers=np.full(count, command.writer, np.uint64),
             roots=np.full(count, command.root, np.uint32),
-            counts=np.full(count, command.count, np.uint32),
+            counts=np.full(count, command.token_count, np.uint32),
             tokens=tokens,
         )
 

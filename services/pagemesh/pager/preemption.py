@@ -30,9 +30,10 @@ class Preemption:
             return False
         taken: dict[Node, int] = {}
         missing = missing_pages - books.pool.draining
-        for lease in books.leases.values():
-            if lease.life.state is LeaseState.REVOKED:
-                missing -= self._unpinned(lease, taken)
+        for lease in books.revoked.values():
+            missing -= self._unpinned(lease, taken)
+        if missing <= 0:
+            return False  # enough is on its way
         victims: list[Lease] = []
         for lease in self._younger(order):
             if missing <= 0:
@@ -67,11 +68,16 @@ class Preemption:
 
     def _younger(self, order: Order) -> list[Lease]:
         """Leases after ``order``, the youngest first."""
+        books = self._books
+        if not books.youngest > order:
+            return []  # as under load: who waits came after those who were served
         younger = [
             lease
-            for lease in self._books.leases.values()
+            for lease in books.leases.values()
             if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED) and lease.order > order
         ]
+        if not younger:
+            books.youngest = order
         younger.sort(key=lambda lease: lease.order, reverse=True)
         return younger
 

@@ -17,15 +17,16 @@ all that is below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-import numpy as np
+import msgspec
 
 from pagemesh.pager.eviction import EvictionPolicy
 from pagemesh.pager.pool import PagePool
-from pagemesh.wire.pool_format import HeaderState
-from pagemesh.wire.tokens import EMPTY, U32
+from pagemesh.pager.runs import NO_PAGES, Pages, join, join_all, own
+from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX = 4_096
 """A growing edge is copied when it grows; beyond this a new one starts."""
@@ -37,7 +38,7 @@ class Node:
 
     __slots__ = ("children", "depth", "pages", "parent", "pins", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: bytes, pages: U32) -> None:
+    def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
         self.parent: Node = parent or self  # the root is its own parent
         self.tokens = tokens
         self.pages = pages
@@ -64,31 +65,34 @@ class Tree:
         return not self.lease_count and not self.root.children
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``.
-
-    ``near_tokens`` more tokens are in a cached page that differs later on or may not be used.
-    """
+class Match(msgspec.Struct, frozen=True):
+    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``."""
 
     node: Node
     edge: Node
     edge_pages: int
-    near_tokens: int
 
     @property
     def pages(self) -> int:
         return self.node.depth + self.edge_pages
 
+    @property
+    def last_page(self) -> Pages:
+        """The page where it ends, or none."""
+        if self.edge_pages:
+            return self.edge.pages[self.edge_pages - 1 : self.edge_pages]
+        return self.node.pages[-1:]
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+
+class Inserted(msgspec.Struct, frozen=True):
     """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
-    already; the rest went in after page ``after`` (empty: under the root)."""
+    already; the rest went in after page ``after`` (empty: under the root), with identities
+    from ``first_identity`` on."""
 
     node: Node
     known_pages: int
-    after: U32
+    after: Pages
+    first_identity: int
 
 
 class Forest:
@@ -102,7 +106,7 @@ class Forest:
 
     def plant(self, digest: bytes, index: int) -> Tree:
         """Start an empty tree."""
-        tree = self.trees[digest] = Tree(index, digest, Node(None, b"", EMPTY))
+        tree = self.trees[digest] = Tree(index, digest, Node(None, b"", NO_PAGES))
         return tree
 
     def fell(self, tree: Tree) -> None:
@@ -125,17 +129,28 @@ class Forest:
                 node, at = edge, at + size
                 continue
             pages = self._common_pages(edge.tokens, tokens, at, min(size, end - at))
-            return Match(node, edge, pages, self._near(edge, pages, tokens, at + pages * width))
-        near = 0
+            return Match(node, edge, pages)
+        return Match(node, node, 0)
+
+    def near_tokens(self, match: Match, tokens: bytes) -> int:
+        """How many tokens beyond ``match``, the longest below a root, are in a cached page that
+        differs later on or may not be used."""
+        width = self._width
+        at = match.pages * width
         rest = tokens[at : at + width]
-        if rest and node.children:
-            exact = node.children.get(rest)
-            siblings = (exact,) if exact else node.children.values()
-            for count, child in enumerate(siblings):
-                if count == _SIBLINGS_MAX:
-                    break
-                near = max(near, _common_tokens(child.tokens[:width], rest))
-        return Match(node, node, 0, near)
+        if match.edge_pages:
+            cut = match.edge_pages * width
+            return _common_tokens(match.edge.tokens[cut : cut + width], rest)
+        if not rest:
+            return 0
+        children = match.node.children
+        if rest in children:
+            return len(rest) // 4
+        near = 0
+        for first_page in islice(children, _SIBLINGS_MAX):
+            if first_page[:4] == rest[:4]:
+                near = max(near, _common_tokens(first_page, rest))
+        return near
 
     def idle_pages(self, match: Match) -> int:
         """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
@@ -146,14 +161,18 @@ class Forest:
             node = node.parent
         return count
 
-    def table(self, node: Node) -> U32:
-        """The pages from the root to the end of ``node``."""
+    def runs(self, node: Node) -> list[Pages]:
+        """The pages from the root to the end of ``node``, edge by edge."""
         runs = []
         while not node.is_root:
             runs.append(node.pages)
             node = node.parent
         runs.reverse()
-        return np.concatenate(runs) if runs else EMPTY
+        return runs
+
+    def table(self, node: Node) -> U32:
+        """The pages from the root to the end of ``node``."""
+        return join_all(self.runs(node))
 
     def tokens(self, node: Node) -> bytes:
         """The packed token ids from the root to the end of ``node``."""
@@ -210,7 +229,7 @@ class Forest:
 
     # Growing and shrinking
 
-    def insert(self, anchor: Node, tokens: bytes, pages: U32, *, grow: bool) -> Inserted:
+    def insert(self, anchor: Node, tokens: bytes, pages: Pages, *, grow: bool) -> Inserted:
         """Put ``pages``, held so far and holding ``tokens``, below ``anchor``.
 
         What is there already stays as it is: those pages of ours are left held. The node
@@ -218,28 +237,23 @@ class Forest:
         lengthen ``anchor`` itself, when nobody else could tell.
         """
         match = self.match(anchor, tokens, len(pages))
-        known = match.pages - anchor.depth
-        upper = match.edge.pages[: match.edge_pages] if match.edge_pages else match.node.pages
-        after = upper[-1:]
-        fresh, fresh_tokens = pages[known:], tokens[known * self._width :]
-        if len(fresh):
-            self._pool.commit(fresh)
-        if grow and match.pages == anchor.depth and self._may_grow(anchor, len(fresh)):
+        known, after = match.pages - anchor.depth, match.last_page
+        fresh, fresh_tokens = own(pages[known:]), tokens[known * self._width :]
+        first = self._pool.commit(fresh) if len(fresh) else 0
+        if grow and not known and self._may_grow(anchor, len(fresh)):
             anchor.tokens += fresh_tokens
-            anchor.pages = np.concatenate([anchor.pages, fresh])
+            anchor.pages = join(anchor.pages, fresh)
             anchor.depth += len(fresh)
             self.pin(anchor)
-            return Inserted(anchor, known, after)
+            return Inserted(anchor, known, after, first)
         node = self.pin_match(match)
         if not len(fresh):
-            return Inserted(node, known, after)
+            return Inserted(node, known, after, first)
         leaf = self._attach(node, fresh_tokens, fresh)
-        leaf.pins = 1
-        node.pins += 1
-        self.unpin(node)
-        return Inserted(leaf, known, after)
+        leaf.pins = 1  # the caller's; the pin that it had at the node is now the leaf's own
+        return Inserted(leaf, known, after, first)
 
-    def graft(self, parent: Node, tokens: bytes, pages: U32) -> Node | None:
+    def graft(self, parent: Node, tokens: bytes, pages: Pages) -> Node | None:
         """Hang an idle edge of an earlier life below ``parent``; None when the place is taken.
         The ledger counts its pages as idle already."""
         if tokens[: self._width] in parent.children:
@@ -261,13 +275,14 @@ class Forest:
             yield node
             open_nodes.extend(node.children.values())
 
-    def evict(self, count: int) -> list[U32]:
-        """Free ``count`` idle pages (there must be so many), leaves first and each leaf from
-        its end. Returns the runs."""
+    def evict(self, count: int, spare_pages_max: int = 0) -> list[Pages]:
+        """Free at least ``count`` idle pages (there must be so many), leaves first and each leaf
+        from its end, and at most ``spare_pages_max`` more: an edge that goes whole leaves one
+        run, and cutting a long one page by page would copy it each time. Returns the runs."""
         runs = []
-        while count:
+        while count > 0:
             node = self._policy.victim()
-            run = node.pages[max(0, len(node.pages) - count) :]
+            run = node.pages[max(0, len(node.pages) - count - spare_pages_max) :]
             self.trim(node, len(run))
             runs.append(run)
             count -= len(run)
@@ -280,13 +295,13 @@ class Forest:
         self._pool.evict(node.pages[keep:])
         if keep:
             node.tokens = node.tokens[: keep * self._width]
-            node.pages = node.pages[:keep].copy()
+            node.pages = own(node.pages[:keep])
             node.depth -= count
         else:
             self._policy.remove(node)
             del node.parent.children[node.tokens[: self._width]]
 
-    def _attach(self, parent: Node, tokens: bytes, pages: U32) -> Node:
+    def _attach(self, parent: Node, tokens: bytes, pages: Pages) -> Node:
         node = Node(parent, tokens, pages)
         parent.children[tokens[: self._width]] = node
         return node
@@ -297,10 +312,10 @@ class Forest:
         Leases anchored at ``lower`` stay there, so the path of each keeps its length.
         """
         parent, cut = lower.parent, keep * self._width
-        upper = Node(parent, lower.tokens[:cut], lower.pages[:keep].copy())
+        upper = Node(parent, lower.tokens[:cut], own(lower.pages[:keep]))
         parent.children[lower.tokens[: self._width]] = upper
         lower.parent = upper
-        lower.tokens, lower.pages = lower.tokens[cut:], lower.pages[keep:].copy()
+        lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
         upper.children[lower.tokens[: self._width]] = lower
         if lower.pins:
             upper.pins = 2  # the child, and the caller
@@ -327,12 +342,6 @@ class Forest:
                 high = middle - 1
         return low
 
-    def _near(self, edge: Node, pages: int, tokens: bytes, at: int) -> int:
-        width = self._width
-        return _common_tokens(
-            edge.tokens[pages * width : (pages + 1) * width], tokens[at : at + width]
-        )
-
 
 def _common_tokens(left: bytes, right: bytes) -> int:
     """Equal leading words of two short packed lists."""
@@ -343,36 +352,3 @@ def _common_tokens(left: bytes, right: bytes) -> int:
     if not differing:
         return size // 4
     return ((differing & -differing).bit_length() - 1) // 32
-
-
-def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> None:
-    """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: one
-    node per lease."""
-    width, policy = forest._width, forest._policy
-    pins: dict[Node, int] = {}
-    for anchor in anchors:
-        pins[anchor] = pins.get(anchor, 0) + 1
-    seen = np.zeros(pool.total, bool)
-    pinned = idle = 0
-    idle_nodes = set()
-    for tree in forest.trees.values():
-        for node in [tree.root, *forest.below(tree.root)]:
-            wanted = pins.pop(node, 0) + sum(1 for c in node.children.values() if c.pins)
-            assert node.pins == wanted, f"{node.pins} pins, {wanted} are accounted for"
-            for key, child in node.children.items():
-                assert child.parent is node and child.tokens[:width] == key
-            if node.is_root:
-                continue
-            assert node.depth == node.parent.depth + len(node.pages)
-            assert len(node.pages) and len(node.tokens) == len(node.pages) * width
-            assert not seen[node.pages].any(), "a page is in the tree twice"
-            seen[node.pages] = True
-            if node.pins:
-                pinned += len(node.pages)
-            else:
-                idle += len(node.pages)
-                idle_nodes.add(node)
-    assert not pins, "a lease is anchored outside the tree"
-    assert (pool.pinned, pool.idle) == (pinned, idle), "ledger and tree differ"
-    assert np.array_equal(seen, pool.states == HeaderState.COMMITTED), "a committed page is lost"
-    assert set(policy) == idle_nodes and len(policy) == len(idle_nodes), "policy and tree differ"

@@ -16,6 +16,8 @@ nothing is evicted until each of them has declared what it holds, or is proven d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,13 +34,22 @@ from pagemesh.pager.lease import (
     SessionState,
     TicketState,
 )
-from pagemesh.pager.radix import Node
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.runs import run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
 from pagemesh.wire.pool_format import HeaderState
-from pagemesh.wire.tokens import U32, unpack, unpack_extents
+from pagemesh.wire.tokens import EMPTY, U32, unpack, unpack_extents
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """An edge that was believed, and the root it is under."""
+
+    node: Node
+    digest: bytes
 
 
 class Recovery:
@@ -69,10 +80,10 @@ class Recovery:
             )  # fmt: skip
             books.unsettled.add(holder.incarnation)
         self._adopt_roots(event)
-        runs = self._believed(headers)
+        edges = self._believed(headers)
         states = np.zeros(books.pool.total, np.uint8)
-        for _, pages in runs:
-            states[pages] = HeaderState.COMMITTED
+        for edge in edges:
+            states[where(edge.node.pages)] = HeaderState.COMMITTED
         used = (headers.states != HeaderState.FREE) & (states != HeaderState.COMMITTED)
         self._claim(headers, used, states)
         books.pool.sequences[:] = headers.sequences
@@ -80,13 +91,17 @@ class Recovery:
         books.pool.adopt(states)
         books.forest.rest()
         freed = np.flatnonzero((headers.states != HeaderState.FREE) & (states == HeaderState.FREE))
-        books.set_states(freed.astype(np.uint32), HeaderState.FREE)
+        books.set_states(run_of(freed.astype(np.uint32)), HeaderState.FREE)
         books.slots_kept = {
             int(slot): int(event.lease_words[slot])
             for slot in np.flatnonzero(event.lease_words[: books.limits.lease_count_max])
         }
         books.slots = [slot for slot in books.slots if slot not in books.slots_kept]
-        self._announce(runs)
+        for edge in edges:
+            node = edge.node
+            books.late.append(
+                PagesStored(edge.digest, node.parent.pages[-1:], node.pages, node.tokens)
+            )
         books.settle()
 
     def _adopt_roots(self, event: Recovered) -> None:
@@ -96,7 +111,7 @@ class Recovery:
                 books.forest.plant(root.digest, root.index)
                 books.roots.remove(root.index)
 
-    def _believed(self, headers: HeaderTable) -> list[tuple[Node, U32]]:
+    def _believed(self, headers: HeaderTable) -> list[_Edge]:
         """Graft every page whose chain is whole. Returns the edges, parents first."""
         books = self._books
         full = (headers.states == HeaderState.COMMITTED) & (headers.counts == books.facts.page_size)
@@ -109,42 +124,32 @@ class Recovery:
         follows = np.zeros(len(order), bool)
         follows[1:] = (parents[1:] == identities[:-1]) & (roots[1:] == roots[:-1])
         follows[1:] &= parents[1:] != 0
+        # Where other runs branch off, a run is cut: an edge ends where its children start.
+        branches = np.isin(identities, parents[~follows])
+        follows[1:] &= ~branches[:-1]
         starts = np.flatnonzero(~follows)
         ends = np.append(starts[1:], len(order))[: len(starts)]
-        branching = set(parents[starts].tolist())
         trees = {tree.index: tree for tree in books.forest.trees.values()}
-        places: dict[int, tuple[Node, int]] = {}
-        """Identity of a page that ends an edge -> that edge and its root."""
-        edges: list[tuple[Node, U32]] = []
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            parent, root = int(parents[start]), int(roots[start])
-            if not parent and root in trees:
-                above: Node = trees[root].root
-            elif parent in places and places[parent][1] == root:
-                above = places[parent][0]
-            else:
+        places: dict[int, tuple[Node, Tree]] = {}
+        """Identity of a page that ends an edge -> that edge and its tree."""
+        edges: list[_Edge] = []
+        columns = (starts, ends, parents[starts], roots[starts], identities[ends - 1])
+        for start, end, parent, root, last in zip(*(c.tolist() for c in columns), strict=True):
+            tree = trees.get(root)
+            if tree is None:
                 continue
-            cuts = self._cuts(identities, start, end, branching)
-            for low, high in zip([start, *cuts], [*cuts, end], strict=True):
-                pages = order[low:high].astype(np.uint32)
-                grafted = books.forest.graft(above, headers.tokens[pages].tobytes(), pages)
-                if grafted is None:
-                    break
-                edges.append((grafted, pages))
-                places[int(identities[high - 1])] = (grafted, root)
-                above = grafted
+            above = tree.root
+            if parent:
+                above, grown = places.get(parent, (above, None))
+                if grown is not tree:
+                    continue
+            table = order[start:end].astype(np.uint32)
+            pages = run_of(table) if (np.diff(table) == 1).all() else table
+            grafted = books.forest.graft(above, headers.tokens[where(pages)].tobytes(), pages)
+            if grafted is not None:
+                edges.append(_Edge(grafted, tree.digest))
+                places[last] = (grafted, tree)
         return edges
-
-    @staticmethod
-    def _cuts(
-        identities: NDArray[np.uint64], start: int, end: int, branching: set[int]
-    ) -> list[int]:
-        """Where in a run other runs branch off, so that it must be cut."""
-        return [
-            start + offset + 1
-            for offset, identity in enumerate(identities[start : end - 1].tolist())
-            if identity in branching
-        ]
 
     def _claim(
         self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]
@@ -154,24 +159,14 @@ class Recovery:
         held = used & (
             (headers.states == HeaderState.HELD) | (headers.states == HeaderState.DRAINING)
         )
+        pages = np.flatnonzero(held).astype(np.uint32)
+        writers = headers.writers[pages]
         for session in books.sessions.values():
-            mine = held & (headers.writers == session.incarnation)
-            session.claimed = np.flatnonzero(mine).astype(np.uint32)
-            states[mine] = HeaderState.DRAINING
+            session.claimed = pages[writers == session.incarnation]
+            states[session.claimed] = HeaderState.DRAINING
         if books.unsettled:
-            limbo = used & ~held
-            books.limbo = np.flatnonzero(limbo).astype(np.uint32)
-            states[limbo] = HeaderState.DRAINING
-
-    def _announce(self, edges: list[tuple[Node, U32]]) -> None:
-        digests = {tree.root: tree.digest for tree in self._books.forest.trees.values()}
-        for node, pages in edges:
-            above = root = node.parent
-            while not root.is_root:
-                root = root.parent
-            self._books.late.append(
-                PagesStored(digests[root], above.pages[-1:], pages, node.tokens)
-            )
+            books.limbo = np.flatnonzero(used & ~held).astype(np.uint32)
+            states[books.limbo] = HeaderState.DRAINING
 
     # Declarations
 
@@ -190,6 +185,9 @@ class Recovery:
             raise Stale(f"declaration {message.number} has been replaced by a later one")
         if session.parts_number != message.number:
             session.parts, session.parts_number = {}, message.number
+        others = sum(len(part) for n, part in session.parts.items() if n != message.part)
+        if others + len(message.leases) > books.limits.declare_leases_max:
+            raise Malformed(f"over {books.limits.declare_leases_max} leases are declared")
         session.parts[message.part] = message.leases
         session.expires_ms = books.now_ms + books.limits.session_ttl_ms
         if len(session.parts) < message.parts:
@@ -211,21 +209,32 @@ class Recovery:
             ):
                 books.revoke(lease, "stale")
         if session.incarnation in books.unsettled:
+            # What was restored is held now, and nobody's claim any more.
+            session.claimed = self._draining_of(session.claimed)
+            books.limbo = self._draining_of(books.limbo)
             self._keep_from(session, lost)
             books.free_claimed(session)
             books.unsettled.discard(session.incarnation)
             books.settle()
         return [held.lease for held in lost]
 
+    def _draining_of(self, pages: U32) -> U32:
+        draining: U32 = pages[self._books.pool.states[pages] == HeaderState.DRAINING]
+        return draining
+
     def _keep_from(self, session: Session, lost: list[HeldLease]) -> None:
         """A running step may still write pages of lost leases: until the worker says that it
         has let go of each, they drain. (An offered lease has no writer.)"""
+        claimed, kept = session.claimed, np.zeros(len(session.claimed), bool)
         for held in lost:
             if held.ticket is None:
                 pages = unpack_extents(held.extents, page_count_max=self._books.facts.page_count)
-                kept = np.intersect1d(session.claimed, pages).astype(np.uint32)
-                session.claimed = np.setdiff1d(session.claimed, kept).astype(np.uint32)
-                session.letting_go[held.lease] = kept
+                at = np.unique(_places(claimed, pages))
+                at = at[~kept[at]]
+                kept[at] = True
+                before = session.letting_go.get(held.lease, EMPTY)  # if it is named twice
+                session.letting_go[held.lease] = np.concatenate([before, claimed[at]])
+        session.claimed = claimed[~kept]
 
     def _confirm(self, session: Session, held: HeldLease) -> bool:
         """Whether the worker may go on believing in ``held``."""
@@ -278,32 +287,40 @@ class Recovery:
             tree = books.tree_of(held.root)
         match = books.forest.match(tree.root, held.tokens, filled // size)
         above = books.forest.table(match.node)
-        path = np.concatenate([above, match.edge.pages[: match.edge_pages]])
+        path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])
         shared = np.zeros(len(pages), bool)
         shared[: len(path)] = pages[: len(path)] == path
         own = pages[~shared]
-        mine = np.isin(own, session.claimed) | np.isin(own, books.limbo)
-        if not mine.all():
+        known = len(_places(session.claimed, own)) + len(_places(books.limbo, own))
+        if known != len(own) or (books.pool.states[own] != HeaderState.DRAINING).any():
             return False
         anchor = books.forest.pin_match(match)
-        session.claimed = np.setdiff1d(session.claimed, own).astype(np.uint32)
-        books.limbo = np.setdiff1d(books.limbo, own).astype(np.uint32)
         books.pool.resume(own)
         books.write_held(own, session.incarnation, tree)
         del books.slots_kept[held.lease_slot]
         lease = Lease(
             id=held.lease, slot=held.lease_slot, key=held.key, order=held.order,
-            incarnation=session.incarnation, tree=tree, anchor=anchor, pages=pages,
-            granted_at=held.granted_at, tokens=held.tokens[4 * match.pages * size :],
+            incarnation=session.incarnation, tree=tree, anchor=anchor, extents=held.extents,
+            page_count=len(pages), writable=pages[len(path) :],
+            granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
             matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
             granted_ms=books.now_ms, filled_tokens=filled,
         )  # fmt: skip
         copies = pages[: len(path)][~shared[: len(path)]]
         if len(copies):
             lease.copies.append(copies)
-        tree.lease_count += 1
-        books.leases[lease.id] = lease
+        books.enter(lease)
         books.hold(lease, session)
         if held.ticket is not None:
             self._handover.open_ticket(lease, held.ticket, books.limits.ticket_ttl_ms_max)
         return True
+
+
+def _places(claimed: U32, pages: U32) -> NDArray[np.intp]:
+    """Where those of ``pages`` that are among ``claimed`` (ascending) are in there."""
+    if not len(claimed):
+        return np.empty(0, np.intp)
+    at = np.searchsorted(claimed, pages)
+    at[at == len(claimed)] = 0
+    found: NDArray[np.intp] = at[claimed[at] == pages]
+    return found

@@ -135,13 +135,14 @@ class Sessions:
         """On a tick: repeat revocations, probe those who do not answer, and when others wait
         for too long end them."""
         books, limits = self._books, self._books.limits
-        for lease in list(books.leases.values()):
-            if lease.life.state is LeaseState.REVOKED and (
-                books.now_ms - lease.notified_ms >= limits.revoke_again_ms
-            ):
+        revoked_ms: dict[int, int] = {}
+        for lease in books.revoked.values():
+            if books.now_ms - lease.notified_ms >= limits.revoke_again_ms:
                 books.notify_revoked(lease, lease.reason)
+            first_ms = revoked_ms.get(lease.incarnation, lease.revoked_ms)
+            revoked_ms[lease.incarnation] = min(first_ms, lease.revoked_ms)
         for session in list(books.sessions.values()):
-            since_ms = self._unresponsive_since_ms(session)
+            since_ms = self._unresponsive_since_ms(session, revoked_ms)
             if since_ms is None or books.now_ms - session.probed_ms < limits.probe_again_ms:
                 continue
             session.probed_ms = books.now_ms
@@ -156,9 +157,12 @@ class Sessions:
         if session.life.state is SessionState.EXPIRED and session.is_empty and settled:
             self._remove(session, "nothing held")
 
-    def _unresponsive_since_ms(self, session: Session) -> int | None:
-        """Since when the session owes us pages, or None when it owes nothing."""
-        owing = [lease.revoked_ms for lease in session.leases.values() if lease.revoked_ms]
+    def _unresponsive_since_ms(self, session: Session, revoked_ms: dict[int, int]) -> int | None:
+        """Since when the session owes us pages, or None when it owes nothing. ``revoked_ms``:
+        when the first of its revoked leases was, by incarnation."""
+        owing = []
+        if session.incarnation in revoked_ms:
+            owing.append(revoked_ms[session.incarnation])
         unsettled = session.incarnation in self._books.unsettled
         if not session.is_open or unsettled or session.letting_go:
             owing.append(session.since_ms)

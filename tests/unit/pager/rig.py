@@ -33,6 +33,7 @@ from pagemesh.pager.events import (
 )
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.runs import table_of as as_table
 from pagemesh.pager.state import PagerCore
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -155,31 +156,32 @@ class Rig:
         headers = self.headers
         match command:
             case WriteHeaders():
-                pages = command.pages
+                pages = as_table(command.pages)
                 headers.states[pages] = command.state
                 headers.sequences[pages] = command.sequences
                 headers.identities[pages] = command.identities
                 headers.parents[pages] = command.parents
                 headers.writers[pages] = command.writer
                 headers.roots[pages] = command.root
-                headers.counts[pages] = command.count
+                headers.counts[pages] = command.token_count
                 headers.tokens[pages] = 0
-                if command.count:
+                if command.tokens:
                     ids = np.frombuffer(command.tokens, np.uint32)
                     headers.tokens[pages] = ids.reshape(len(pages), self.page_size)
             case SetStates():
-                headers.states[command.pages] = command.state
-                headers.sequences[command.pages] = command.sequences
+                pages = as_table(command.pages)
+                headers.states[pages] = command.state
+                headers.sequences[pages] = command.sequences
             case SetLeaseWord(slot, value):
                 self.words[slot] = value
             case StoreRoot(index, digest, live):
                 self.roots[index] = RootEntry(index, digest, live)
             case PagesStored():
-                assert not self.cached & set(command.pages.tolist())
-                self.cached |= set(command.pages.tolist())
+                assert not self.cached & set(command.pages)
+                self.cached |= set(command.pages)
             case PagesDropped():
-                assert set(command.pages.tolist()) <= self.cached
-                self.cached -= set(command.pages.tolist())
+                assert set(command.pages) <= self.cached
+                self.cached -= set(command.pages)
             case Notify():
                 self.notices.append(command)
             case _:
@@ -201,9 +203,9 @@ class Rig:
             revoked = lease.life.state.value == "revoked"
             assert self.words[lease.slot] == (0 if revoked else lease.id)
             if not revoked:
-                assert (headers.writers[lease.held_pages] == lease.incarnation).all()
+                assert (headers.writers[as_table(lease.held_pages)] == lease.incarnation).all()
             for node in books.forest.path(lease.anchor):
-                assert headers.tokens[node.pages].tobytes() == node.tokens
+                assert headers.tokens[as_table(node.pages)].tobytes() == node.tokens
         assert np.count_nonzero(self.words) == len(books.slots_kept) + sum(
             lease.life.state.value != "revoked" for lease in books.leases.values()
         )

@@ -8,6 +8,7 @@ from tests.unit.pager.test_lifecycles import waiter
 
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Extended, Granted, Queued
+from pagemesh.wire.pool_format import ROOT_COUNT_MAX
 
 
 @pytest.fixture
@@ -202,3 +203,18 @@ class TestWaiting:
         assert code_of(worker.admit(10_000, range(28))) == "Busy"
         for number in range(1, 1 + LIMITS.waiter_count_max):
             rig.core.books.waiting.discard(1, key_of(number))
+
+
+def test_roots_seen_once_do_not_drive_out_the_one_in_use() -> None:
+    rig = Rig(8)
+    worker = Worker(rig, "w", 1)
+    worker.release(worker.granted(1, range(8)), range(8))
+    for number in range(2, ROOT_COUNT_MAX + 10):
+        if number % 300 == 0:
+            hit = worker.granted(number, range(9))
+            assert hit.cached_tokens == 8
+            worker.release(hit)
+        answer = worker.admit(number + 5_000, [number], root=number.to_bytes(32, "big"))
+        assert isinstance(answer, Granted)
+        worker.release(answer)
+    assert worker.granted(9_999, range(9)).cached_tokens == 8

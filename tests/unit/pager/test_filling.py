@@ -58,7 +58,7 @@ def test_content_that_is_there_already_leaves_the_page_private_and_the_table_as_
     one, two = worker.granted(1, range(14), 16), worker.granted(2, range(14), 16)
     worker.committed(one, range(14), 8)
     worker.committed(two, range(14), 12)
-    assert rig.core.books.leases[two.lease].copies[0].tolist() == table_of(two)[:2]
+    assert list(rig.core.books.leases[two.lease].copies[0]) == table_of(two)[:2]
     assert worker.granted(2, range(14), 16).extents == two.extents
     reader = worker.granted(3, range(14))
     assert table_of(reader)[:3] == [*table_of(one)[:2], table_of(two)[2]]
@@ -153,6 +153,19 @@ def test_every_stored_page_is_announced_once_with_its_place(rig: Rig, worker: Wo
     [first] = [c for c in rig.commands if isinstance(c, PagesStored)]
     worker.committed(lease, range(12), 12)
     [then] = [c for c in rig.commands if isinstance(c, PagesStored)]
-    assert first.after.tolist() == [] and first.pages.tolist() == table_of(lease)[:1]
-    assert then.after.tolist() == table_of(lease)[:1]
+    assert list(first.after) == [] and list(first.pages) == table_of(lease)[:1]
+    assert list(then.after) == table_of(lease)[:1]
     assert then.tokens == pack(range(4, 12))
+
+
+def test_the_rest_of_a_prompt_is_not_copied_with_each_of_its_chunks(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(60))
+    before = rig.core.books.leases[lease.lease].tokens
+    for filled in range(4, 60, 4):
+        worker.commit(lease, fill_of([], filled, first=60))
+        assert rig.core.books.leases[lease.lease].tokens is before
+    worker.commit(lease, fill_of([], 60, first=60))
+    assert rig.core.books.leases[lease.lease].tokens == b""
+    worker.committed(lease, range(60))

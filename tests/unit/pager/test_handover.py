@@ -261,3 +261,14 @@ def test_a_forked_tail_is_handed_over_as_filled_only_when_its_holder_says_so(
     offered = prefill.offered(child, Fill(filled_tokens=said, first_token=said))
     assert offered.handle.token_count == said
     assert decode.redeemed(child.key, offered).cached_tokens == said
+
+
+def test_a_closed_ticket_is_remembered_without_what_its_lease_held(rig: Rig) -> None:
+    worker = Worker(rig, "w", 5)
+    lease = worker.granted(1, range(14), 16)
+    offered = worker.offered(lease, fill_of(range(14)))
+    taken = worker.redeemed(lease.key, offered)
+    worker.release(taken, range(14))
+    over = rig.core.books.closed[offered.ticket].lease
+    assert over.anchor.is_root and not over.tokens and not over.table.size
+    assert code_of(worker.redeem(lease.key, offered)) == "Stale"

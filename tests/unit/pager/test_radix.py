@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import EDGE_PAGES_MAX, Forest, Node, Tree, check_forest
+from pagemesh.pager.radix import EDGE_PAGES_MAX, Forest, Node, Tree
 from pagemesh.wire.tokens import pack
 
 SIZE = 4
@@ -68,9 +69,9 @@ def test_a_match_says_how_many_tokens_of_the_next_page_agree(garden: Garden) -> 
     garden.put(range(16))
     tokens = [*range(11), 99, *range(12, 16)]
     inside = garden.forest.match(garden.tree.root, pack(tokens), 4)
-    assert (inside.pages, inside.near_tokens) == (2, 3)
+    assert (inside.pages, garden.forest.near_tokens(inside, pack(tokens))) == (2, 3)
     at_border = garden.forest.match(garden.tree.root, pack([0, 1, 99, 99]), 1)
-    assert (at_border.pages, at_border.near_tokens) == (0, 2)
+    assert (at_border.pages, garden.forest.near_tokens(at_border, pack([0, 1, 99, 99]))) == (0, 2)
 
 
 def test_pinning_a_match_cuts_the_edge_and_leaves_other_anchors_where_they_were(
@@ -137,6 +138,19 @@ def test_eviction_takes_the_oldest_leaf_from_its_end(garden: Garden) -> None:
     garden.check()
 
 
+def test_an_edge_that_is_little_longer_than_what_is_wanted_goes_whole() -> None:
+    garden = Garden(64)
+    garden.put(range(16))
+    garden.put(range(100, 108))
+    [run] = garden.forest.evict(3, 1)
+    assert list(run) == [0, 1, 2, 3]
+    garden.put(range(200, 240))
+    garden.forest.evict(2)
+    [part] = garden.forest.evict(1, 2)
+    assert len(part) == 3 and garden.find(range(200, 240)) == 28
+    garden.check()
+
+
 def test_a_parent_goes_only_after_its_children(garden: Garden) -> None:
     garden.put(range(8))
     garden.put([*range(8), 1, 2, 3, 4])
@@ -195,7 +209,8 @@ def test_one_changed_token_never_over_matches(tokens: list[int], data: st.DataOb
     changed[at] ^= data.draw(st.sampled_from([1, 1 << 8, 1 << 16, 1 << 31]))
     assert garden.find(changed) == min(at // SIZE, len(tokens) // SIZE) * SIZE
     match = garden.forest.match(garden.tree.root, pack(changed), len(tokens) // SIZE)
-    assert match.pages * SIZE + match.near_tokens <= at or at >= len(tokens) // SIZE * SIZE
+    near = garden.forest.near_tokens(match, pack(changed))
+    assert match.pages * SIZE + near <= at or at >= len(tokens) // SIZE * SIZE
 
 
 @settings(deadline=None, max_examples=50)

@@ -326,3 +326,40 @@ def test_roots_are_found_again_and_their_places_reused(rig: Rig, worker: Worker)
     found = late.admit(9, range(8), root=bytes([1]) * 32)
     assert isinstance(found, Granted) and found.cached_tokens == 4
     assert len(rig.core.books.forest.trees) == 3
+
+
+def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(12))
+    rig.restart([worker.holder])
+    rig.words[lease.lease_slot] = 0
+    rig.restart([worker.holder])
+    first, again = (line(lease, 1, [], table=table_of(lease)[at:]) for at in (0, 1))
+    assert declare(rig, worker, first, again) == [lease.lease] * 2
+    assert rig.core.report().draining_pages == 3
+    worker.ack(lease)
+    assert rig.core.report().free_pages == 16
+
+
+def test_two_declared_leases_cannot_both_have_a_page(rig: Rig, worker: Worker) -> None:
+    one, two = worker.granted(1, range(8)), worker.granted(2, range(100, 108))
+    rig.restart([worker.holder])
+    thief = line(two, 2, [], table=[*table_of(one)[:1], *table_of(two)])
+    assert declare(rig, worker, line(one, 1, []), thief) == [two.lease]
+    assert rig.core.report().held_pages == 2
+    worker.ack(two)
+    assert (rig.core.report().held_pages, rig.core.report().draining_pages) == (2, 0)
+
+
+def test_a_declaration_names_only_so_many_leases() -> None:
+    rig = Rig(16, limits=PagerLimits(lease_count_max=64, declare_leases_max=3))
+    worker = Worker(rig, "w", 1)
+    lease = worker.granted(1, range(8))
+
+    def part(index: int) -> str:
+        lines = [line(lease, 1, [])] * 2
+        message = Declare(
+            worker="w", incarnation=1, epoch=rig.epoch, number=1, part=index, parts=2, leases=lines
+        )
+        return code_of(rig.ask(message))
+
+    assert [part(0), part(0), part(1)] == ["Ok", "Ok", "Malformed"]
