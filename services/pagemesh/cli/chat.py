@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.cli.word_wrap import WordWrap
 from pagemesh.runtime.config import load
 
 _HELP = "Type a message; /reset forgets the conversation, /quit or Ctrl-D leaves."
@@ -55,9 +57,10 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
     notes = Console(stderr=True, highlight=False)
     notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim")
     messages = list(first)
+    prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
-            text = input("> ").strip()
+            text = input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
             notes.print()
             return
@@ -85,13 +88,19 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
 
 
 def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) -> Answer:
-    """The answer goes to stdout as it comes, what it took to stderr."""
+    """The answer goes to stdout as it comes (wrapped at words on a terminal, elsewhere to the
+    letter), what it took to stderr."""
+    on_terminal = sys.stdout.isatty()
+    wrap = WordWrap(shutil.get_terminal_size().columns)
 
-    def show(piece: str) -> None:
-        sys.stdout.write(piece)
+    def write(text: str) -> None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
+    def show(piece: str) -> None:
+        write(wrap.feed(piece) if on_terminal else piece)
+
     answer = ask(http, {**settings, "messages": messages}, show)
-    show("\n")
+    write(wrap.end() + "\n")
     Console(stderr=True, highlight=False).print(answer.facts, style="dim", markup=False)
     return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -114,3 +115,43 @@ def test_what_is_no_url_is_refused() -> None:
 def test_an_answer_that_hit_its_limit_says_so() -> None:
     answer = Answer("x", "length", 1, 0, 5, 0.1, 0.5)
     assert answer.facts.endswith("5 tokens in 0.50 s (10/s) | stopped by length")
+
+
+class Terminal(io.StringIO):
+    """Text streams as they look on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *pieces: str) -> None:
+    """Have ``pagemesh chat`` talk to a mesh that always says ``pieces``."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        return stream(*map(delta, pieces), USAGE)
+
+    monkeypatch.setattr("pagemesh.cli.chat.client", lambda _config: mesh(handler))
+
+
+def test_input_that_is_no_terminal_gets_the_answers_alone_to_the_letter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, "the quick ", "brown  ", "fox")
+    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert run(["chat"]) == 0
+    assert capsys.readouterr().out == "the quick brown  fox\n" * 2
+
+
+def test_a_terminal_gets_a_prompt_and_lines_that_break_at_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering(monkeypatch, "the quick ", "bro", "wn fox")
+    monkeypatch.setenv("COLUMNS", "10")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal("one\n"))
+    monkeypatch.setattr("sys.stdout", screen)
+    assert run(["chat"]) == 0
+    assert screen.getvalue() == "> the quick\nbrown fox\n> "

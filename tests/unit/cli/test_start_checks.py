@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.support.model_files import write_model_files
 
-from pagemesh.cli import start_checks
 from pagemesh.cli.main import run
 from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
@@ -128,7 +127,7 @@ def test_the_pool_is_judged_by_the_pages_that_the_engine_allocates(tmp_path: Pat
 def test_room_is_what_is_free_and_what_killed_meshes_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(start_checks.shutil, "disk_usage", lambda _: Usage(9, 9, 100 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 100 << 20))
     folder = tmp_path / "not" / "there" / "yet"
     assert "100 MiB free" in check_room(folder, 100 << 20)
     with pytest.raises(ConfigError, match=r"100 MiB free, the pool takes 101 MiB; .*--pool-bytes"):
