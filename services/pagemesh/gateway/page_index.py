@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
@@ -90,13 +89,8 @@ class PageIndex:
         """The snapshot could not be had: the next announcement asks again."""
         self.state = IndexState.BLANK
 
-    def leading_pages(self, keys: NDArray[np.uint64]) -> int:
-        """How many of ``keys`` (chained, from the first page on) are cached in a row."""
-        known = self._keys
-        for count, key in enumerate(keys.tolist()):
-            if key not in known:
-                return count
-        return len(keys)
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
 
     def check(self) -> None:
         assert len(self._keys) <= self._keys_max

@@ -10,16 +10,13 @@ suffix goes straight to a decode worker; when one role is missing the other does
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
 from pagemesh.wire.errors import Fault, NoCapacity, NotReady
-from pagemesh.wire.identity import prefix_keys, tenant_root
+from pagemesh.wire.identity import key_chain, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts
 
@@ -168,28 +165,40 @@ class Router:
         self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool
     ) -> Iterator[tuple[float, Route]]:
         """Every sensible route and its cost in tokens."""
-        places = {(known.host, known.facts.model_root): known.facts for known in usable}
-        keys: dict[bytes, NDArray[np.uint64]] = {}
-        for (host_name, model_root), facts in places.items():
-            here = [k for k in usable if (k.host, k.facts.model_root) == (host_name, model_root)]
+        models = {known.facts.model_root: known.facts for known in usable}
+        for model_root, facts in models.items():
             root = tenant_root(model_root, salt)
-            cached = 0
-            host = self._hosts.get(host_name)
-            if read_cache and host is not None and len(host.index):
-                if root not in keys:
-                    head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
-                    keys[root] = prefix_keys(self.secret, root, head, facts.page_size)
-                cached = host.index.leading_pages(keys[root]) * facts.page_size
-                cached = min(cached, len(want.tokens) - 1)
-            short = self._shortage_tokens(host, facts, want, cached)
-            for known, decode in self._pairs(here, want, cached):
-                cost = float(known.queue_tokens + len(want.tokens) - cached + short)
-                cost += 0 if decode is None else _RUNNING_COST_TOKENS * decode.load.running_count
-                for one in (known, decode):
-                    if one is not None and one.worker in want.avoid:
-                        cost += _AVOIDED
-                other = decode.worker if decode else None
-                yield cost, Route(known.worker, other, model_root, root, cached)
+            same = [known for known in usable if known.facts.model_root == model_root]
+            names = dict.fromkeys(known.host for known in same)
+            found = self._cached_pages(names, root, facts, want) if read_cache else {}
+            for name in names:
+                cached = min(found.get(name, 0) * facts.page_size, len(want.tokens) - 1)
+                here = [known for known in same if known.host == name]
+                short = self._shortage_tokens(self._hosts.get(name), facts, want, cached)
+                for known, decode in self._pairs(here, want, cached):
+                    cost = float(known.queue_tokens + len(want.tokens) - cached + short)
+                    cost += _busy_cost(known, decode, want)
+                    other = decode.worker if decode else None
+                    yield cost, Route(known.worker, other, model_root, root, cached)
+
+    def _cached_pages(
+        self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
+    ) -> dict[str, int]:
+        """By host: how many pages of the prompt are cached in a row from its start, so far as
+        is known. A key is made only while some host may have it."""
+        hosts = {name: self._hosts[name] for name in names if name in self._hosts}
+        holding = {name: host.index for name, host in hosts.items() if len(host.index)}
+        found = dict.fromkeys(holding, 0)
+        if not holding:
+            return found
+        head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
+        for key in key_chain(self.secret, root, head, facts.page_size):
+            holding = {name: index for name, index in holding.items() if key in index}
+            if not holding:
+                break
+            for name in holding:
+                found[name] += 1
+        return found
 
     def _pairs(
         self, here: list[_Known], want: ChooseRoute, cached: int
@@ -238,3 +247,10 @@ class Router:
         assert len(self._workers) <= self.limits.workers_max
         for host in self._hosts.values():
             host.index.check()
+
+
+def _busy_cost(known: _Known, decode: _Known | None, want: ChooseRoute) -> float:
+    """What the decode worker's company costs, and what speaks against either of the two."""
+    cost = 0.0 if decode is None else _RUNNING_COST_TOKENS * decode.load.running_count
+    shunned = [one for one in (known, decode) if one is not None and one.worker in want.avoid]
+    return cost + _AVOIDED * len(shunned)

@@ -12,6 +12,7 @@ from pagemesh.gateway.http import HttpDoor
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.service import Stop
@@ -52,6 +53,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 BusDoor(front, bus).open() as bus_door,
                 HttpDoor(front, config.gateway).serve() as url,
             ):
+                spare_loaded()
                 gateway.announce("ready")
                 keyless = tenants.open_to_all
                 _log.info("gateway.ready", url=url, model=front.model, asks_for_keys=not keyless)

@@ -9,6 +9,7 @@ from pagemesh.pager.limits import PagerLimits
 from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
@@ -67,6 +68,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 group.create_task(every(TICK_MS, tick), name="pager-tick"),
                 group.create_task(presence.run(), name="pager-presence"),
             ]
+            spare_loaded()
             await stop.wait()
             board.draining = True
             presence.announce_soon()

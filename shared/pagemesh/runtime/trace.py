@@ -20,7 +20,6 @@ TRACEPARENT = "traceparent"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACEPARENT_CHARACTERS_MAX = 128
 _SAMPLED = 0x01
-_random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +96,5 @@ def inject(headers: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _new_id(bits: int) -> int:
-    return _random.getrandbits(bits) or 1
+    # Unique, not secret: the system's randomness costs a call into the kernel for each.
+    return random.getrandbits(bits) or 1

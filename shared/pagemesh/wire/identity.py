@@ -11,12 +11,15 @@ the tree itself compares tokens.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 IDENTITY_VERSION = 1
+_ROOTS_MAX = 4_096
 Field = str | int | bytes | bool
 
 
@@ -66,6 +69,7 @@ def model_root(
     return hashlib.sha256(canonical(fields)).digest()
 
 
+@functools.lru_cache(maxsize=_ROOTS_MAX)
 def tenant_root(model: bytes, salt: bytes) -> bytes:
     """The 32-byte root of a tenant's prefix tree under ``model`` (a ``model_root``)."""
     fields: dict[str, Field] = {"version": IDENTITY_VERSION, "model": model, "salt": salt}
@@ -80,12 +84,18 @@ def prefix_keys(
     ``parent`` continues a chain: the id of the page before ``tokens``, 0 at the start.
     """
     count = len(tokens) // page_size
-    keys = np.empty(count, np.uint64)
+    chain = key_chain(secret, root, tokens, page_size, parent=parent)
+    return np.fromiter(chain, np.uint64, count)
+
+
+def key_chain(
+    secret: bytes, root: bytes, tokens: NDArray[np.uint32], page_size: int, *, parent: int = 0
+) -> Iterator[int]:
+    """``prefix_keys``, each made when it is asked for: a look-up ends at the first page that
+    is not known, which for most prompts comes long before their last."""
     data = tokens.astype("<u4", copy=False).tobytes()
-    width = 4 * page_size
-    key = parent
-    for index in range(count):
-        chain = root + key.to_bytes(8, "little") + data[index * width : (index + 1) * width]
+    width, key = 4 * page_size, parent
+    for start in range(0, len(data) - width + 1, width):
+        chain = root + key.to_bytes(8, "little") + data[start : start + width]
         key = int.from_bytes(hashlib.blake2b(chain, digest_size=8, key=secret).digest(), "little")
-        keys[index] = key
-    return keys
+        yield key

@@ -13,6 +13,7 @@ Each part is a module of functions over one ``Desk``:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -119,6 +120,8 @@ class Desk:
         self.commands: list[Command] = []
         self.sequences: dict[SequenceKey, Sequence] = {}
         """Live ones and, for a while, ended ones."""
+        self.ended: deque[Sequence] = deque()
+        """Those of them that ended, oldest first."""
         self.live: dict[SequenceKey, Sequence] = {}
         self.latest: dict[tuple[str, int], Sequence] = {}
         """The highest attempt at each (request, choice)."""
@@ -243,6 +246,7 @@ class Desk:
             del self.running[index]
         if sequence.ended:
             sequence.ended_ms = max(self.now, 0.001)
+            self.ended.append(sequence)
             del self.live[sequence.key]
             line = self.lines[sequence.owner]
             line.live_count -= 1

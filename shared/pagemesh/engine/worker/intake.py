@@ -124,14 +124,15 @@ class Intake:
             if until_ms > desk.now:
                 break
             del self._aborted[place]
-        excess = len(desk.sequences) - len(desk.live) - desk.limits.retained_max
-        for key, sequence in list(desk.sequences.items()):
-            if not sequence.ended:
-                continue
-            if excess <= 0 and sequence.ended_ms + desk.limits.retain_ms > desk.now:
-                continue
-            excess -= 1
-            del desk.sequences[key]
+        while desk.ended:
+            sequence = desk.ended[0]
+            fits = len(desk.ended) <= desk.limits.retained_max
+            if fits and sequence.ended_ms + desk.limits.retain_ms > desk.now:
+                break
+            desk.ended.popleft()
+            key = sequence.key
+            if desk.sequences.get(key) is sequence:
+                del desk.sequences[key]
             if desk.latest.get((key.request, key.choice)) is sequence:
                 del desk.latest[(key.request, key.choice)]
 

@@ -32,6 +32,7 @@ from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
+from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
@@ -66,6 +67,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
         model, decoder = await asyncio.to_thread(_load, config.worker)
+        spare_loaded()
         ensure_folder(config.host.pool_dir)
         lock_name = f"worker-{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
