@@ -25,7 +25,7 @@ check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml ops/docker/compose.tls.yaml
 	$(BIN)/hadolint --config ops/docker/hadolint.yaml ops/docker/Dockerfile
 	@if command -v promtool > /dev/null; \
 		then promtool check config --lint=all ops/prometheus/prometheus.yml; \

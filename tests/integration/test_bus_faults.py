@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -313,40 +311,3 @@ async def test_a_wrong_subject_is_refused_even_before_there_is_a_server() -> Non
         for subject in ("", "a b", "a\r\nb", "\u00e4"):
             with pytest.raises(Malformed):
                 await bus.subscribe(subject, ignore)
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-        "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=test",
-        "-addext", "subjectAltName=IP:127.0.0.1",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return key, certificate
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
-async def test_tls_is_checked_against_the_given_authority(tmp_path: Path) -> None:
-    key, certificate = make_certificate(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    _, stranger = make_certificate(other)
-    extra = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\n'
-    with NatsServer(tmp_path / "nats", extra=extra) as server:
-        url = server.url.replace("nats://", "tls://")
-        config = BusConfig(url=url, ca_file=str(certificate))
-        async with Bus.connect(config, role="client", name="a") as bus:
-            await bus.subscribe("t.echo", Echo())
-            assert (await bus.request("t.echo", b"x", timeout_ms=2_000)).data == b"x"
-        for ca_file in (str(stranger), ""):
-            with pytest.raises(ConfigError, match="certificate"):
-                async with Bus.connect(
-                    BusConfig(url=url, ca_file=ca_file, start_wait_ms=300), role="client", name="a"
-                ):
-                    pytest.fail("nobody vouches for that certificate")
-    with pytest.raises(ConfigError, match="PAGEMESH_NATS_CA"):
-        async with Bus.connect(
-            BusConfig(url=url, ca_file=str(tmp_path / "none.pem")), role="client", name="a"
-        ):
-            pytest.fail("there is no such file")

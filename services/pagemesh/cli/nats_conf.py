@@ -13,6 +13,13 @@ from collections.abc import Mapping
 from pagemesh.runtime.nats_server import MESSAGE_BYTES_MAX
 from pagemesh.wire.subjects import BUS_ROLES, BusRole, Permissions, permissions
 
+_TLS = """\
+# To ask clients for certificates too, add: ca_file: PATH, verify: true
+tls {
+  cert_file: $PAGEMESH_NATS_TLS_CERT
+  key_file: $PAGEMESH_NATS_TLS_KEY
+  timeout: 2
+}"""
 _HEAD = "# Made by pagemesh.cli.nats_conf from wire.subjects.permissions; do not edit."
 
 
@@ -34,13 +41,15 @@ def render(*, host: str, port: int, passwords: Mapping[BusRole, str], more: str 
     return "\n".join(blocks) + "\n"
 
 
-def render_for_compose() -> str:
-    """``ops/nats/nats-server.conf``: passwords come from the server's environment, and its
-    health is asked for on port 8222."""
+def render_for_compose(*, tls: bool = False) -> str:
+    """``ops/nats/nats-server.conf``, or with ``tls`` ``nats-server-tls.conf`` beside it:
+    passwords and files come from the server's environment, its health is asked for on port
+    8222."""
     passwords: dict[BusRole, str] = {
         role: f"$PAGEMESH_NATS_PASSWORD_{role.upper()}" for role in BUS_ROLES
     }
-    return render(host="0.0.0.0", port=4222, passwords=passwords, more="http_port: 8222")
+    more = "http_port: 8222" + (f"\n{_TLS}" if tls else "")
+    return render(host="0.0.0.0", port=4222, passwords=passwords, more=more)
 
 
 def quoted(password: str) -> str:
@@ -60,4 +69,4 @@ def _user(role: BusRole, password: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_for_compose())
+    sys.stdout.write(render_for_compose(tls="--tls" in sys.argv[1:]))

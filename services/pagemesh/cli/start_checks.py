@@ -17,6 +17,7 @@ import msgspec
 from pagemesh.cli.planning.formats import FORMATS, page_bytes
 from pagemesh.cli.planning.shape import Config, ModelShape, read_shape
 from pagemesh.engine.model import refuse_unsupported
+from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import exact_size, shown_binary
@@ -56,6 +57,12 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     config.worker.check_supported()
     if not own_nats:
         _ = config.bus.servers
+        tls_context(config.bus)
+    elif config.bus.demands_tls:
+        raise ConfigError(
+            "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
+            "has no TLS; name one that has with --nats, or unset them"
+        )
 
 
 def check_model(folder: Path) -> ModelShape:

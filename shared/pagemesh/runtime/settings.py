@@ -42,7 +42,14 @@ class BusConfig:
     url: str = setting(NATS_URL, "NATS", "URL of the NATS server; several, with commas")
     user: str = setting("", "NATS_USER", "user at the NATS server; empty: none")
     password: Secret = setting(Secret(), "NATS_PASSWORD", "password of that user")
-    ca_file: str = setting("", "NATS_CA", "PEM file of the authority that signed the server")
+    ca_file: str = setting(
+        "", "NATS_TLS_CA", "PEM file of the authority that signed the server; asks for TLS. "
+        "A tls:// URL without it trusts the system's authorities",
+    )  # fmt: skip
+    cert_file: str = setting(
+        "", "NATS_TLS_CERT", "PEM file of our own certificate, if the server wants one"
+    )
+    key_file: str = setting("", "NATS_TLS_KEY", "PEM file of its key; empty: in the same file")
     connect_timeout_ms: int = setting(
         2_000, "NATS_CONNECT_TIMEOUT_MS", "limit of one try to connect",
         minimum=1, maximum=MINUTE_MS,
@@ -93,6 +100,11 @@ class BusConfig:
                 f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}"
             )
         return urls
+
+    @property
+    def demands_tls(self) -> bool:
+        """Whether nothing may be said to a server that does not encrypt."""
+        return bool(self.ca_file or self.cert_file or "tls://" in self.url)
 
     @property
     def shown_url(self) -> str:
@@ -187,7 +199,6 @@ class WorkerConfig:
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )
-
 
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""

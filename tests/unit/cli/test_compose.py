@@ -61,6 +61,18 @@ def test_services_are_given_settings_that_exist(role: str) -> None:
     assert set(environment(role)) <= set(SETTINGS)
 
 
+def test_with_tls_every_service_asks_for_it_and_only_the_server_gets_the_key() -> None:
+    services = yaml.safe_load((ROOT / "ops/docker/compose.tls.yaml").read_text())["services"]
+    assert set(services) == {"nats", *ROLES}
+    for role in ROLES:
+        assert set(services[role]["environment"]) <= set(SETTINGS)
+        assert services[role]["environment"]["PAGEMESH_NATS"].startswith("tls://nats:")
+        (mounted,) = services[role]["volumes"]
+        assert mounted.endswith(
+            f"/ca.pem:{services[role]['environment']['PAGEMESH_NATS_TLS_CA']}:ro"
+        )
+
+
 def test_the_server_is_given_the_password_of_every_role() -> None:
     wanted = {f"PAGEMESH_NATS_PASSWORD_{role.upper()}" for role in BUS_ROLES}
     assert set(environment("nats")) == wanted

@@ -17,9 +17,13 @@ from pagemesh.wire.subjects import BUS_ROLES, BusRole, permissions
 COMMITTED = Path(__file__).parents[3] / "ops" / "nats" / "nats-server.conf"
 
 
-def test_the_committed_file_is_up_to_date() -> None:
+def test_the_committed_files_are_up_to_date() -> None:
     assert COMMITTED.read_text() == nats_conf.render_for_compose(), (
         "run: python -m pagemesh.cli.nats_conf > ops/nats/nats-server.conf"
+    )
+    with_tls = COMMITTED.with_name("nats-server-tls.conf").read_text()
+    assert with_tls == nats_conf.render_for_compose(tls=True), (
+        "run: python -m pagemesh.cli.nats_conf --tls > ops/nats/nats-server-tls.conf"
     )
 
 

@@ -49,6 +49,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--otlp", "http://"], "http://127.0.0.1:4318"),
         (["--otlp", "grpc://127.0.0.1:4317"], "--otlp"),
         (["--nats", "http://127.0.0.1:4222"], "PAGEMESH_NATS"),
+        (["--nats-tls-ca", "ca.pem"], "name one that has with --nats"),
+        (["--nats", "tls://nats:4222", "--nats-tls-ca", "none.pem"], "PAGEMESH_NATS_TLS_CA"),
         (["--pool-bytes", "16TiB"], "--pool-bytes"),
         (["--pool-bytes", "64KiB", "--page-size", "256"], "holds no page"),
     ],

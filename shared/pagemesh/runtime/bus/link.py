@@ -9,6 +9,7 @@ surprise a caller stops here:
   run in tasks of their own that nobody cancels while the connection lives.
 - A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
 - Errors come in one callback: they are told apart here.
+- It sends its password in clear text to a server that offers no TLS: not where TLS is asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers
+from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
 
@@ -77,6 +79,9 @@ class Link:
         """Connect once. Raises ``Disconnected`` with the reason, in time, or ``ConfigError``
         for credentials and files that no second try can mend."""
         client = Client()
+        context = tls_context(config)
+        if context is not None:
+            _refuse_plaintext(client)
         link = cls(client, config)
         errors: list[BaseException] = []
 
@@ -93,7 +98,7 @@ class Link:
                     servers=config.servers,
                     error_cb=on_error, closed_cb=on_close, name=name, inbox_prefix=inbox_prefix,
                     user=config.user or None, password=config.password.reveal() or None,
-                    tls=_tls(config), allow_reconnect=False,
+                    tls=context, allow_reconnect=False,
                     connect_timeout=config.connect_timeout_ms / 1_000,
                     reconnect_time_wait=0.01, max_reconnect_attempts=1,
                     ping_interval=60, max_outstanding_pings=2,
@@ -248,15 +253,6 @@ class Link:
             await events.on_denied(violation[1], violation[2])
 
 
-def _tls(config: BusConfig) -> ssl.SSLContext | None:
-    if not config.ca_file:
-        return None
-    try:
-        return ssl.create_default_context(cafile=config.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"PAGEMESH_NATS_CA={config.ca_file!r}: {error}") from None
-
-
 def _reason(error: BaseException) -> str:
     """Why there is no connection, in words for people: no class names, no error numbers."""
     text = _text(error)
@@ -268,6 +264,10 @@ def _reason(error: BaseException) -> str:
         return "no host of that name is known"
     if isinstance(error, TimeoutError):
         return "nothing answers"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message}), see PAGEMESH_NATS_TLS_CA"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({(error.reason or text).lower().replace('_', ' ')})"
     if number is not None and number > 0:
         return os.strerror(number).lower()
     return text or "the connection failed"
@@ -276,3 +276,15 @@ def _reason(error: BaseException) -> str:
 def _text(error: BaseException | None) -> str:
     text = str(error) if error is not None else ""
     return text.removeprefix("nats: ")
+
+
+def _refuse_plaintext(client: Any) -> None:
+    """Have ``client`` send no CONNECT, which carries the password, before TLS is there."""
+    connect_command = client._connect_command
+
+    def guarded() -> Any:
+        if client._transport._io_writer.get_extra_info("ssl_object") is None:
+            raise nats.errors.Error("the server offers no TLS, and the settings ask for it")
+        return connect_command()
+
+    client._connect_command = guarded
