@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from tests.support.otlp import Receiver, ReceiverServer
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig
+
+# Kernels for a GPU run in Triton's interpreter, which is chosen when triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 

@@ -1,0 +1,257 @@
+"""``paged_attention`` on a GPU: the context in spans, then ``merge_states``.
+
+One program takes one row, one KV head and one span of ``SPAN_TOKENS`` positions: the query
+heads that share the KV head are the rows of its matrix products, so K and V are read once for
+all of them. Spans have fixed borders, so a row's result is the same to the last bit whatever
+the batch and however many spans the launch has room for (Flash-Decoding, Dao et al., 2023; the
+online softmax is that of Milakov and Gimelshein, 2018).
+
+A row at a position below 0 is padding: its result is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.merge_states.triton import merge_states
+from pagemesh.kernels.triton_support import (
+    DOT_SIDE_MIN,
+    PageShape,
+    dot_type,
+    expect_heads,
+    expect_integers,
+    layer_elements,
+    page_shape,
+    power_of_two,
+)
+
+SPAN_TOKENS = 256
+_BLOCK_TOKENS = 64
+_LN2 = math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """A compile-time constant: what an attention kernel is made for. ``scale`` is in base 2:
+    ``exp2`` is the instruction there is."""
+
+    page: PageShape
+    group: int
+    """Query heads that share a KV head."""
+    rows: int
+    """Rows of the matrix products; a power of two, at least 16."""
+    block: int
+    """Positions taken at a time; a power of two."""
+    page_run: int
+    """Of an aligned block of positions, how many in a row are sure to lie in one page."""
+    span: int
+    scale: float
+    window: int
+    """Positions a row sees, itself included; 0: all before it."""
+    soft_cap: float
+    """Scores are drawn into plus and minus this (base 2); 0: they are not."""
+    dot: tl.dtype
+    precision: str
+
+
+def attention_shape(
+    pool: KvPool, heads: int, *, rows: int, scale: float, window: int = 0, soft_cap: float = 0.0
+) -> AttentionShape:
+    """``rows`` and the largest matrix tile follow from the caller. Raises ``ValueError`` when
+    ``heads`` do not share the pool's KV heads."""
+    at = pool.layout
+    if heads < 1 or heads % at.kv_heads:
+        raise ValueError(f"{heads} query heads do not share {at.kv_heads} KV heads")
+    group = heads // at.kv_heads
+    block = _BLOCK_TOKENS if at.head_dim <= 128 else _BLOCK_TOKENS // 2
+    return AttentionShape(
+        page=page_shape(at),
+        group=group,
+        rows=max(rows, DOT_SIDE_MIN, power_of_two(group)),
+        block=block,
+        page_run=math.gcd(at.page_size, block),
+        span=SPAN_TOKENS,
+        scale=scale / _LN2,
+        window=window,
+        soft_cap=soft_cap / _LN2,
+        dot=dot_type(pool.keys(0).dtype),
+        precision="ieee",
+    )
+
+
+@triton.jit
+def pages_of(table, index, end, at: tl.constexpr):
+    """int32 [block]: the pages of the positions of block ``index``; 0 for those that begin at
+    ``end`` or later. A page is asked for once and by itself."""
+    start = index * at.block
+    page = tl.full([at.block], 0, tl.int32)
+    n = tl.arange(0, at.block)
+    if at.page_run == min(at.page.page_size, at.block):
+        for index in tl.static_range(at.block // at.page_run):
+            first = start + index * at.page_run
+            one = tl.load(table + first // at.page.page_size, mask=first < end, other=0)
+            page = tl.where(n // at.page_run == index, one, page)
+    else:  # pages begin anywhere in a block
+        first = (start + n) // at.page.page_size
+        page = tl.load(table + first, mask=first * at.page.page_size < end, other=0)
+    return page
+
+
+@triton.jit
+def load_keys(pages, own, n, end, at: tl.constexpr):
+    """K of positions ``n``, [block_dim, block]. What lies from ``end`` on in the last page
+    comes along: a mask that cuts through a page would make each element a load of its own, and
+    ``seen`` hides those scores anyway."""
+    d = tl.arange(0, at.page.block_dim)
+    at_k = own + n % at.page.page_size
+    kept = ((n // at.page.page_size) * at.page.page_size < end)[None, :]
+    if at.page.head_dim < at.page.block_dim:
+        kept = kept & (d < at.page.head_dim)[:, None]
+    at_k = at_k[None, :] + (d * at.page.page_size)[:, None]
+    return tl.load(pages + at_k, mask=kept, other=0.0).to(at.dot)
+
+
+@triton.jit
+def load_values(pages, own, n, end, at: tl.constexpr):
+    """V of positions ``n``, [block, block_dim]; 0 from ``end`` on, where memory may hold what
+    is no number."""
+    d = tl.arange(0, at.page.block_dim)
+    at_v = own + at.page.value_offset + (n % at.page.page_size) * at.page.head_dim
+    kept = (n < end)[:, None]
+    if at.page.head_dim < at.page.block_dim:
+        kept = kept & (d < at.page.head_dim)[None, :]
+    return tl.load(pages + at_v[:, None] + d[None, :], mask=kept, other=0.0).to(at.dot)
+
+
+@triton.jit
+def scores_of(q, k, at: tl.constexpr):
+    """float32 [rows, block], base 2, capped."""
+    scores = tl.dot(q, k, input_precision=at.precision) * at.scale
+    if at.soft_cap > 0.0:
+        # tanh by exp2: no library is needed for it, and it saturates where exp2 overflows.
+        raised = tl.exp2(scores * (2.0 * 1.4426950408889634 / at.soft_cap))
+        scores = at.soft_cap - (2.0 * at.soft_cap) / (raised + 1.0)
+    return scores
+
+
+@triton.jit
+def attend_block(
+    q, pages, table, head, index, end, first, last, state, at: tl.constexpr, masked: tl.constexpr
+):
+    """The positions of block ``index`` into ``state``. Those before ``end`` are in pages; with
+    ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone.
+
+    The state is highest score, sum, mixed values and the pages of this block: those of the
+    next are asked for here, so that the loads of K and V never wait for a page table."""
+    top, total, mixed, page = state
+    run: tl.constexpr = at.page_run
+    n = index * at.block + tl.arange(0, at.block)
+    own = tl.max_constancy(page.to(tl.int64), run) * at.page.page_stride
+    own += head * at.page.head_stride
+    scores = scores_of(q, load_keys(pages, own, n, end, at), at)
+    if masked:
+        seen = (n[None, :] >= first) & (n[None, :] <= last)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    base = higher
+    if at.window > 0:  # a row may have seen nothing yet, and -inf - -inf is no number
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - base[:, None])
+    old = tl.exp2(top - base)
+    v = load_values(pages, own, n, end, at)
+    mixed = mixed * old[:, None]
+    mixed = tl.dot(weights.to(at.dot), v, mixed, input_precision=at.precision)
+    page = pages_of(table, index + 1, end, at)
+    return higher, total * old + tl.sum(weights, 1), mixed, page
+
+
+@triton.jit
+def no_state(table, index, end, at: tl.constexpr):
+    """Of rows that have seen nothing, before block ``index``."""
+    top = tl.full([at.rows], float("-inf"), tl.float32)
+    total = tl.full([at.rows], 0.0, tl.float32)
+    mixed = tl.full([at.rows, at.page.block_dim], 0.0, tl.float32)
+    return top, total, mixed, pages_of(table, index, end, at)
+
+
+@triton.jit
+def _attend_span(
+    q, pages, tables, table_indptr, row_sequence, row_position, states, lse, q_stride,
+    at: tl.constexpr,
+):  # fmt: skip
+    row, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    m = tl.arange(0, at.rows)
+    d = tl.arange(0, at.page.block_dim)
+    own_heads = m < at.group
+    query_heads = head * at.group + m
+    part = (row * at.page.kv_heads * at.group + query_heads) * tl.num_programs(2) + span
+    end = tl.load(row_position + row) + 1
+    first = 0
+    if at.window > 0:
+        first = tl.maximum(end - at.window, 0)
+    low = tl.maximum(span * at.span, first)
+    high = tl.minimum(span * at.span + at.span, end)
+    if low >= high:
+        tl.store(lse + part, tl.full([at.rows], float("-inf"), tl.float32), mask=own_heads)
+        return
+    table = tables + tl.load(table_indptr + tl.load(row_sequence + row))
+    kept = own_heads[:, None] & (d < at.page.head_dim)[None, :]
+    at_q = row * q_stride + query_heads[:, None] * at.page.head_dim + d[None, :]
+    own_q = tl.load(q + at_q, mask=kept, other=0.0).to(at.dot)
+    state = no_state(table, low // at.block, high, at)
+    # By number, not by position: that a block begins at a multiple of its size must be plain
+    # to the compiler, or it loads K element by element.
+    for index in range(low // at.block, (high + at.block - 1) // at.block):
+        state = attend_block(own_q, pages, table, head, index, high, low, high - 1, state, at, True)
+    top, total, mixed, _ = state
+    at_state = part[:, None] * at.page.head_dim + d[None, :]
+    tl.store(states + at_state, mixed / total[:, None], mask=kept)
+    tl.store(lse + part, (top + tl.log2(total)) * 0.6931471805599453, mask=own_heads)
+
+
+def span_count(tokens_max: int) -> int:
+    """Spans that a context of ``tokens_max`` positions needs."""
+    return max(-(-tokens_max // SPAN_TOKENS), 1)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    batch: RaggedBatch,
+    scale: float,
+    out: torch.Tensor | None = None,
+    *,
+    spans: int | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> torch.Tensor:
+    """See the package; q and out may be float32, float16 or bfloat16. ``spans``: at least
+    ``span_count`` of the longest context; asked from the device (which waits for it) when it is
+    not given. Raises ``ValueError``."""
+    heads, head_dim, rows = q.shape[1], pool.layout.head_dim, batch.rows
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    for name, given in (("q", q), ("out", out)):
+        expect_heads(name, given, rows_count=rows, head_dim=head_dim)
+    expect_integers("row_position", batch.row_position, torch.int32, rows)
+    at = attention_shape(
+        pool, heads, rows=DOT_SIDE_MIN, scale=scale, window=window, soft_cap=soft_cap
+    )
+    if not rows:
+        return out
+    if spans is None:
+        spans = span_count(int(batch.row_position.max()) + 1)
+    states = torch.empty((rows, heads, spans, head_dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((rows, heads, spans), dtype=torch.float32, device=q.device)
+    _attend_span[(rows, pool.layout.kv_heads, spans)](
+        q, layer_elements(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
+        batch.row_position, states, lse, q.stride(0), at, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return merge_states(states, lse, out)

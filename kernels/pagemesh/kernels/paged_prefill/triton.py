@@ -1,0 +1,127 @@
+"""``paged_prefill`` on a GPU: chunks of consecutive positions, a block of rows at a time.
+
+One program takes one KV head and a block of (row, query head) pairs of one sequence, and goes
+through the context from its first position on: past pages and the chunk's own alike, since the
+chunk's K and V are in their pages already. Only blocks of positions that reach into the chunk
+are masked. (The tiling is that of FlashAttention-2, Dao, 2023.)
+
+A row's sums are taken in the same order whatever the chunking, but not in the order of
+``paged_attention``: the two agree within rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.paged_attention.triton import (
+    AttentionShape,
+    attend_block,
+    attention_shape,
+    no_state,
+)
+from pagemesh.kernels.triton_support import expect_heads, expect_integers, layer_elements
+
+_ROWS = 128
+"""Rows of a program's matrix products: (row, query head) pairs."""
+
+
+@triton.jit
+def _attend_rows(
+    q, pages, tables, table_indptr, row_sequence, row_position, blocks, out, q_stride,
+    out_stride, at: tl.constexpr,
+):  # fmt: skip
+    block, head = tl.program_id(0), tl.program_id(1)
+    first_row, end_row = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1)
+    if first_row >= end_row:
+        return
+    m = tl.arange(0, at.rows)
+    d = tl.arange(0, at.page.block_dim)
+    row = first_row + m // at.group
+    query_head = head * at.group + m % at.group
+    own_rows = row < end_row
+    kept = own_rows[:, None] & (d < at.page.head_dim)[None, :]
+    wide_row = row.to(tl.int64)
+    at_q = (wide_row * q_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
+    own_q = tl.load(q + at_q, mask=kept, other=0.0).to(at.dot)
+    table = tables + tl.load(table_indptr + tl.load(row_sequence + first_row))
+    past = tl.load(row_position + first_row)
+    position = past + row - first_row
+    end = past + end_row - first_row
+    low = 0
+    if at.window > 0:
+        low = tl.maximum(past + 1 - at.window, 0) // at.block
+    state = no_state(table, low, end, at)
+    middle = low
+    if at.window == 0:
+        # Up to here every row sees every position: nothing to mask.
+        middle = (past + 1) // at.block
+        for index in range(low, middle):
+            state = attend_block(own_q, pages, table, head, index, end, 0, end, state, at, False)
+    last = position[:, None]
+    first = last * 0
+    if at.window > 0:
+        first = last - at.window + 1
+    for index in range(middle, (end + at.block - 1) // at.block):
+        state = attend_block(own_q, pages, table, head, index, end, first, last, state, at, True)
+    _, total, mixed, _ = state
+    at_out = (wide_row * out_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
+    tl.store(out + at_out, mixed / total[:, None], mask=kept)
+
+
+def prefill_shape(pool: KvPool, heads: int, scale: float, window: int = 0) -> AttentionShape:
+    """What the kernel is made for."""
+    return attention_shape(pool, heads, rows=_ROWS, scale=scale, window=window)
+
+
+def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
+    """int32 [blocks, 2]: first and end row of each program's rows, none of two sequences.
+
+    ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
+    """
+    rows = max(_ROWS // group, 1)
+    found = [
+        (first, min(first + rows, end))
+        for start, end in itertools.pairwise(row_indptr.tolist())
+        for first in range(start, end, rows)
+    ]
+    return np.array(found, np.int32).reshape(-1, 2)
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    batch: RaggedBatch,
+    scale: float,
+    out: torch.Tensor | None = None,
+    *,
+    blocks: torch.Tensor | None = None,
+    window: int = 0,
+) -> torch.Tensor:
+    """See the package; q and out may be float32, float16 or bfloat16. ``blocks``: int32
+    ``row_blocks`` on the device; made from the batch (which waits for the device) when it is
+    not given. Raises ``ValueError``."""
+    heads, rows = q.shape[1], batch.rows
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    for name, given in (("q", q), ("out", out)):
+        expect_heads(name, given, rows_count=rows, head_dim=pool.layout.head_dim)
+    expect_integers("row_position", batch.row_position, torch.int32, rows)
+    at = prefill_shape(pool, heads, scale, window)
+    if blocks is None:
+        made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
+        blocks = torch.from_numpy(made).to(q.device)
+    if len(blocks):
+        _attend_rows[(len(blocks), pool.layout.kv_heads)](
+            q, layer_elements(pool, layer), batch.tables, batch.table_indptr,
+            batch.row_sequence, batch.row_position, blocks, out, q.stride(0), out.stride(0), at,
+            num_warps=8, num_stages=2,
+        )  # fmt: skip
+    return out

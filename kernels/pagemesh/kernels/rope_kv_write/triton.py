@@ -1,0 +1,101 @@
+"""``rope_kv_write`` on a GPU: one program a row and head of q, k or v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.kv_write.triton import head_offset
+from pagemesh.kernels.rope.triton import turned
+from pagemesh.kernels.triton_support import (
+    PageShape,
+    expect_heads,
+    expect_integers,
+    expect_rows,
+    layer_elements,
+    page_shape,
+    power_of_two,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedShape:
+    """A compile-time constant: what a row of q, k and v looks like."""
+
+    page: PageShape
+    heads: int
+    half: int
+    block_half: int
+    has_norms: bool
+
+
+@triton.jit
+def _prepare_heads(
+    joined, cosine, sine, query_norm, key_norm, pages, slots, row_stride, epsilon,
+    at: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    place = slot % at.page.page_size
+    d = tl.arange(0, at.block_half)
+    kept = d < at.half
+    own = joined + row * row_stride + head * at.page.head_dim + d
+    low = tl.load(own, mask=kept, other=0.0).to(tl.float32)
+    high = tl.load(own + at.half, mask=kept, other=0.0).to(tl.float32)
+    if head < at.heads + at.page.kv_heads:
+        is_query = head < at.heads
+        if at.has_norms:
+            mean = tl.sum(low * low + high * high, 0) / at.page.head_dim
+            weight = query_norm + d if is_query else key_norm + d
+            factor = tl.rsqrt(mean + epsilon)
+            low *= factor * tl.load(weight, mask=kept, other=0.0).to(tl.float32)
+            high *= factor * tl.load(weight + at.half, mask=kept, other=0.0).to(tl.float32)
+        c = tl.load(cosine + row * at.half + d, mask=kept, other=0.0)
+        s = tl.load(sine + row * at.half + d, mask=kept, other=0.0)
+        low, high = turned(low, high, c, s)
+        if is_query:
+            tl.store(own, low, mask=kept)
+            tl.store(own + at.half, high, mask=kept)
+        elif slot >= 0:
+            k = pages + head_offset(slot, head - at.heads, at.page) + place
+            tl.store(k + d * at.page.page_size, low, mask=kept)
+            tl.store(k + (at.half + d) * at.page.page_size, high, mask=kept)
+    elif slot >= 0:
+        v = pages + head_offset(slot, head - at.heads - at.page.kv_heads, at.page)
+        v += at.page.value_offset + place * at.page.head_dim + d
+        tl.store(v, low, mask=kept)
+        tl.store(v + at.half, high, mask=kept)
+
+
+def rope_kv_write(
+    joined: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    pool: KvPool,
+    layer: int,
+    slots: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    epsilon: float = 0.0,
+) -> None:
+    """See the package: ``angles`` are cosine and sine, ``norms`` the weights of query and key.
+    Raises ``ValueError`` on a wrong shape or an odd head width."""
+    page = page_shape(pool.layout)
+    rows, half = slots.shape[0], page.head_dim // 2
+    heads = joined.shape[1] - 2 * page.kv_heads
+    expect_heads("joined", joined, rows_count=rows, head_dim=page.head_dim)
+    expect_integers("slots", slots, torch.int64, rows)
+    if heads < 1 or page.head_dim % 2:
+        raise ValueError(f"{heads} query heads of width {page.head_dim} cannot be rotated")
+    for name, table in zip(("cosine", "sine"), angles, strict=True):
+        expect_rows(name, table, width=half)
+    if not rows:
+        return
+    query_norm, key_norm = norms if norms is not None else angles  # not read without norms
+    at = JoinedShape(page, heads, half, power_of_two(half), norms is not None)
+    _prepare_heads[(rows, joined.shape[1])](
+        joined, *angles, query_norm, key_norm, layer_elements(pool, layer), slots,
+        joined.stride(0), epsilon, at, num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""What the Triton backends share: how a page looks from a kernel, and checks of their launches.
+
+Only modules named ``triton`` import this one, and they are imported when a tensor on a GPU (or,
+for the interpreter, a test) first asks for them: Triton is no requirement on a CPU.
+
+The interpreter (``TRITON_INTERPRET=1``, tensors on a CPU) computes bfloat16 wrongly, so there
+every value becomes float32 right after it is loaded, and products are taken in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.layout import PageLayout
+
+ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What activations may be."""
+DOT_SIDE_MIN = 16
+"""The smallest side of a tile that a matrix instruction takes."""
+_TRITON_TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """A layer of a page, as a compile-time constant of a kernel. Strides are in elements.
+
+    K[page, head, d, slot] = base + page * page_stride + head * head_stride
+                             + d * page_size + slot
+    V[page, head, slot, d] = the same + value_offset - d * page_size - slot
+                             + slot * head_dim + d
+    """
+
+    page_size: int
+    head_dim: int
+    kv_heads: int
+    page_stride: int
+    head_stride: int
+    value_offset: int
+    block_dim: int
+    """``head_dim`` rounded up to a power of two that a matrix instruction takes."""
+
+
+@functools.cache
+def page_shape(layout: PageLayout) -> PageShape:
+    """The shape that kernels over pages of ``layout`` are compiled for."""
+    return PageShape(
+        page_size=layout.page_size,
+        head_dim=layout.head_dim,
+        kv_heads=layout.kv_heads,
+        page_stride=layout.page_stride,
+        head_stride=layout.head_stride,
+        value_offset=layout.value_offset,
+        block_dim=max(DOT_SIDE_MIN, power_of_two(layout.head_dim)),
+    )
+
+
+def layer_elements(pool: KvPool, layer: int) -> torch.Tensor:
+    """The pool's elements from the first of ``layer`` in page 0 on, one dimension."""
+    return pool.keys(layer).as_strided((1,), (1,))
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least ``count`` (and 1)."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in the interpreter, on a CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def dot_type(dtype: torch.dtype) -> tl.dtype:
+    """What a product of ``dtype`` elements is taken in."""
+    return tl.float32 if is_interpreted() else _TRITON_TYPES[dtype]
+
+
+def warps_of(block: int) -> int:
+    """Warps for a program that holds one row of ``block`` elements."""
+    return min(max(block // 512, 1), 8)
+
+
+def expect_rows(name: str, rows: torch.Tensor, *, width: int) -> None:
+    """Raises ``ValueError`` unless ``rows`` is a float tensor ``[rows, width]`` whose rows are
+    contiguous, on the device the kernels run on."""
+    fits = rows.dim() == 2 and rows.shape[1] == width and rows.dtype in ROW_TYPES
+    if not fits or (width > 1 and rows.stride(1) != 1):
+        raise ValueError(
+            f"{name}: expected float [rows, {width}] with contiguous rows, got {rows.dtype} "
+            f"{list(rows.shape)} stride {list(rows.stride())}"
+        )
+    expect_device(name, rows)
+
+
+def expect_heads(name: str, rows: torch.Tensor, *, rows_count: int, head_dim: int) -> None:
+    """Raises ``ValueError`` unless ``rows`` is a float tensor ``[rows_count, heads, head_dim]``
+    with contiguous heads, at any row stride."""
+    shape, stride = rows.shape, rows.stride()
+    fits = len(shape) == 3 and shape[0] == rows_count and shape[2] == head_dim
+    if not fits or rows.dtype not in ROW_TYPES:
+        raise ValueError(
+            f"{name}: expected float [{rows_count}, heads, {head_dim}], got {rows.dtype} "
+            f"{list(shape)}"
+        )
+    if stride[2] != 1 or (shape[1] > 1 and stride[1] != head_dim):
+        raise ValueError(f"{name}: expected contiguous heads, got stride {list(stride)}")
+    expect_device(name, rows)
+
+
+def expect_integers(name: str, values: torch.Tensor, dtype: torch.dtype, count: int) -> None:
+    """Raises ``ValueError`` unless ``values`` is contiguous ``dtype`` ``[count]``."""
+    if values.dtype is not dtype or values.shape != (count,) or not values.is_contiguous():
+        raise ValueError(
+            f"{name}: expected contiguous {dtype} [{count}], got {values.dtype} "
+            f"{list(values.shape)}"
+        )
+    expect_device(name, values)
+
+
+def expect_device(name: str, tensor: torch.Tensor) -> None:
+    """Raises ``ValueError`` for a tensor that a kernel cannot reach."""
+    if tensor.device.type != device_type():
+        raise ValueError(f"{name}: expected a {device_type()} tensor, got one on {tensor.device}")
+
+
+def device_type() -> str:
+    """Where tensors must be for a kernel to reach them."""
+    return "cpu" if is_interpreted() else "cuda"

@@ -1,0 +1,161 @@
+"""Compiles every kernel, as its launcher launches it, for a GPU that is not there.
+
+``python -m tests.kernels.compiled ARCH FOLDER``, in a process of its own (the interpreter of
+the other tests replaces the compiler for good). A stand-in for the driver names the target,
+launches compile and do nothing, and ``FOLDER/report.json`` says what came out of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from pagemesh.kernels import triton_support
+from pagemesh.kernels.add_rms_norm import triton as add_rms_norm
+from pagemesh.kernels.kv_write import triton as kv_write
+from pagemesh.kernels.merge_states import triton as merge_states
+from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
+from pagemesh.kernels.page_copy import triton as page_copy
+from pagemesh.kernels.paged_attention import triton as paged_attention
+from pagemesh.kernels.paged_prefill import triton as paged_prefill
+from pagemesh.kernels.quantise import triton as quantise
+from pagemesh.kernels.rms_norm import triton as rms_norm
+from pagemesh.kernels.rope import triton as rope
+from pagemesh.kernels.rope_kv_write import triton as rope_kv_write
+from pagemesh.kernels.silu_mul import triton as silu_mul
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+HEADS, ROWS = 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a kernel takes of a multiprocessor. ``spilled_bytes`` a thread are in memory."""
+
+    case: str
+    kernel: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    matrix_instructions: int
+    wide_loads: int
+
+
+class StandInDriver:
+    """Names a target; there is no device behind it."""
+
+    def __init__(self, arch: int) -> None:
+        self._target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class HalfPool(KvPool):
+    """Pages of bfloat16."""
+
+    def keys(self, layer: int) -> torch.Tensor:
+        return self.memory.view(torch.bfloat16)[layer * self.layout.layer_stride :]
+
+
+def cases() -> dict[str, Callable[[], object]]:
+    """Launches, by name, at the shapes of real models."""
+    pool = HalfPool.allocate(PageLayout(2, 2, 128, 16), 32)
+    tables = [np.arange(8, dtype=np.uint32) for _ in range(ROWS)]
+    batch = ragged_batch(tables, [100] * ROWS, [1] * ROWS, 16)
+    wide = torch.zeros(ROWS, 4096, dtype=torch.bfloat16)
+    norm, norm_head = wide[0].clone(), wide[0, :128].clone()
+    q = torch.zeros(ROWS, HEADS, 128, dtype=torch.bfloat16)
+    joined = torch.zeros(ROWS, HEADS + 4, 128, dtype=torch.bfloat16)
+    angles = (torch.zeros(ROWS, 64), torch.zeros(ROWS, 64))
+    states = torch.zeros(ROWS, HEADS, 4, 128)
+    rows = torch.zeros(ROWS, 128)
+    return {
+        "decode": lambda: paged_attention.paged_attention(q, pool, 0, batch, 0.1, spans=4),
+        "decode, window and cap": lambda: paged_attention.paged_attention(
+            q, pool, 0, batch, 0.1, spans=4, window=64, soft_cap=30.0
+        ),
+        "prefill": lambda: paged_prefill.paged_prefill(q, pool, 0, batch, 0.1),
+        "merge": lambda: merge_states.merge_states(states, states[..., 0].contiguous()),
+        "kv_write": lambda: kv_write.kv_write(q[:, :2], q[:, 2:4], pool, 0, batch.slots),
+        "rope_kv_write": lambda: rope_kv_write.rope_kv_write(
+            joined, angles, pool, 0, batch.slots, (norm_head, norm_head), 1e-6
+        ),
+        "page_copy": lambda: page_copy.page_copy(pool, [(0, 1)]),
+        "quantise int8": lambda: quantise.quantise(rows, torch.int8),
+        "quantise e4m3": lambda: quantise.quantise(rows, torch.float8_e4m3fn),
+        "dequantise": lambda: quantise.dequantise(rows.to(torch.float8_e4m3fn), torch.ones(ROWS)),
+        "rms_norm": lambda: rms_norm.rms_norm(wide, norm, 1e-6),
+        "add_rms_norm": lambda: add_rms_norm.add_rms_norm(wide, wide.clone(), norm, 1e-6),
+        "rope": lambda: rope.rope(q, *angles),
+        "silu_mul": lambda: silu_mul.silu_mul(wide),
+    }
+
+
+def measured(case: str, kernel: Any, folder: Path) -> Compiled:
+    """What the tools that come with the compiler say of its machine code."""
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    usage = _run("cuobjdump", "-res-usage", binary)
+    assembly = _run("nvdisasm", "-c", binary)
+
+    def used(what: str) -> int:
+        return int(re.findall(rf"\b{what}:(\d+)", usage)[-1])
+
+    return Compiled(
+        case=case,
+        kernel=kernel.metadata.name,
+        registers=used("REG"),
+        spilled_bytes=used("STACK") + used("LOCAL"),
+        shared_bytes=kernel.metadata.shared,
+        matrix_instructions=len(re.findall(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QGMMA|DMMA)\b", assembly)),
+        wide_loads=len(re.findall(r"\b(?:LDG\.E|LDGSTS\.E)[.\w]*\.128\b", assembly)),
+    )
+
+
+def _run(tool: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [TOOLS / tool, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def main(arch: int, folder: Path) -> None:
+    driver.set_active(StandInDriver(arch))
+    triton_support.device_type = lambda: "cpu"
+    compiled: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, **options: Any) -> None:
+        compiled.append(run(self, *arguments, **options | {"warmup": True}))
+
+    JITFunction.run = compile_only
+    report = []
+    for name, launch in cases().items():
+        compiled.clear()
+        launch()
+        report += [asdict(measured(name, kernel, folder)) for kernel in compiled]
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,66 @@
+"""Triton kernels compiled ahead of time for GPUs that are not here: what became of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.kernels.compiled import Compiled, cases
+
+ROOT = Path(__file__).parents[2]
+SHARED_BYTES_MAX = {80: 163 << 10, 90: 227 << 10}
+"""What one program may have of a multiprocessor's shared memory (CUDA programming guide)."""
+PRODUCTS = ("_attend_span", "_attend_rows")
+
+# Compiling takes most of a minute a target on a slow core, and the first test waits for it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="session", params=sorted(SHARED_BYTES_MAX), ids=lambda arch: f"sm_{arch}")
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, list[Compiled]]:
+    """The architecture, and every kernel as compiled for it: once for all tests."""
+    arch, folder = request.param, tmp_path_factory.mktemp(f"sm_{request.param}")
+    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiled", str(arch), str(folder)],
+        cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads((folder / "report.json").read_text())
+    return arch, [Compiled(**entry) for entry in report]
+
+
+def test_every_launch_compiles(compiled: tuple[int, list[Compiled]]) -> None:
+    assert {kernel.case for kernel in compiled[1]} == set(cases())
+
+
+def test_no_kernel_spills_registers(compiled: tuple[int, list[Compiled]]) -> None:
+    assert not [kernel for kernel in compiled[1] if kernel.spilled_bytes]
+
+
+def test_every_kernel_fits_on_a_multiprocessor(compiled: tuple[int, list[Compiled]]) -> None:
+    arch, kernels = compiled
+    assert not [kernel for kernel in kernels if kernel.shared_bytes > SHARED_BYTES_MAX[arch]]
+
+
+def test_products_are_taken_by_matrix_instructions(compiled: tuple[int, list[Compiled]]) -> None:
+    products = [kernel for kernel in compiled[1] if kernel.kernel in PRODUCTS]
+    assert {kernel.kernel for kernel in products} == set(PRODUCTS)
+    assert all(kernel.matrix_instructions for kernel in products)
+
+
+def test_attention_loads_k_and_v_sixteen_bytes_at_a_time(
+    compiled: tuple[int, list[Compiled]],
+) -> None:
+    """A K that is loaded element by element was a mask or a page number that the compiler
+    could not see through: eight times the instructions, and no copy ahead of time."""
+    tile_loads = 128 * 64 * 2 // (16 * 4 * 32)  # bytes of a K or V tile over those of a load
+    for kernel in compiled[1]:
+        if kernel.kernel == "_attend_span":
+            assert kernel.wide_loads >= 2 * tile_loads + 1, kernel

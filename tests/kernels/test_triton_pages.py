@@ -1,0 +1,208 @@
+"""Triton kernels over pages, in the interpreter: what their references compute.
+
+Few rows and small widths: the interpreter runs one program after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pagemesh.kernels.kv_write import reference as kv_write_reference
+from pagemesh.kernels.kv_write import triton as kv_write_triton
+from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, ragged_batch
+from pagemesh.kernels.page_copy import reference as page_copy_reference
+from pagemesh.kernels.page_copy import triton as page_copy_triton
+from pagemesh.kernels.paged_attention import reference
+from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS, paged_attention, span_count
+from pagemesh.kernels.paged_prefill.triton import paged_prefill, row_blocks
+from pagemesh.kernels.rope_kv_write import reference as rope_kv_write_reference
+from pagemesh.kernels.rope_kv_write import triton as rope_kv_write_triton
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+SCALE = 0.2
+LAYOUTS = [
+    pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
+    pytest.param(PageLayout(2, 3, 32, 32), 3, id="one query head per KV head"),
+    pytest.param(PageLayout(2, 1, 80, 16), 7, id="odd group, odd width"),
+    pytest.param(PageLayout(2, 1, 18, 7), 2, id="nothing divides anything"),
+    pytest.param(PageLayout(2, 1, 16, 1), 1, id="pages of one slot"),
+    pytest.param(PageLayout(2, 1, 32, 128), 20, id="pages larger than a block, a large group"),
+]
+
+
+def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[np.ndarray]]:
+    """A pool of random K and V, and shuffled page tables of ``tokens`` slots a sequence."""
+    pages = -(-tokens // layout.page_size)
+    pool = KvPool.allocate(layout, pages * sequences + 3)
+    pool.memory.view(torch.float32).normal_()
+    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
+    return pool, [order[i * pages : (i + 1) * pages] for i in range(sequences)]
+
+
+def assert_agrees(
+    attend: object, pool: KvPool, batch: RaggedBatch, heads: int, **options: int
+) -> None:
+    assert callable(attend)
+    q = torch.randn(batch.rows, heads, pool.layout.head_dim)
+    expected = reference.paged_attention(q, pool, 1, batch, SCALE)
+    got = attend(q, pool, 1, batch, SCALE, **options)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize(("layout", "heads"), LAYOUTS)
+def test_attention_is_its_reference(layout: PageLayout, heads: int) -> None:
+    pool, tables = filled_pool(layout, 300, 4)
+    batch = ragged_batch(tables, [0, 63, 298, 5], [1, 2, 1, 0], layout.page_size)
+    assert_agrees(paged_attention, pool, batch, heads)
+
+
+@pytest.mark.parametrize("position", [0, 15, 16, 63, 64, 255, 256, 511, 512, 700])
+def test_attention_is_right_at_every_border_of_page_block_and_span(position: int) -> None:
+    pool, tables = filled_pool(PageLayout(2, 1, 16, 16), position + 1, 1)
+    batch = ragged_batch(tables, [position], [1], 16)
+    assert_agrees(paged_attention, pool, batch, 2)
+
+
+@pytest.mark.parametrize(("layout", "heads"), LAYOUTS)
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 100), (63, 2), (200, 70), (16, 16)])
+def test_prefill_is_its_reference(layout: PageLayout, heads: int, start: int, count: int) -> None:
+    pool, tables = filled_pool(layout, 300, 3)
+    batch = ragged_batch(tables, [start, 40, 7], [count, 0, 9], layout.page_size)
+    assert_agrees(paged_prefill, pool, batch, heads)
+
+
+def test_a_row_has_the_same_bits_in_any_batch_and_with_room_for_more_spans() -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), 600, 2)
+    q = torch.randn(3, 4, 32)
+    alone = paged_attention(q[:1], pool, 0, ragged_batch(tables[:1], [570], [1], 16), SCALE)
+    batch = ragged_batch(tables[::-1], [3, 570], [2, 1], 16)
+    beside = paged_attention(q[[1, 2, 0]], pool, 0, batch, SCALE, spans=5)
+    assert torch.equal(beside[2], alone[0])
+
+
+def test_a_row_of_padding_reads_no_page_and_gives_zeros() -> None:
+    pool, tables = filled_pool(PageLayout(2, 1, 16, 16), 64, 1)
+    real = ragged_batch(tables, [40], [1], 16)
+    padded = RaggedBatch(
+        tables=real.tables,
+        table_indptr=real.table_indptr,
+        row_indptr=real.row_indptr,
+        row_sequence=torch.tensor([0, 1 << 20], dtype=torch.int32),
+        row_position=torch.tensor([40, -1], dtype=torch.int32),
+        slots=torch.tensor([int(real.slots), -1]),
+    )
+    # A table of its own is not asked for: sequence 2 ** 20 would be far outside.
+    q = torch.randn(2, 2, 16)
+    got = paged_attention(q, pool, 0, padded, SCALE, spans=2)
+    expected = reference.paged_attention(q[:1], pool, 0, real, SCALE)
+    torch.testing.assert_close(got[:1], expected, rtol=1e-5, atol=3e-6)
+    assert not got[1].any()
+
+
+@pytest.mark.parametrize("attend", [paged_attention, paged_prefill])
+def test_what_lies_beyond_a_row_does_not_reach_it(attend: object) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 40, 16), 128, 1)
+    batch = ragged_batch(tables, [67], [3], 16)
+    q = torch.randn(3, 4, 40)
+    assert callable(attend)
+    clean = attend(q, pool, 1, batch, SCALE)
+    last = int(tables[0][70 // 16])
+    pool.keys(1)[last, :, :, 70 % 16 :] = float("nan")
+    pool.values(1)[last, :, 70 % 16 :] = float("nan")
+    for page in tables[0][70 // 16 + 1 :].tolist():
+        pool.keys(1)[page], pool.values(1)[page] = float("nan"), float("inf")
+    assert torch.equal(attend(q, pool, 1, batch, SCALE), clean)
+
+
+@pytest.mark.parametrize("attend", [paged_attention, paged_prefill])
+def test_very_large_scores_do_not_overflow(attend: object) -> None:
+    pool, tables = filled_pool(PageLayout(2, 1, 16, 16), 300, 1)
+    batch = ragged_batch(tables, [290], [4], 16)
+    q = torch.randn(4, 2, 16) * 1e4
+    assert callable(attend)
+    expected = reference.paged_attention(q, pool, 1, batch, SCALE)
+    got = attend(q, pool, 1, batch, SCALE)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_block_of_rows_is_of_one_sequence_and_holds_what_a_program_takes() -> None:
+    assert row_blocks(np.array([0, 70, 70, 73]), group=2).tolist() == [[0, 64], [64, 70], [70, 73]]
+    assert row_blocks(np.array([0]), group=1).shape == (0, 2)
+    assert row_blocks(np.array([0, 3]), group=200).tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_a_context_has_at_least_one_span() -> None:
+    assert [span_count(tokens) for tokens in (0, 1, SPAN_TOKENS, SPAN_TOKENS + 1)] == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("layout", "_heads"), LAYOUTS)
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_written_slots_hold_the_rows_and_no_others_change(
+    layout: PageLayout, _heads: int, rows: int
+) -> None:
+    pool, _ = filled_pool(layout, 300, 1)
+    twin = KvPool(layout, pool.memory.numpy().copy())
+    slots = torch.randperm(pool.page_count * layout.page_size)[:rows]
+    joined = torch.randn(rows, 3, layout.kv_heads, layout.head_dim)
+    kv_write_triton.kv_write(joined[:, 1], joined[:, 2], pool, 1, slots)
+    kv_write_reference.kv_write(joined[:, 1], joined[:, 2], twin, 1, slots)
+    assert torch.equal(pool.memory, twin.memory)
+
+
+def test_nothing_is_written_for_padding() -> None:
+    pool, _ = filled_pool(PageLayout(2, 2, 16, 16), 64, 1)
+    before = pool.memory.clone()
+    k = torch.randn(2, 2, 16)
+    joined = torch.randn(2, 6, 16)
+    angles = (torch.ones(2, 8), torch.zeros(2, 8))
+    slots = torch.tensor([-1, -1])
+    kv_write_triton.kv_write(k, k, pool, 0, slots)
+    rope_kv_write_triton.rope_kv_write(joined, angles, pool, 0, slots)
+    assert torch.equal(pool.memory, before)
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(("head_dim", "heads"), [(16, 4), (40, 3), (6, 1)])
+def test_rotated_and_written_heads_are_those_of_the_reference(
+    with_norms: bool, head_dim: int, heads: int
+) -> None:
+    layout = PageLayout(2, 2, head_dim, 16)
+    pool, _ = filled_pool(layout, 64, 1)
+    twin = KvPool(layout, pool.memory.numpy().copy())
+    joined = torch.randn(5, heads + 4, head_dim)
+    twin_joined = joined.clone()
+    turns = torch.rand(5, head_dim // 2) * 100
+    norms = (torch.randn(head_dim), torch.randn(head_dim)) if with_norms else None
+    slots = torch.tensor([33, 2, -1, 18, 47])
+    angles = (turns.cos(), turns.sin())
+    rope_kv_write_triton.rope_kv_write(joined, angles, pool, 1, slots, norms, 1e-6)
+    rope_kv_write_reference.rope_kv_write(twin_joined, angles, twin, 1, slots, norms, 1e-6)
+    torch.testing.assert_close(joined, twin_joined, rtol=1e-5, atol=1e-5)
+    words, twin_words = (one.memory.view(torch.float32) for one in (pool, twin))
+    torch.testing.assert_close(words, twin_words, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [PageLayout(3, 2, 16, 16), PageLayout(1, 1, 3, 5)])
+def test_copied_pages_equal_their_sources_and_no_others_change(layout: PageLayout) -> None:
+    pool, _ = filled_pool(layout, 300, 1)
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    page_copy_triton.page_copy(pool, [(1, 5), (2, 6), (1, 7)])
+    page_copy_reference.page_copy(twin, [(1, 5), (2, 6), (1, 7)])
+    assert torch.equal(pool.memory, twin.memory)
+
+
+def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 16, 16), 32, 1)
+    batch = ragged_batch(tables, [0], [1], 16)
+    with pytest.raises(ValueError, match="3 query heads do not share 2 KV heads"):
+        paged_attention(torch.randn(1, 3, 16), pool, 0, batch, SCALE)
+    with pytest.raises(ValueError, match=r"q: expected float \[1, heads, 16\].*got .*\[2, 4, 16\]"):
+        paged_prefill(torch.randn(2, 4, 16), pool, 0, batch, SCALE)
+    with pytest.raises(ValueError, match="v: expected 2 heads, got 1"):
+        kv_write_triton.kv_write(torch.randn(1, 2, 16), torch.randn(1, 1, 16), pool, 0, batch.slots)
+    with pytest.raises(ValueError, match=r"slots: expected contiguous torch.int64 \[1\]"):
+        kv_write_triton.kv_write(
+            torch.randn(1, 2, 16), torch.randn(1, 2, 16), pool, 0, batch.slots.int()
+        )
