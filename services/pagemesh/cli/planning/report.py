@@ -149,7 +149,16 @@ def _percent(share: float) -> str:
 
 def json_report(plan: Plan) -> dict[str, Any]:
     """Every number of the plan; sizes in bytes, shares from 0 to 1."""
-    shape, page, budget = plan.shape, plan.page, plan.budget
+    return {
+        **_json_model(plan),
+        **_json_memory(plan),
+        **_json_use(plan),
+        "notes": list(plan.notes),
+    }
+
+
+def _json_model(plan: Plan) -> dict[str, Any]:
+    shape, page = plan.shape, plan.page
     return {
         "model": {
             "name": plan.name,
@@ -174,6 +183,12 @@ def json_report(plan: Plan) -> dict[str, Any]:
             "page_bytes": page.page_bytes,
             "header_bytes": page.header_bytes,
         },
+    }
+
+
+def _json_memory(plan: Plan) -> dict[str, Any]:
+    page, budget = plan.page, plan.budget
+    return {
         "devices": {
             "count": page.device_count,
             "kv_heads": page.device_head_count,
@@ -195,6 +210,11 @@ def json_report(plan: Plan) -> dict[str, Any]:
             "tokens": plan.pages * page.page_size,
             "bytes": plan.pages * page.page_bytes,
         },
+    }
+
+
+def _json_use(plan: Plan) -> dict[str, Any]:
+    return {
         "sessions": [
             {"tokens": one.tokens, "bytes": one.count_bytes, "fit": one.fit}
             for one in plan.sessions
@@ -224,5 +244,4 @@ def json_report(plan: Plan) -> dict[str, Any]:
             }
             for size, bytes_each in plan.page_sizes
         ],
-        "notes": list(plan.notes),
     }
