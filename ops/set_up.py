@@ -13,11 +13,16 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "ops" / "constraints.txt"
 PYTHON_MIN = (3, 11)
+FAILURE_LINES_MAX = 60
 CUDA_PREFIXES = ("nvidia-", "cuda-")
 
 
@@ -89,9 +94,87 @@ def _pinned(name: str) -> str:
 
 
 def _pip(python: Path, *arguments: str) -> int:
-    quiet = [] if os.environ.get("VERBOSE") else ["-qq"]
+    """pip's exit code. What it does is shown as progress, what it says only when it fails."""
     verb, *rest = arguments
-    return subprocess.call([str(python), "-m", "pip", verb, *quiet, "--no-input", *rest])
+    command = [str(python), "-m", "pip", verb, "--no-input", *rest]
+    if os.environ.get("VERBOSE"):
+        return subprocess.call(command)
+    said: deque[str] = deque(maxlen=FAILURE_LINES_MAX)
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", "PIP_PROGRESS_BAR": "off"}
+    with Progress(sys.stderr) as progress:
+        process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )  # fmt: skip
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                said.append(line)
+                progress.stage = stage_of(line) or progress.stage
+        code = process.wait()
+    if code != 0:
+        sys.stderr.writelines(said)
+    return code
+
+
+def stage_of(line: str) -> str:
+    """What a line of pip's output says is being done now; empty when it says nothing of it."""
+    words = line.split()
+    if not words:
+        return ""
+    if words[0] == "Collecting" and len(words) > 1:
+        return "looking up " + words[1]
+    if words[0] == "Downloading" and len(words) > 1:
+        return " ".join(["downloading", words[1].rsplit("/", 1)[-1], *words[2:]])
+    if line.startswith("Installing collected packages"):
+        return f"unpacking packages ({line.count(',') + 1})"
+    if words[0] == "Building" and "pagemesh" in words:
+        return "compiling the native library"
+    if line.strip().startswith(("Installing build dependencies", "Preparing")):
+        return "preparing the build"
+    return ""
+
+
+class Progress:
+    """Says on ``stream`` how long set-up has taken and what it does: in place on a terminal,
+    elsewhere as a line now and then. A context manager; set ``stage`` meanwhile."""
+
+    def __init__(self, stream: TextIO, period_s: float = 0.0) -> None:
+        self.stage = ""
+        self._stream = stream
+        self._in_place = stream.isatty()
+        self._period_s = period_s or (1.0 if self._in_place else 20.0)
+        self._started = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._in_place:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+    def _work(self) -> None:
+        while not self._done.wait(self._period_s):
+            if not self.stage:
+                continue
+            line = progress_line(time.monotonic() - self._started, self.stage)
+            if self._in_place:
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write("\r\033[K" + line[:width])
+            else:
+                self._stream.write(line + "\n")
+            self._stream.flush()
+
+
+def progress_line(elapsed_s: float, stage: str) -> str:
+    minutes, seconds = divmod(int(elapsed_s), 60)
+    return f"set-up: {minutes}:{seconds:02d} {stage}"
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,75 @@
+"""Set-up takes minutes: it says what it does meanwhile, and what pip said when it fails."""
+
+from __future__ import annotations
+
+import io
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from ops import set_up
+from ops.set_up import Progress, progress_line, stage_of
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        ("Collecting torch==2.13.0 (from pagemesh==0.1.0)\n", "looking up torch==2.13.0"),
+        ("  Downloading torch-2.13.0-cp311.whl (180.1 MB)\n",
+         "downloading torch-2.13.0-cp311.whl (180.1 MB)"),
+        ("  Downloading https://host/a/b/rich-14.0.whl\n", "downloading rich-14.0.whl"),
+        ("Installing collected packages: a, b, c\n", "unpacking packages (3)"),
+        ("  Building editable for pagemesh (pyproject.toml): started\n",
+         "compiling the native library"),
+        ("  Installing build dependencies: started\n", "preparing the build"),
+        ("Requirement already satisfied: numpy\n", ""),
+        ("\n", ""),
+    ],
+)  # fmt: skip
+def test_pips_lines_become_what_is_being_done(line: str, stage: str) -> None:
+    assert stage_of(line) == stage
+
+
+def test_progress_tells_the_time_in_minutes() -> None:
+    assert progress_line(75.9, "looking up torch") == "set-up: 1:15 looking up torch"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [(io.StringIO(), "set-up: 0:00 compiling\n"), (Terminal(), "\r\033[Kset-up: 0:00 compiling")],
+)
+def test_progress_is_a_line_now_and_then_or_one_in_place(stream: io.StringIO, shown: str) -> None:
+    with Progress(stream, period_s=0.01) as progress:
+        progress.stage = "compiling"
+        deadline = time.monotonic() + 10.0
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert stream.getvalue().startswith(shown)
+    assert not stream.isatty() or stream.getvalue().endswith("\r\033[K"), "it is wiped at the end"
+
+
+def fake_python(tmp_path: Path, script: str) -> Path:
+    made = tmp_path / "python"
+    made.write_text(f"#!/bin/sh\n{script}\n")
+    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    return made
+
+
+def test_a_failure_shows_what_pip_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = fake_python(tmp_path, "echo Collecting x; echo 'ERROR: no such package' >&2; exit 3")
+    assert set_up._pip(python, "install", "x") == 3
+    assert "ERROR: no such package" in capsys.readouterr().err
+
+
+def test_a_success_leaves_nothing_of_pips_chatter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set_up._pip(fake_python(tmp_path, "echo Collecting x"), "install", "x") == 0
+    shown = capsys.readouterr()
+    assert shown.err == shown.out == ""
