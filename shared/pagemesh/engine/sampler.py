@@ -30,6 +30,7 @@ from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
 from pagemesh.kernels.ops import log_softmax
 from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX, Sampling
 
+Bools = NDArray[np.bool_]
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
@@ -44,21 +45,28 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     """One token for each sample.
 
     ``logits``: float32 [n, vocab], each row contiguous, not modified. ``rows``: int64
-    [samples], the logits row of each sample; samples that fork share one.
+    [samples], the logits row of each sample; samples that fork share one. A sample whose
+    highest logit is no finite number comes back ``poisoned``; it changes no other.
     """
     tokens = np.empty(len(samples), np.int64)
+    sound = np.empty(len(samples), np.bool_)
     plain = np.fromiter((_is_plain_greedy(sample) for sample in samples), np.bool_, len(samples))
     if plain.any():
-        tokens[plain] = logits.argmax(axis=-1)[rows[plain]]
+        best, places = logits.argmax(axis=-1), rows[plain]
+        tokens[plain] = best[places]
+        sound[plain] = np.isfinite(logits[places, best[places]])
     block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
     rest = np.flatnonzero(~plain)
     for start in range(0, len(rest), block):
         part = rest[start : start + block]
-        tokens[part] = _draw_block(logits[rows[part]], [samples[int(index)] for index in part])
+        own = [samples[int(index)] for index in part]
+        tokens[part], sound[part] = _draw_block(logits[rows[part]], own)
     scores = _scores_of(logits, rows, tokens, samples)
     return tuple(
-        Drawn(key=sample.key, token=token, scores=scores.get(index))
-        for index, (sample, token) in enumerate(zip(samples, tokens.tolist(), strict=True))
+        Drawn(sample.key, token, scores.get(index), poisoned=not whole)
+        for index, (sample, token, whole) in enumerate(
+            zip(samples, tokens.tolist(), sound.tolist(), strict=True)
+        )
     )
 
 
@@ -87,7 +95,8 @@ def _scores_of(
 
 def score(logits: F32, targets: I64, width: int) -> TokenScores:
     """The log-probabilities of ``targets`` (int64 [n]) under ``logits`` (float32 [n, vocab])
-    and of the ``width`` likeliest tokens of each row, likeliest first."""
+    and of the ``width`` likeliest tokens of each row, likeliest first; NaN for a row whose
+    highest logit is no finite number."""
     count, vocab = logits.shape
     width = min(width, TOP_LOGPROBS_MAX, vocab)
     chosen = np.empty(count, np.float32)
@@ -97,7 +106,8 @@ def score(logits: F32, targets: I64, width: int) -> TokenScores:
     for start in range(0, count, block):
         part = slice(start, start + block)
         scores = log_softmax(torch.from_numpy(logits[part])).numpy()
-        chosen[part] = scores[np.arange(len(scores)), targets[part]]
+        sound = np.isfinite(logits[part].max(axis=-1))
+        chosen[part] = np.where(sound, scores[np.arange(len(scores)), targets[part]], np.nan)
         for index in range(len(scores)) if width else ():
             best = _best(logits[start + index], width)
             top_tokens[start + index] = best
@@ -119,6 +129,8 @@ def _best(row: NDArray[np.floating], count: int) -> I64:
         return np.argsort(-row, kind="stable")
     edge = np.partition(row, len(row) - count)[len(row) - count]
     candidates = np.flatnonzero(row >= edge)
+    if len(candidates) < count:  # of what is no number none is the highest
+        return np.arange(count)
     return candidates[np.argsort(-row[candidates], kind="stable")][:count]
 
 
@@ -141,17 +153,20 @@ def _generated_count(sample: Sample) -> int:
     return len(sample.tokens) - sample.prompt_count
 
 
-def _draw_block(work: F32, samples: Sequence[Sample]) -> I64:
-    """int64 [samples]. ``work``: float32 [samples, vocab], overwritten."""
+def _draw_block(work: F32, samples: Sequence[Sample]) -> tuple[I64, Bools]:
+    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``work``:
+    float32 [samples, vocab], overwritten."""
     for row, sample in zip(work, samples, strict=True):
         if _is_edited(sample):
             _edit(row, sample)
-    tokens: I64 = work.argmax(axis=-1)
-    random = np.flatnonzero([sample.sampling.temperature > 0.0 for sample in samples])
+    tokens: I64 = work.argmax(axis=-1)  # the first that is no number, if there is one
+    sound: Bools = np.isfinite(work[np.arange(len(samples)), tokens])
+    hot = np.fromiter((sample.sampling.temperature > 0.0 for sample in samples), np.bool_)
+    random = np.flatnonzero(hot & sound)
     if len(random):
-        hot = [samples[int(index)] for index in random]
-        tokens[random] = _draw_random(work[random], hot)
-    return tokens
+        own = [samples[int(index)] for index in random]
+        tokens[random] = _draw_random(work[random], own)
+    return tokens, sound
 
 
 def _edit(row: F32, sample: Sample) -> None:

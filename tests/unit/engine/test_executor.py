@@ -301,3 +301,34 @@ def test_a_pool_that_is_not_the_one_named_is_refused(host: Host) -> None:
 def test_a_step_without_a_pool_is_a_bug(host: Host) -> None:
     with pytest.raises(RuntimeError, match="before any pool"):
         ModelExecutor(host.decoder, host.model.layout).run(StepPlan(1, ()))
+
+
+def test_values_that_are_no_numbers_poison_the_row_that_reads_them_and_no_other(host: Host) -> None:
+    prompts = {lease: some_tokens(40, vocab=VOCAB, seed=lease) for lease in (1, 2)}
+    tables = {lease: host.grant(lease, 48) for lease in prompts}
+    for lease, prompt in prompts.items():
+        host.run(make_row(lease, tables[lease], prompt, 0, 39))
+    rows = [
+        make_row(lease, tables[lease], prompts[lease], 39, 1, sampling=GREEDY) for lease in (1, 2)
+    ]
+    clean = host.run(*rows).rows
+    host.pool.pages.values(0)[int(tables[2][0])] = float("nan")
+    first, second = host.run(*rows).rows
+    assert first == clean[0] and not first.poisoned
+    assert second.poisoned
+
+
+def test_what_a_page_held_before_poisons_nobody(host: Host) -> None:
+    prompt = some_tokens(40, vocab=VOCAB)
+    clean = generate(host, 1, prompt, [16, 24], 3)
+    table = host.grant(2, 43)
+    for layer in range(host.model.config.layer_count):
+        host.pool.pages.keys(layer)[table.astype(np.int64)] = float("nan")
+        host.pool.pages.values(layer)[table.astype(np.int64)] = float("nan")
+    start, tokens = 0, prompt
+    for size in (16, 24):
+        last = start + size == len(prompt)
+        row = make_row(2, table, tokens, start, size, sampling=GREEDY if last else None)
+        (result,) = host.run(row).rows
+        start += size
+    assert result.drawn[0].token == clean[0].drawn[0].token and not result.poisoned

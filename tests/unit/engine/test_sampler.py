@@ -243,3 +243,45 @@ def test_the_callers_logits_are_left_as_they_were() -> None:
     hot = Sampling(temperature=2.0, top_k=3, logit_bias={1: 3.0}, max_tokens=1)
     drawn_tokens(logits, [make_sample(hot), make_sample(hot)])
     assert (logits == before).all()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0, max_tokens=4, logprobs=5),
+        Sampling(temperature=0.0, max_tokens=4, presence_penalty=0.5),
+        Sampling(temperature=0.9, max_tokens=4),
+        Sampling(temperature=0.9, max_tokens=4, top_p=0.8, top_k=20, min_p=0.01, logprobs=5),
+    ],
+)
+def test_a_row_without_numbers_is_poisoned_and_changes_no_other(
+    sampling: Sampling, broken: float
+) -> None:
+    logits = some_logits(3)
+    samples = [make_sample(sampling, choice=choice) for choice in range(3)]
+    alone = draw(logits[[0, 2]].copy(), np.arange(2), [samples[0], samples[2]])
+    logits[1, :] = broken
+    drawn = draw(logits, np.arange(3), samples)
+    assert [one.poisoned for one in drawn] == [False, True, False]
+    assert (drawn[0], drawn[2]) == alone
+
+
+@pytest.mark.parametrize("place", [0, 50, VOCAB - 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_logit_that_is_no_number_poisons_its_row(place: int, temperature: float) -> None:
+    logits = some_logits()
+    logits[0, place] = math.nan
+    (drawn,) = draw(logits, np.zeros(1, np.int64), [make_sample(
+        Sampling(temperature=temperature, max_tokens=4)
+    )])  # fmt: skip
+    assert drawn.poisoned
+
+
+def test_scores_of_what_is_no_number_are_poisoned_at_any_width() -> None:
+    logits = some_logits(2)
+    assert not score(logits, np.array([3, 4]), 5).poisoned
+    logits[1, 7:9] = math.nan
+    assert score(logits, np.array([3, 4]), 5).poisoned
+    logits[1] = math.nan
+    assert score(logits, np.array([3, 4]), 5).poisoned

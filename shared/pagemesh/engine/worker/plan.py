@@ -85,6 +85,11 @@ class TokenScores:
     top_tokens: bytes = b""
     top_values: bytes = b""
 
+    @property
+    def poisoned(self) -> bool:
+        """One of the logits scored was no number."""
+        return bool(np.isnan(np.frombuffer(self.chosen, "<f4")).any())
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -93,6 +98,8 @@ class Drawn:
     key: SequenceKey
     token: int
     scores: TokenScores | None = None
+    poisoned: bool = False
+    """The highest logit was no finite number: ``token`` means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,13 @@ class RowResult:
     """The lease ended before the step's results could be trusted: nothing of it counts."""
     drawn: tuple[Drawn, ...] = ()
     prompt_scores: TokenScores | None = None
+
+    @property
+    def poisoned(self) -> bool:
+        """What it computed is no numbers, and so may its pages be; other rows are as good as
+        ever."""
+        scores = self.prompt_scores
+        return any(one.poisoned for one in self.drawn) or (scores is not None and scores.poisoned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +136,12 @@ class Executor(Protocol):
 
 def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
     """The next step of the run, or None when the scheduler has to decide: no repeat is left, a
-    lease ended, or a token was drawn that may end its sequence."""
+    lease ended, a row is poisoned, or a token was drawn that may end its sequence."""
     if not plan.repeat_count:
         return None
     rows: list[StepRow] = []
     for row, outcome in zip(plan.rows, result.rows, strict=True):
-        if outcome.revoked or outcome.drawn[0].token in row.stops:
+        if outcome.revoked or outcome.poisoned or outcome.drawn[0].token in row.stops:
             return None
         token = np.array([outcome.drawn[0].token], np.dtype("<u4"))
         sample = row.samples[0]

@@ -12,6 +12,7 @@ from pagemesh.engine.worker.events import EndRun, RunStep
 from pagemesh.engine.worker.lease import Hold
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.errors import Internal
 from pagemesh.wire.work_messages import Finish
 
 
@@ -160,6 +161,9 @@ def _copied(desk: Desk, step: Step) -> None:
 def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     """``outcomes``: of one step, or of several of a run, in each of which one token was drawn."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
+    if outcome.poisoned:
+        _spoiled(desk, row)
+        return
     if outcome.prompt_scores is not None:
         sequence.prompt_scores.append(outcome.prompt_scores)
     if lease.filled < sequence.tokens.length:
@@ -172,6 +176,10 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     children = _first_tokens(desk, row, outcome) if row.followers else []
     first_position, reason = sequence.generated_count, None
     for outcome in outcomes:
+        if outcome.poisoned:
+            frames.tell(desk, sequence, first_position)
+            _spoiled(desk, row)
+            return
         assert reason is None, "a run went on beyond a sequence's end"
         reason = _append(desk, sequence, _own(outcome, sequence))
     if reason is not None:
@@ -189,6 +197,17 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
         handover.route(desk, sequence)
     if sequence.phase is Phase.DECODE:
         admission.extend(desk, sequence)
+
+
+def _spoiled(desk: Desk, row: Row) -> None:
+    """End what was to draw from a row that is no numbers, and keep nothing of its pages."""
+    error = Internal("the model computed no numbers here; if it does again, check its weights")
+    row.lease.filled = min(row.lease.filled, row.sequence.tokens.length)
+    row.lease.cache = False
+    for follower in row.followers:
+        if follower.phase is Phase.FOLLOWING:
+            ending.fail(desk, follower, error)
+    ending.fail(desk, row.sequence, error)
 
 
 def _own(outcome: RowResult, sequence: Sequence) -> Drawn:
