@@ -2,12 +2,13 @@
 
     python -m ops.bench.bench_mesh_tax [--model DIR] [--requests 60] [--out PATH]
 
-The same prompts, one request at a time, in turns: once through HTTP, gateway, prefill, ticket
-and decode, once by direct calls. The tax a request is the difference of the times to the first
-token; the tax a token is that of the times a token, each taken over a whole answer: tokens
-that come fast travel together, so that the time between two of them says nothing. How far
-apart they arrive is reported beside it. CPU time is that of all processes of the mesh but the
-client. Every prompt is new, so that nothing is cached.
+The same prompts, one request at a time: through HTTP, gateway, prefill or decode, and by direct
+calls, ten of these and ten of those in turns, after two that are not counted, since whoever
+comes second finds the other's data in the processor's caches. The tax a request is the
+difference of the times to the first token; the tax a token is that of the times a token, each
+taken over a whole answer: tokens that come fast travel together, so that the time between two
+of them says nothing. How far apart they arrive is reported beside it. CPU time is that of all
+processes of the mesh but the client. Every prompt is new, so that nothing is cached.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import socket
 import statistics
 import tempfile
 import time
-import urllib.request
-from contextlib import closing
-from http import HTTPStatus
-from http.client import HTTPConnection
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import psutil
 from ops.bench.hardware import describe
 from ops.bench.run import Run
@@ -35,27 +37,53 @@ from pagemesh.runtime.model_folder import find_model
 
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 32
-WARM_UP = 5
+TURN = 10
+WARM_UP = 2
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
-def through_the_mesh(client: HTTPConnection, model: str, prompt: list[int]) -> Run:
-    """One streamed completion; the time of each chunk that brought tokens. The client is the
-    plainest there is, since what it costs is counted as the mesh's."""
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0,
-        "stream": True, "ignore_eos": True, "return_token_ids": True,
-    }  # fmt: skip
-    run, started_s = Run(), time.perf_counter()
-    headers = {"content-type": "application/json"}
-    client.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
-    response = client.getresponse()
-    if response.status != HTTPStatus.OK:
-        raise RuntimeError(f"{response.status}: {response.read().decode()}")
-    while line := response.readline():
-        if line.startswith(b"data: {"):
-            at_s = time.perf_counter() - started_s
-            for choice in json.loads(line[6:])["choices"]:
-                run.times_s += [at_s] * len(choice.get("token_ids") or [])
+class Client:
+    """One connection and as little else as can be: what the client costs is counted as the
+    mesh's. An answer is timed by when its bytes came, and read afterwards."""
+
+    def __init__(self, url: str, model: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60.0)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._host, self._model = host, model
+
+    def complete(self, prompt: list[int]) -> Run:
+        """One streamed completion; the time of each piece that brought tokens."""
+        body = json.dumps({
+            "model": self._model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS,
+            "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True,
+        })  # fmt: skip
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        data = (head + body).encode()
+        pieces: list[tuple[float, bytes]] = []
+        started_s = time.perf_counter()
+        self._socket.sendall(data)
+        while not pieces or not pieces[-1][1].endswith(_LAST_CHUNK):
+            piece = self._socket.recv(1 << 16)
+            pieces.append((time.perf_counter() - started_s, piece))
+            if not piece or (len(pieces) == 1 and not piece.startswith(b"HTTP/1.1 200")):
+                raise RuntimeError(piece.decode())
+        return _tokens_of(pieces)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _tokens_of(pieces: list[tuple[float, bytes]]) -> Run:
+    run = Run()
+    for at_s, piece in pieces:
+        for line in piece.split(b"\n"):
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    run.times_s += [at_s] * len(choice.get("token_ids") or [])
+    if len(run.times_s) != OUTPUT_TOKENS:
+        raise RuntimeError(f"{len(run.times_s)} tokens; an event came in two pieces, or none")
     return run
 
 
@@ -91,53 +119,67 @@ def measure(model: Path, folder: Path, request_count: int) -> dict[str, object]:
     from ops.bench.in_process import InProcess  # loads torch, which reads the bound once
 
     draw = random.Random(1)
-    columns: dict[str, list[float]] = {
-        name: []
-        for name in ("mesh_ttft", "own_ttft", "mesh_token", "own_token", "mesh_wait",
-                     "handover", "mesh_cpu", "own_cpu")
-    }  # fmt: skip
+    ways = {"mesh": Way(), "own": Way()}
     with (
         Mesh(folder / "mesh", model=model, pool_bytes=256 << 20) as mesh,
-        closing(HTTPConnection(mesh.url.removeprefix("http://"), timeout=60.0)) as client,
         InProcess(model, folder) as own,
+        ExitStack() as stack,
     ):
-        with urllib.request.urlopen(f"{mesh.url}/v1/models", timeout=60.0) as answer:
-            name = json.load(answer)["data"][0]["id"]
+        name = httpx.get(f"{mesh.url}/v1/models").json()["data"][0]["id"]
+        client = stack.enter_context(closing(Client(mesh.url, name)))
         pids = [*mesh.pids().values()]
-        for index in range(WARM_UP + request_count):
-            prompt = [draw.randrange(200) for _ in range(PROMPT_TOKENS)]
-            mesh_cpu_s = cpu_seconds(pids)
-            there = through_the_mesh(client, name, prompt)
-            mesh_cpu_s = cpu_seconds(pids) - mesh_cpu_s
-            own_cpu_s = time.process_time()
-            here = own.generate(prompt, OUTPUT_TOKENS)
-            own_cpu_s = time.process_time() - own_cpu_s
-            if index < WARM_UP:
-                continue
-            columns["mesh_ttft"].append(1e3 * there.times_s[0])
-            columns["own_ttft"].append(1e3 * here.times_s[0])
-            columns["mesh_token"].append(a_token(there))
-            columns["own_token"].append(a_token(here))
-            columns["mesh_wait"] += waits(there)
-            columns["handover"].append(1e3 * (there.times_s[1] - there.times_s[0]))
-            columns["mesh_cpu"].append(1e6 * mesh_cpu_s)
-            columns["own_cpu"].append(1e6 * own_cpu_s)
-    return report(columns, request_count)
+        for first in range(0, request_count, TURN):
+            count = min(TURN, request_count - first)
+            prompts = [
+                [draw.randrange(200) for _ in range(PROMPT_TOKENS)] for _ in range(WARM_UP + count)
+            ]
+            ways["mesh"].take_turn(client.complete, prompts, lambda: cpu_seconds(pids))
+            ways["own"].take_turn(
+                lambda prompt: own.generate(prompt, OUTPUT_TOKENS), prompts, time.process_time
+            )
+    return report(ways, request_count)
 
 
-def report(columns: dict[str, list[float]], request_count: int) -> dict[str, object]:
+@dataclass(slots=True)
+class Way:
+    """What was measured of one way to answer."""
+
+    runs: list[Run] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+
+    def take_turn(
+        self,
+        complete: Callable[[list[int]], Run],
+        prompts: list[list[int]],
+        cpu_s: Callable[[], float],
+    ) -> None:
+        """Answer ``prompts``; the first ``WARM_UP`` are not counted."""
+        for prompt in prompts[:WARM_UP]:
+            complete(prompt)
+        before_s = cpu_s()
+        runs = [complete(prompt) for prompt in prompts[WARM_UP:]]
+        self.cpu_us.append(1e6 * (cpu_s() - before_s) / len(runs))
+        self.runs += runs
+
+
+def report(ways: dict[str, Way], request_count: int) -> dict[str, object]:
     """Per cent points of both ways, and their differences: the tax."""
-    ttft = {way: percentiles(columns[f"{way}_ttft"]) for way in ("mesh", "own")}
-    token = {way: percentiles(columns[f"{way}_token"]) for way in ("mesh", "own")}
-    cpu = {way: statistics.fmean(columns[f"{way}_cpu"]) for way in ("mesh", "own")}
+    ttft, token, cpu = {}, {}, {}
+    for name, way in ways.items():
+        ttft[name] = percentiles([1e3 * run.times_s[0] for run in way.runs])
+        token[name] = percentiles([a_token(run) for run in way.runs])
+        cpu[name] = statistics.fmean(way.cpu_us)
+    mesh = ways["mesh"].runs
     return {
         "requests": request_count,
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": OUTPUT_TOKENS,
         "first_token_ms": ttft,
         "a_token_ms": token,
-        "between_arrivals_ms": percentiles(columns["mesh_wait"]),
-        "first_to_second_token_ms": percentiles(columns["handover"]),
+        "between_arrivals_ms": percentiles([wait for run in mesh for wait in waits(run)]),
+        "first_to_second_token_ms": percentiles(
+            [1e3 * (run.times_s[1] - run.times_s[0]) for run in mesh]
+        ),
         "cpu_us_a_request": cpu,
         "tax": {
             "first_token_ms": {at: ttft["mesh"][at] - ttft["own"][at] for at in ("p50", "p99")},
