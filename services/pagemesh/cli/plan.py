@@ -14,10 +14,9 @@ from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.report import json_report, text_report
 from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
-from pagemesh.cli.start_checks import read_config
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
-from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.model_folder import find_model, read_config
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.runtime.sizes import parse_size
 from pagemesh.wire.errors import ConfigError

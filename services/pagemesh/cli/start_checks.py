@@ -12,19 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
-
 from pagemesh.cli.planning.formats import FORMATS, page_bytes
-from pagemesh.cli.planning.shape import Config, ModelShape, read_shape
+from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.engine.model import refuse_unsupported
 from pagemesh.runtime.bus.tls import tls_context
-from pagemesh.runtime.model_folder import tokenizer_file
+from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import exact_size, shown_binary
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
-
-CONFIG_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +69,6 @@ def check_model(folder: Path) -> ModelShape:
     refuse_unsupported(SimpleNamespace(**source), where)
     tokenizer_file(folder)
     return read_shape(source, where)
-
-
-def read_config(path: Path) -> Config:
-    """A model's configuration as it is written. Raises ``ConfigError``."""
-    try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"model {path}: is no configuration, it is far too large")
-        config = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"model {path}: holds no JSON object")
-    return config
 
 
 def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pagemesh.wire.errors import ConfigError
 
+CONFIG_BYTES_MAX = 16 << 20
 DEMO_NAME = "pagemesh-demo"
 _PACKAGED = "demo_model"
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -36,6 +40,21 @@ def find_model(model: str) -> ModelFolder:
     if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
     return ModelFolder(_download(model), model)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A model's configuration as it is written. Raises ``ConfigError``."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"model {path}: is no configuration, it is far too large")
+        config: Any = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"model {path}: holds no JSON object")
+    return config
 
 
 def tokenizer_file(folder: Path) -> Path:
