@@ -13,6 +13,8 @@ constexpr uint64_t kFree = 0, kInvalid = 1, kHeld = 2, kCommitted = 3;
 constexpr long kCheckWord = 7;
 constexpr int kWaitSpinsMax = 1 << 14;  // a rewrite takes well under a microsecond
 constexpr int kScanTriesMax = 64;
+constexpr long kTokensWord = 8;
+constexpr long kHeaderWordsMax = kTokensWord + 128;  // of 256 tokens, the largest page
 
 inline uint64_t load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store(uint64_t* word, uint64_t value) {
@@ -47,6 +49,31 @@ uint64_t check_word(const uint64_t* header, long header_words) {
   return hash;
 }
 
+void publish(uint64_t* header, const uint64_t* body, long header_words) {
+  // INVALID carries the new sequence, so that a reader can tell a rewrite within its grant
+  // from a new grant, and a recovery never loses the highest sequence.
+  store(header, (kInvalid << kStateShift) | (body[0] & kSequenceMask));
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  for (long i = 1; i < header_words; ++i) {
+    if (i != kCheckWord) store(header + i, body[i]);
+  }
+  store_release(header + kCheckWord, check_word(body, header_words));
+  store_release(header, body[0]);
+}
+
+inline uint64_t state_word(uint64_t state, uint64_t sequence) {
+  return (state << kStateShift) | (sequence & kSequenceMask);
+}
+
+// 0, or 1 + the index of the first extent that is not wholly in the pool.
+long first_bad(const uint32_t* extents, long extent_count, long page_count) {
+  for (long e = 0; e < extent_count; ++e) {
+    uint64_t end = static_cast<uint64_t>(extents[2 * e]) + extents[2 * e + 1];
+    if (end > static_cast<uint64_t>(page_count)) return 1 + e;
+  }
+  return 0;
+}
+
 // True when a consistent copy was had: the state word did not change while the body was read.
 bool copy_header(const uint64_t* header, long header_words, uint64_t* out) {
   for (int attempt = 0; attempt < kScanTriesMax; ++attempt) {
@@ -71,18 +98,49 @@ PM_EXPORT uint64_t pm_check_word(const uint64_t* header, long header_words) {
 PM_EXPORT void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
                                   const uint64_t* bodies, long count) {
   for (long n = 0; n < count; ++n) {
-    uint64_t* header = table + static_cast<long>(pages[n]) * header_words;
-    const uint64_t* body = bodies + n * header_words;
-    // INVALID carries the new sequence, so that a reader can tell a rewrite within its grant
-    // from a new grant, and a recovery never loses the highest sequence.
-    store(header, (kInvalid << kStateShift) | (body[0] & kSequenceMask));
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    for (long i = 1; i < header_words; ++i) {
-      if (i != kCheckWord) store(header + i, body[i]);
-    }
-    store_release(header + kCheckWord, check_word(body, header_words));
-    store_release(header, body[0]);
+    publish(table + static_cast<long>(pages[n]) * header_words, bodies + n * header_words,
+            header_words);
   }
+}
+
+PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
+                                long extent_count, const uint64_t* sequences,
+                                const uint32_t* tokens) {
+  const long words = run->header_words;
+  if (words > kHeaderWordsMax || run->token_count > 2 * (words - kTokensWord)) return -1;
+  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
+  uint64_t body[kHeaderWordsMax] = {0};
+  body[3] = run->writer;
+  body[4] = run->root | static_cast<uint64_t>(run->token_count) << 32;
+  uint64_t parent = run->parent, identity = run->first_identity, n = 0;
+  for (long e = 0; e < extent_count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * words;
+    for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += words) {
+      body[0] = state_word(run->state, sequences ? sequences[n] : run->first_sequence + n);
+      body[1] = identity;
+      body[2] = parent;
+      if (identity) parent = identity++;
+      if (run->token_count) {
+        std::memcpy(body + kTokensWord, tokens + n * run->token_count, 4 * run->token_count);
+      }
+      publish(header, body, words);
+    }
+  }
+  return 0;
+}
+
+PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
+                               const uint64_t* sequences) {
+  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
+  uint64_t n = 0;
+  for (long e = 0; e < extent_count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
+    for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += run->header_words) {
+      uint64_t sequence = sequences ? sequences[n] : run->first_sequence + n;
+      store_release(header, state_word(run->state, sequence));
+    }
+  }
+  return 0;
 }
 
 PM_EXPORT void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,

@@ -26,6 +26,29 @@ uint64_t pm_check_word(const uint64_t* header, long header_words);
 // of `header_words` words per page; word 0 is the state word to end with, word 7 is computed.
 void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
                         const uint64_t* bodies, long count);
+// What the headers of a list of pages have in common. Identities and, unless given one by one,
+// sequences count up from page to page; each page's parent is the one before it. An identity of
+// 0 is none, and stays.
+typedef struct {
+  uint64_t* table;
+  long header_words;
+  long page_count;  // of the pool
+  uint64_t state;
+  uint64_t first_sequence;
+  uint64_t first_identity;
+  uint64_t parent;  // of the first page
+  uint64_t writer;
+  uint64_t root;
+  long token_count;  // in each header
+} PmHeaderRun;
+// Writes the headers of `extents`, pairs of (first page, page count), as pm_headers_publish does.
+// `sequences`: one a page, or null. `tokens`: token_count a page. Returns 0; -1 when the tokens do
+// not fit; 1 + the index of the first extent that is not in the pool. Then nothing is written.
+long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
+                      const uint64_t* sequences, const uint32_t* tokens);
+// The same for state words alone; bodies stay.
+long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
+                     const uint64_t* sequences);
 // Stores state words with release order; bodies stay.
 void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,
                            const uint64_t* state_words, long count);

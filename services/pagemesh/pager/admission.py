@@ -192,7 +192,7 @@ class Admission:
             anchor=anchor,
             extents=pack_runs([*books.forest.runs(anchor), fresh]),
             page_count=anchor.depth + len(fresh),
-            writable=fresh,
+            writable=[fresh] if len(fresh) else [],
             granted_at=lease_id,
             tokens=tokens,
             tokens_first=tokens_first,

@@ -10,7 +10,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState, TicketState
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
-from pagemesh.pager.runs import Pages, table_of
+from pagemesh.pager.runs import Pages, join_all, table_of
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import HeaderState
 
@@ -85,7 +85,7 @@ def _check_pages(books: Books) -> None:
         own(lease.held_pages, HeaderState.DRAINING if revoked else HeaderState.HELD)
         table = lease.table
         assert len(np.unique(table)) == len(table) == lease.page_count, "a page twice in a table"
-        writable = table_of(lease.writable)
+        writable = join_all(lease.writable)
         assert np.array_equal(table[lease.committed_pages :], writable), "the tail is not its own"
         shared = np.setdiff1d(table, table_of(lease.held_pages))
         path = books.forest.table(lease.anchor)

@@ -15,6 +15,7 @@ from pagemesh.pager.events import (
     Command,
     Notify,
     PagesDropped,
+    Sequences,
     SetLeaseWord,
     SetStates,
     StoreRoot,
@@ -125,8 +126,8 @@ class Books:
         short = count - self.pool.free
         if short > 0:
             self._evict(short)
-        pages = self.pool.take(count)
-        self.write_held(pages, writer, tree)
+        pages, sequences = self.pool.take(count)
+        self.write_held(pages, sequences, writer, tree)
         return pages
 
     def _evict(self, count: int) -> None:
@@ -138,10 +139,9 @@ class Books:
             for run in runs:
                 self.set_states(run, HeaderState.FREE)
 
-    def write_held(self, pages: Pages, writer: int, tree: Tree) -> None:
+    def write_held(self, pages: Pages, sequences: Sequences, writer: int, tree: Tree) -> None:
         """Publish ``pages`` as held by ``writer``."""
         if len(pages):
-            sequences = self.pool.sequences_of(pages)
             self.out.append(WriteHeaders(pages, HeaderState.HELD, sequences, writer, tree.index))
 
     def set_states(self, pages: Pages, state: HeaderState) -> None:

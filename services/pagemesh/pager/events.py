@@ -21,6 +21,7 @@ from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
 
 U64Array = NDArray[np.uint64]
+Sequences = range | U64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +113,14 @@ class Notify(msgspec.Struct, frozen=True):
 class WriteHeaders(msgspec.Struct, frozen=True, eq=False):
     """Publish whole headers, in order. State, writer and root are the same for all.
 
-    ``sequences``: uint64 [pages]. ``tokens``: packed ids, as many for each page; empty while
+    ``sequences``: one a page. ``tokens``: packed ids, as many for each page; empty while
     nothing is known of them. Identities count up from ``first_identity`` (0: they have none),
     and each page's parent is the one before it; that of the first is ``parent``.
     """
 
     pages: Pages
     state: HeaderState
-    sequences: U64Array
+    sequences: Sequences
     writer: int
     root: int
     first_identity: int = 0
@@ -153,7 +154,7 @@ class SetStates(msgspec.Struct, frozen=True, eq=False):
 
     pages: Pages
     state: HeaderState
-    sequences: U64Array
+    sequences: Sequences
 
 
 class SetLeaseWord(msgspec.Struct, frozen=True):

@@ -61,32 +61,36 @@ class Filling:
 
     def require(self, lease: Lease, fill: Fill) -> None:
         """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
+        known, slots = lease.known_tokens, lease.page_count * self._page_size
+        brought = known
+        if fill.first_token > known:
+            raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
+        if fill.tokens:
+            brought = self._require_tokens(lease, fill, known)
+        end = max(known, brought)
+        if fill.filled_tokens > end or fill.filled_tokens > slots:
+            raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
+        if end > known and end > slots + self._page_size:
+            raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
+
+    def _require_tokens(self, lease: Lease, fill: Fill, known: int) -> int:
+        """Where the tokens of ``fill`` end; what is known already must be the same there."""
         count, odd = divmod(len(fill.tokens), 4)
         if odd:
             raise Malformed(f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}")
-        known = lease.known_tokens
-        if fill.first_token > known:
-            raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
         brought = fill.first_token + count
-        end = max(known, brought)
-        slots = lease.page_count * self._page_size
-        if fill.filled_tokens > min(end, slots):
-            raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
-        if end > slots + self._page_size and end > known:
-            raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
-        low, high = (
-            max(lease.committed_pages * self._page_size, fill.first_token),
-            min(known, brought),
-        )
+        low = max(lease.committed_pages * self._page_size, fill.first_token)
+        high = min(known, brought)
         if low < high:
             ours = lease.known_from(low)[: 4 * (high - low)]
             theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
             if ours != theirs:
                 raise Malformed(f"tokens {low} to {high} differ from those known")
+        return brought
 
     def take(self, lease: Lease, fill: Fill) -> None:
         """Note what ``fill`` says (``require`` holds) and commit the full pages."""
-        skip = lease.known_tokens - fill.first_token
+        skip = lease.known_tokens - fill.first_token if fill.tokens else 0
         if 4 * skip < len(fill.tokens):
             start = lease.committed_pages * self._page_size
             lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
@@ -111,13 +115,13 @@ class Filling:
 
     def _commit_pages(self, lease: Lease, count: int) -> None:
         forest, before = self._books.forest, lease.anchor
-        run = lease.writable[:count]
+        run = lease.take_written(count)
         at = 4 * (before.depth * self._page_size - lease.tokens_first)
         end = at + count * self._width
         tokens = lease.tokens[at:end]
         inserted = forest.insert(before, tokens, run, grow=lease.made)
         forest.unpin(before)
-        lease.anchor, lease.writable = inserted.node, lease.writable[count:]
+        lease.anchor = inserted.node
         if end == len(lease.tokens):
             lease.tokens_first += end // 4
             lease.tokens = b""

@@ -49,14 +49,18 @@ class FreePages:
         if type(pages) is range and count >= RUN_PAGES_MIN:
             self._runs.append(pages)
             return
-        self._odd[self._odd_count : self._odd_count + count] = table_of(pages)[::-1]
+        if count == 1:
+            self._odd[self._odd_count] = pages[0]
+        else:
+            self._odd[self._odd_count : self._odd_count + count] = table_of(pages)[::-1]
         self._odd_count += count
 
     def pop(self, count: int) -> Pages:
         """``count`` free pages, ascending, that are so no longer; there must be so many."""
         self.count -= count
         if count < RUN_PAGES_MIN and self._odd_count >= count:
-            return run_of(np.sort(self._pop_odd(count)))
+            odd = self._pop_odd(count)
+            return run_of(odd if count == 1 else np.sort(odd))
         runs = self._runs
         for index in range(len(runs) - 1, max(-1, len(runs) - 1 - _LOOK_RUNS_MAX), -1):
             run = runs[index]

@@ -113,8 +113,7 @@ class Handover:
         books.hold(lease, session)
         lease.granted_ms = books.now_ms
         held = lease.held_pages
-        books.pool.renumber(held)
-        books.write_held(held, session.incarnation, lease.tree)
+        books.write_held(held, books.pool.renumber(held), session.incarnation, lease.tree)
         lease.granted_at = books.pool.number()
         lease.cached_tokens, lease.waterfall = lease.filled_tokens, _NO_WATERFALL
         self._grow(lease, message.reserve_tokens)
@@ -243,7 +242,7 @@ class Handover:
         child.forked_from = parent.id
         if known:
             child.copied = (
-                PageCopy(source_page=int(parent.writable[0]), target_page=int(fresh[0])),
+                PageCopy(source_page=int(parent.writable[0][0]), target_page=int(fresh[0])),
             )
         books.hold(child, session)
         return child

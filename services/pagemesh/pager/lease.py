@@ -22,8 +22,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+import msgspec
+
 from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.runs import NO_PAGES, Pages, join, join_all, join_extents, pack_runs
+from pagemesh.pager.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, unpack_extents
@@ -110,8 +112,7 @@ class Lifecycle(Generic[S]):
         return tuple(self._history)
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """A right to pages. This is its page table, which ``extents`` holds packed:
 
         [ shared, or a private copy of what the tree has | writable ]
@@ -132,7 +133,8 @@ class Lease:
     anchor: Node
     extents: bytes
     page_count: int
-    writable: Pages
+    writable: list[Pages]
+    """As it was granted, part by part: each mostly a run."""
     granted_at: int
     tokens: bytes
     """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
@@ -145,10 +147,10 @@ class Lease:
     """Slots filled when it was granted to its present holder."""
     waterfall: Waterfall
     granted_ms: int
-    life: Lifecycle[LeaseState] = field(
+    life: Lifecycle[LeaseState] = msgspec.field(
         default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
     )
-    copies: list[Pages] = field(default_factory=list)
+    copies: list[Pages] = msgspec.field(default_factory=list)
     filled_tokens: int = 0
     forked_from: int = 0
     copied: tuple[PageCopy, ...] = ()
@@ -172,7 +174,8 @@ class Lease:
     @property
     def held_pages(self) -> Pages:
         """Pages that this lease alone holds: copies, then the writable ones."""
-        return join_all([*self.copies, self.writable]) if self.copies else self.writable
+        parts = [*self.copies, *self.writable] if self.copies else self.writable
+        return parts[0] if len(parts) == 1 else join_all(parts)
 
     @property
     def table(self) -> U32:
@@ -187,12 +190,30 @@ class Lease:
         """Add writable pages at the end."""
         self.extents = join_extents(self.extents, pack_runs([fresh]))
         self.page_count += len(fresh)
-        self.writable = join(self.writable, fresh)
+        parts = self.writable
+        if parts and follows(parts[-1], fresh):
+            parts[-1] = join(parts[-1], fresh)
+        else:
+            parts.append(fresh)
+
+    def take_written(self, count: int) -> Pages:
+        """Cut off the first ``count`` writable pages; there are so many."""
+        parts, taken = self.writable, []
+        while count:
+            part = parts[0]
+            if len(part) > count:
+                parts[0] = part[count:]
+                part = part[:count]
+            else:
+                del parts[0]
+            taken.append(part)
+            count -= len(part)
+        return taken[0] if len(taken) == 1 else join_all(taken)
 
     def forget(self) -> None:
         """It is over: let go of what only memory is kept alive by (a closed ticket is remembered
         for long, and the lease with it)."""
-        self.anchor, self.writable, self.copies = self.tree.root, NO_PAGES, []
+        self.anchor, self.writable, self.copies = self.tree.root, [], []
         self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 

@@ -89,35 +89,43 @@ class PagePool:
         self.last_sequence += count
         return first
 
-    def renumber(self, pages: Pages) -> None:
-        """Give ``pages`` new, larger sequences: whoever had them is fenced off."""
-        count = len(pages)
-        first = self.number(count)
-        self.sequences[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
+    def renumber(self, pages: Pages) -> range:
+        """Give ``pages`` new, larger sequences, one after the other, and return these: whoever
+        had the pages is fenced off."""
+        return self._count_up(self.sequences, pages)
 
     def identify(self, pages: Pages) -> int:
         """Give ``pages`` identities, each larger than any before (so parents' are smaller), one
         after the other. Returns the first."""
-        count = len(pages)
-        first = self.number(count)
-        self.identities[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
-        return first
+        return self._count_up(self.identities, pages).start
 
-    def sequences_of(self, pages: Pages) -> _U64:
+    def _count_up(self, column: _U64, pages: Pages) -> range:
+        count = len(pages)
+        first = self.last_sequence + 1
+        self.last_sequence += count
+        if count == 1:
+            column[pages[0]] = first
+        else:
+            column[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
+        return range(first, first + count)
+
+    def sequences_of(self, pages: Pages) -> range | _U64:
         """The sequences of ``pages`` as they are now."""
+        if len(pages) == 1:
+            one = int(self.sequences[pages[0]])
+            return range(one, one + 1)
         return self.sequences[where(pages)].copy()
 
     # Moves of pages, named as in the drawing above
 
-    def take(self, count: int) -> Pages:
-        """``count`` free pages, ascending, now held under new sequences."""
+    def take(self, count: int) -> tuple[Pages, range]:
+        """``count`` free pages, ascending, now held; and their new sequences."""
         if count > self._free.count:
             raise LedgerError(f"{count} pages taken of {self.free} free")
         pages = self._free.pop(count)
         self._move(pages, _FREE, _HELD)
         self.held += count
-        self.renumber(pages)
-        return pages
+        return pages, self.renumber(pages)
 
     def give(self, pages: Pages) -> None:
         """Held pages become free."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.pager.events import (
@@ -29,7 +29,7 @@ from pagemesh.pager.events import (
     WriteHeaders,
 )
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.runs import table_of
+from pagemesh.pager.runs import pack_runs
 from pagemesh.runtime.ids import new_incarnation
 from pagemesh.wire.errors import NoCapacity
 from pagemesh.wire.pager_messages import PoolSpec
@@ -47,6 +47,7 @@ class PoolStore:
     def __init__(self, file: PoolFile, host: str) -> None:
         self.file = file
         self.facts = _facts(file, host, file.bump_epoch())
+        self._writer = HeaderWriter(file.headers)
 
     @staticmethod
     def path_of(folder: Path, host: str) -> Path:
@@ -79,16 +80,21 @@ class PoolStore:
 
     def perform(self, command: Command) -> bool:
         """Write what ``command`` says, if it concerns the file; True when it did."""
-        headers = self.file.headers
         match command:
             case WriteHeaders():
-                headers.publish(self._batch(command))
+                self._writer.write(
+                    pack_runs([command.pages]), command.state, command.sequences,
+                    writer=command.writer, root=command.root,
+                    first_identity=command.first_identity, parent=command.parent,
+                    tokens=command.tokens, token_count=command.token_count,
+                )  # fmt: skip
             case SetStates():
-                headers.set_states(table_of(command.pages), command.state, command.sequences)
+                extents = pack_runs([command.pages])
+                self._writer.mark(extents, command.state, command.sequences)
             case SetLeaseWord(slot, value):
-                headers.set_lease_word(slot, value)
+                self.file.headers.set_lease_word(slot, value)
             case StoreRoot(index, digest, live):
-                headers.store_root(index, digest, live=live)
+                self.file.headers.store_root(index, digest, live=live)
             case _:
                 return False
         return True
@@ -110,23 +116,6 @@ class PoolStore:
             batch.roots, batch.counts, batch.tokens,
         )  # fmt: skip
         return Recovered(table, roots, words.view(np.uint64).copy(), holders)
-
-    def _batch(self, command: WriteHeaders) -> HeaderBatch:
-        count = len(command.pages)
-        tokens = np.zeros((count, self.facts.page_size), np.uint32)
-        if command.tokens:
-            tokens[:] = np.frombuffer(command.tokens, "<u4").reshape(count, -1)
-        return HeaderBatch(
-            pages=table_of(command.pages),
-            states=np.full(count, command.state, np.uint8),
-            sequences=command.sequences,
-            identities=command.identities,
-            parents=command.parents,
-            writers=np.full(count, command.writer, np.uint64),
-            roots=np.full(count, command.root, np.uint32),
-            counts=np.full(count, command.token_count, np.uint32),
-            tokens=tokens,
-        )
 
 
 def _facts(file: PoolFile, host: str, epoch: int) -> PoolFacts:

@@ -296,12 +296,12 @@ class Recovery:
             return False
         anchor = books.forest.pin_match(match)
         books.pool.resume(own)
-        books.write_held(own, session.incarnation, tree)
+        books.write_held(own, books.pool.sequences_of(own), session.incarnation, tree)
         del books.slots_kept[held.lease_slot]
         lease = Lease(
             id=held.lease, slot=held.lease_slot, key=held.key, order=held.order,
             incarnation=session.incarnation, tree=tree, anchor=anchor, extents=held.extents,
-            page_count=len(pages), writable=pages[len(path) :],
+            page_count=len(pages), writable=[pages[len(path) :]],
             granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
             matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
             granted_ms=books.now_ms, filled_tokens=filled,

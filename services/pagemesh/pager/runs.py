@@ -45,6 +45,11 @@ def own(pages: Pages) -> Pages:
     return pages if type(pages) is range else table_of(pages).copy()
 
 
+def follows(left: Pages, right: Pages) -> bool:
+    """Whether ``left`` and ``right`` are runs that are one run together."""
+    return type(left) is range and type(right) is range and left.stop == right.start
+
+
 def join(left: Pages, right: Pages) -> Pages:
     """``left``, then ``right``."""
     if not len(left):

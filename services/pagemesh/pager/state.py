@@ -89,8 +89,8 @@ class PagerCore:
         books.now_ms = now_ms
         books.out, books.late, books.freed = [], [], False
         match event:
-            case Asked(call, message):
-                books.out.append(Answer(call, self._answer(message)))
+            case Asked():
+                books.out.append(Answer(event.call, self._answer(event.message)))
             case HolderDied(incarnation):
                 self._sessions.bury(incarnation)
             case Recovered():
@@ -99,7 +99,8 @@ class PagerCore:
                 self._tick()
         if books.freed and len(books.waiting):
             self._admission.serve_waiters()
-        return books.out + books.late
+        books.out.extend(books.late)
+        return books.out
 
     def report(self) -> PagerReport:
         """The ledger and every lease."""

@@ -16,7 +16,7 @@ def counts(pool: PagePool) -> tuple[int, int, int, int, int]:
 
 def test_a_page_goes_round_its_states_and_the_sum_stays() -> None:
     pool = PagePool(8, 0)
-    pages = pool.take(3)
+    pages = pool.take(3)[0]
     assert counts(pool) == (5, 3, 0, 0, 0)
     pool.commit(pages[:2])
     assert counts(pool) == (5, 1, 2, 0, 0)
@@ -35,17 +35,17 @@ def test_a_page_goes_round_its_states_and_the_sum_stays() -> None:
 
 def test_a_fresh_pool_gives_contiguous_ascending_runs() -> None:
     pool = PagePool(32, 0)
-    assert list(pool.take(5)) == [0, 1, 2, 3, 4]
-    assert list(pool.take(3)) == [5, 6, 7]
+    assert list(pool.take(5)[0]) == [0, 1, 2, 3, 4]
+    assert list(pool.take(3)[0]) == [5, 6, 7]
 
 
 def test_pages_that_came_back_in_disorder_go_out_in_order_after_tidying() -> None:
     pool = PagePool(16, 0)
-    pages = pool.take(16)
+    pages = pool.take(16)[0]
     for page in np.random.default_rng(3).permutation(pages):
         pool.give(np.array([page], np.uint32))
     pool.tidy()
-    assert list(pool.take(16)) == list(range(16))
+    assert list(pool.take(16)[0]) == list(range(16))
 
 
 @pytest.mark.parametrize("move", ["give", "commit", "evict", "settle", "resume"])
@@ -57,7 +57,7 @@ def test_a_free_page_cannot_be_moved_as_if_it_were_not(move: str) -> None:
 
 def test_giving_a_page_back_twice_is_a_bug_that_shows() -> None:
     pool = PagePool(4, 0)
-    pages = pool.take(1)
+    pages = pool.take(1)[0]
     pool.give(pages)
     with pytest.raises(LedgerError):
         pool.give(pages)
@@ -72,7 +72,7 @@ def test_a_page_given_out_anew_has_a_larger_sequence_than_any_before() -> None:
     pool = PagePool(4, 1 << 40)
     seen = 1 << 40
     for _ in range(5):
-        pages = pool.take(4)
+        pages = pool.take(4)[0]
         assert int(pool.sequences[pages].min()) > seen
         seen = pool.last_sequence
         pool.give(pages)
@@ -80,7 +80,7 @@ def test_a_page_given_out_anew_has_a_larger_sequence_than_any_before() -> None:
 
 def test_identities_grow_with_commits_whatever_the_order_of_grants() -> None:
     pool = PagePool(4, 0)
-    early, late = pool.take(1), pool.take(1)
+    (early, _), (late, _) = pool.take(1), pool.take(1)
     pool.commit(late)
     pool.commit(early)
     assert int(pool.identities[early[0]]) > int(pool.identities[late[0]])
@@ -91,7 +91,7 @@ def test_states_of_an_earlier_life_are_taken_over() -> None:
     states = np.array([0, 3, 3, 4, 0, 0], np.uint8)
     pool.adopt(states)
     assert counts(pool) == (3, 0, 0, 2, 1)
-    assert list(pool.take(3)) == [0, 4, 5]
+    assert list(pool.take(3)[0]) == [0, 4, 5]
 
 
 def test_the_states_that_others_see_cannot_be_written() -> None:
@@ -102,7 +102,7 @@ def test_the_states_that_others_see_cannot_be_written() -> None:
 
 def test_a_wrong_count_does_not_pass_the_check() -> None:
     pool = PagePool(4, 0)
-    taken = pool.take(1)
+    taken = pool.take(1)[0]
     pool.held += 1
     with pytest.raises(LedgerError):
         pool.check()

@@ -30,7 +30,7 @@ class Garden:
     def put(self, tokens: Sequence[int], *, pinned: bool = False) -> Node:
         """Insert the full pages of ``tokens``, each computed anew."""
         count = len(tokens) // SIZE
-        pages = self.pool.take(count)
+        pages = self.pool.take(count)[0]
         self.forest.pin(self.tree.root)
         made = self.forest.insert(self.tree.root, pack(tokens[: count * SIZE]), pages, grow=False)
         self.forest.unpin(self.tree.root)
@@ -100,14 +100,14 @@ def test_inserting_what_is_there_keeps_the_first_pages_and_reports_the_rest(
 
 def test_a_leaf_that_only_its_maker_knows_grows_in_place(garden: Garden) -> None:
     node = garden.put(range(8), pinned=True)
-    pages = garden.pool.take(1)
+    pages = garden.pool.take(1)[0]
     made = garden.forest.insert(node, pack([8, 9, 10, 11]), pages, grow=True)
     garden.forest.unpin(node)
     assert made.node is node and node.depth == 3
     garden.check()
     other = garden.put([*range(12), 1, 2, 3, 4], pinned=True)
     assert other.parent is node, "a second lease must not lengthen it"
-    more = garden.pool.take(1)
+    more = garden.pool.take(1)[0]
     made = garden.forest.insert(node, pack([7, 7, 7, 7]), more, grow=True)
     garden.forest.unpin(node)
     garden.anchors[0] = made.node
@@ -118,7 +118,7 @@ def test_a_leaf_that_only_its_maker_knows_grows_in_place(garden: Garden) -> None
 def test_an_edge_stops_growing_at_its_limit() -> None:
     garden = Garden(EDGE_PAGES_MAX + 1)
     node = garden.put(list(range(SIZE * EDGE_PAGES_MAX)), pinned=True)
-    made = garden.forest.insert(node, pack([1, 2, 3, 4]), garden.pool.take(1), grow=True)
+    made = garden.forest.insert(node, pack([1, 2, 3, 4]), garden.pool.take(1)[0], grow=True)
     garden.forest.unpin(node)
     garden.anchors[0] = made.node
     assert made.node.parent is node

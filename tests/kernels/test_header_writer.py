@@ -1,0 +1,101 @@
+"""Headers written list by list are the headers that would be written one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.pools import PAGE_SIZE
+
+from pagemesh.kernels.native.header_writer import HeaderWriter
+from pagemesh.kernels.native.headers import HeaderBatch, HeaderTable
+from pagemesh.wire.pool_format import HeaderState, PoolFormat
+from pagemesh.wire.tokens import pack_extents
+
+PAGES = 64
+
+
+def table_for(page_size: int = PAGE_SIZE) -> HeaderTable:
+    form = PoolFormat(PAGES, page_size, 64)
+    return HeaderTable(np.zeros(form.file_bytes, np.uint8), form)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, PAGES - 1), unique=True, max_size=20),
+    st.sampled_from([1, 7, 16, 256]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**40),
+)
+def test_a_list_of_headers_is_written_as_each_of_them_would_be(
+    ids: list[int], page_size: int, counting: bool, filled: bool, first: int
+) -> None:
+    pages, count = np.array(ids, np.uint32), len(ids)
+    sequences = np.arange(first, first + count, dtype=np.uint64)
+    if not counting:
+        sequences = sequences[::-1].copy()
+    identities = np.arange(first + 100, first + 100 + count, dtype=np.uint64) * np.uint64(filled)
+    parents = np.append(np.uint64(7), identities[:-1])[:count] * np.uint64(filled)
+    tokens = np.arange(count * page_size, dtype=np.uint32).reshape(count, page_size) + 5
+    tokens *= np.uint32(filled)
+    one, other = table_for(page_size), table_for(page_size)
+    one.publish(
+        HeaderBatch(
+            pages, np.full(count, HeaderState.COMMITTED, np.uint8), sequences, identities,
+            parents, np.full(count, 9, np.uint64), np.full(count, 3, np.uint32),
+            np.full(count, page_size * filled, np.uint32), tokens,
+        )
+    )  # fmt: skip
+    HeaderWriter(other).write(
+        pack_extents(pages), HeaderState.COMMITTED,
+        range(first, first + count) if counting else sequences, writer=9, root=3,
+        first_identity=first + 100 if filled else 0, parent=7 if filled else 0,
+        tokens=tokens.tobytes() if filled else b"", token_count=page_size if filled else 0,
+    )  # fmt: skip
+    assert np.array_equal(one.mapped, other.mapped)
+    found = other.scan()
+    assert not found.torn[pages].any()
+    assert found.batch.sequences[pages].tolist() == sequences.tolist()
+
+
+def test_a_mark_changes_states_and_sequences_and_leaves_the_rest() -> None:
+    table = table_for()
+    writer = HeaderWriter(table)
+    extents = pack_extents([3, 4, 9])
+    writer.write(extents, HeaderState.HELD, range(20, 23), writer=5, root=1)
+    writer.mark(extents, HeaderState.DRAINING, np.array([20, 21, 40], np.uint64))
+    found = table.scan().batch
+    assert found.states[[3, 4, 9]].tolist() == [HeaderState.DRAINING] * 3
+    assert found.sequences[[3, 4, 9]].tolist() == [20, 21, 40]
+    assert found.writers[[3, 4, 9]].tolist() == [5, 5, 5]
+    assert not table.scan().torn.any()
+
+
+def test_pages_beyond_the_pool_are_refused_before_anything_is_written() -> None:
+    table = table_for()
+    writer, extents = HeaderWriter(table), pack_extents([0, 1, PAGES - 1, PAGES])
+    with pytest.raises(IndexError, match=f"pages {PAGES - 1} to {PAGES + 1} are not all below"):
+        writer.write(extents, HeaderState.HELD, range(1, 5), writer=1, root=0)
+    with pytest.raises(IndexError):
+        writer.mark(extents, HeaderState.FREE, range(1, 5))
+    assert not table.mapped.any()
+
+
+def test_sequences_and_tokens_must_fit_the_pages() -> None:
+    table = table_for()
+    writer, extents = HeaderWriter(table), pack_extents([0, 1])
+    with pytest.raises(ValueError, match="3 sequences for 2 pages"):
+        writer.mark(extents, HeaderState.FREE, range(1, 4))
+    with pytest.raises(ValueError, match="8 bytes are not 2 tokens a page"):
+        writer.write(
+            extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(8), token_count=2
+        )
+    much = 2 * PAGE_SIZE
+    with pytest.raises(ValueError, match="more tokens than a header holds"):
+        writer.write(
+            extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(8 * much),
+            token_count=much,
+        )  # fmt: skip
+    assert not table.mapped.any()
