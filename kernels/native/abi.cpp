@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "kv_write.h"
 #include "parallel.h"
 
 namespace {
@@ -16,7 +15,10 @@ int best_level() {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     return PM_AVX512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PM_AVX2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c")) {
+    return PM_AVX2;
+  }
 #endif
   return PM_PORTABLE;
 }
@@ -28,7 +30,7 @@ const pm::Kernels* kernels = &pm::kPortableKernels;
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 1; }
+PM_EXPORT int pm_abi_version(void) { return 2; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -85,61 +87,20 @@ PM_EXPORT long pm_paged_attention(const PmPages* pages, const float* q, long q_s
                                   long out_stride, long rows, long q_heads, const int32_t* tables,
                                   const int32_t* table_indptr, long sequences,
                                   const int32_t* row_sequence, const int32_t* row_position,
-                                  float scale, int threads) {
+                                  float scale, float soft_cap, long window_tokens, int threads) {
   return kernels->paged_attention(pages, q, q_stride, out, out_stride, rows, q_heads, tables,
                                   table_indptr, sequences, row_sequence, row_position, scale,
-                                  threads);
+                                  soft_cap, window_tokens, threads);
 }
 
 PM_EXPORT long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const float* v,
                            long v_stride, const int64_t* slots, long rows, int threads) {
-  const long size = pages->page_size, width = pages->head_dim;
-  for (long row = 0; row < rows; ++row) {
-    if (slots[row] < 0 || slots[row] >= pages->page_count * size) return 1 + row;
-  }
-  if (rows * pages->kv_heads * width < (1 << 17)) threads = 1;
-  // By head, so that the slots of one page's key rows are filled while they are in cache.
-  pm::Counter work;
-  pm::parallel(threads, [&] {
-    long head, end;
-    while (work.take(pages->kv_heads, 1, &head, &end)) {
-      pm::kv_write_head(pages, k, k_stride, v, v_stride, slots, rows, head);
-    }
-  });
-  return 0;
+  return kernels->kv_write(pages, k, k_stride, v, v_stride, slots, rows, threads);
 }
 
 PM_EXPORT long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages,
                             long first, long count, float* k, float* v, int threads) {
-  const long size = pages->page_size, width = pages->head_dim;
-  if (first < 0 || count < 0 || first + count > table_pages * size) return 1 + table_pages;
-  if (count == 0) return 0;
-  const long first_page = first / size, end_page = (first + count - 1) / size + 1;
-  for (long i = first_page; i < end_page; ++i) {
-    if (table[i] < 0 || table[i] >= pages->page_count) return 1 + i;
-  }
-  const long units = (end_page - first_page) * pages->kv_heads;
-  pm::Counter work;
-  pm::parallel(threads, [&] {
-    long begin, end;
-    while (work.take(units, 8, &begin, &end)) {
-      for (long unit = begin; unit < end; ++unit) {
-        const long index = first_page + unit / pages->kv_heads, head = unit % pages->kv_heads;
-        const float* page = pm::head_of(pages, table[index], head);
-        const long low = index * size > first ? index * size : first;
-        const long high = (index + 1) * size < first + count ? (index + 1) * size : first + count;
-        float* k_to = k + (head * count + low - first) * width;
-        float* v_to = v + (head * count + low - first) * width;
-        const long offset = low - index * size, slots = high - low;
-        for (long slot = 0; slot < slots; ++slot) {
-          for (long d = 0; d < width; ++d) k_to[slot * width + d] = page[d * size + offset + slot];
-        }
-        memcpy(v_to, page + pages->value_offset + offset * width,
-               sizeof(float) * static_cast<size_t>(slots * width));
-      }
-    }
-  });
-  return 0;
+  return kernels->kv_gather(pages, table, table_pages, first, count, k, v, threads);
 }
 
 PM_EXPORT long pm_page_copy(uint8_t* base, long page_bytes, long page_count,

@@ -1,5 +1,6 @@
 // Attention of ragged rows over paged K and V. K lies transposed in its page, [head_dim][slot],
-// so that sixteen slots' scores are one vector; V lies [slot][head_dim].
+// so that sixteen slots' scores are one vector; V lies [slot][head_dim]. Codes become floats in
+// registers; the scale of a slot's K multiplies its score, that of its V its weight.
 //
 // A query's positions are cut into spans of 512 and those into blocks of 64, at fixed absolute
 // positions. Within a span blocks are taken in order by an online softmax (Milakov and
@@ -7,7 +8,10 @@
 // how rows are tiled, nor which thread takes which span changes any rounding.
 #pragma once
 
+#include <limits.h>
 #include <math.h>
+
+#include "kv_types.h"
 
 namespace {
 
@@ -18,7 +22,7 @@ constexpr int kTileQueries = 6, kUnitQueries = 48;
 #else
 constexpr int kTileQueries = 1, kUnitQueries = 24;
 #endif
-constexpr long kAheadRows = 16;  // of K fetched ahead: V follows K, so the end fetches V
+constexpr int kFetchQueries = 4;  // runs of more are bound by arithmetic
 
 struct AttentionCall {
   PmPages pages;
@@ -32,7 +36,9 @@ struct AttentionCall {
   const int32_t* row_sequence;
   const int32_t* row_position;
   float scale;
-  long width;  // head_dim rounded up to whole vectors
+  long width;                 // head_dim rounded up to whole vectors
+  float soft_cap = INFINITY;  // none
+  long window = LONG_MAX;     // positions a row sees at most, its own included
 };
 
 // Softmax state of one query: peak, sum of exponentials, weighted sum of V.
@@ -72,35 +78,73 @@ void write_out(const AttentionCall& call, long row, long head, State state) {
   }
 }
 
-// Where a block's K and V are. K vector j at dimension d: keys[j] + d * key_stride.
-struct Block {
-  const float* keys[kBlockVectors];
-  long key_stride;
-  const float* values[kBlock];
+// A head's K and V in the pages of one sequence.
+template <typename T>
+struct HeadPages {
+  using Code = typename T::Code;
+  const PmPages& pages;
+  const int32_t* table;
+  long kv_head;
+
+  bool whole_vectors() const { return pages.page_size % kLanes == 0; }
+  Code* keys(long position) const {
+    return head_of<T>(pages, table[position / pages.page_size], kv_head);
+  }
 };
 
-void locate(const AttentionCall& call, const int32_t* table, long kv_head, long start, int count,
-            float* key_copy, Block* block) {
-  const PmPages& pages = call.pages;
-  const bool whole = pages.page_size % kLanes == 0;
-  block->key_stride = whole ? pages.page_size : kBlock;
-  for (int slot = 0; slot < count; ++slot) {
-    const long position = start + slot;
-    const long offset = position % pages.page_size;
-    const float* head = pages.base + table[position / pages.page_size] * pages.page_stride +
-                        kv_head * pages.head_stride;
-    block->values[slot] = head + pages.value_offset + offset * pages.head_dim;
-    if (whole) {
-      if (slot % kLanes == 0) block->keys[slot / kLanes] = head + offset;
-    } else {
-      for (long d = 0; d < pages.head_dim; ++d) {
-        key_copy[d * kBlock + slot] = head[d * pages.page_size + offset];
-      }
+// Slots of a block; those outside are neither read nor written.
+struct Slots {
+  int first, end;
+};
+
+// Where a block's slots are. K vector j at dimension d: keys[j] + d * key_stride.
+template <typename T>
+struct Block {
+  using Code = typename T::Code;
+  const Code* keys[kBlockVectors];
+  const Code* next_keys[kBlockVectors];  // of the block after it, to fetch ahead
+  long key_stride;
+  const Code* values[kBlock];
+  float key_scales[T::kScaled ? kBlock : 1];
+  float value_scales[T::kScaled ? kBlock : 1];
+};
+
+// Where the K vectors of slots of the block at `start` are, in pages of whole vectors.
+template <typename T>
+void locate_keys(const HeadPages<T>& head, long start, Slots slots,
+                 const typename T::Code** keys) {
+  for (int j = slots.first / kLanes; j * kLanes < slots.end; ++j) {
+    const long position = start + j * kLanes;
+    keys[j] = head.keys(position) + position % head.pages.page_size;
+  }
+}
+
+// `key_copy`: room for the block's K, [head_dim][64], when vectors cross pages.
+template <typename T>
+void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code* key_copy,
+            Block<T>* block) {
+  const PmPages& pages = head.pages;
+  const bool whole = head.whole_vectors();
+  if (T::kScaled) {
+    memset(block->key_scales, 0, sizeof block->key_scales);
+    memset(block->value_scales, 0, sizeof block->value_scales);
+  }
+  for (int slot = slots.first; slot < slots.end; ++slot) {
+    const long position = start + slot, offset = position % pages.page_size;
+    typename T::Code* keys = head.keys(position);
+    typename T::Code* values = keys + pages.value_offset;
+    block->values[slot] = values + offset * pages.head_dim;
+    if (T::kScaled) {
+      block->key_scales[slot] = scales_of(pages, keys)[offset] * T::kUnit;
+      block->value_scales[slot] = scales_of(pages, values)[offset] * T::kUnit;
+    }
+    for (long d = 0; !whole && d < pages.head_dim; ++d) {
+      key_copy[d * kBlock + slot] = keys[d * pages.page_size + offset];
     }
   }
-  if (!whole) {
-    for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
-  }
+  block->key_stride = whole ? pages.page_size : kBlock;
+  if (whole) return locate_keys(head, start, slots, block->keys);
+  for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
 }
 
 // A run of queries and what a block does to them: states and packed queries lie one after the
@@ -113,8 +157,16 @@ struct Run {
   int count;
 };
 
-template <int Q, int N>
-void scores(const AttentionCall& call, const Block& block, const float* q, int vector,
+inline void fetch(const void* p) { prefetch(static_cast<const float*>(p)); }
+
+// Of so many vectors of codes one begins a cache line.
+template <typename T>
+constexpr int kLineVectors = 4 / sizeof(typename T::Code);
+
+// While a block's K is read its V is fetched, and during V the next block's K: sixteen slots
+// have as many vectors of the one as of the other.
+template <typename T, int Q, int N>
+void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
   V sum[Q][N];
@@ -124,9 +176,10 @@ void scores(const AttentionCall& call, const Block& block, const float* q, int v
   for (long d = 0; d < columns; ++d) {
     V key[N];
     for (int j = 0; j < N; ++j) {
-      const float* at = block.keys[vector + j] + d * block.key_stride;
-      key[j] = load(at);
-      if (Q <= 4) prefetch(at + kAheadRows * block.key_stride);
+      key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
+    }
+    if (N == kBlockVectors && Q <= kFetchQueries && d % kLineVectors<T> == 0) {
+      for (int j = 0; j < N; ++j) fetch(block.values[j * kLanes] + d * kLanes);
     }
     for (int i = 0; i < Q; ++i) {
       V value = splat(q[i * columns + d]);
@@ -134,28 +187,62 @@ void scores(const AttentionCall& call, const Block& block, const float* q, int v
     }
   }
   for (int i = 0; i < Q; ++i) {
-    for (int j = 0; j < N; ++j) out[i][vector + j] = mul(sum[i][j], splat(call.scale));
+    for (int j = 0; j < N; ++j) {
+      V score = mul(sum[i][j], splat(call.scale));
+      if (T::kScaled) score = mul(score, load(block.key_scales + (vector + j) * kLanes));
+      out[i][vector + j] = score;
+    }
   }
 }
 
-// Softmax numerators of the block's first `count` slots, and by how much to scale what was
-// summed before.
-template <int Q>
-void weigh(const AttentionCall& call, const Block& block, const Run& run, int count) {
+// cap * tanh(x / cap), to a few ulp of float32: by tanh(y) = 1 - 2 / (e^2y + 1), and by the first
+// terms of its series up to 1/4, where the difference would cancel.
+inline V capped(V x, float cap) {
+  constexpr float kSmall = 0.25f;
+  const V y = mul(x, splat(1.0f / cap)), magnitude = max(y, sub(zero(), y));
+  const V small = min(max(y, splat(-kSmall)), splat(kSmall)), square = mul(small, small);
+  V series = splat(62.0f / 2835.0f);
+  series = fma(series, square, splat(-17.0f / 315.0f));
+  series = fma(series, square, splat(2.0f / 15.0f));
+  series = fma(series, square, splat(-1.0f / 3.0f));
+  series = fma(mul(series, square), small, small);
+  const V grown = add(exponential(add(y, y)), splat(1.0f));
+  const V whole = sub(splat(1.0f), divide(splat(2.0f), grown));
+  return mul(splat(cap), add(series, zero_below(sub(whole, series), magnitude, kSmall)));
+}
+
+// Lanes below n become `fill`.
+inline V fill_below(V x, int n, float fill) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int i = 0; i < n && i < kLanes; ++i) lanes[i] = fill;
+  return load(lanes);
+}
+
+// Caps the scores of vector j and hides those of slots that are not seen.
+inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
+  if (call.soft_cap < INFINITY) score = capped(score, call.soft_cap);
+  const int end = slots.end - j * kLanes, first = slots.first - j * kLanes;
+  if (end < kLanes) score = fill_from(score, end, -INFINITY);
+  return first > 0 ? fill_below(score, first, -INFINITY) : score;
+}
+
+// Softmax numerators of the block's slots, and by how much to scale what was summed before.
+template <typename T, int Q>
+void weigh(const AttentionCall& call, const Block<T>& block, const Run& run, Slots slots) {
   V score[Q][kBlockVectors];
-  const int vectors = (count + kLanes - 1) / kLanes;
-  if (vectors == kBlockVectors) {
-    scores<Q, kBlockVectors>(call, block, run.q, 0, score);
+  const int low = slots.first / kLanes, high = (slots.end + kLanes - 1) / kLanes;
+  if (high - low == kBlockVectors) {
+    scores<T, Q, kBlockVectors>(call, block, run.q, 0, score);
   } else {
-    for (int j = 0; j < vectors; ++j) scores<Q, 1>(call, block, run.q, j, score);
+    for (int j = low; j < high; ++j) scores<T, Q, 1>(call, block, run.q, j, score);
   }
   for (int i = 0; i < Q; ++i) {
     const State state = state_at(run.states, i, call.width);
     V peaks = splat(-INFINITY);
     for (int j = 0; j < kBlockVectors; ++j) {
-      const int lanes = count - j * kLanes;
-      if (lanes <= 0) score[i][j] = splat(-INFINITY);
-      else if (lanes < kLanes) score[i][j] = fill_from(score[i][j], lanes, -INFINITY);
+      score[i][j] =
+          j < low || j >= high ? splat(-INFINITY) : visible(call, score[i][j], slots, j);
       peaks = max(peaks, score[i][j]);
     }
     const float block_peak = max_lanes(peaks), old_peak = state.peak();
@@ -164,7 +251,9 @@ void weigh(const AttentionCall& call, const Block& block, const Run& run, int co
     V sums[kBlockVectors];
     for (int j = 0; j < kBlockVectors; ++j) {
       sums[j] = exponential(sub(score[i][j], splat(peak)));
-      store(run.weights + i * kBlock + j * kLanes, sums[j]);
+      V weight = sums[j];
+      if (T::kScaled) weight = mul(weight, load(block.value_scales + j * kLanes));
+      store(run.weights + i * kBlock + j * kLanes, weight);
     }
     const float added = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
     state.sum() = state.sum() * run.keep[i] + added;
@@ -173,20 +262,27 @@ void weigh(const AttentionCall& call, const Block& block, const Run& run, int co
 }
 
 // Adds the weighted rows of V to N vectors of columns, from column `at` on.
-template <int Q, int N>
-void add_values(const AttentionCall& call, const Block& block, const Run& run, int count,
+template <typename T, int Q, int N>
+void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, Slots slots,
                 long at) {
-  const int lanes = lanes_at(at + (N - 1) * kLanes, call.pages.head_dim);
+  const long columns = call.pages.head_dim;
+  const int lanes = lanes_at(at + (N - 1) * kLanes, columns);
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) sum[i][j] = mul(load(values + j * kLanes), splat(run.keep[i]));
   }
-  for (int slot = 0; slot < count; ++slot) {
+  for (int slot = slots.first; slot < slots.end; ++slot) {
     V value[N];
-    const float* from = block.values[slot] + at;
+    const typename T::Code* from = block.values[slot] + at;
     for (int j = 0; j < N; ++j) {
-      value[j] = N > 1 ? load(from + j * kLanes) : load_some(from, lanes);
+      value[j] = N > 1 ? T::decode(from + j * kLanes) : T::decode_some(from, lanes);
+    }
+    if (Q <= kFetchQueries) {
+      const long row = (slot % kLanes * columns + at) / kLanes;
+      for (int j = 0; j < N; j += kLineVectors<T>) {
+        fetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
+      }
     }
     for (int i = 0; i < Q; ++i) {
       V weight = splat(run.weights[i * kBlock + slot]);
@@ -199,41 +295,49 @@ void add_values(const AttentionCall& call, const Block& block, const Run& run, i
   }
 }
 
-template <int Q>
-void take(const AttentionCall& call, const Block& block, const Run& run, int count, int vectors,
-          long at) {
-  if (vectors == 0) weigh<Q>(call, block, run, count);
-  else if (vectors == 1) add_values<Q, 1>(call, block, run, count, at);
-  else if (vectors == 2) add_values<Q, 2>(call, block, run, count, at);
-  else if (vectors == 4) add_values<Q, 4>(call, block, run, count, at);
-  else add_values<Q, (Q <= 2 ? 8 : 4)>(call, block, run, count, at);
+// What to do with a block: its softmax (vectors = 0), or a strip of V's columns.
+struct Part {
+  Slots slots;
+  int vectors;
+  long at;
+};
+
+template <typename T, int Q>
+void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
+  const Slots slots = part.slots;
+  if (part.vectors == 0) weigh<T, Q>(call, block, run, slots);
+  else if (part.vectors == 1) add_values<T, Q, 1>(call, block, run, slots, part.at);
+  else if (part.vectors == 2) add_values<T, Q, 2>(call, block, run, slots, part.at);
+  else if (part.vectors == 4) add_values<T, Q, 4>(call, block, run, slots, part.at);
+  else add_values<T, Q, (Q <= 2 ? 8 : 4)>(call, block, run, slots, part.at);
 }
 
-void take_run(const AttentionCall& call, const Block& block, const Run& run, int count,
-              int vectors, long at) {
+template <typename T>
+void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
   switch (run.count) {
 #if PM_LEVEL == 2
-    case 2: return take<2>(call, block, run, count, vectors, at);
-    case 3: return take<3>(call, block, run, count, vectors, at);
-    case 4: return take<4>(call, block, run, count, vectors, at);
-    case 5: return take<5>(call, block, run, count, vectors, at);
-    case 6: return take<6>(call, block, run, count, vectors, at);
+    case 2: return take<T, 2>(call, block, run, part);
+    case 3: return take<T, 3>(call, block, run, part);
+    case 4: return take<T, 4>(call, block, run, part);
+    case 5: return take<T, 5>(call, block, run, part);
+    case 6: return take<T, 6>(call, block, run, part);
 #endif
-    default: return take<1>(call, block, run, count, vectors, at);
+    default: return take<T, 1>(call, block, run, part);
   }
 }
 
-// Takes slots [0, count) of a block into the states of all runs: first K for everyone, then V a
-// strip of columns at a time, so that what is shared stays in the nearest cache.
-void take_block(const AttentionCall& call, const Block& block, const Run* runs, int run_count,
-                int count) {
-  for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], count, 0, 0);
+// Takes slots of a block into the states of all runs: first K for everyone, then V a strip of
+// columns at a time, so that what is shared stays in the nearest cache.
+template <typename T>
+void take_block(const AttentionCall& call, const Block<T>& block, const Run* runs, int run_count,
+                Slots slots) {
+  for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {slots, 0, 0});
   const long columns = call.pages.head_dim;
   const int widest = PM_LEVEL == 2 && run_count == 1 && runs[0].count <= 2 ? 8 : 4;
   for (long at = 0; at < columns;) {
     const long left = (columns - at) / kLanes;
     const int vectors = left >= widest ? widest : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], count, vectors, at);
+    for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {slots, vectors, at});
     at += vectors * kLanes;
   }
 }

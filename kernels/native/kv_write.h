@@ -1,30 +1,89 @@
 // New K and V rows into their pages, head by head.
 #pragma once
 
-#include <string.h>
-
-#include "pagemesh_native.h"
+#include "kv_types.h"
+#include "parallel.h"
 
 namespace pm {
 
 namespace {  // compiled once per level: no level's code may stand in for another's
 
-inline float* head_of(const PmPages* pages, int64_t page, long head) {
-  return pages->base + page * pages->page_stride + head * pages->head_stride;
+constexpr long kHeadDimMax = 512;  // see layout.py
+
+// One head's K or V of a token as codes; returns their scale (1 for a type that has none).
+template <typename T>
+inline float encode_row(const float* from, long width, typename T::Code* codes) {
+  if (!T::kScaled) {
+    for (long i = 0; i < width; ++i) codes[i] = T::encode_one(from[i]);
+    return 1.0f;
+  }
+  uint32_t largest = 0;  // magnitudes order like their bits, with what is not finite on top
+  for (long i = 0; i < width; ++i) {
+    const uint32_t magnitude = bits_of(from[i]) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const bool finite = largest < 0x7f800000u;
+  const float scale = finite ? float_of(largest) / T::kLargest : NAN;
+  if (!finite || scale == 0.0f) {
+    for (long i = 0; i < width; ++i) codes[i] = 0;
+    return scale;
+  }
+  for (long i = 0; i < width; ++i) {
+    const float x = from[i] / scale;  // a tiny scale is not exact: x may then be too large
+    const float below = x < T::kLargest ? x : T::kLargest;
+    codes[i] = T::encode_one(below > -T::kLargest ? below : -T::kLargest);
+  }
+  return scale;
+}
+
+template <typename T>
+void write_head(const PmPages& pages, const float* k, long k_stride, const float* v,
+                long v_stride, const int64_t* slots, long rows, long head) {
+  const long size = pages.page_size, width = pages.head_dim;
+  typename T::Code codes[kHeadDimMax];
+  for (long row = 0; row < rows; ++row) {
+    typename T::Code* keys = head_of<T>(pages, slots[row] / size, head);
+    typename T::Code* values = keys + pages.value_offset;
+    const long offset = slots[row] % size;
+    const float key_scale = encode_row<T>(k + row * k_stride + head * width, width, codes);
+    for (long d = 0; d < width; ++d) keys[d * size + offset] = codes[d];
+    const float value_scale =
+        encode_row<T>(v + row * v_stride + head * width, width, values + offset * width);
+    if (T::kScaled) {
+      scales_of(pages, keys)[offset] = key_scale;
+      scales_of(pages, values)[offset] = value_scale;
+    }
+  }
 }
 
 // One head of all rows, so that the slots of one page's key rows are filled while in cache.
 inline void kv_write_head(const PmPages* pages, const float* k, long k_stride, const float* v,
                           long v_stride, const int64_t* slots, long rows, long head) {
-  const long size = pages->page_size, width = pages->head_dim;
+  with_kv_type(*pages, [&](auto type) {
+    write_head<decltype(type)>(*pages, k, k_stride, v, v_stride, slots, rows, head);
+  });
+}
+
+// 0, or 1 + the first row whose slot is outside of the pool.
+inline long check_slots(const PmPages* pages, const int64_t* slots, long rows) {
   for (long row = 0; row < rows; ++row) {
-    float* page = head_of(pages, slots[row] / size, head);
-    const long offset = slots[row] % size;
-    const float* key = k + row * k_stride + head * width;
-    for (long d = 0; d < width; ++d) page[d * size + offset] = key[d];
-    memcpy(page + pages->value_offset + offset * width, v + row * v_stride + head * width,
-           sizeof(float) * static_cast<size_t>(width));
+    if (slots[row] < 0 || slots[row] >= pages->page_count * pages->page_size) return 1 + row;
   }
+  return 0;
+}
+
+long kv_write(const PmPages* pages, const float* k, long k_stride, const float* v, long v_stride,
+              const int64_t* slots, long rows, int threads) {
+  if (const long bad = check_slots(pages, slots, rows)) return bad;
+  if (rows * pages->kv_heads * pages->head_dim < (1 << 17)) threads = 1;
+  Counter work;
+  parallel(threads, [&] {
+    long head, end;
+    while (work.take(pages->kv_heads, 1, &head, &end)) {
+      kv_write_head(pages, k, k_stride, v, v_stride, slots, rows, head);
+    }
+  });
+  return 0;
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 
 #include "linear.h"
 #include "rows.h"
+#include "kv_write.h"
+#include "kv_gather.h"
 #include "attention.h"
 #include "step.h"
 #include "probe.h"
@@ -15,7 +17,7 @@
 namespace pm {
 
 extern const Kernels PM_TABLE = {
-    linear, rms_norm, rope, silu_mul, log_softmax, paged_attention,
+    linear, rms_norm, rope, silu_mul, log_softmax, kv_write, kv_gather, paged_attention,
     decoder_workspace, decoder_step, probe_stream, probe_arithmetic,
 };
 

@@ -81,16 +81,22 @@ void pm_silu_mul(const float* gate_up, long in_stride, float* out, long out_stri
 void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows,
                     long width, int threads);
 
-// Where K and V of one layer lie in a pool, in floats from `base`.
+// What an element of K and V is kept as (kv_types.h): its code, with a scale for some.
+enum PmKvType { PM_KV_FLOAT32 = 0, PM_KV_FLOAT16 = 1, PM_KV_BFLOAT16 = 2, PM_KV_INT8 = 3,
+                PM_KV_E4M3 = 4 };
+
+// Where K and V of one layer lie in a pool; strides in codes.
 struct PmPages {
-  float* base;         // of the first page, at this layer's K
-  long page_stride;    // from page to page
-  long value_offset;   // from a head's K to its V
-  long head_stride;    // from KV head to KV head, for K and V alike
+  void* base;               // of the first page, at this layer's K
+  long page_stride;         // from page to page
+  long value_offset;        // from a head's K to its V
+  long head_stride;         // from KV head to KV head, for K and V alike
   long page_count;
-  long page_size;      // slots
+  long page_size;           // slots
   long kv_heads;
   long head_dim;
+  long kv_type;             // PmKvType
+  long scale_offset_bytes;  // from a head's K to the scales of its slots; from its V likewise
 };
 
 long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const float* v,
@@ -98,10 +104,12 @@ long pm_kv_write(const PmPages* pages, const float* k, long k_stride, const floa
 // K and V of positions [first, first + count) of one sequence, as [kv_heads][count][head_dim].
 long pm_kv_gather(const PmPages* pages, const int32_t* table, long table_pages, long first,
                   long count, float* k, float* v, int threads);
+// soft_cap: INFINITY for none. window_tokens: LONG_MAX for none; pages before it are not looked at.
 long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,
                         long out_stride, long rows, long q_heads, const int32_t* tables,
                         const int32_t* table_indptr, long sequences, const int32_t* row_sequence,
-                        const int32_t* row_position, float scale, int threads);
+                        const int32_t* row_position, float scale, float soft_cap,
+                        long window_tokens, int threads);
 long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_t* sources,
                   const uint32_t* targets, long count, int threads);
 

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+WINDOW_TOKENS_MAX = 2**63 - 1
+"""The window that is none: a row sees every position up to its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagemesh.kernels.layout import PAGE_ALIGN_BYTES, PageLayout
+from pagemesh.kernels.kv_codes import CODE_DTYPES
+from pagemesh.kernels.layout import KV_DTYPES, PAGE_ALIGN_BYTES, SCALE_BYTES, PageLayout
 from pagemesh.kernels.native.library import PagesStruct
 
 
@@ -32,9 +33,9 @@ class KvPool:
         self.page_count = memory.nbytes // layout.page_bytes
         self.memory = torch.from_numpy(memory)
         self.address = self.memory.data_ptr()
-        words = self.memory.view(torch.float32)
-        self._keys = [self._keys_of(words, layer) for layer in range(layout.layers)]
-        self._values = [self._values_of(words, layer) for layer in range(layout.layers)]
+        codes = self.memory.view(CODE_DTYPES[layout.dtype])
+        self._keys = [self._keys_of(codes, layer) for layer in range(layout.layers)]
+        self._values = [self._values_of(codes, layer) for layer in range(layout.layers)]
         self._structs = [self._struct_of(layer) for layer in range(layout.layers)]
         self.structs = [ctypes.byref(struct) for struct in self._structs]
         """One C view per layer, to pass to the native library."""
@@ -51,24 +52,47 @@ class KvPool:
         return cls(layout, whole[start : start + size])
 
     def keys(self, layer: int) -> torch.Tensor:
-        """K of ``layer``: float32 view ``[page_count, kv_heads, head_dim, page_size]``."""
+        """K of ``layer``: view ``[page_count, kv_heads, head_dim, page_size]`` in the layout's
+        dtype."""
         return self._keys[layer]
 
     def values(self, layer: int) -> torch.Tensor:
-        """V of ``layer``: float32 view ``[page_count, kv_heads, page_size, head_dim]``."""
+        """V of ``layer``: view ``[page_count, kv_heads, page_size, head_dim]`` in the layout's
+        dtype."""
         return self._values[layer]
 
-    def _keys_of(self, words: torch.Tensor, layer: int) -> torch.Tensor:
+    def key_scales(self, layer: int) -> torch.Tensor:
+        """Scales of K of ``layer``: float32 view ``[page_count, kv_heads, page_size]``.
+        Raises ``ValueError`` for a dtype without scales."""
+        return self._scales_of(layer, 0)
+
+    def value_scales(self, layer: int) -> torch.Tensor:
+        """Scales of V of ``layer``; like ``key_scales``."""
+        return self._scales_of(layer, self.layout.value_offset)
+
+    def _scales_of(self, layer: int, codes_offset: int) -> torch.Tensor:
         at = self.layout
-        return words.as_strided(
+        if not at.is_scaled:
+            raise ValueError(f"{at.dtype} has no scales")
+        start_bytes = (layer * at.layer_stride + codes_offset) * at.item_bytes
+        head_words = at.head_stride * at.item_bytes // SCALE_BYTES
+        return self.memory.view(torch.float32).as_strided(
+            (self.page_count, at.kv_heads, at.page_size),
+            (at.page_bytes // SCALE_BYTES, head_words, 1),
+            (start_bytes + at.scale_offset_bytes) // SCALE_BYTES,
+        )
+
+    def _keys_of(self, codes: torch.Tensor, layer: int) -> torch.Tensor:
+        at = self.layout
+        return codes.as_strided(
             (self.page_count, at.kv_heads, at.head_dim, at.page_size),
             (at.page_stride, at.head_stride, at.page_size, 1),
             layer * at.layer_stride,
         )
 
-    def _values_of(self, words: torch.Tensor, layer: int) -> torch.Tensor:
+    def _values_of(self, codes: torch.Tensor, layer: int) -> torch.Tensor:
         at = self.layout
-        return words.as_strided(
+        return codes.as_strided(
             (self.page_count, at.kv_heads, at.page_size, at.head_dim),
             (at.page_stride, at.head_stride, at.head_dim, 1),
             layer * at.layer_stride + at.value_offset,
@@ -85,4 +109,6 @@ class KvPool:
             page_size=at.page_size,
             kv_heads=at.kv_heads,
             head_dim=at.head_dim,
+            kv_type=KV_DTYPES.index(at.dtype),
+            scale_offset_bytes=at.scale_offset_bytes,
         )

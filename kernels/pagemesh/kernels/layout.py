@@ -8,6 +8,13 @@ A page is one contiguous record of ``page_size`` slots for every layer of its gr
 so one page is one transfer, one checksum and one disk record, a head's K and V are one run of
 bytes, and the scores of sixteen slots are one vector. The alternatives were measured in
 ``ops/adr/0001-page-layout.md``.
+
+``int8`` and ``e4m3`` keep codes and, behind a head's codes of K and behind those of V, one float32
+scale a slot: value = code * scale (``kv_codes``). The scales start on a multiple of 4 bytes:
+
+    K of a head: [head_dim][slot] codes, padding, [slot] scales      V of a head: likewise
+
+All offsets and strides are in elements, whatever the dtype, but ``scale_offset_bytes``.
 """
 
 from __future__ import annotations
@@ -15,12 +22,19 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pagemesh.wire.identity import canonical
 
-KvDtype = Literal["float32"]
-_ITEM_BYTES: dict[KvDtype, int] = {"float32": 4}
+KvDtype = Literal["float32", "float16", "bfloat16", "int8", "e4m3"]
+"""``e4m3``: 8-bit floats of 4 exponent and 3 mantissa bits, without infinities (OCP)."""
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
+"""In the native library's order (``PmKvType``)."""
+_ITEM_BYTES: dict[KvDtype, int] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "e4m3": 1,
+}  # fmt: skip
+SCALED_DTYPES: frozenset[KvDtype] = frozenset({"int8", "e4m3"})
+SCALE_BYTES = 4
 PAGE_ALIGN_BYTES = 64
 HEAD_DIM_MAX = 512
 LAYOUT_VERSION = 1
@@ -30,7 +44,7 @@ LAYOUT_VERSION = 1
 class PageLayout:
     """The shape of a page. Two pools with equal ``digest`` are interchangeable byte for byte.
 
-    ``page_size`` is in slots. Raises ``ValueError`` for shapes that no kernel takes.
+    ``page_size`` is in slots. Raises ``ValueError`` for shapes and dtypes that no kernel takes.
     """
 
     layers: int
@@ -46,15 +60,30 @@ class PageLayout:
                 raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
         if self.head_dim > HEAD_DIM_MAX:
             raise ValueError(f"head_dim is {self.head_dim}, at most {HEAD_DIM_MAX} is supported")
+        if self.dtype not in KV_DTYPES:
+            raise ValueError(f"dtype is {self.dtype}, not one of {', '.join(KV_DTYPES)}")
 
     @property
     def item_bytes(self) -> int:
         return _ITEM_BYTES[self.dtype]
 
     @property
+    def is_scaled(self) -> bool:
+        """Does every slot and head have a scale for K and one for V?"""
+        return self.dtype in SCALED_DTYPES
+
+    @property
+    def scale_offset_bytes(self) -> int:
+        """Bytes from the first code of a head's K to its scales, and of its V likewise."""
+        used = self.head_dim * self.page_size * self.item_bytes
+        return -(-used // SCALE_BYTES) * SCALE_BYTES
+
+    @property
     def value_offset(self) -> int:
         """Elements from a head's K to its V."""
-        return self.head_dim * self.page_size
+        if not self.is_scaled:
+            return self.head_dim * self.page_size
+        return (self.scale_offset_bytes + SCALE_BYTES * self.page_size) // self.item_bytes
 
     @property
     def head_stride(self) -> int:
@@ -79,8 +108,9 @@ class PageLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V one token takes."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.item_bytes
+        """Bytes of K and V one token takes, scales included."""
+        row_bytes = self.head_dim * self.item_bytes + (SCALE_BYTES if self.is_scaled else 0)
+        return self.layers * 2 * self.kv_heads * row_bytes
 
     @property
     def digest(self) -> bytes:
@@ -88,12 +118,16 @@ class PageLayout:
         return _digest(self)
 
 
+_RECORD = "page[layer][head][kv];k[dim][slot];v[slot][dim]"
+_SCALED_RECORD = f"{_RECORD};scales[slot] float32 after k and after v"
+
+
 @functools.cache
 def _digest(layout: PageLayout) -> bytes:
     fields = canonical(
         {
             "version": LAYOUT_VERSION,
-            "record": "page[layer][head][kv];k[dim][slot];v[slot][dim]",
+            "record": _SCALED_RECORD if layout.is_scaled else _RECORD,
             "layers": layout.layers,
             "kv_heads": layout.kv_heads,
             "head_dim": layout.head_dim,

@@ -52,7 +52,10 @@ class PageShape:
 
 @functools.cache
 def page_shape(layout: PageLayout) -> PageShape:
-    """The shape that kernels over pages of ``layout`` are compiled for."""
+    """The shape that kernels over pages of ``layout`` are compiled for. Raises ``ValueError``
+    for codes with scales, which no kernel here takes yet."""
+    if layout.is_scaled:
+        raise ValueError(f"{layout.dtype} pages have scales; on a GPU use float16 or bfloat16")
     return PageShape(
         page_size=layout.page_size,
         head_dim=layout.head_dim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pagemesh.kernels.kv_codes import encode
 from pagemesh.kernels.kv_pool import KvPool
 
 
@@ -16,5 +17,10 @@ def kv_write(
         row = int(wrong[0])
         raise IndexError(f"slot {int(slots[row])} of row {row} is outside of the pool")
     pages, offsets = slots // size, slots % size
-    pool.keys(layer)[pages, :, :, offsets] = k
-    pool.values(layer)[pages, :, offsets, :] = v
+    key_codes, key_scales = encode(k, pool.layout.dtype)
+    value_codes, value_scales = encode(v, pool.layout.dtype)
+    pool.keys(layer)[pages, :, :, offsets] = key_codes
+    pool.values(layer)[pages, :, offsets, :] = value_codes
+    if key_scales is not None and value_scales is not None:
+        pool.key_scales(layer)[pages, :, offsets] = key_scales
+        pool.value_scales(layer)[pages, :, offsets] = value_scales

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -35,7 +35,7 @@ class CpuLevel(enum.IntEnum):
 
 
 class PagesStruct(ctypes.Structure):
-    """``PmPages``: where K and V of one layer lie in a pool, strides in floats."""
+    """``PmPages``: where K and V of one layer lie in a pool, strides in elements."""
 
     _fields_ = [
         ("base", ctypes.c_void_p),
@@ -46,6 +46,8 @@ class PagesStruct(ctypes.Structure):
         ("page_size", ctypes.c_long),
         ("kv_heads", ctypes.c_long),
         ("head_dim", ctypes.c_long),
+        ("kv_type", ctypes.c_long),
+        ("scale_offset_bytes", ctypes.c_long),
     ]
 
 
@@ -151,7 +153,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_kv_gather": (_L, (_PAGES, _P, _L, _L, _L, _P, _P, _I)),
     "pm_paged_attention": (
         _L,
-        (_PAGES, _P, _L, _P, _L, _L, _L, _P, _P, _L, _P, _P, _F, _I),
+        (_PAGES, _P, _L, _P, _L, _L, _L, _P, _P, _L, _P, _P, _F, _F, _L, _I),
     ),
     "pm_page_copy": (_L, (_P, _L, _L, _P, _P, _L, _I)),
     "pm_decoder_workspace": (_L, (_P, _L, _I)),

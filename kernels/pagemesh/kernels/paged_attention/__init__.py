@@ -1,13 +1,17 @@
 """``paged_attention``: every row attends to its own past through its page table.
 
-    out[r, h] = softmax over p <= position(r) of (q[r, h] . K[p] * scale)  applied to V[p]
+    out[r, h] = softmax over p of cap(q[r, h] . K[p] * scale)  applied to V[p]
+                for p with position(r) - window_tokens < p <= position(r)
 
 q      float32 [rows, heads, head_dim], heads a multiple of kv_heads; query heads
        ``g * heads / kv_heads ...`` share KV head g; a row's heads contiguous, any row stride
-pool   ``KvPool``; K and V of all positions up to each row's own are in its pages
-batch  ``RaggedBatch``
+pool   ``KvPool`` of any dtype; K and V of all positions each row sees are in its pages; codes
+       and scales become float32 in registers
+batch  ``RaggedBatch``; entries of a page table before what a row sees are not looked at
 scale  multiplies the scores (usually ``head_dim ** -0.5``); exponentials are base e
 out    float32 [rows, heads, head_dim], contiguous heads; written, returned
+soft_cap       cap(x) = soft_cap * tanh(x / soft_cap); infinite: cap(x) = x
+window_tokens  positions a row sees at most, its own included, at least 1
 
 Native: row-invariant to the last bit (whatever the batch, the chunking and the threads), by
 spans of 512 positions and an online softmax over blocks of 64 (Milakov and Gimelshein, 2018;
@@ -16,9 +20,11 @@ splitting the context as in Flash-Decoding, Dao et al., 2023).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.dispatch import is_native, native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.paged_attention import reference
@@ -31,24 +37,32 @@ def paged_attention(
     batch: RaggedBatch,
     scale: float,
     out: torch.Tensor | None = None,
+    *,
+    soft_cap: float = math.inf,
+    window_tokens: int = WINDOW_TOKENS_MAX,
 ) -> torch.Tensor:
-    """See the module. Raises ``ValueError`` on a wrong shape, ``IndexError`` for a row whose
-    page table is too short or names a page outside of the pool."""
+    """See the module. Raises ``ValueError`` on a wrong shape, cap or window, ``IndexError`` for
+    a row whose page table is too short or names a page outside of the pool."""
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float32)
     check_shapes(q, pool, batch, out)
+    if not soft_cap > 0 or window_tokens < 1:
+        raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")
     if not is_native():
-        return out.copy_(reference.paged_attention(q, pool, layer, batch, scale))
+        mixed = reference.paged_attention(
+            q, pool, layer, batch, scale, soft_cap=soft_cap, window_tokens=window_tokens
+        )
+        return out.copy_(mixed)
     bad = native().pm_paged_attention(
         pool.structs[layer], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0),
         q.shape[0], q.shape[1], batch.tables.data_ptr(), batch.table_indptr.data_ptr(),
         batch.sequences, batch.row_sequence.data_ptr(), batch.row_position.data_ptr(), scale,
-        threads(),
+        soft_cap, window_tokens, threads(),
     )  # fmt: skip
     if bad:
         raise IndexError(
             f"row {bad - 1} at position {int(batch.row_position[bad - 1])} of sequence "
-            f"{int(batch.row_sequence[bad - 1])} has no page in the pool for all of its past"
+            f"{int(batch.row_sequence[bad - 1])} has no page in the pool for all that it sees"
         )
     return out
 
