@@ -113,6 +113,10 @@ class Mesh:
         finally:
             self._end()
 
+    def interrupt(self) -> None:
+        """Ctrl-C, without waiting for what comes of it."""
+        self._running().send_signal(signal.SIGINT)
+
     def kill_up(self) -> None:
         """kill -9 of ``up`` itself; its children have to follow by themselves."""
         process = self._running()

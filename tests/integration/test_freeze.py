@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def test_every_stream_survives_a_service_that_stays_frozen(
         pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, flags=flags
     ) as mesh:
         frozen = mesh.pid(victim)
-        hurt = asyncio.run(run_all(mesh, prompts, victim, signal.SIGSTOP))
+        freeze = functools.partial(mesh.kill, victim, number=signal.SIGSTOP)
+        hurt = asyncio.run(run_all(mesh, prompts, freeze))
         mesh.wait_for(lambda: mesh.pid(victim) != frozen, f"another {victim}")
         assert not psutil.pid_exists(frozen), "it would hold its locks and its memory"
         assert "no sign of life for 3 s; killed" in mesh.log

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,12 +50,9 @@ async def follow(
 
 
 async def run_all(
-    mesh: Mesh,
-    prompts: list[list[int]],
-    victim: str = "",
-    number: signal.Signals = signal.SIGKILL,
+    mesh: Mesh, prompts: list[list[int]], strike: Callable[[], object] | None = None
 ) -> list[Stream]:
-    """All prompts at once; ``victim`` gets the signal when half of the streams flow."""
+    """All prompts at once; ``strike`` is called when half of the streams flow."""
     streams, flowing = [Stream() for _ in prompts], asyncio.Event()
 
     def on_tokens() -> None:
@@ -68,10 +65,10 @@ async def run_all(
     ):
         for prompt, stream in zip(prompts, streams, strict=True):
             group.create_task(follow(client, prompt, stream, on_tokens))
-        if victim:
+        if strike is not None:
             await flowing.wait()
             assert not all(stream.done for stream in streams)
-            mesh.kill(victim, number=number)
+            strike()
     return streams
 
 
@@ -92,7 +89,7 @@ def test_every_stream_survives_the_death_of_a_service(pool_dir: Path, tiny_model
     with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20) as mesh:
         for seed, victim in enumerate(("prefill", "decode", "pager")):
             prompts = prompts_of(seed)
-            hurt = asyncio.run(run_all(mesh, prompts, victim))
+            hurt = asyncio.run(run_all(mesh, prompts, functools.partial(mesh.kill, victim)))
             mesh.wait_ready()
             mesh.wait_idle()
             calm = asyncio.run(run_all(mesh, prompts))

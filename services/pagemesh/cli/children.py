@@ -98,6 +98,11 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    @property
+    def is_stopping(self) -> bool:
+        """It was asked to stop, and runs."""
+        return self._stopping.is_set() and self.pid is not None
+
     async def tend(self) -> None:
         """Run and restart until ``stop``; ends early after ``on_failure``."""
         while not self._stopping.is_set():

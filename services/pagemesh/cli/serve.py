@@ -80,6 +80,7 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
             service=role,
             name=config.host.name,
             telemetry=config.telemetry,
+            drain_ms=config.host.drain_ms,
             pulse_fd=pulse_fd,
         )
 

@@ -18,6 +18,11 @@ class Supervisor:
         self.children = tuple(children)
         self._failure = failure
 
+    @property
+    def stopping_names(self) -> list[str]:
+        """Who was asked to stop and has not yet."""
+        return [child.spec.name for child in self.children if child.is_stopping]
+
     async def failed(self) -> PagemeshError:
         """Wait for the failure of a child that cannot be restarted."""
         return await asyncio.shield(self._failure)

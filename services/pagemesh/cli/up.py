@@ -7,13 +7,11 @@ they are, prints one ``ready`` line, brings back what dies, and leaves nothing b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +26,7 @@ from pagemesh.cli.roster import Roster
 from pagemesh.cli.run_folder import RunFolder, orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
 from pagemesh.cli.start_checks import check_model, check_room, check_settings, plan_pool
+from pagemesh.cli.stopping import drain, stop_signals
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
 from pagemesh.cli.watch import WatchLimits
@@ -48,6 +47,8 @@ from pagemesh.runtime.settings import (
 )
 from pagemesh.wire.errors import ConfigError, Fault, PagemeshError
 
+_GRACE_MS = 5_000
+"""For a mesh that never served, or that a failure ends: there is nothing to finish."""
 _POLL_S = 0.05
 _ASK_EVERY = 10
 _SERVICE_KINDS = (
@@ -129,10 +130,10 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
             for spec in specs:
                 screen.expect(spec.name)
             async with supervised(
-                specs, limits=limits, grace_ms=plan.up.stop_grace_ms,
+                specs, limits=limits, grace_ms=_GRACE_MS,
                 on_line=lambda name, line: _pass_on(screen, name, line), on_change=screen.change,
             ) as mesh:  # fmt: skip
-                async with _stop_signals(mesh) as stop:
+                async with stop_signals(mesh, screen) as stop:
                     started = time.monotonic()
                     ready = _become_ready(plan, config, nats, screen, [s.name for s in services])
                     if not await _unless_stopped(ready, mesh, stop):
@@ -141,7 +142,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                     seconds = time.monotonic() - started
                     click.echo(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
                     await _unless_stopped(stop.wait(), mesh, stop)
-                    screen.line("stopping")
+                    await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0
 
 
@@ -222,23 +223,6 @@ async def _unless_stopped(work: Any, mesh: Supervisor, stop: asyncio.Event) -> b
 
 class _StartTimeout(PagemeshError):
     """Loading took longer than allowed, or could not be followed."""
-
-
-@contextlib.asynccontextmanager
-async def _stop_signals(mesh: Supervisor) -> AsyncIterator[asyncio.Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        if stop.is_set():
-            mesh.kill()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, ask)
-    # The handlers stay: stopping in order must not be cut short by an impatient Ctrl-C.
-    yield stop
 
 
 def _ready(

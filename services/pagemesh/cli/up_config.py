@@ -29,10 +29,6 @@ class UpConfig:
     start_timeout_ms: int = setting(
         600_000, "START_TIMEOUT_MS", "how long loading may take", minimum=1_000, maximum=86_400_000
     )
-    stop_grace_ms: int = setting(
-        5_000, "STOP_GRACE_MS", "how long each service may take to stop before it is killed",
-        minimum=0, maximum=600_000,
-    )  # fmt: skip
     exit_count_max: int = setting(
         12, "EXIT_COUNT_MAX", "deaths of one service within a minute that end the mesh",
         minimum=1, maximum=1_000,

@@ -26,7 +26,6 @@ from pagemesh.wire.errors import ConfigError
 EXIT_OK = 0
 EXIT_CRASHED = 1
 EXIT_CONFIG = 2
-DRAIN_TIMEOUT_MS = 30_000
 _log = get_logger(__name__)
 
 
@@ -52,13 +51,14 @@ def run_service(
     *,
     service: str,
     telemetry: TelemetryConfig,
+    drain_ms: int,
     name: str = "",
-    drain_timeout_ms: int = DRAIN_TIMEOUT_MS,
     pulse_fd: int | None = None,
 ) -> int:
     """Run ``main`` on uvloop until it returns; gives the exit code.
 
-    ``service`` is the role, ``name`` this instance of it; logs, traces and the service's own
+    ``service`` is the role, ``name`` this instance of it, ``drain_ms`` its time from the request
+    to stop until it is cut off; logs, traces and the service's own
     metrics (if a port is configured) are set up here and here only. ``main`` starts its
     actors in a ``TaskGroup``, waits for ``stop``, drains and returns. ``pulse_fd`` is a pipe
     on which whoever started us listens for signs of life.
@@ -67,7 +67,7 @@ def run_service(
     try:
         with serve_metrics(telemetry), set_up_spans(telemetry, service=service, name=name):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_guarded(main, service, drain_timeout_ms, pulse_fd))
+                return runner.run(_guarded(main, service, drain_ms, pulse_fd))
     except ConfigError as error:
         return _config_exit(service, error)
 
@@ -75,7 +75,7 @@ def run_service(
 async def _guarded(
     main: Callable[[Stop], Awaitable[None]],
     service: str,
-    drain_timeout_ms: int,
+    drain_ms: int,
     pulse_fd: int | None,
 ) -> int:
     stop = Stop()
@@ -83,14 +83,14 @@ async def _guarded(
     work = asyncio.ensure_future(main(stop))
     pulse = None if pulse_fd is None else loop.create_task(beat(pulse_fd), name="pulse")
     try:
-        return await _until_stopped(work, stop, service, drain_timeout_ms)
+        return await _until_stopped(work, stop, service, drain_ms)
     finally:
         if pulse is not None:
             pulse.cancel()
 
 
 async def _until_stopped(
-    work: asyncio.Future[None], stop: Stop, service: str, drain_timeout_ms: int
+    work: asyncio.Future[None], stop: Stop, service: str, drain_ms: int
 ) -> int:
     loop = asyncio.get_running_loop()
     signal_count = 0
@@ -103,7 +103,7 @@ async def _until_stopped(
         else:
             _log.info("service.draining")
             stop.request()
-            loop.call_later(drain_timeout_ms / 1_000, work.cancel)
+            loop.call_later(drain_ms / 1_000, work.cancel)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -113,7 +113,7 @@ async def _until_stopped(
         if signal_count > 1:
             _log.warning("service.cut_off", reason="a second signal came while it drained")
         else:
-            _log.error("service.not_drained", within_ms=drain_timeout_ms)
+            _log.error("service.not_drained", within_ms=drain_ms)
         return EXIT_CRASHED
     except BaseException as error:
         for part in _leaves(error):

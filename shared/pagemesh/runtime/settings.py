@@ -126,6 +126,11 @@ class HostConfig:
         strong=True,
     )  # fmt: skip
 
+    drain_ms: int = setting(
+        30_000, "DRAIN_MS", "how long a service that is told to stop may finish what it has",
+        minimum=0, maximum=10 * MINUTE_MS,
+    )  # fmt: skip
+
     def required_secret(self) -> bytes:
         """The secret. Raises ``ConfigError`` when none was given."""
         if not self.secret.is_set:

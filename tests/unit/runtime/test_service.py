@@ -42,7 +42,7 @@ async def blocks(stop: Stop) -> None:
     time.sleep(600)
 
 sys.exit(run_service(
-    globals()[sys.argv[1]], service="pager", telemetry=TelemetryConfig(), drain_timeout_ms=500,
+    globals()[sys.argv[1]], service="pager", telemetry=TelemetryConfig(), drain_ms=500,
     pulse_fd=int(sys.argv[2]) if len(sys.argv) > 2 else None,
 ))
 """

@@ -46,9 +46,9 @@ from pagemesh.wire.pool_format import LOCK_SUFFIX
 from pagemesh.wire.presence import Announce, Load, State
 
 DELIVERY_COUNT_MAX = 4_096
-DRAIN_GRACE_MS = 20_000
-DRAIN_MARGIN_MS = 5_000
-"""After the grace: for pages to be given back to a pager that may be gone."""
+_DRAIN_SHARE = 2 / 3
+"""Of the time to stop: for sequences to finish. Then they are given up, and half of the rest is
+for pages to be given back to a pager that may be gone."""
 _PROGRESS_PERIOD_S = 0.5
 _BUSY_MS = 50
 _TICK_MS = 20
@@ -118,9 +118,11 @@ class Worker:
     async def _drain(self) -> None:
         self._draining = True
         self.presence.announce_soon()
-        self._tell(Drain(DRAIN_GRACE_MS))
+        drain_ms = self._config.host.drain_ms
+        grace_ms = int(drain_ms * _DRAIN_SHARE)
+        self._tell(Drain(grace_ms))
         try:
-            async with asyncio.timeout((DRAIN_GRACE_MS + DRAIN_MARGIN_MS) / 1_000):
+            async with asyncio.timeout((grace_ms + (drain_ms - grace_ms) / 2) / 1_000):
                 await self._drained.wait()
         except TimeoutError:
             _log.warning("worker.not_drained", reason="the pager does not answer")

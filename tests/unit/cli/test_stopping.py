@@ -1,0 +1,67 @@
+"""People who stop a mesh are told what it waits for, and may stop waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import time
+
+from rich.console import Console
+from tests.unit.cli.test_children import SLEEP, Witness, program
+
+from pagemesh.cli.screen import Screen
+from pagemesh.cli.stopping import drain, stop_signals
+
+BUSY = (
+    "import signal, time\n"
+    "def finish(*_): time.sleep(1.5); raise SystemExit\n"
+    "signal.signal(signal.SIGTERM, finish); "
+) + SLEEP
+
+
+def recorded() -> tuple[Screen, io.StringIO]:
+    shown = io.StringIO()
+    return Screen(Console(file=shown, width=200)), shown
+
+
+async def test_an_idle_mesh_stops_without_a_word_about_waiting() -> None:
+    screen, shown = recorded()
+    witness = Witness()
+    async with witness.watch(program("gateway", SLEEP)) as mesh:
+        await witness.until(lambda: len(witness.lines) == 1)
+        await drain(mesh, screen, drain_ms=30_000)
+    assert shown.getvalue() == "stopping\n"
+
+
+async def test_who_takes_long_is_named_with_the_time_it_has_and_the_way_out() -> None:
+    screen, shown = recorded()
+    witness = Witness()
+    gateway, pager = program("gateway", BUSY, stage=1), program("pager", SLEEP)
+    async with witness.watch(gateway, pager) as mesh:
+        await witness.until(lambda: len(witness.lines) == 2)
+        await drain(mesh, screen, drain_ms=30_000)
+    assert shown.getvalue().splitlines() == [
+        "stopping",
+        "gateway may take up to 30 s to finish running requests; Ctrl-C again cuts them off",
+    ]
+
+
+async def test_the_second_signal_waits_for_nobody() -> None:
+    screen, shown = recorded()
+    witness = Witness()
+    async with witness.watch(program("gateway", BUSY), program("pager", BUSY)) as mesh:
+        await witness.until(lambda: len(witness.lines) == 2)
+        async with stop_signals(mesh, screen) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            await stop.wait()
+            stopping = asyncio.create_task(drain(mesh, screen, drain_ms=30_000))
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopping
+            assert time.monotonic() - started < 1.0
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(number)
+    assert shown.getvalue().splitlines()[-1].startswith("stopping at once")
