@@ -10,6 +10,7 @@ import pytest
 
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.stepper import REPORT_MS, Stepper, StepsDone
+from pagemesh.wire.errors import Gone
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import SessionOpened
 from pagemesh.wire.work_messages import Sampling
@@ -54,8 +55,9 @@ async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0)
     """What the loop hears until the run is over; ``end_after`` reports it is ended."""
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait
-    )
+        executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait,
+        on_pool_missing=lambda _: None,
+    )  # fmt: skip
     reports: list[StepsDone] = []
     try:
         stepper.run(first)
@@ -104,3 +106,44 @@ async def test_a_run_that_is_ended_begins_no_further_step() -> None:
 async def test_a_crash_in_the_middle_of_a_run_is_told() -> None:
     with pytest.raises(ValueError, match="as the test wants"):
         await reports_of(Counting(crash_at=3), plan(9))
+
+
+class Fickle(Counting):
+    """Has the pools of the incarnations it is told."""
+
+    def __init__(self, *incarnations: int) -> None:
+        super().__init__()
+        self.incarnations = incarnations
+
+    def use_opened(self, opened: SessionOpened) -> None:
+        if opened.pool_incarnation not in self.incarnations:
+            raise Gone(f"{opened.pool_path} is not there")
+
+
+def opened(pool_incarnation: int) -> SessionOpened:
+    return SessionOpened(
+        host="h", epoch=1, pool_incarnation=pool_incarnation, pool=0, pool_path="/pool",
+        page_count=8, session_ttl_ms=1_000, heartbeat_ms=100,
+    )  # fmt: skip
+
+
+async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> None:
+    executor = Fickle(1, 3)
+    heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
+    stepper = Stepper(
+        executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait,
+        on_pool_missing=heard.put_nowait,
+    )  # fmt: skip
+    try:
+        revoked: list[bool] = []
+        for incarnation in (1, 2, 3):
+            stepper.use_pool(opened(incarnation))
+            stepper.run(plan(0))
+            if incarnation == 2:
+                assert await asyncio.wait_for(heard.get(), 10.0) == opened(2)
+            done = await asyncio.wait_for(heard.get(), 10.0)
+            assert isinstance(done, StepsDone) and not done.goes_on
+            revoked.append(done.steps[0][1].rows[0].revoked)
+    finally:
+        await stepper.close()
+    assert revoked == [False, True, False] and len(executor.starts) == 2

@@ -287,6 +287,34 @@ def test_a_new_pool_ends_every_lease_and_must_be_mapped() -> None:
     assert len(unpack(bench.asked(Admit).tokens)) == 11
 
 
+def test_a_pool_that_is_not_there_is_asked_for_again_and_what_was_granted_in_it_is_void() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    lease = bench.grant(cached=8).lease
+    bench.handle(ev.PoolMissing(1))
+    bench.step(revoked=True)
+    assert bench.asked(AckRevoke).leases == [lease] and not bench.core.ready
+    bench.tick(bench.limits.retry_ms_max - 1)
+    assert "OpenSession" not in bench.open_kinds(), "no hurry"
+    bench.tick(1)
+    commands = bench.answer(OpenSession, opened())
+    assert of_kind(commands, ev.UsePool), "the same incarnation must be mapped this time"
+    bench.tick()
+    bench.answer(Declare, Declared(lost=[]))
+    bench.tick()
+    bench.grant(cached=8)
+    bench.step(51)
+    assert bench.tokens() == [51]
+
+
+def test_the_loss_of_a_pool_that_was_replaced_is_no_news() -> None:
+    bench, lease = _decoding()
+    bench.handle(ev.PoolMissing(7))
+    assert bench.core.ready
+    bench.step(52)
+    assert bench.tokens() == [51, 52] and lease in bench.core._desk.leases
+
+
 def test_answers_to_calls_of_an_earlier_session_are_void() -> None:
     bench = Bench().start()
     bench.ask(submit(10))

@@ -27,6 +27,7 @@ from pagemesh.engine.worker.events import (
     Finished,
     PagerAnswered,
     PeerAnswered,
+    PoolMissing,
     Preempted,
     Received,
     RunStep,
@@ -46,7 +47,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Fault
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Granted, OpenSession
+from pagemesh.wire.pager_messages import Granted, OpenSession, SessionOpened
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
 
@@ -116,6 +117,7 @@ class WorkerBehaviour(Behaviour[Input]):
             thread_count=around.thread_count,
             on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
+            on_pool_missing=self._pool_missing,
         )
 
     async def handle(self, event: Input) -> None:
@@ -149,6 +151,10 @@ class WorkerBehaviour(Behaviour[Input]):
         if load != self._told and now_us - self._told_us >= _LOAD_PERIOD_US:
             self._told, self._told_us = load, now_us
             self._around.on_state()
+
+    def _pool_missing(self, opened: SessionOpened) -> None:
+        _log.warning("worker.pool_missing", path=opened.pool_path, next="the pager is asked again")
+        self._around.admit(PoolMissing(opened.pool_incarnation))
 
     async def end(self) -> None:
         """Give up open calls, wait for the running step."""

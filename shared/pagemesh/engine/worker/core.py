@@ -31,6 +31,7 @@ from pagemesh.engine.worker.events import (
     PagerChanged,
     PagerLost,
     PeerAnswered,
+    PoolMissing,
     Received,
     StepsFinished,
     Tick,
@@ -121,6 +122,8 @@ class WorkerCore:
                 self._session.changed(event.epoch)
             case PagerLost():
                 self._session.silent()
+            case PoolMissing():
+                self._session.pool_missing(event.pool_incarnation)
             case GatewayLost():
                 self._gateway_lost(event)
             case WorkerLost():

@@ -63,6 +63,14 @@ class PagerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolMissing:
+    """The pool of that incarnation, which ``UsePool`` named, is not to be mapped: its pager
+    may have ended with it. Nothing was computed on it."""
+
+    pool_incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayLost:
     """That life of a gateway is over; nobody waits for its sequences."""
 
@@ -95,6 +103,7 @@ Event = (
     | StepsFinished
     | PagerChanged
     | PagerLost
+    | PoolMissing
     | GatewayLost
     | WorkerLost
     | Drain
@@ -146,7 +155,8 @@ class EndRun:
 
 @dataclass(frozen=True, slots=True)
 class UsePool:
-    """Map this pool before any later ``RunStep``; a pool mapped before is of no use."""
+    """Map this pool before any later ``RunStep``; a pool mapped before is of no use. When it is
+    not there, ``PoolMissing`` follows, and rows of plans meanwhile are reported revoked."""
 
     opened: SessionOpened
 

@@ -42,6 +42,8 @@ class Session:
         self._desk = desk
         self._state = _State.CLOSED
         self._opened: SessionOpened | None = None
+        self._pool_incarnation = 0
+        """Of the pool that is mapped; 0: none is."""
         self._retry_ms = 0.0
         self._retries = 0
         self._heartbeat_ms = 0.0
@@ -65,6 +67,16 @@ class Session:
     def silent(self) -> None:
         """The pager is not heard of: no hurry."""
         self._retry_ms = max(self._retry_ms, self._desk.now + self._desk.limits.retry_ms_max)
+
+    def pool_missing(self, pool_incarnation: int) -> None:
+        """What the pager named is not there: perhaps it was made anew since. Ask again, in no
+        hurry."""
+        if pool_incarnation == self._pool_incarnation:
+            self._pool_incarnation = 0
+            self._close()
+            self.settle()
+            self._new_pool()
+            self._retry_ms = self._desk.now + self._desk.limits.retry_ms_max
 
     def tick(self) -> None:
         desk = self._desk
@@ -127,7 +139,8 @@ class Session:
         self._beating = False
         desk.epoch, desk.pool_pages = message.epoch, message.page_count
         self._declare_wanted = before is not None
-        if before is None or before.pool_incarnation != message.pool_incarnation:
+        if self._pool_incarnation != message.pool_incarnation:
+            self._pool_incarnation = message.pool_incarnation
             self._new_pool()
             desk.commands.append(UsePool(message))
 

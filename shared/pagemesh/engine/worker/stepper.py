@@ -20,7 +20,8 @@ from typing import Protocol
 
 import torch
 
-from pagemesh.engine.worker.plan import StepPlan, StepResult, plan_after
+from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
+from pagemesh.wire.errors import Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
 
 REPORT_MS = 4
@@ -52,6 +53,12 @@ def bounded_threads(wanted: int) -> int:
     return wanted or len(os.sched_getaffinity(0))
 
 
+def revoked(plan: StepPlan) -> StepResult:
+    """What came of a plan that was not computed."""
+    rows = tuple(RowResult(row.key, row.lease, revoked=True) for row in plan.rows)
+    return StepResult(plan.step, rows)
+
+
 class Stepper:
     """Made on the event loop it reports to; one plan at a time."""
 
@@ -62,10 +69,13 @@ class Stepper:
         thread_count: int,
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
+        on_pool_missing: Callable[[SessionOpened], None],
     ) -> None:
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
+        self._on_pool_missing = on_pool_missing
+        self._pool_missing = False
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
         self._reported_ms = 0.0
@@ -75,8 +85,10 @@ class Stepper:
         )
 
     def use_pool(self, opened: SessionOpened) -> None:
-        """Map another pool, after what was handed over before and before what comes."""
-        self._hand_over(lambda: self._executor.use_opened(opened))
+        """Map another pool, after what was handed over before and before what comes. When it is
+        gone or another by now, ``on_pool_missing`` is called on the loop, and rows of plans are
+        reported revoked until a pool is there: the one before must not be used for them."""
+        self._hand_over(lambda: self._use(opened))
 
     def run(self, plan: StepPlan) -> None:
         """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
@@ -93,11 +105,20 @@ class Stepper:
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
         self._executor.close()
 
+    def _use(self, opened: SessionOpened) -> None:
+        try:
+            self._executor.use_opened(opened)
+        except (Gone, Stale):
+            self._pool_missing = True
+            self._loop.call_soon_threadsafe(self._on_pool_missing, opened)
+        else:
+            self._pool_missing = False
+
     def _run(self, first: StepPlan) -> None:
         plan: StepPlan | None = first
         steps: list[tuple[StepPlan, StepResult]] = []
         while plan is not None:
-            result = self._executor.run(plan)
+            result = revoked(plan) if self._pool_missing else self._executor.run(plan)
             steps.append((plan, result))
             plan = None if self._end_run.is_set() else plan_after(plan, result)
             now_ms = time.monotonic_ns() / 1e6
