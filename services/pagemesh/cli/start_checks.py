@@ -66,7 +66,10 @@ def check_model(folder: Path) -> ModelShape:
     engine has not, a broken config.json or a missing tokenizer."""
     where = f"model {folder}"
     source = read_config(folder / "config.json")
-    refuse_unsupported(SimpleNamespace(**source), where)
+    try:
+        refuse_unsupported(SimpleNamespace(**source), where)
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
     tokenizer_file(folder)
     return read_shape(source, where)
 

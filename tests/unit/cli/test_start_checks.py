@@ -68,6 +68,7 @@ def test_a_setting_no_service_could_run_with_is_one_line(
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
         ({"architectures": []}, "(none named)"),
+        ({"architectures": 5}, "wrong kind"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_attention"),

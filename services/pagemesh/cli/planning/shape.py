@@ -87,7 +87,7 @@ def read_shape(config: Config, where: str) -> ModelShape:
     """The shape that ``config`` describes. Raises ``ConfigError`` that names ``where`` and the
     field, for what is missing, makes no sense, or keeps K and V in a way pages do not."""
     config = decoder_part(config)
-    family = str(config.get("model_type") or (config.get("architectures") or ["model"])[0])
+    family = str(config.get("model_type") or "model")
     given = {name: value for name, value in config.items() if value is not None}
     config = {**_ASSUMED.get(family, {}), **given}
     _refuse_other_forms(config, where)
@@ -186,7 +186,7 @@ def _windows(config: Config, family: str, layers: int, context: int, where: str)
         return 0, 0
     if family.startswith("qwen"):
         below = config.get("max_window_layers", 28)
-        return layers - min(layers, below if isinstance(below, int) else 0), window
+        return layers - (min(layers, below) if isinstance(below, int) and below > 0 else 0), window
     if config.get("sliding_window_pattern") is None:
         return layers, window
     return layers - layers // _number(config, ("sliding_window_pattern",), where), window

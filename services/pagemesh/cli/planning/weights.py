@@ -16,6 +16,7 @@ _SINGLE = "model.safetensors"
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
+_EXPERTS = frozenset({"mixtral", "qwen3_moe"})
 _HEADER_BYTES_MAX = 100 << 20
 
 
@@ -50,13 +51,19 @@ def parameter_count(config: Config, shape: ModelShape) -> int | None:
     """Parameters of a decoder with a gated MLP, exact for the families named above; None for
     others."""
     config = decoder_part(config)
-    try:
-        vocab, hidden = int(config["vocab_size"]), int(config["hidden_size"])
-        inner = int(config["intermediate_size"])
-    except (KeyError, TypeError, ValueError):
-        return None
     family = shape.family
     if family not in _GATED or config.get("mlp_only_layers") or "text_config" in config:
+        return None
+    try:
+        vocab, hidden = _count(config, "vocab_size"), _count(config, "hidden_size")
+        inner = _count(config, "intermediate_size")
+        mlp = 3 * hidden * inner + ((2 * inner + hidden) if config.get("mlp_bias") else 0)
+        if family in _EXPERTS:
+            newer = config.get("num_local_experts") is not None
+            experts = _count(config, "num_local_experts" if newer else "num_experts")
+            width = inner if family == "mixtral" else _count(config, "moe_intermediate_size")
+            mlp = experts * 3 * hidden * width + hidden * experts
+    except KeyError:
         return None
     queries, pairs = shape.head_count * shape.head_dim, shape.kv_head_count * shape.head_dim
     attention = 2 * hidden * (queries + pairs)
@@ -64,15 +71,17 @@ def parameter_count(config: Config, shape: ModelShape) -> int | None:
         attention += queries + 2 * pairs + (hidden if family != "qwen2" else 0)
     if family in ("qwen3", "qwen3_moe"):
         attention += 2 * shape.head_dim
-    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-    if family in ("mixtral", "qwen3_moe") and experts:
-        width = int(config.get("moe_intermediate_size") or inner)
-        mlp = experts * 3 * hidden * width + hidden * experts
-    else:
-        mlp = 3 * hidden * inner + ((2 * inner + hidden) if config.get("mlp_bias") else 0)
     tied = config.get("tie_word_embeddings", family == "gemma")
     embeddings = vocab * hidden * (1 if tied else 2)
     return embeddings + shape.layer_count * (attention + mlp + 2 * hidden) + hidden
+
+
+def _count(config: Config, name: str) -> int:
+    """Raises ``KeyError`` for what is no count."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise KeyError(name)
+    return value
 
 
 def _file_names(folder: Path) -> list[str]:
@@ -80,7 +89,7 @@ def _file_names(folder: Path) -> list[str]:
     if not index.is_file():
         return [_SINGLE] if (folder / _SINGLE).is_file() else []
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model {index}: broken index: {error}") from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as some
 
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import parameter_count
@@ -116,6 +118,46 @@ def test_what_pages_cannot_hold_or_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=named) as caught:
         shape(**fields)
     assert str(caught.value).startswith("model test: ")
+
+
+JUNK = some.one_of(
+    some.none(),
+    some.booleans(),
+    some.integers(-2, 1 << 40),
+    some.floats(),
+    some.text(max_size=4),
+    some.lists(some.integers(-1, 9), max_size=7),
+    some.dictionaries(some.text(max_size=3), some.integers(), max_size=3),
+)
+EVERY_FIELD = (
+    "architectures", "model_type", "dtype", "hidden_size", "num_hidden_layers", "head_dim",
+    "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "sliding_window",
+    "use_sliding_window", "max_window_layers", "sliding_window_pattern", "layer_types",
+    "text_config", "attn_config", "multi_query", "intermediate_size", "vocab_size",
+    "num_local_experts", "num_experts", "moe_intermediate_size", "mlp_bias", "attention_bias",
+    "quantization_config", "tie_word_embeddings", "attention_chunk_size", "kv_lora_rank",
+)  # fmt: skip
+
+
+@given(
+    some.sampled_from(["llama", "mixtral", "qwen2", "qwen3_moe", "falcon", "gemma3_text", "mpt"]),
+    some.dictionaries(some.sampled_from(EVERY_FIELD), JUNK, max_size=4),
+)
+@example("llama", {"architectures": 5, "model_type": None})
+@example("mixtral", {"num_local_experts": "x", "intermediate_size": 8, "vocab_size": 9})
+def test_a_configuration_of_junk_is_refused_and_never_a_crash(
+    family: str, fields: dict[str, Any]
+) -> None:
+    config = {**BASE, "intermediate_size": 96, "vocab_size": 200, "model_type": family, **fields}
+    try:
+        made = read_shape(config, "model test")
+    except ConfigError as error:
+        assert str(error).startswith("model test: ")
+        return
+    assert made.layer_count > 0 and made.kv_head_count > 0 and made.head_dim > 0
+    assert 0 <= made.window_layer_count <= made.layer_count
+    count = parameter_count(config, made)
+    assert count is None or count > 0
 
 
 def _transformers_config(family: str, **fields: Any) -> Any:
