@@ -30,6 +30,8 @@ class Route:
     root: bytes
     predicted_tokens: int
     """Tokens the router expects to be cached there: a hint for traces, never trusted."""
+    elsewhere_tokens: int = 0
+    """More tokens that it expects on another host, which it passed over for its queue."""
 
 
 # Events -------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ class Life:
             self._queue.append(ev.Routed(found))
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name
             attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
+            attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = found.elsewhere_tokens
             attributes["pagemesh.decode"] = found.decode.name if found.decode else ""
         record_span(
             "route",

@@ -11,7 +11,7 @@ suffix goes straight to a decode worker; when one role is missing the other does
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
@@ -159,7 +159,8 @@ class Router:
         ]
         _, _, route = min(priced, key=lambda entry: entry[:2])
         self._note_sent(route, want)
-        return route
+        most_tokens = max(other.predicted_tokens for _, _, other in priced)
+        return replace(route, elsewhere_tokens=most_tokens - route.predicted_tokens)
 
     def _routes(
         self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool

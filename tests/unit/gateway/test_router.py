@@ -158,6 +158,19 @@ def test_the_host_that_has_the_prefix_is_preferred_until_its_queue_is_longer(
     assert names(chosen(router, want())) == ("d-a", "")
 
 
+def test_a_route_tells_what_it_passed_over_on_another_host(router: Router) -> None:
+    for host in ("a", "b"):
+        router.announced(worker(f"d-{host}", "decode", host=host))
+        router.announced(pager(host))
+    router.pages_changed(stored("a", 1, 4))
+    router.pages_changed(stored("b", 1, 10))
+    best = chosen(router, want())
+    assert (best.predicted_tokens, best.elsewhere_tokens) == (10 * PAGE, 0)
+    router.announced(worker("d-b", "decode", host="b", waiting=500))
+    quick = chosen(router, want())
+    assert (quick.predicted_tokens, quick.elsewhere_tokens) == (4 * PAGE, 6 * PAGE)
+
+
 def test_work_sent_since_the_last_announcement_counts(router: Router) -> None:
     for name in ("x", "y"):
         router.announced(worker(name, "decode"))
