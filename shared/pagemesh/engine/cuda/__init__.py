@@ -1,0 +1,12 @@
+"""The engine on a GPU: the same plans, with Triton's kernels and torch's matrix products.
+
+    weights    a checkpoint's tensors on the device
+    rows       a step's rows in one transfer, padded to a bucket where a graph wants that
+    forward    the forward pass
+    graphs     decode steps captured once per bucket, replayed
+    decoder    ``step`` and ``logits``, as ``engine.forward.Decoder`` has them
+    driver, memory   device memory that several processes map
+
+Nothing here touches CUDA at import. What can run on a CPU (all but graphs and memory) is tested
+there, through Triton's interpreter; none of it has run on a GPU yet.
+"""
