@@ -194,13 +194,15 @@ def test_a_lease_stands_while_its_word_holds_it(pool: PoolFile) -> None:
     pool.headers.set_lease_word(4, 1 << 63)
     slots = np.array([3, 3, 4, 5, LEASE_SLOT_COUNT_MAX], np.uint32)
     leases = np.array([77, 78, 1 << 63, 1, 0], np.uint64)
-    assert pool.headers.leases_stand(slots, leases).tolist() == [True, False, True, False, False]
+    assert pool.headers.watch(slots, leases).standing() == [True, False, True, False, False]
     as_signed: Any = np.full(100_000, 77, np.int64)
-    assert pool.headers.leases_stand(np.full(100_000, 3, np.uint32), as_signed).all()
+    assert all(pool.headers.watch(np.full(100_000, 3, np.uint32), as_signed).standing())
     with pytest.raises(ValueError, match="5 slots for 4 leases"):
-        pool.headers.leases_stand(slots, leases[:4])
+        pool.headers.watch(slots, leases[:4])
+    watch = pool.headers.watch(slots[:1], leases[:1])
+    assert watch.standing() == [True]
     pool.headers.set_lease_word(3, 0)
-    assert not pool.headers.leases_stand(slots[:1], leases[:1]).any()
+    assert watch.standing() == [False]
     assert pool.headers.lease_word(4) == 1 << 63
     with pytest.raises(IndexError):
         pool.headers.set_lease_word(LEASE_SLOT_COUNT_MAX, 1)

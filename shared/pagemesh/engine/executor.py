@@ -11,7 +11,7 @@ writable pages are given to nobody until this worker acknowledges, which is afte
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.sampler import draw, score
+from pagemesh.engine.step_arrays import ArrayKeeper, targets, wanted_count
 from pagemesh.engine.worker.plan import (
     Drawn,
     RowResult,
@@ -28,7 +29,7 @@ from pagemesh.engine.worker.plan import (
     StepRow,
     TokenScores,
 )
-from pagemesh.kernels.ops import PageLayout, page_copy, ragged_batch
+from pagemesh.kernels.ops import PageLayout, page_copy
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
@@ -44,8 +45,8 @@ class ModelExecutor:
         self._decoder = decoder
         self._layout = layout
         self._pool: WorkerPool | None = None
-        self._fenced: dict[int, int] = {}
-        """Lease to grant, of the rows of the last step: their pages were checked."""
+        self._fence: Fence | None = None
+        self._arrays = ArrayKeeper(layout.page_size)
 
     def use_opened(self, opened: SessionOpened) -> None:
         """Run later plans over the pool that a pager named. Raises like ``WorkerPool.attach``."""
@@ -56,31 +57,29 @@ class ModelExecutor:
         if self._pool is not None:
             self._pool.close()
         self._pool = pool
-        self._fenced = {}
+        self._fence = Fence(pool)
 
     def close(self) -> None:
         """Let the pool go."""
         if self._pool is not None:
             self._pool.close()
-        self._pool = None
+        self._pool = self._fence = None
 
     def run(self, plan: StepPlan) -> StepResult:
         """See ``plan.Executor``. Raises ``RuntimeError`` without a pool, ``IndexError`` or
         ``ValueError`` for a plan that does not fit it."""
         started_ns = time.perf_counter_ns()
-        if self._pool is None:
+        pool, fence = self._pool, self._fence
+        if pool is None or fence is None:
             raise RuntimeError(f"step {plan.step} came before any pool")
-        pool = self._pool
-        fence = Fence(pool, plan.rows, self._fenced)
-        stands = fence.check()
+        stood = fence.enter(plan.rows)
         page_copy(pool.pages, plan.copies)
-        live = [row for row, stand in zip(plan.rows, stands, strict=True) if stand]
+        live = plan.rows
+        if not all(stood):
+            live = tuple(row for row, stand in zip(plan.rows, stood, strict=True) if stand)
         with torch.inference_mode():
             results = dict(zip((row.lease for row in live), self._compute(pool, live), strict=True))
-        stands &= fence.check()
-        self._fenced = {
-            row.lease: row.granted_at for row, stand in zip(plan.rows, stands, strict=True) if stand
-        }
+        stands = fence.leave(plan.rows, stood)
         return StepResult(
             step=plan.step,
             rows=tuple(
@@ -93,30 +92,20 @@ class ModelExecutor:
     def _compute(self, pool: WorkerPool, rows: Sequence[StepRow]) -> list[RowResult]:
         if not rows:
             return []
-        counts = [len(row.tokens) for row in rows]
-        batch = ragged_batch(
-            [row.page_table for row in rows],
-            [row.start for row in rows],
-            counts,
-            pool.pages.layout.page_size,
-        )
-        offsets = np.cumsum(counts) - counts
-        wanted = [_wanted(row) for row in rows]
-        indices = np.concatenate(
-            [offset + local for offset, local in zip(offsets, wanted, strict=True)]
-        )
-        tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
+        made = self._arrays.arrays(rows)
         # Unless prompts are scored, what is wanted is what is drawn from.
-        scoring = any(row.score_from is not None for row in rows)
         hidden, logits = self._decoder.step(
-            torch.from_numpy(tokens), batch, torch.from_numpy(indices), pool.pages,
-            logits=not scoring,
-        )  # fmt: skip
-        ends = np.cumsum([len(local) for local in wanted])
-        drawn = self._draw(rows, hidden, ends - 1, logits)
+            made.tokens, made.batch, made.wanted, pool.pages, logits=not made.scoring
+        )
+        drawn = self._draw(rows, hidden, made.ends - 1, logits)
+        if not made.scoring:
+            return [
+                RowResult(row.key, row.lease, False, own)
+                for row, own in zip(rows, drawn, strict=True)
+            ]
         return [
-            RowResult(row.key, row.lease, False, own, self._score(row, hidden, end - len(local)))
-            for row, own, local, end in zip(rows, drawn, wanted, ends.tolist(), strict=True)
+            RowResult(row.key, row.lease, False, own, self._score(row, hidden, end))
+            for row, own, end in zip(rows, drawn, made.ends.tolist(), strict=True)
         ]
 
     def _draw(
@@ -124,6 +113,9 @@ class ModelExecutor:
     ) -> list[tuple[Drawn, ...]]:
         """Every row's draws, from ``logits``, a row each, or ``hidden[last[row]]``; one batch
         for all."""
+        if logits is not None and all(len(row.samples) == 1 for row in rows):
+            samples = [row.samples[0] for row in rows]
+            return [(one,) for one in draw(logits.numpy(), np.arange(len(rows)), samples)]
         drawing = [index for index, row in enumerate(rows) if row.samples]
         out: list[tuple[Drawn, ...]] = [()] * len(rows)
         if not drawing:
@@ -139,14 +131,15 @@ class ModelExecutor:
             at += width
         return out
 
-    def _score(self, row: StepRow, hidden: torch.Tensor, first: int) -> TokenScores | None:
-        """The row's prompt scores, from ``hidden[first]`` on."""
-        targets = _targets(row)
-        if targets is None:
+    def _score(self, row: StepRow, hidden: torch.Tensor, end: int) -> TokenScores | None:
+        """The row's prompt scores, from its hidden states, which end at ``end``."""
+        scored = targets(row)
+        if scored is None:
             return None
+        first = end - wanted_count(row)
         parts = []
-        for start in range(0, len(targets), _SCORED_ROWS_MAX):
-            part = targets[start : start + _SCORED_ROWS_MAX]
+        for start in range(0, len(scored), _SCORED_ROWS_MAX):
+            part = scored[start : start + _SCORED_ROWS_MAX]
             logits = self._decoder.logits(hidden[first + start : first + start + len(part)])
             parts.append(score(logits.numpy(), part, row.score_width))
         return _joined(parts)
@@ -155,57 +148,47 @@ class ModelExecutor:
 class Fence:
     """Whether what a step reads is still what its rows were granted: asked before and after.
 
-    Pages of a grant that the step before had checked (``fenced``: lease to grant) are not
-    looked at again: they are not taken away without the revocation word.
+    Pages of a grant that the step before had checked are not looked at again: they are not
+    taken away without the revocation word.
     """
 
-    def __init__(
-        self, pool: WorkerPool, rows: Sequence[StepRow], fenced: Mapping[int, int]
-    ) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
-        self._slots = np.array([row.lease_slot for row in rows], np.uint32)
-        self._leases = np.array([row.lease for row in rows], np.uint64)
+        self._watched: list[tuple[int, int]] = []
+        self._watch = pool.watch([], [])
+        self._fresh_grants: list[tuple[int, StepRow]] = []
+        self._checked: dict[int, int] = {}
+        """Lease to grant, of the rows of the last step: their pages were checked."""
+
+    def enter(self, rows: Sequence[StepRow]) -> list[bool]:
+        """For each row: does the lease stand, and are its pages those of the grant?"""
+        watched = [(row.lease_slot, row.lease) for row in rows]
+        if watched != self._watched:
+            self._watched = watched
+            slots, leases = [slot for slot, _ in watched], [lease for _, lease in watched]
+            self._watch = self._pool.watch(slots, leases)
+        checked = self._checked
         self._fresh_grants = [
             (index, row)
             for index, row in enumerate(rows)
-            if fenced.get(row.lease) != row.granted_at
+            if checked.get(row.lease) != row.granted_at
         ]
+        return self._check()
 
-    def check(self) -> Bools:
-        """bool [rows]: does the lease stand, and are its pages those of the grant?"""
-        stands = self._pool.standing(self._slots, self._leases)
-        for index, row in self._fresh_grants:
-            stands[index] &= self._pool.is_fresh(row)
+    def leave(self, rows: Sequence[StepRow], stood: Sequence[bool]) -> list[bool]:
+        """The same, for the same rows, after the step; what fell once has fallen."""
+        stands = [now and before for now, before in zip(self._check(), stood, strict=True)]
+        if self._fresh_grants or len(self._checked) != len(rows) or not all(stands):
+            self._checked = {
+                row.lease: row.granted_at for row, stand in zip(rows, stands, strict=True) if stand
+            }
         return stands
 
-
-def _first_scored(row: StepRow) -> int | None:
-    """Index in the row's tokens of the first whose logits score the next token."""
-    if row.score_from is None:
-        return None
-    return min(max(row.score_from - row.start, 0), len(row.tokens))
-
-
-def _targets(row: StepRow) -> I64 | None:
-    """int64 [n], the tokens to score: those after the first scored one, then the next."""
-    first = _first_scored(row)
-    if first is None:
-        return None
-    after = row.tokens[first + 1 :].astype(np.int64)
-    if row.score_next is None or first == len(row.tokens):
-        return after
-    return np.append(after, row.score_next)
-
-
-def _wanted(row: StepRow) -> I64:
-    """int64 [n], ascending: the tokens of the row whose last hidden state is needed. The
-    scored ones come first; a drawing row's last token is always the last."""
-    targets, count = _targets(row), len(row.tokens)
-    if targets is None or not len(targets):
-        return np.array([count - 1] if row.samples else [], np.int64)
-    first = _first_scored(row) or 0
-    last = count if row.samples else first + len(targets)
-    return np.arange(first, last)
+    def _check(self) -> list[bool]:
+        stands = self._watch.standing()
+        for index, row in self._fresh_grants:
+            stands[index] = stands[index] and self._pool.is_fresh(row)
+        return stands
 
 
 def _joined(parts: Sequence[TokenScores]) -> TokenScores:

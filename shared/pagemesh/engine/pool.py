@@ -5,17 +5,15 @@ A worker writes page bytes it holds the write right to, and nothing else in the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagemesh.engine.worker.plan import StepRow
+from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.ops import KvPool, PageLayout
 from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
-from pagemesh.wire.tokens import U32
 
 
 class WorkerPool:
@@ -49,9 +47,9 @@ class WorkerPool:
     def page_count(self) -> int:
         return self.pages.page_count
 
-    def standing(self, slots: U32, leases: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """bool [n]: does each lease stand, by the revocation word in its slot?"""
-        return self._file.headers.leases_stand(slots, leases)
+    def watch(self, slots: Sequence[int], leases: Sequence[int]) -> LeaseWatch:
+        """Asks, as often as one likes, whether each lease stands by the word in its slot."""
+        return self._file.headers.watch(slots, leases)
 
     def is_fresh(self, row: StepRow) -> bool:
         """Is every page of the row's table still one of its grant, by its header?"""

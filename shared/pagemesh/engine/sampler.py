@@ -50,8 +50,9 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     """
     tokens = np.empty(len(samples), np.int64)
     sound = np.empty(len(samples), np.bool_)
-    plain = np.fromiter((_is_plain_greedy(sample) for sample in samples), np.bool_, len(samples))
-    if plain.any():
+    greedy = [_is_plain_greedy(sample) for sample in samples]
+    plain = np.array(greedy, np.bool_)
+    if any(greedy):
         best, places = logits.argmax(axis=-1), rows[plain]
         tokens[plain] = best[places]
         sound[plain] = np.isfinite(logits[places, best[places]])

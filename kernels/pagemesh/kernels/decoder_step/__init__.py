@@ -18,6 +18,7 @@ Native alone: the reference is that forward pass.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,9 @@ class DecoderStep:
         self._workspace = torch.empty(0)
         self._workspace_of = (0, 0)
         self._out = torch.empty(0)
+        self._inputs: tuple[object, ...] = (None,) * 6
+        self._arguments: tuple[object, ...] = ()
+        self._results: tuple[Tensor, Tensor | None] = (self._out, None)
 
     def __call__(
         self,
@@ -108,25 +112,44 @@ class DecoderStep:
         other row operations are added. Raises ``ValueError`` on a wrong shape, ``IndexError``
         for a token, position, slot or page that is not there; nothing is written then.
         """
-        self._check(tokens, batch, wanted, pool)
-        rows = RowsStruct(
-            tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
-            batch.row_position.data_ptr(), batch.tables.data_ptr(),
-            batch.table_indptr.data_ptr(), wanted.data_ptr(),
-            batch.rows, batch.sequences, wanted.shape[0],
-        )  # fmt: skip
-        workspace = self._reserve(batch.rows, threads())
-        hidden, scores = self._results(wanted.shape[0], logits)
+        # Not the pool itself, which would keep its memory mapped.
+        inputs = (tokens, batch, wanted, pool.layer_pointers, logits, threads())
+        # A batch that goes on is the same objects with other numbers in them.
+        if not all(map(operator.is_, inputs, self._inputs)):
+            self._prepare(tokens, batch, wanted, pool, logits, threads())
+            self._inputs = inputs
+        hidden, scores = self._results
         bad = native().pm_decoder_step(
-            self._decoder, pool.layer_pointers, ctypes.byref(rows), workspace,
-            hidden.data_ptr(), scores.data_ptr() if scores is not None else None,
-            phase_us.data_ptr() if phase_us is not None else None, threads(),
-        )  # fmt: skip
+            *self._arguments, None if phase_us is None else phase_us.data_ptr(), threads()
+        )
         if bad:
             row = bad & 0xFFFF_FFFF
             token = int(tokens[row]) if bad >> 32 == 1 else 0
             raise IndexError(_BAD[bad >> 32].format(token, row))
         return hidden, scores
+
+    def _prepare(
+        self,
+        tokens: Tensor,
+        batch: RaggedBatch,
+        wanted: Tensor,
+        pool: KvPool,
+        logits: bool,
+        thread_count: int,
+    ) -> None:
+        self._check(tokens, batch, wanted, pool)
+        self._rows = RowsStruct(
+            tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
+            batch.row_position.data_ptr(), batch.tables.data_ptr(),
+            batch.table_indptr.data_ptr(), wanted.data_ptr(),
+            batch.rows, batch.sequences, wanted.shape[0],
+        )  # fmt: skip
+        workspace = self._reserve(batch.rows, thread_count)
+        hidden, scores = self._results = self._make_results(wanted.shape[0], logits)
+        self._arguments = (
+            self._decoder, pool.layer_pointers, ctypes.byref(self._rows), workspace,
+            hidden.data_ptr(), None if scores is None else scores.data_ptr(),
+        )  # fmt: skip
 
     def _check(self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool) -> None:
         for name, indices in (("tokens", tokens), ("wanted", wanted), ("slots", batch.slots)):
@@ -151,7 +174,7 @@ class DecoderStep:
         address = self._workspace.data_ptr()
         return address + -address % 64
 
-    def _results(self, count: int, logits: bool) -> tuple[Tensor, Tensor | None]:
+    def _make_results(self, count: int, logits: bool) -> tuple[Tensor, Tensor | None]:
         hidden_size, vocab = self._plan.norm.shape[0], self._plan.head.n
         hidden_floats = -(-count * hidden_size // 16) * 16
         size = hidden_floats + (count * vocab if logits else 0)

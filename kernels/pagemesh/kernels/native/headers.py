@@ -11,7 +11,9 @@ writer that dies half-way leaves a header that no reader believes.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -167,23 +169,10 @@ class HeaderTable:
         )
         return fresh
 
-    def leases_stand(self, slots: U32, leases: U64) -> NDArray[np.bool_]:
-        """For each slot: does its revocation word still hold its lease? Unknown slots do not.
+    def watch(self, slots: Sequence[int] | U32, leases: Sequence[int] | U64) -> LeaseWatch:
+        """Ask, as often as one likes, whether each lease stands by the word in its slot.
         Raises ``ValueError`` when there are not as many leases as slots."""
-        plain = np.ascontiguousarray(slots, np.uint32)
-        expected = np.ascontiguousarray(leases, np.uint64)
-        if len(plain) != len(expected):
-            raise ValueError(f"{len(plain)} slots for {len(expected)} leases")
-        same = np.zeros(len(plain), np.uint8)
-        self._native.pm_words_same(
-            self._leases,
-            LEASE_SLOT_COUNT_MAX,
-            address_of(plain),
-            address_of(expected),
-            len(plain),
-            address_of(same),
-        )
-        return same.astype(np.bool_)
+        return LeaseWatch(self._native, self._leases, slots, leases)
 
     def lease_word(self, slot: int) -> int:
         """The revocation word of ``slot``."""
@@ -226,6 +215,34 @@ class HeaderTable:
     def _check_pages(self, pages: U32) -> None:
         if len(pages) and int(pages.max()) >= self.form.page_count:
             raise IndexError(f"page {int(pages.max())} is not below {self.form.page_count}")
+
+
+class LeaseWatch:
+    """Leases and the slots of their revocation words, ready to be looked at in every step."""
+
+    def __init__(
+        self,
+        native: ctypes.CDLL,
+        words_address: int,
+        slots: Sequence[int] | U32,
+        leases: Sequence[int] | U64,
+    ) -> None:
+        self._slots = np.ascontiguousarray(slots, np.uint32)
+        self._expected = np.ascontiguousarray(leases, np.uint64)
+        count = len(self._slots)
+        if count != len(self._expected):
+            raise ValueError(f"{count} slots for {len(self._expected)} leases")
+        self._same = np.zeros(count, np.uint8)
+        self._ask = native.pm_words_same
+        self._arguments = (
+            words_address, LEASE_SLOT_COUNT_MAX, address_of(self._slots),
+            address_of(self._expected), count, address_of(self._same),
+        )  # fmt: skip
+
+    def standing(self) -> list[bool]:
+        """For each slot: does its word hold its lease now? Unknown slots hold none."""
+        self._ask(*self._arguments)
+        return list(map(bool, self._same.tolist()))
 
 
 def state_words(states: U8, sequences: U64) -> U64:
