@@ -7,6 +7,8 @@ from collections.abc import Callable
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
+from pagemesh.wire.messages import SequenceKey
+
 
 class Host:
     def __init__(self, name: str, page_count: int, page_size: int) -> None:
@@ -14,6 +16,8 @@ class Host:
         self.pager_name = f"pager-{name}"
         self.roots: dict[str, bytes] = {}
         """The tree of each request, which a model knows as its own start value."""
+        self.drawers: dict[tuple[SequenceKey, int], int] = {}
+        """Who drew the token of each generated position: an incarnation."""
         self.restart: Callable[[Process], None] = lambda process: None
         """Kill that process and start it again later."""
         self._page_count = page_count

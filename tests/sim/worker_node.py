@@ -15,6 +15,7 @@ from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_afte
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.work_messages import Frames
 
 _GATHERED = 0.5
 """Share of a run's steps whose results wait for those of the next."""
@@ -114,6 +115,7 @@ class WorkerNode(Process):
             case ev.CallWorker():
                 self._call(command.call_id, command.worker, command, ev.PeerAnswered)
             case ev.SendFrames():
+                self._note_drawn(command.frames)
                 self._network.send(self, command.gateway, command.frames)
             case ev.RunStep():
                 self._end_run = False
@@ -129,6 +131,19 @@ class WorkerNode(Process):
                 self.at(0.0, lambda: self.host.restart(self))
             case ev.Finished():
                 pass
+
+    def _note_drawn(self, frames: Frames) -> None:
+        """The model would not show it, but two workers that went on with one attempt could
+        mix two answers."""
+        assert self.core is not None
+        for frame in frames.frames:
+            sequence = self.core._desk.sequences[frame.key]
+            first = max(frame.first_position, sequence.start_count)
+            for position in range(first, frame.first_position + len(frame.tokens) // 4):
+                drawer = self.host.drawers.setdefault((frame.key, position), self.incarnation)
+                self.world.expect(
+                    drawer == self.incarnation, f"{frame.key}: two drew position {position}"
+                )
 
     def _call(
         self,
