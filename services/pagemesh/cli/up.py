@@ -92,7 +92,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")
-    found = find_model(asked)
+    found = find_model(asked, inspect=check_model)
     name = config.worker.model_name or found.name
     config = replace(
         config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,8 @@ from pagemesh.wire.errors import ConfigError
 CONFIG_BYTES_MAX = 16 << 20
 DEMO_NAME = "pagemesh-demo"
 _PACKAGED = "demo_model"
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_HUB_DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
+_HUB_WEIGHTS = ("*.safetensors",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,10 @@ class ModelFolder:
     name: str
 
 
-def find_model(model: str) -> ModelFolder:
+def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -> ModelFolder:
     """The folder of ``model``; empty text means the bundled demo model. A hub id is
-    downloaded once. Raises ``ConfigError`` when there is nothing of that name."""
+    downloaded once; ``inspect`` may refuse its description before the weights follow, which
+    are gigabytes. Raises ``ConfigError`` when there is nothing of that name."""
     if not model:
         return ModelFolder(_demo_folder(), DEMO_NAME)
     folder = Path(model).expanduser()
@@ -39,7 +42,10 @@ def find_model(model: str) -> ModelFolder:
         raise ConfigError(f"model {model}: is a file; name the folder it is in")
     if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
-    return ModelFolder(_download(model), model)
+    described = _download(model, _HUB_DESCRIPTION)
+    if inspect is not None:
+        inspect(described)
+    return ModelFolder(_download(model, _HUB_DESCRIPTION + _HUB_WEIGHTS), model)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -84,11 +90,11 @@ def _demo_folder() -> Path:
     )
 
 
-def _download(model: str) -> Path:
+def _download(model: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_PATTERNS)))
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises a dozen unrelated types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ConfigError(
