@@ -77,7 +77,8 @@ class Plan:
     pages: int
     sessions: tuple[SessionFit, ...]
     shared_tokens: int
-    windowed_bytes: int | None
+    windowed: SessionFit | None
+    """The last of ``sessions``, if layers with a window gave their pages back early."""
     tiers: tuple[Tier, ...]
     growth_pages: int
     waste_tokens: int
@@ -107,7 +108,9 @@ def make_plan(asked: Asked) -> Plan:
     waste_tokens = asked.session_tokens or min(2_048, shape.context_tokens_max)
     windowed = None
     if shape.window_layer_count:
-        windowed = windowed_session_bytes(page, shape, sessions[-1].tokens)
+        tokens = sessions[-1].tokens
+        each = windowed_session_bytes(page, shape, tokens)
+        windowed = SessionFit(tokens, each, pages * page.page_bytes / each)
     return Plan(
         name=asked.name,
         shape=shape,
@@ -118,7 +121,7 @@ def make_plan(asked: Asked) -> Plan:
         pages=pages,
         sessions=sessions,
         shared_tokens=asked.shared_tokens,
-        windowed_bytes=windowed,
+        windowed=windowed,
         tiers=_tiers(asked, page, pages),
         growth_pages=asked.growth_pages,
         waste_tokens=waste_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pagemesh.cli.planning.assemble import Plan
+from pagemesh.cli.planning.assemble import Plan, SessionFit
 from pagemesh.cli.planning.memory import (
     TAIL_SHARE_MAX,
     growth_slack,
@@ -91,12 +91,13 @@ def _session_lines(plan: Plan) -> Iterator[str]:
         fit = int(plan.sessions[-1].fit)
         saved = f", {shared_saving(fit):.1%} of its memory saved" if fit > 1 else ""
         yield _row("", f"with the first {plan.shared_tokens:,} tokens shared by all{saved}")
-    if plan.windowed_bytes is not None:
+    if plan.windowed is not None:
         yield _row(
             "windows",
             f"{plan.shape.window_layer_count} of {plan.shape.layer_count} layers look back "
-            f"{plan.shape.window_tokens:,} tokens; giving their pages back early would make it "
-            f"{shown_both(plan.windowed_bytes)} each",
+            f"{plan.shape.window_tokens:,} tokens; if their pages went early, "
+            f"{int(plan.windowed.fit):,} of {plan.windowed.tokens:,} tokens would fit, "
+            f"{shown_both(plan.windowed.count_bytes)} each",
         )
 
 
@@ -213,14 +214,15 @@ def _json_memory(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _json_session(session: SessionFit) -> dict[str, Any]:
+    return {"tokens": session.tokens, "bytes": session.count_bytes, "fit": session.fit}
+
+
 def _json_use(plan: Plan) -> dict[str, Any]:
     return {
-        "sessions": [
-            {"tokens": one.tokens, "bytes": one.count_bytes, "fit": one.fit}
-            for one in plan.sessions
-        ],
+        "sessions": [_json_session(one) for one in plan.sessions],
         "shared_tokens": plan.shared_tokens,
-        "windowed_session_bytes": plan.windowed_bytes,
+        "windowed_session": None if plan.windowed is None else _json_session(plan.windowed),
         "tiers": [
             {"name": tier.name, "bytes": tier.count_bytes, "pages": tier.pages}
             for tier in plan.tiers
