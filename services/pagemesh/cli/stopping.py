@@ -45,10 +45,10 @@ async def drain(mesh: Supervisor, screen: Screen, *, drain_ms: int) -> None:
     screen.line("stopping")
 
     def tell() -> None:
-        names = " and ".join(mesh.stopping_names) or "a service"
+        names = ", ".join(mesh.stopping_names) or "a service"
         screen.line(
-            f"{names} may take up to {drain_ms / 1_000:g} s to finish running requests; "
-            "Ctrl-C again cuts them off"
+            f"waiting for {names} to finish what runs, up to {drain_ms / 1_000:g} s; "
+            "Ctrl-C again stops at once"
         )
 
     telling = asyncio.get_running_loop().call_later(_PATIENCE_S, tell)
