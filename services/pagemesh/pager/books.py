@@ -121,23 +121,28 @@ class Books:
         """Pages that can be had at once: free ones, and idle ones if they may be evicted."""
         return self.pool.free + (self.pool.idle if self.may_evict() else 0)
 
-    def take_pages(self, count: int, writer: int, tree: Tree) -> Pages:
-        """``count`` pages for ``writer``, evicting as needed; there must be ``room``."""
-        short = count - self.pool.free
-        if short > 0:
-            self._evict(short)
-        pages, sequences = self.pool.take(count)
-        self.write_held(pages, sequences, writer, tree)
-        return pages
-
-    def _evict(self, count: int) -> None:
-        spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
-        runs = self.forest.evict(count, spare_pages_max)
-        self.late.extend(map(PagesDropped, runs))
-        if sum(map(len, runs)) > count:
-            # Otherwise the grant that follows takes every free page, and writes its header.
-            for run in runs:
-                self.set_states(run, HeaderState.FREE)
+    def take_pages(self, count: int, writer: int, tree: Tree) -> list[Pages]:
+        """``count`` pages for ``writer``, evicting as needed; there must be ``room``. Mostly they
+        are one run; each in the list is granted on its own."""
+        if not count:
+            return []
+        free = self.pool.free
+        if count <= free:
+            grants = [self.pool.take(count)]
+        else:
+            # A few free pages are left for growth, rather than tear what is evicted whole.
+            spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
+            leave = free <= spare_pages_max and count <= self.pool.idle
+            grants, spare = self.forest.reuse(count if leave else count - free, spare_pages_max)
+            self.late.extend([PagesDropped(pages) for pages, _ in grants])
+            for pages in spare:
+                self.set_states(pages, HeaderState.FREE)
+                self.late.append(PagesDropped(pages))
+            if free and not leave:
+                grants.append(self.pool.take(free))
+        for pages, sequences in grants:
+            self.write_held(pages, sequences, writer, tree)
+        return [pages for pages, _ in grants]
 
     def write_held(self, pages: Pages, sequences: Sequences, writer: int, tree: Tree) -> None:
         """Publish ``pages`` as held by ``writer``."""

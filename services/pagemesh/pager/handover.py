@@ -242,7 +242,7 @@ class Handover:
         child.forked_from = parent.id
         if known:
             child.copied = (
-                PageCopy(source_page=int(parent.writable[0][0]), target_page=int(fresh[0])),
+                PageCopy(source_page=int(parent.writable[0][0]), target_page=int(fresh[0][0])),
             )
         books.hold(child, session)
         return child

@@ -186,15 +186,16 @@ class Lease(msgspec.Struct, eq=False):
         """Packed ids of what is known from ``position`` on; that is not before ``tokens_first``."""
         return self.tokens[4 * (position - self.tokens_first) :]
 
-    def grow(self, fresh: Pages) -> None:
+    def grow(self, fresh: list[Pages]) -> None:
         """Add writable pages at the end."""
-        self.extents = join_extents(self.extents, pack_runs([fresh]))
-        self.page_count += len(fresh)
+        self.extents = join_extents(self.extents, pack_runs(fresh))
         parts = self.writable
-        if parts and follows(parts[-1], fresh):
-            parts[-1] = join(parts[-1], fresh)
-        else:
-            parts.append(fresh)
+        for pages in fresh:
+            self.page_count += len(pages)
+            if parts and follows(parts[-1], pages):
+                parts[-1] = join(parts[-1], pages)
+            else:
+                parts.append(pages)
 
     def take_written(self, count: int) -> Pages:
         """Cut off the first ``count`` writable pages; there are so many."""

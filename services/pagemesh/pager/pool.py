@@ -2,9 +2,11 @@
 
          take                commit                      evict
     FREE -----> HELD --------------------> COMMITTED ------------+
-     ^           |  ^                      pinned <-> idle       |
-     |           |  | resume                  pin / unpin        |
-     |   drain   v  |                                            |
+     ^           ^ |  ^                    pinned <-> idle       |
+     |           | |  | resume                pin / unpin        |
+     |           | |  |         reuse                            |
+     |           +-|--|------------------------------------------+
+     |   drain     v  |                                          |
      +------- DRAINING                                           |
      |  settle                                                   |
      +--- free (from HELD) <-------------------------------------+
@@ -32,6 +34,10 @@ _HELD = int(HeaderState.HELD)
 _COMMITTED = int(HeaderState.COMMITTED)
 _DRAINING = int(HeaderState.DRAINING)
 _BYTE_OF = [bytes([state]) for state in range(5)]
+
+
+Grant = tuple[Pages, range]
+"""Pages that are held now, and their new sequences."""
 
 
 class LedgerError(AssertionError):
@@ -118,8 +124,8 @@ class PagePool:
 
     # Moves of pages, named as in the drawing above
 
-    def take(self, count: int) -> tuple[Pages, range]:
-        """``count`` free pages, ascending, now held; and their new sequences."""
+    def take(self, count: int) -> Grant:
+        """``count`` free pages, ascending, now held."""
         if count > self._free.count:
             raise LedgerError(f"{count} pages taken of {self.free} free")
         pages = self._free.pop(count)
@@ -156,6 +162,16 @@ class PagePool:
         self.idle -= len(pages)
         self.evicted += len(pages)
         self._free.push(pages)
+
+    def reuse(self, pages: Pages) -> range:
+        """Idle committed pages are evicted and taken in one: held under new sequences, which
+        are returned."""
+        self._move(pages, _COMMITTED, _HELD)
+        count = len(pages)
+        self.idle -= count
+        self.held += count
+        self.evicted += count
+        return self.renumber(pages)
 
     def drain(self, pages: Pages) -> None:
         """Held pages wait for their writer to let go."""
@@ -211,9 +227,10 @@ class PagePool:
                 raise self._not_all(pages, source)
             self._states[first:stop] = _BYTE_OF[target] * count
             return
-        if self._view[pages].tobytes().count(source) != count:
+        index = where(pages)
+        if self._view[index].tobytes().count(source) != count:
             raise self._not_all(pages, source)
-        self._view[pages] = target
+        self._view[index] = target
 
     def _not_all(self, pages: Pages, source: int) -> LedgerError:
         found = self._view[table_of(pages)].tolist()

@@ -24,8 +24,8 @@ from itertools import islice
 import msgspec
 
 from pagemesh.pager.eviction import EvictionPolicy
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.runs import NO_PAGES, Pages, join, join_all, own
+from pagemesh.pager.pool import Grant, PagePool
+from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
 from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX = 4_096
@@ -288,11 +288,32 @@ class Forest:
             count -= len(run)
         return runs
 
+    def reuse(self, count: int, spare_pages_max: int) -> tuple[list[Grant], list[Pages]]:
+        """Like ``evict``, but ``count`` pages are held anew at once. Returns these and the spare
+        ones, which are free. An edge that is just as long is one grant, as it was before."""
+        grants, spare = [], []
+        while count:
+            node = self._policy.victim()
+            run = node.pages[max(0, len(node.pages) - count - spare_pages_max) :]
+            self._cut_off(node, len(run))
+            beyond = max(0, len(run) - count)
+            if beyond:
+                self._pool.evict(run[:beyond])
+                spare.append(run[:beyond])
+                run = run[beyond:]
+            taken = as_run(run)
+            grants.append((taken, self._pool.reuse(taken)))
+            count -= len(taken)
+        return grants, spare
+
     def trim(self, node: Node, count: int) -> None:
         """Free the last ``count`` pages of an idle leaf."""
+        self._pool.evict(node.pages[len(node.pages) - count :])
+        self._cut_off(node, count)
+
+    def _cut_off(self, node: Node, count: int) -> None:
         assert not node.children and not node.pins and not node.is_root
         keep = len(node.pages) - count
-        self._pool.evict(node.pages[keep:])
         if keep:
             node.tokens = node.tokens[: keep * self._width]
             node.pages = own(node.pages[:keep])

@@ -35,7 +35,7 @@ from pagemesh.pager.lease import (
     TicketState,
 )
 from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.runs import run_of, table_of, where
+from pagemesh.pager.runs import as_run, run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
@@ -143,8 +143,7 @@ class Recovery:
                 above, grown = places.get(parent, (above, None))
                 if grown is not tree:
                     continue
-            table = order[start:end].astype(np.uint32)
-            pages = run_of(table) if (np.diff(table) == 1).all() else table
+            pages = as_run(order[start:end].astype(np.uint32))
             grafted = books.forest.graft(above, headers.tokens[where(pages)].tobytes(), pages)
             if grafted is not None:
                 edges.append(_Edge(grafted, tree.digest))

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagemesh.wire.tokens import EMPTY, U32, pack_extents
 
@@ -19,9 +20,11 @@ NO_PAGES: Pages = range(0)
 _EXTENT = struct.Struct("<II")
 
 
-def where(pages: Pages) -> slice | U32:
+def where(pages: Pages) -> slice | NDArray[np.intp]:
     """What picks ``pages`` out of an array with an entry for each page of the pool."""
-    return slice(pages.start, pages.stop) if type(pages) is range else pages
+    if type(pages) is range:
+        return slice(pages.start, pages.stop)
+    return table_of(pages).astype(np.intp)  # numpy takes it four times as quickly as uint32
 
 
 def table_of(pages: Pages) -> U32:
@@ -38,6 +41,16 @@ def run_of(table: U32) -> Pages:
         return NO_PAGES
     first = int(table[0])
     return range(first, first + count) if int(table[-1]) - first == count - 1 else table
+
+
+def as_run(pages: Pages) -> Pages:
+    """``pages`` as a run, if they are one."""
+    if type(pages) is range:
+        return pages
+    table = table_of(pages)
+    if not len(table) or int(table[-1]) - int(table[0]) != len(table) - 1:
+        return table
+    return run_of(table) if (table[1:] - table[:-1] == 1).all() else table
 
 
 def own(pages: Pages) -> Pages:

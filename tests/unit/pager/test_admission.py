@@ -218,3 +218,26 @@ def test_roots_seen_once_do_not_drive_out_the_one_in_use() -> None:
         assert isinstance(answer, Granted)
         worker.release(answer)
     assert worker.granted(9_999, range(9)).cached_tokens == 8
+
+
+def test_prompts_of_one_length_stay_runs_however_often_the_pool_turns_over() -> None:
+    rig = Rig(1_024)
+    worker, pieces = Worker(rig, "w", 1), []
+    for number in range(64):
+        tokens = range(number * 1_000, number * 1_000 + 256)
+        lease = worker.granted(number, tokens)
+        worker.extended(lease, 65, have=64)
+        pieces.append(len(lease.extents) // 8)
+        worker.release(lease, tokens)
+    # Only what took the last free pages is in pieces, and who gets its pages after it.
+    assert max(pieces) <= 3 and sum(count > 1 for count in pieces) <= 4
+    assert rig.core.books.pool.evicted > 2_000
+
+
+def test_free_pages_are_used_when_the_pool_is_too_small_to_leave_them(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.release(worker.granted(1, range(48)), range(48))
+    lease = worker.granted(2, range(100, 128), 64)
+    assert sorted(table_of(lease)) == list(range(16))
+    assert rig.core.books.pool.evicted == 12

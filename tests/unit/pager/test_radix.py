@@ -151,6 +151,21 @@ def test_an_edge_that_is_little_longer_than_what_is_wanted_goes_whole() -> None:
     garden.check()
 
 
+def test_an_edge_that_is_evicted_whole_is_held_again_as_the_run_it_was() -> None:
+    garden = Garden(16)
+    garden.put(range(16))
+    garden.put(range(100, 124))
+    before = garden.pool.last_sequence
+    grants, spare = garden.forest.reuse(4, 0)
+    assert grants == [(range(4), range(before + 1, before + 5))] and spare == []
+    assert garden.pool.sequences[:4].tolist() == list(grants[0][1])
+    assert (garden.pool.held, garden.pool.idle, garden.pool.free) == (4, 6, 6)
+    grants, spare = garden.forest.reuse(2, 3)
+    assert [pages for pages, _ in grants] == [range(8, 10)] and spare == [range(5, 8)]
+    assert (garden.pool.held, garden.pool.idle, garden.pool.free) == (6, 1, 9)
+    garden.check()
+
+
 def test_a_parent_goes_only_after_its_children(garden: Garden) -> None:
     garden.put(range(8))
     garden.put([*range(8), 1, 2, 3, 4])
