@@ -7,12 +7,15 @@ the same shape is computed, scales included, and the plan says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
-from pagemesh.kernels.layout import PAGE_ALIGN_BYTES, KvDtype, PageLayout
+from pagemesh.kernels.layout import (
+    KV_DTYPES,
+    PAGE_ALIGN_BYTES,
+    SCALE_BYTES,
+    KvDtype,
+    PageLayout,
+)
 from pagemesh.wire.errors import ConfigError
-
-SERVED = get_args(KvDtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class KvFormat:
     @property
     def served(self) -> bool:
         """Whether the engine can keep pages so today."""
-        return self.name in SERVED
+        return self.name in KV_DTYPES
 
     def bits(self, head_dim: int) -> float:
         """Of one element, with its share of the scale."""
@@ -43,9 +46,9 @@ FORMATS = {
         KvFormat("float32", 32, 0, 0, 3.4028234663852886e38),
         KvFormat("float16", 16, 0, 0, 65_504.0),
         KvFormat("bfloat16", 16, 0, 0, 3.3895313892515355e38),
-        KvFormat("e4m3", 8, 32, 0, 448.0),
-        KvFormat("e5m2", 8, 32, 0, 57_344.0),
-        KvFormat("int8", 8, 32, 0, 127.0),
+        KvFormat("e4m3", 8, 8 * SCALE_BYTES, 0, 448.0),
+        KvFormat("e5m2", 8, 8 * SCALE_BYTES, 0, 57_344.0),
+        KvFormat("int8", 8, 8 * SCALE_BYTES, 0, 127.0),
         KvFormat("nvfp4", 4, 8, 16, 6.0),
     )
 }
