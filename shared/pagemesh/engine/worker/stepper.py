@@ -59,6 +59,10 @@ def revoked(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, rows)
 
 
+def _monotonic_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
 class Stepper:
     """Made on the event loop it reports to; one plan at a time."""
 
@@ -70,11 +74,13 @@ class Stepper:
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
+        now_ms: Callable[[], float] = _monotonic_ms,
     ) -> None:
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
         self._on_pool_missing = on_pool_missing
+        self._now_ms = now_ms
         self._pool_missing = False
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
@@ -121,7 +127,7 @@ class Stepper:
             result = revoked(plan) if self._pool_missing else self._executor.run(plan)
             steps.append((plan, result))
             plan = None if self._end_run.is_set() else plan_after(plan, result)
-            now_ms = time.monotonic_ns() / 1e6
+            now_ms = self._now_ms()
             if plan is None or now_ms - self._reported_ms >= REPORT_MS:
                 self._reported_ms = now_ms
                 done = StepsDone(tuple(steps), plan is not None)
@@ -129,12 +135,9 @@ class Stepper:
                 steps.clear()
 
     def _hand_over(self, work: Callable[[], None]) -> None:
-        def report(error: BaseException) -> None:
-            self._on_crash(error)
-
         def on_thread(future: Future[None]) -> None:
             error = None if future.cancelled() else future.exception()
             if error is not None:
-                self._loop.call_soon_threadsafe(report, error)
+                self._loop.call_soon_threadsafe(self._on_crash, error)
 
         self._thread.submit(work).add_done_callback(on_thread)
