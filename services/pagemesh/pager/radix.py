@@ -17,7 +17,7 @@ all that is below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -260,11 +260,10 @@ class Forest:
             return None
         return self._attach(parent, tokens, pages)
 
-    def rest(self) -> None:
-        """After grafting: tell the policy every idle node, deepest first."""
-        for tree in self.trees.values():
-            for node in reversed(list(self.below(tree.root))):
-                self._policy.add(node)
+    def rest(self, nodes: Iterable[Node]) -> None:
+        """After grafting: tell the policy every idle node, each after those below it."""
+        for node in nodes:
+            self._policy.add(node)
 
     @staticmethod
     def below(root: Node) -> Iterator[Node]:

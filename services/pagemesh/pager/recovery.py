@@ -6,17 +6,13 @@
     HELD or DRAINING              draining, claimed by its writer while that lives; else free
     torn, or its chain broken     draining in limbo while anybody lives; else free
 
-Identities grow with commits, so sorting by them puts every parent before its children. A page
-is believed only when its header is whole, its parent is believed, under the same root, and no
-other page with the same tokens hangs there.
+How the tree is found in the headers: ``regrow``.
 
 Whoever was alive at the restart may still read committed pages that no lease of ours pins, so
 nothing is evicted until each of them has declared what it holds, or is proven dead.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,22 +30,14 @@ from pagemesh.pager.lease import (
     SessionState,
     TicketState,
 )
-from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.runs import as_run, run_of, table_of, where
+from pagemesh.pager.regrow import by_last_use, regrow
+from pagemesh.pager.runs import run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import EMPTY, U32, unpack, unpack_extents
-
-
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """An edge that was believed, and the root it is under."""
-
-    node: Node
-    digest: bytes
 
 
 class Recovery:
@@ -80,7 +68,7 @@ class Recovery:
             )  # fmt: skip
             books.unsettled.add(holder.incarnation)
         self._adopt_roots(event)
-        edges = self._believed(headers)
+        edges = regrow(books.forest, headers, books.facts.page_size)
         states = np.zeros(books.pool.total, np.uint8)
         for edge in edges:
             states[where(edge.node.pages)] = HeaderState.COMMITTED
@@ -89,7 +77,7 @@ class Recovery:
         books.pool.sequences[:] = headers.sequences
         books.pool.identities[:] = headers.identities
         books.pool.adopt(states)
-        books.forest.rest()
+        books.forest.rest(by_last_use(edges))
         freed = np.flatnonzero((headers.states != HeaderState.FREE) & (states == HeaderState.FREE))
         books.set_states(run_of(freed.astype(np.uint32)), HeaderState.FREE)
         books.slots_kept = {
@@ -100,7 +88,7 @@ class Recovery:
         for edge in edges:
             node = edge.node
             books.late.append(
-                PagesStored(edge.digest, node.parent.pages[-1:], node.pages, node.tokens)
+                PagesStored(edge.tree.digest, node.parent.pages[-1:], node.pages, node.tokens)
             )
         books.settle()
 
@@ -110,45 +98,6 @@ class Recovery:
             if root.live and root.digest not in books.forest.trees:
                 books.forest.plant(root.digest, root.index)
                 books.roots.remove(root.index)
-
-    def _believed(self, headers: HeaderTable) -> list[_Edge]:
-        """Graft every page whose chain is whole. Returns the edges, parents first."""
-        books = self._books
-        full = (headers.states == HeaderState.COMMITTED) & (headers.counts == books.facts.page_size)
-        candidates = np.flatnonzero(full)
-        order = candidates[np.argsort(headers.identities[candidates], kind="stable")]
-        identities = headers.identities[order]
-        parents, roots = headers.parents[order], headers.roots[order]
-        # A run: pages that follow each other in identity and chain, which is how they were
-        # committed. Only its first page is looked up; so runs, not pages, cost Python steps.
-        follows = np.zeros(len(order), bool)
-        follows[1:] = (parents[1:] == identities[:-1]) & (roots[1:] == roots[:-1])
-        follows[1:] &= parents[1:] != 0
-        # Where other runs branch off, a run is cut: an edge ends where its children start.
-        branches = np.isin(identities, parents[~follows])
-        follows[1:] &= ~branches[:-1]
-        starts = np.flatnonzero(~follows)
-        ends = np.append(starts[1:], len(order))[: len(starts)]
-        trees = {tree.index: tree for tree in books.forest.trees.values()}
-        places: dict[int, tuple[Node, Tree]] = {}
-        """Identity of a page that ends an edge -> that edge and its tree."""
-        edges: list[_Edge] = []
-        columns = (starts, ends, parents[starts], roots[starts], identities[ends - 1])
-        for start, end, parent, root, last in zip(*(c.tolist() for c in columns), strict=True):
-            tree = trees.get(root)
-            if tree is None:
-                continue
-            above = tree.root
-            if parent:
-                above, grown = places.get(parent, (above, None))
-                if grown is not tree:
-                    continue
-            pages = as_run(order[start:end].astype(np.uint32))
-            grafted = books.forest.graft(above, headers.tokens[where(pages)].tobytes(), pages)
-            if grafted is not None:
-                edges.append(_Edge(grafted, tree.digest))
-                places[last] = (grafted, tree)
-        return edges
 
     def _claim(
         self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]

@@ -1,0 +1,139 @@
+"""The prefix tree of an earlier pager life, grown again from page headers.
+
+A page is believed only when its header is whole, its parent is believed, under the same root,
+and no other page with the same tokens hangs there. Identities grow with commits, so sorting by
+them puts every parent before its children.
+
+Edges, not pages, cost steps of Python. A *run* is pages that follow each other in identity and
+chain, as one commit made them; a *chain* is runs of which each is the only one that goes on where
+the one before it ends, as an answer leaves them that was committed page by page beside others.
+Every chain becomes one edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.events import HeaderTable
+from pagemesh.pager.radix import Forest, Node, Tree
+from pagemesh.pager.runs import as_run, where
+from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import U32
+
+_Index = NDArray[np.intp]
+_Numbers = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An edge that was believed, the tree it is in and the identity of its last page."""
+
+    node: Node
+    tree: Tree
+    last_identity: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Pages that may become an edge below the page with identity ``parent`` (0: the root)."""
+
+    pages: U32
+    parent: int
+    root: int
+    last_identity: int
+
+
+def regrow(forest: Forest, headers: HeaderTable, page_size: int) -> list[Edge]:
+    """Graft every page whose chain is whole. Returns the edges, parents first."""
+    trees = {tree.index: tree for tree in forest.trees.values()}
+    ends: dict[int, Edge] = {}
+    """By the identity of its last page."""
+    edges: list[Edge] = []
+    for chain in _chains(headers, page_size):
+        tree = trees.get(chain.root)
+        if tree is None:
+            continue
+        above = tree.root
+        if chain.parent:
+            end = ends.get(chain.parent)
+            if end is None or end.tree is not tree:
+                continue
+            above = end.node
+        pages = as_run(chain.pages)
+        grafted = forest.graft(above, headers.tokens[where(pages)].tobytes(), pages)
+        if grafted is not None:
+            edge = Edge(grafted, tree, chain.last_identity)
+            edges.append(edge)
+            ends[chain.last_identity] = edge
+    return edges
+
+
+def by_last_use(edges: list[Edge]) -> list[Node]:
+    """The nodes of ``edges`` (parents first), those that grew last at the end, and each after all
+    that is below it. When something was read, no header says."""
+    newest: dict[Node, int] = {}
+    for edge in reversed(edges):
+        node = edge.node
+        newest[node] = last = max(edge.last_identity, newest.get(node, 0))
+        if not node.parent.is_root:
+            newest[node.parent] = max(last, newest.get(node.parent, 0))
+    return sorted(newest, key=lambda node: (newest[node], -node.depth))
+
+
+def _chains(headers: HeaderTable, page_size: int) -> Iterator[_Chain]:
+    """Parents come before what hangs below them."""
+    full = (headers.states == HeaderState.COMMITTED) & (headers.counts == page_size)
+    candidates = np.flatnonzero(full)
+    order = candidates[np.argsort(headers.identities[candidates], kind="stable")]
+    if not len(order):
+        return
+    identities = headers.identities[order]
+    parents, roots = headers.parents[order], headers.roots[order]
+    follows = np.zeros(len(order), bool)
+    follows[1:] = (parents[1:] == identities[:-1]) & (roots[1:] == roots[:-1])
+    follows[1:] &= parents[1:] != 0
+    # Where other runs branch off, a run is cut: an edge ends where its children start.
+    branches = np.isin(identities, parents[~follows])
+    follows[1:] &= ~branches[:-1]
+    starts = np.flatnonzero(~follows)
+    ends = np.append(starts[1:], len(order))
+    firsts, lasts = identities[starts], identities[ends - 1]
+    heads, places = _linked(parents[starts], firsts, lasts, roots[starts])
+    by_chain = np.lexsort((places, heads))
+    counts = (ends - starts)[by_chain]
+    offsets = np.repeat(starts[by_chain] - np.cumsum(counts) + counts, counts)
+    table = order[offsets + np.arange(len(order))].astype("<u4")
+    cuts = np.flatnonzero(places[by_chain] == 0)
+    borders = np.append(np.append(0, np.cumsum(counts))[cuts], len(order))
+    first, last = by_chain[cuts], by_chain[np.append(cuts[1:], len(by_chain)) - 1]
+    columns = (parents[starts[first]], roots[starts[first]], lasts[last])
+    for at, (parent, root, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        yield _Chain(table[borders[at] : borders[at + 1]], parent, root, end)
+
+
+def _linked(
+    parents: _Numbers, firsts: _Numbers, lasts: _Numbers, roots: U32
+) -> tuple[_Index, _Index]:
+    """Which run starts the chain of each run, and how many runs it is from there. ``parents``:
+    after which page each run goes on; ``firsts`` and ``lasts``: its first and last page."""
+    runs = np.arange(len(parents))
+    order = np.argsort(lasts)
+    at = np.minimum(np.searchsorted(lasts[order], parents), len(runs) - 1)
+    above = order[at]
+    found = (lasts[above] == parents) & (parents != 0)
+    children = np.bincount(above[found], minlength=len(runs))
+    # Parents are older than children; a damaged header that says otherwise must not make a ring.
+    only = found & (children[above] == 1) & (roots[above] == roots) & (parents < firsts)
+    heads = np.where(only, above, runs)
+    places = only.astype(np.intp)
+    # Each look doubles how far it reaches, so the longest chain takes a few.
+    while True:
+        further = heads[heads]
+        if np.array_equal(further, heads):
+            return heads, places
+        places = places + places[heads]
+        heads = further
