@@ -1,0 +1,212 @@
+"""What does the pager cost a request, and does it grow with what is cached?
+
+    python -m ops.bench.bench_pager [--out ops/bench/results/pager.json]
+
+Drives the production core through ``pager_adapter``, on one thread: prompts of which the first
+three quarters are cached and the rest is new, each admitted, extended by a page, committed and,
+16 requests later, released. Times are of all four together with making the messages, in
+microseconds, without headers and with every header and lease word written to a pool file:
+
+    small       75,000 cached pages, nothing is evicted
+    large       1,000,000 cached pages, nothing is evicted
+    evicting    a pool of 75,000 pages that is full all the time
+    short       1,024-token prompts, 768 of them cached, in the small pool
+
+``evict 128`` is an admission alone, of 128 new pages to a pool that 800,000 cached ones fill.
+Memory is what the process grew by for a million cached pages, without the headers: these lie in
+the pool file, ``header_bytes`` a page. Tokens are made anew before each request, as they would come
+off the wire; that leaves the processor's caches as cold as a service's are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from ops.bench.hardware import describe
+from ops.bench.pager_adapter import PagerAdapter, PublishingPagerAdapter, Request
+
+from pagemesh.wire.pool_format import PoolFormat
+
+PAGE_SIZE = 16
+LONG_TOKENS, SHORT_TOKENS = 8_192, 1_024
+WINDOW_REQUESTS = 16
+HOT_PREFIXES = 60
+TURNS, TURN_REQUESTS = 12, HOT_PREFIXES * 2
+EVICTIONS = 300
+AIMS_US = {"core": 60.0, "published": 100.0}
+AIM_RATIO, AIM_BYTES = 1.5, 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``cached_pages`` are in a pool of ``pool_pages`` before anything is timed."""
+
+    name: str
+    pool_pages: int
+    cached_pages: int
+    prompt_tokens: int = LONG_TOKENS
+
+
+LOADS = (
+    Load("large", 1_200_000, 1_000_000),  # first: what it grows by is what its pages take
+    Load("small", 275_000, 75_000),
+    Load("evicting", 75_000, 75_000),
+    Load("short", 275_000, 75_000, SHORT_TOKENS),
+)
+
+
+class Driver:
+    """Makes prompts and takes requests through an adapter."""
+
+    def __init__(self, adapter: PagerAdapter) -> None:
+        self._adapter = adapter
+        self._dice = np.random.default_rng(11)
+        self._open: deque[Request] = deque()
+
+    def tokens(self, count: int) -> bytes:
+        return self._dice.integers(0, 150_000, count, np.uint32).tobytes()
+
+    def fill(self, page_count: int) -> None:
+        """Cache prompts that nobody will ask for again, until so many pages are cached."""
+        while (short := page_count - self._adapter.cached_pages()) > 0:
+            self.request(self.tokens(PAGE_SIZE * min(short, LONG_TOKENS // PAGE_SIZE)))
+        self.drain()
+
+    def request(self, tokens: bytes) -> tuple[int, float]:
+        """Cached pages and microseconds of one request, and of the release that is due."""
+        adapter, clock = self._adapter, time.perf_counter_ns
+        start = clock()
+        request = adapter.prepare(tokens)
+        cached_pages = adapter.match(request)
+        adapter.alloc(request)
+        adapter.commit(request)
+        self._open.append(request)
+        if len(self._open) > WINDOW_REQUESTS:
+            adapter.release(self._open.popleft())
+        return cached_pages, (clock() - start) / 1e3
+
+    def drain(self) -> None:
+        while self._open:
+            self._adapter.release(self._open.popleft())
+
+
+class Subject:
+    """An adapter whose pool holds what ``load`` says, and the times of its requests."""
+
+    def __init__(self, kind: type[PagerAdapter], load: Load) -> None:
+        gc.collect()
+        before = _resident_bytes()
+        self._load = load
+        self._adapter = kind(load.pool_pages, PAGE_SIZE)
+        self._driver = driver = Driver(self._adapter)
+        driver.fill(load.cached_pages - HOT_PREFIXES * load.prompt_tokens // PAGE_SIZE)
+        self._prefix_tokens = load.prompt_tokens * 3 // 4
+        self._suffix_tokens = load.prompt_tokens - self._prefix_tokens
+        self._prefixes = [driver.tokens(self._prefix_tokens) for _ in range(HOT_PREFIXES)]
+        for prefix in self._prefixes:
+            driver.request(prefix + driver.tokens(self._suffix_tokens))
+        driver.drain()
+        gc.collect()
+        self._bytes_a_page = (_resident_bytes() - before) / self._adapter.cached_pages()
+        self._times_us: list[float] = []
+
+    def turn(self, request_count: int) -> None:
+        """Time some more requests. Every one hits its prefix."""
+        for number in range(request_count):
+            tokens = self._prefixes[number % HOT_PREFIXES] + self._driver.tokens(
+                self._suffix_tokens
+            )
+            cached_pages, spent_us = self._driver.request(tokens)
+            self._times_us.append(spent_us)
+            assert cached_pages == self._prefix_tokens // PAGE_SIZE, f"{self._load.name} missed"
+
+    def result(self) -> dict[str, float]:
+        self._driver.drain()
+        assert self._adapter.free_pages() == self._load.pool_pages, "pages leaked"
+        return {
+            "p50_us": statistics.median(self._times_us),
+            "p99_us": float(np.percentile(self._times_us, 99)),
+            "bytes_a_cached_page": self._bytes_a_page,
+        }
+
+
+def measure(kind: type[PagerAdapter]) -> dict[str, dict[str, float]]:
+    """Percentiles of each load. They take turns, so that a busy machine slows all alike."""
+    subjects = {load.name: Subject(kind, load) for load in LOADS}
+    gc.freeze()
+    for _ in range(TURNS):
+        for subject in subjects.values():
+            subject.turn(TURN_REQUESTS)
+    gc.unfreeze()
+    return {name: subject.result() for name, subject in subjects.items()}
+
+
+def measure_eviction(page_count: int = 800_000) -> float:
+    """Median microseconds of an admission of 128 pages to a pool that the cache fills."""
+    adapter = PagerAdapter(page_count, PAGE_SIZE)
+    driver = Driver(adapter)
+    driver.fill(page_count - LONG_TOKENS // PAGE_SIZE)
+    times: list[float] = []
+    while len(times) < EVICTIONS:
+        request = adapter.prepare(driver.tokens(128 * PAGE_SIZE))
+        evicted_pages = adapter.core.books.pool.evicted
+        start = time.perf_counter_ns()
+        adapter.match(request)
+        spent_us = (time.perf_counter_ns() - start) / 1e3
+        adapter.commit(request)
+        adapter.release(request)
+        if adapter.core.books.pool.evicted > evicted_pages:
+            times.append(spent_us)
+    return statistics.median(times)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    PagerAdapter(64, PAGE_SIZE)  # what is imported and made once is not the index's memory
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for name, kind in (("core", PagerAdapter), ("published", PublishingPagerAdapter)):
+        found = results[name] = measure(kind)
+        for load, values in found.items():
+            p50_us = values["p50_us"]
+            over = p50_us / found["small"]["p50_us"]
+            print(
+                f"{name:10} {load:9} p50 {p50_us:7.1f} us, p99 {values['p99_us']:7.1f}; "
+                f"{over:.2f} of small, {p50_us / AIMS_US[name]:.2f} of the aim for 8,192 tokens"
+            )
+    evict_us = measure_eviction()
+    index_bytes = results["core"]["large"]["bytes_a_cached_page"]
+    header_bytes = PoolFormat(1, PAGE_SIZE, 64).header_bytes
+    print(f"evict 128 of 800,000 and admit: {evict_us:.1f} us")
+    print(
+        f"index: {index_bytes:.0f} bytes a cached page ({index_bytes / AIM_BYTES:.2f} of aim), "
+        f"headers {header_bytes} beside it"
+    )
+    if options.out is not None:
+        report = {
+            "machine": describe(),
+            "aims": {"p50_us": AIMS_US, "ratio": AIM_RATIO, "bytes_a_cached_page": AIM_BYTES},
+            "results": results,
+            "evict_128_us": evict_us,
+            "index_bytes_a_cached_page": index_bytes,
+            "header_bytes": header_bytes,
+        }
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
