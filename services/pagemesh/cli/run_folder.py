@@ -65,8 +65,9 @@ def run_folder(base: Path) -> Iterator[RunFolder]:
 
 
 def orphan_pool_bytes(base: Path) -> int:
-    """What pools of killed meshes below ``base`` take: the next ``up`` adopts or removes them."""
-    if not base.is_dir():
+    """What pools of killed meshes below ``base`` take: the next ``up`` adopts or removes them.
+    Nothing where ``base`` is not there or not ours."""
+    if not os.access(base, os.R_OK | os.W_OK | os.X_OK) or not base.is_dir():
         return 0
     total = 0
     with _scanning(base):

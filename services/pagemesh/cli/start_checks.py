@@ -96,10 +96,13 @@ def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
     """Whether a pool of ``wanted_bytes`` finds room in ``folder``; gives what was found, for
     people. ``orphan_bytes`` are taken by pools that the next mesh adopts or removes. Raises
     ``ConfigError``."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free + orphan_bytes
+    except OSError as error:
+        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: {error.strerror}; name another") from None
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
-    free = shutil.disk_usage(existing).free + orphan_bytes
     if free < wanted_bytes:
         raise ConfigError(
             f"PAGEMESH_POOL_DIR={folder}: {shown_binary(free)} free, the pool takes "

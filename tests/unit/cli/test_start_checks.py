@@ -138,6 +138,17 @@ def test_room_is_what_is_free_and_what_killed_meshes_left(
     assert "101 MiB free" in check_room(folder, 101 << 20, orphan_bytes=1 << 20)
 
 
+def test_a_folder_that_may_not_even_be_looked_into_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def forbidden(_: Path) -> Usage:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "disk_usage", forbidden)
+    with pytest.raises(ConfigError, match=r"PAGEMESH_POOL_DIR=.*: Permission denied; name another"):
+        check_room(tmp_path, 1)
+
+
 def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:
     assert orphan_pool_bytes(tmp_path / "none") == 0
     with run_folder(tmp_path) as living:

@@ -32,14 +32,30 @@ _WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
 _FULL_LAYERS = frozenset({"full_attention", "attention"})
 _MULTI_QUERY = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
 _ASSUMED: Mapping[str, Config] = {
+    "cohere2": {
+        "max_position_embeddings": 8_192, "sliding_window": 4_096, "sliding_window_pattern": 4,
+    },
     "falcon": {"max_position_embeddings": 2_048},
-    "gemma": {"head_dim": 256},
-    "gemma2": {"head_dim": 256, "sliding_window": 4_096, "sliding_window_pattern": 2},
+    "gemma": {"head_dim": 256, "num_key_value_heads": 16, "max_position_embeddings": 8_192},
+    "gemma2": {
+        "head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8_192,
+        "sliding_window": 4_096, "sliding_window_pattern": 2,
+    },
     "gemma3_text": {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         "max_position_embeddings": 131_072, "sliding_window": 4_096, "sliding_window_pattern": 6,
     },
-    "cohere2": {"sliding_window": 4_096, "sliding_window_pattern": 4},
+    "gpt2": {"n_positions": 1_024},
+    "gpt_bigcode": {"n_positions": 1_024},
+    "llama": {"max_position_embeddings": 2_048},
+    "mistral": {
+        "num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4_096,
+    },
+    "mixtral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    "phi3": {"max_position_embeddings": 4_096},
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
+    "qwen3_moe": {"num_key_value_heads": 4, "max_position_embeddings": 32_768},
 }  # fmt: skip
 """What a family's own code takes for granted and its files may leave out."""
 _OTHER_FORMS: Mapping[str, str] = {
@@ -88,8 +104,7 @@ def read_shape(config: Config, where: str) -> ModelShape:
     field, for what is missing, makes no sense, or keeps K and V in a way pages do not."""
     config = decoder_part(config)
     family = str(config.get("model_type") or "model")
-    given = {name: value for name, value in config.items() if value is not None}
-    config = {**_ASSUMED.get(family, {}), **given}
+    config = {**_ASSUMED.get(family, {}), **config}
     _refuse_other_forms(config, where)
     layers = _number(config, _LAYERS, where)
     heads = _number(config, _HEADS, where)

@@ -88,7 +88,7 @@ def test_every_familys_names_are_understood(
 def test_layers_with_a_window_are_counted(
     fields: dict[str, Any], windows: int, window: int
 ) -> None:
-    made = shape(**fields)
+    made = shape(num_key_value_heads=4, **fields)
     assert (made.window_layer_count, made.window_tokens) == (windows, window)
 
 
@@ -109,6 +109,7 @@ def test_layers_with_a_window_are_counted(
         ({"layer_types": ["linear_attention"] * 6}, "layers of type linear_attention"),
         ({"attn_layer_period": 8}, "attn_layer_period"),
         ({"max_position_embeddings": None}, "has no max_position_embeddings"),
+        ({"model_type": "new", "hidden_size": None}, "has no hidden_size"),
         ({"sliding_window": 32, "sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
     ],
 )
@@ -198,19 +199,20 @@ def test_parameters_are_counted_as_transformers_makes_them(
     assert parameter_count(found, read_shape(found, family)) == model.num_parameters()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "mistral", "qwen2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "llama",
+        "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
+    ],
+)  # fmt: skip
 def test_a_file_that_leaves_out_what_a_family_assumes_gives_the_same_shape(family: str) -> None:
-    config = _transformers_config(family, num_key_value_heads=4)
-    everything = config.to_dict()
-    kept = (
-        "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "dtype",
-    )  # fmt: skip
-    sparse = {name: everything.get(name) for name in kept}
-    if family == "mistral":  # its window is on unless the file says null
-        sparse["sliding_window"] = everything["sliding_window"]
-    full = read_shape(everything | {"max_position_embeddings": 8_192}, family)
-    assert read_shape(sparse | {"max_position_embeddings": 8_192}, family) == full
+    from transformers import CONFIG_MAPPING
+
+    sparse = {"hidden_size": 2_048, "num_hidden_layers": 24, "num_attention_heads": 32}
+    everything = CONFIG_MAPPING[family](**sparse).to_dict() | {"model_type": family}
+    expected = read_shape(everything, family)
+    assert read_shape({**sparse, "model_type": family}, family) == expected
 
 
 def test_a_family_that_is_not_known_by_heart_has_no_parameter_count() -> None:
