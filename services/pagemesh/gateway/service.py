@@ -47,7 +47,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 tenants,
                 model=config.worker.model_name,
                 request_timeout_ms=config.gateway.request_timeout_ms,
-                trace_ratio=config.telemetry.trace_ratio,
+                trace_ratio=config.telemetry.sampled_ratio,
             )
             async with (
                 BusDoor(front, bus).open() as bus_door,

@@ -149,6 +149,9 @@ class PagerConfig:
         512 << 20, "POOL_BYTES", "memory for KV pages in the pool",
         minimum=1 << 16, maximum=1 << 44, size=True,
     )  # fmt: skip
+    eviction: Literal["learned", "lru", "lfu", "s3-fifo", "priority", "cost"] = setting(
+        "learned", "EVICTION", "which cached pages go first when room is needed"
+    )
     session_ttl_ms: int = setting(
         3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
         minimum=100, maximum=MINUTE_MS,
@@ -278,6 +281,12 @@ class TelemetryConfig:
                 "collector such as http://127.0.0.1:4318"
             )
         return self.otlp.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+
+    @property
+    def sampled_ratio(self) -> float:
+        """Share of new traces that every hop is to record: none where a gateway sends its own
+        nowhere, since recording costs each hop tens of microseconds."""
+        return self.trace_ratio if self.traces_url else 0.0
 
 
 CONFIGS: tuple[type[object], ...] = (

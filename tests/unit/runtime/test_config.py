@@ -55,7 +55,11 @@ def test_every_kind_of_value_is_parsed() -> None:
     worker = load(WorkerConfig, {"PAGEMESH_DETERMINISTIC": "Yes", "PAGEMESH_DEVICE": "cuda"})
     assert (worker.deterministic, worker.device) == (True, "cuda")
     assert load(HostConfig, {"PAGEMESH_POOL_DIR": "/x/y"}).pool_dir == Path("/x/y")
-    assert load(TelemetryConfig, {"PAGEMESH_TRACE_RATIO": "0.25"}).trace_ratio == 0.25
+    given = {"PAGEMESH_TRACE_RATIO": "0.25"}
+    assert load(TelemetryConfig, given).trace_ratio == 0.25
+    assert load(TelemetryConfig, given).sampled_ratio == 0.0, "there is nowhere to send traces"
+    collected = load(TelemetryConfig, {**given, "PAGEMESH_OTLP": "http://127.0.0.1:4318"})
+    assert collected.sampled_ratio == 0.25
 
 
 @pytest.mark.parametrize(
