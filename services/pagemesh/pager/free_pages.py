@@ -17,7 +17,7 @@ _Borders = NDArray[np.int64]
 RUN_PAGES_MIN = 8
 _LOOK_RUNS_MAX = 4
 _TIDY_PAGES_MAX = 1 << 14
-_TIDY_RUNS_MAX = 1 << 12
+_TIDY_RUNS_MAX = 1 << 10
 
 
 class FreePages:

@@ -163,9 +163,12 @@ def test_the_rest_of_a_prompt_is_not_copied_with_each_of_its_chunks(
 ) -> None:
     lease = worker.granted(1, range(60))
     before = rig.core.books.leases[lease.lease].tokens
-    for filled in range(4, 60, 4):
+    for filled in range(4, 56, 4):
         worker.commit(lease, fill_of([], filled, first=60))
         assert rig.core.books.leases[lease.lease].tokens is before
+    worker.commit(lease, fill_of([], 56, first=60))
+    worker.commit(lease, fill_of([], 59, first=60))
+    assert rig.core.books.leases[lease.lease].tokens is before, "a page is still to come"
     worker.commit(lease, fill_of([], 60, first=60))
     assert rig.core.books.leases[lease.lease].tokens == b""
     worker.committed(lease, range(60))
