@@ -122,9 +122,9 @@ class Filling:
         inserted = forest.insert(before, tokens, run, grow=lease.made)
         forest.unpin(before)
         lease.anchor = inserted.node
-        if end == len(lease.tokens):
+        if len(lease.tokens) - end < self._width:  # soon said, and no prompt is kept for it
+            lease.tokens = lease.tokens[end:]
             lease.tokens_first += end // 4
-            lease.tokens = b""
         lease.made = inserted.known_pages < count
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
