@@ -61,9 +61,9 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         )
 
 
-def check_model(folder: Path) -> ModelShape:
-    """The shape of the model in ``folder``. Raises ``ConfigError`` for an architecture that the
-    engine has not, a broken config.json or a missing tokenizer."""
+def check_model(folder: Path) -> None:
+    """Raises ``ConfigError`` for an architecture that the engine has not, a broken config.json or
+    a missing tokenizer."""
     where = f"model {folder}"
     source = read_config(folder / "config.json")
     try:
@@ -71,7 +71,15 @@ def check_model(folder: Path) -> ModelShape:
     except (TypeError, LookupError):
         raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
     tokenizer_file(folder)
-    return read_shape(source, where)
+
+
+def known_shape(folder: Path) -> ModelShape | None:
+    """The shape of the model in ``folder``; None where its config.json leaves to the family's
+    own code what we do not know by heart. The workers know it."""
+    try:
+        return read_shape(read_config(folder / "config.json"), f"model {folder}")
+    except ConfigError:
+        return None
 
 
 def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:

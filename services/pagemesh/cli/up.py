@@ -25,7 +25,13 @@ from pagemesh.cli.restarts import RestartLimits
 from pagemesh.cli.roster import Roster
 from pagemesh.cli.run_folder import RunFolder, orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
-from pagemesh.cli.start_checks import check_model, check_room, check_settings, plan_pool
+from pagemesh.cli.start_checks import (
+    check_model,
+    check_room,
+    check_settings,
+    known_shape,
+    plan_pool,
+)
 from pagemesh.cli.stopping import drain, stop_signals
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
@@ -99,10 +105,12 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         worker=replace(config.worker, model=str(found.path), model_name=name),
         pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
     )
-    pool = plan_pool(config, check_model(found.path))
-    folder = config.host.pool_dir
-    check_room(folder, pool.form.file_bytes, orphan_pool_bytes(folder))
-    if pool.shortfall:
+    check_model(found.path)
+    shape, folder = known_shape(found.path), config.host.pool_dir
+    pool = None if shape is None else plan_pool(config, shape)
+    wanted_bytes = config.pager.pool_bytes if pool is None else pool.form.file_bytes
+    check_room(folder, wanted_bytes, orphan_pool_bytes(folder))
+    if pool is not None and pool.shortfall:
         screen.line(pool.shortfall)
     if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
         screen.line(
