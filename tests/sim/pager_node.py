@@ -9,11 +9,11 @@ from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.pager import events as ev
 from pagemesh.pager.books import Books
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.radix import Node
 from pagemesh.pager.state import PagerCore
+from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
 
@@ -79,7 +79,8 @@ class PagerNode(Process):
             layout_digest=self._spec.layout_digest,
             path=f"/{self.host.name}.pool",
         )
-        self.core = PagerCore(self._limits, facts, Lru[Node](), books=self._books)
+        policy = make_policy(PagerConfig().eviction, facts.page_count)
+        self.core = PagerCore(self._limits, facts, policy, books=self._books)
         found = ev.Recovered(
             memory.header_table(),
             tuple(memory.root_table.values()),

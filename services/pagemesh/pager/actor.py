@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemesh.pager import events as ev
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_store import PoolStore
-from pagemesh.pager.radix import Node
 from pagemesh.pager.state import PagerCore
 from pagemesh.runtime.actor import Behaviour
 from pagemesh.runtime.bus import Bus, Delivery
@@ -61,6 +60,7 @@ class PagerSettings:
     secret: bytes
     limits: PagerLimits
     kill_holders: bool
+    eviction: str
 
 
 @dataclass(slots=True)
@@ -145,7 +145,8 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts
-        core = PagerCore(settings.limits, facts, Lru[Node]())
+        policy = make_policy(settings.eviction, facts.page_count)
+        core = PagerCore(settings.limits, facts, policy)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
             holders = self._holders.living()

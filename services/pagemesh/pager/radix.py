@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -36,7 +37,7 @@ _SIBLINGS_MAX = 8
 class Node:
     """An edge and the place it leads to. ``depth``: pages from the root to its end."""
 
-    __slots__ = ("children", "depth", "pages", "parent", "pins", "tokens")
+    __slots__ = ("children", "depth", "note", "pages", "parent", "pins", "rank", "tokens")
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
         self.parent: Node = parent or self  # the root is its own parent
@@ -44,6 +45,8 @@ class Node:
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.pins = 0
+        self.rank = 0
+        self.note: Any = None  # the eviction policy's own
         self.depth: int = (parent.depth if parent else 0) + len(pages)
 
     @property
@@ -280,8 +283,8 @@ class Forest:
         run, and cutting a long one page by page would copy it each time. Returns the runs."""
         runs = []
         while count > 0:
-            node = self._policy.victim()
-            run = node.pages[max(0, len(node.pages) - count - spare_pages_max) :]
+            node, pages_max = self._policy.victim()
+            run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
             self.trim(node, len(run))
             runs.append(run)
             count -= len(run)
@@ -292,8 +295,8 @@ class Forest:
         ones, which are free. An edge that is just as long is one grant, as it was before."""
         grants, spare = [], []
         while count:
-            node = self._policy.victim()
-            run = node.pages[max(0, len(node.pages) - count - spare_pages_max) :]
+            node, pages_max = self._policy.victim()
+            run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
             self._cut_off(node, len(run))
             beyond = max(0, len(run) - count)
             if beyond:
@@ -313,13 +316,13 @@ class Forest:
     def _cut_off(self, node: Node, count: int) -> None:
         assert not node.children and not node.pins and not node.is_root
         keep = len(node.pages) - count
+        if not keep:
+            del node.parent.children[node.tokens[: self._width]]
+        self._policy.shrink(node, keep)
         if keep:
             node.tokens = node.tokens[: keep * self._width]
             node.pages = own(node.pages[:keep])
             node.depth -= count
-        else:
-            self._policy.remove(node)
-            del node.parent.children[node.tokens[: self._width]]
 
     def _attach(self, parent: Node, tokens: bytes, pages: Pages) -> Node:
         node = Node(parent, tokens, pages)
@@ -337,6 +340,8 @@ class Forest:
         lower.parent = upper
         lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
         upper.children[lower.tokens[: self._width]] = lower
+        upper.rank = lower.rank
+        self._policy.cut(upper, lower)
         if lower.pins:
             upper.pins = 2  # the child, and the caller
         else:

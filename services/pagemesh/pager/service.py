@@ -33,6 +33,7 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
             session_ttl_ms=config.pager.session_ttl_ms, heartbeat_ms=config.pager.heartbeat_ms
         ),
         kill_holders=config.pager.kill_holders,
+        eviction=config.pager.eviction,
     )
 
 

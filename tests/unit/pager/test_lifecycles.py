@@ -1,11 +1,10 @@
-"""Lifecycles of leases, tickets and sessions; the wait list; the LRU policy."""
+"""Lifecycles of leases, tickets and sessions; the wait list."""
 
 from __future__ import annotations
 
 import pytest
 from tests.unit.pager.rig import key_of, order_of
 
-from pagemesh.pager.eviction import Lru
 from pagemesh.pager.lease import (
     LEASE_MOVES,
     SESSION_MOVES,
@@ -92,18 +91,3 @@ def test_a_full_wait_list_refuses_newcomers_but_not_repeats() -> None:
         waiting.put(waiter(1))
     waiting.put(waiter(2, forget_ms=99))
     waiting.check()
-
-
-def test_lru_names_what_was_idle_longest_and_forgets_what_is_used_again() -> None:
-    policy: Lru[str] = Lru()
-    for node in "abc":
-        policy.add(node)
-    policy.remove("a")
-    assert policy.victim() == "b"
-    policy.add("a")
-    policy.remove("b")
-    policy.remove("c")
-    assert policy.victim() == "a" and len(policy) == 1 and list(policy) == ["a"]
-    policy.remove("a")
-    with pytest.raises(LookupError):
-        policy.victim()

@@ -1,0 +1,87 @@
+"""Cheapest to do without first: what is used seldom, is quick to compute again, and waits long.
+
+Greedy dual size with frequency (Cherkasova, 1998), for pages: each is worth its uses times the
+work of computing it again, on top of a level that rises to the worth of what was evicted last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pagemesh.pager.eviction.leaves import bared
+from pagemesh.pager.eviction.policy import Edge
+
+N = TypeVar("N", bound=Edge)
+_DEPTH_PAGES = 512
+"""A page that attends to so many pages before it costs twice what the first one does."""
+_STALE_SHARE, _STALE_MIN = 2, 64
+
+
+@dataclass(slots=True)
+class _Note:
+    use_count: int = 1
+    worth: float = 0.0
+    stamp: int = 0
+    """The one entry of the heap that counts; 0: the node is in use."""
+
+
+class Cost(Generic[N]):
+    """Operations are O(log n); entries that no longer count are swept out as they pile up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, N]] = []
+        self._level = 0.0
+        self._stamp = 0
+        self._idle_count = 0
+
+    def add(self, node: N) -> None:
+        note: _Note | None = node.note
+        if note is None:
+            note = node.note = _Note()
+        self._idle_count += 1
+        note.worth = self._level + note.use_count * (1 + node.depth / _DEPTH_PAGES)
+        self._push(node, note)
+
+    def remove(self, node: N) -> None:
+        note: _Note = node.note
+        self._idle_count -= 1
+        note.stamp = 0
+        note.use_count += 1
+
+    def cut(self, upper: N, lower: N) -> None:
+        note: _Note | None = lower.note
+        if note is not None:
+            upper.note = _Note(note.use_count + (not lower.pins))
+
+    def shrink(self, node: N, keep: int) -> None:
+        note: _Note = node.note
+        self._level = max(self._level, note.worth)
+        if not keep:
+            self._idle_count -= 1
+            note.stamp = 0
+            parent = bared(node)
+            if parent is not None:
+                self._push(parent, parent.note)
+
+    def victim(self) -> tuple[N, int]:
+        heap = self._heap
+        while heap:
+            _, stamp, node = heap[0]
+            if stamp == node.note.stamp and not node.children:
+                return node, len(node.pages)
+            heapq.heappop(heap)  # a parent is pushed again when it is a leaf
+        raise LookupError("nothing is idle")
+
+    def __iter__(self) -> Iterator[N]:
+        return (n for _, stamp, n in self._heap if stamp == n.note.stamp and not n.children)
+
+    def _push(self, node: N, note: _Note) -> None:
+        self._stamp += 1
+        note.stamp = self._stamp
+        heapq.heappush(self._heap, (note.worth, note.stamp, node))
+        if len(self._heap) > _STALE_SHARE * self._idle_count + _STALE_MIN:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].note.stamp]
+            heapq.heapify(self._heap)

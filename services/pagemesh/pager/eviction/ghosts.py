@@ -1,0 +1,84 @@
+"""What was evicted lately, so that its return can be noticed. Bounded; no page is kept.
+
+A place in the prefix tree is named by a hash that chains the first pages of the edges above it.
+Names decide nothing but statistics, so a collision costs nothing worth mentioning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Ghost:
+    """A run of evicted pages. ``below``: the name of what its children were chained to."""
+
+    place: int
+    below: int
+    kind: int
+    use_count: int
+    used_at: int
+    page_count: int
+
+
+def place_of(above: int, first_page: bytes) -> int:
+    """The name of an edge that starts with ``first_page`` below ``above``."""
+    return hash((above, first_page))
+
+
+class Ghosts:
+    """The last evicted runs, at most ``count_max`` of them with ``pages_max`` pages."""
+
+    def __init__(
+        self, pages_max: int, count_max: int, on_forgotten: Callable[[Ghost], None]
+    ) -> None:
+        self._pages_max = pages_max
+        self._count_max = count_max
+        self._on_forgotten = on_forgotten
+        self._by_place: OrderedDict[int, Ghost] = OrderedDict()
+        self._page_count = 0
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def put(self, ghost: Ghost) -> None:
+        """Remember ``ghost``, instead of who was at its place, and forget the oldest."""
+        old = self.take(ghost.place)
+        if old is not None:
+            self._on_forgotten(old)
+        self._by_place[ghost.place] = ghost
+        self._page_count += ghost.page_count
+        while self._page_count > self._pages_max or len(self._by_place) > self._count_max:
+            _, oldest = self._by_place.popitem(last=False)
+            self._page_count -= oldest.page_count
+            self._on_forgotten(oldest)
+
+    def lengthen(self, ghost: Ghost, place: int, page_count: int) -> bool:
+        """``ghost`` now starts ``page_count`` pages earlier, at ``place``. False when it is
+        forgotten already."""
+        if self._by_place.get(ghost.place) is not ghost:
+            return False
+        self.take(ghost.place)
+        ghost.place, ghost.page_count = place, ghost.page_count + page_count
+        self.put(ghost)
+        return True
+
+    def take(self, place: int) -> Ghost | None:
+        """Who was at ``place``, no longer remembered."""
+        ghost = self._by_place.pop(place, None)
+        if ghost is not None:
+            self._page_count -= ghost.page_count
+        return ghost
+
+    def returned(self, place: int, tokens: bytes, page_bytes: int) -> Iterator[Ghost]:
+        """The evicted runs that ``tokens``, computed anew from ``place`` on, bring back."""
+        at = 0
+        while at < len(tokens):
+            ghost = self.take(place)
+            if ghost is None:
+                return
+            yield ghost
+            at += ghost.page_count * page_bytes
+            place = place_of(ghost.below, tokens[at : at + page_bytes])

@@ -1,0 +1,223 @@
+"""The default: first goes what is least likely to be used again soon, as far as was seen.
+
+Idle edges are told apart by age, by how often they were used before, and by whether it is the
+last page of a prompt that is meant (the next turn of a chat seldom brings that one back): see
+``reuse``. Among edges of one kind the oldest stands for all, so a victim is found by looking at
+the first leaf of a queue for each kind. Where there is nothing to learn, this is LRU.
+
+What was evicted is remembered for a while (``ghosts``): how often pages are used at an age that
+they cannot reach in a small pool is learned so, and how often they were used before.
+
+Ages are in pages that became cached since: what counts is how much else wants the room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Generic, TypeVar
+
+from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
+from pagemesh.pager.eviction.leaves import LeafQueue, bared
+from pagemesh.pager.eviction.policy import Edge
+from pagemesh.pager.eviction.reuse import ReuseModel
+
+N = TypeVar("N", bound=Edge)
+
+LEVELS = 8
+"""Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
+_GHOST_POOLS = 4
+_GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
+_REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
+_TAILED_PAGES_MAX = 64
+"""In a longer edge one page more or less is nothing."""
+_TAIL_WORTH = 0.5
+"""A last page goes alone only if it is worth less than this share of the others: evicting
+edges whole keeps free pages in long runs."""
+
+
+class _Note:
+    """What is remembered of an edge. ``place`` and ``below``: see ``Ghost``. ``pages``: those
+    that wait in the model, apart from the tail. ``ghost``: of what was cut off its end.
+    ``is_new``: it was never idle so far."""
+
+    __slots__ = (
+        "below", "ghost", "has_tail", "is_new", "level", "pages", "place", "use_count", "used_at",
+    )  # fmt: skip
+
+    def __init__(self, place: int, below: int, use_count: int) -> None:
+        self.place = place
+        self.below = below
+        self.use_count = use_count
+        self.level = self.used_at = self.pages = 0
+        self.has_tail = False
+        self.is_new = True
+        self.ghost: Ghost | None = None
+
+
+class Learned(Generic[N]):
+    """For a pool of ``page_count`` pages. Operations are amortised O(1), with a refresh of what
+    was learned a few times while the pool is filled once."""
+
+    def __init__(self, page_count: int) -> None:
+        self._now = 0
+        self._model = ReuseModel(2 * LEVELS, page_count)
+        ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
+        self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
+        self._bodies: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
+        self._tails: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
+        self._root_count = 0
+        self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
+        self._refresh_at = 0
+
+    # What the tree tells
+
+    def add(self, node: N) -> None:
+        note: _Note | None = node.note
+        count = len(node.pages)
+        if note is None:
+            note = self._get_to_know(node)
+        if note.is_new:
+            note.is_new = False
+            self._now += count
+        else:
+            note.use_count += 1
+        note.level = level = _level_of(note.use_count)
+        note.used_at = now = self._now
+        self._bodies[level].add(node)
+        if not node.children and count <= _TAILED_PAGES_MAX:
+            note.has_tail = True
+            count -= 1
+            self._tails[level].add(node)
+            self._model.enter(2 * level + 1, now, 1)
+        note.pages = count
+        self._model.enter(2 * level, now, count)
+
+    def remove(self, node: N) -> None:
+        note: _Note = node.note
+        level, since, now = note.level, note.used_at, self._now
+        self._bodies[level].remove(node)
+        self._model.use(2 * level, since, now, note.pages)
+        if note.has_tail:
+            note.has_tail = False
+            self._tails[level].remove(node)
+            self._model.use(2 * level + 1, since, now, 1)
+
+    def cut(self, upper: N, lower: N) -> None:
+        note: _Note | None = lower.note
+        if note is None:
+            return  # not known yet; what becomes of it is told when it is idle
+        upper.note = above = _Note(note.place, note.place, note.use_count)
+        above.is_new = note.is_new
+        note.place = place_of(note.place, lower.tokens[: _page_bytes(lower)])
+        if not lower.pins:
+            used = len(upper.pages)
+            note.pages -= used
+            self._model.use(2 * note.level, note.used_at, self._now, used)
+
+    def shrink(self, node: N, keep: int) -> None:
+        note: _Note = node.note
+        if note.has_tail:
+            self._cut_tail(node, note)
+        lost = note.pages - keep
+        if lost:
+            self._cut_body(node, note, keep, lost)
+        if not keep:
+            self._bodies[note.level].remove(node)
+            parent = bared(node)
+            if parent is not None:
+                self._bodies[parent.note.level].recall(parent)
+
+    def victim(self) -> tuple[N, int]:
+        if self._now >= self._refresh_at:
+            self._refresh_at = self._now + self._refresh_ticks
+            self._model.refresh(self._now)
+        now, bucket, worth = self._now, self._model.bucket, self._model.worth
+        best: tuple[float, int] | None = None
+        found: tuple[N, int] | None = None
+        for level in range(LEVELS):
+            node = self._bodies[level].first()
+            if node is None:
+                continue
+            since = node.note.used_at
+            value = worth[2 * level][bucket(now - since)], since
+            if best is None or value < best:
+                best, found = value, (node, len(node.pages))
+            node = self._tails[level].first()
+            if node is not None:
+                since = node.note.used_at
+                age = bucket(now - since)
+                value = worth[2 * level + 1][age], since
+                if value < best and value[0] < _TAIL_WORTH * worth[2 * level][age]:
+                    best, found = value, (node, 1)
+        if found is None:
+            raise LookupError("nothing is idle")
+        return found
+
+    def __iter__(self) -> Iterator[N]:
+        return chain.from_iterable(self._bodies)
+
+    # Eviction, and return
+
+    def _cut_tail(self, node: N, note: _Note) -> None:
+        note.has_tail = False
+        self._tails[note.level].remove(node)
+        last = len(node.pages) - 1
+        place = self._place_at(node, last)
+        self._ghosts.put(
+            Ghost(place, note.below, 2 * note.level + 1, note.use_count, note.used_at, 1)
+        )
+
+    def _cut_body(self, node: N, note: _Note, keep: int, lost: int) -> None:
+        """The model goes on waiting for the lost pages, as long as their ghost is there."""
+        note.pages = keep
+        place = self._place_at(node, keep)
+        if note.ghost is None or not self._ghosts.lengthen(note.ghost, place, lost):
+            note.ghost = Ghost(
+                place, note.below, 2 * note.level, note.use_count, note.used_at, lost
+            )
+            self._ghosts.put(note.ghost)
+
+    def _forget(self, ghost: Ghost) -> None:
+        self._model.lose(ghost.kind, ghost.used_at, self._now, ghost.page_count)
+
+    def _get_to_know(self, node: N) -> _Note:
+        """A note for ``node``, which has none, and for what is above it."""
+        unknown = [node]
+        while not unknown[-1].is_root and unknown[-1].parent.note is None:
+            unknown.append(unknown[-1].parent)
+        for one in reversed(unknown):
+            if one.is_root:
+                self._root_count += 1
+                one.note = _Note(self._root_count, self._root_count, 0)
+            else:
+                one.note = self._returning(one)
+        note: _Note = node.note
+        return note
+
+    def _returning(self, node: N) -> _Note:
+        """A note for ``node``, that knows of uses before what it holds was evicted."""
+        page_bytes = _page_bytes(node)
+        place = place_of(node.parent.note.below, node.tokens[:page_bytes])
+        note = _Note(place, place, 0)
+        for ghost in self._ghosts.returned(place, node.tokens, page_bytes):
+            self._model.use(ghost.kind, ghost.used_at, self._now, ghost.page_count)
+            note.use_count, note.below = ghost.use_count + 1, ghost.below
+        return note
+
+    @staticmethod
+    def _place_at(node: N, index: int) -> int:
+        """The place of the page at ``index``; its first page has that of the edge."""
+        note: _Note = node.note
+        if not index:
+            return note.place
+        page_bytes = _page_bytes(node)
+        return place_of(note.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
+
+
+def _level_of(use_count: int) -> int:
+    return use_count if use_count < 4 else min(LEVELS - 1, use_count.bit_length() + 1)
+
+
+def _page_bytes(node: Edge) -> int:
+    return len(node.tokens) // len(node.pages)

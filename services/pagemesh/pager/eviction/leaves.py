@@ -1,0 +1,61 @@
+"""A queue of idle nodes whose first leaf is found in amortised constant time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from pagemesh.pager.eviction.policy import Edge
+
+N = TypeVar("N", bound=Edge)
+
+
+class LeafQueue(Generic[N]):
+    """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
+    comes back to the front by ``recall``: nothing still in the queue is older."""
+
+    __slots__ = ("_aside", "_queue")
+
+    def __init__(self) -> None:
+        # Not a plain dict: finding its first key is linear after removals at the front.
+        self._queue: OrderedDict[N, None] = OrderedDict()
+        self._aside: set[N] = set()
+
+    def add(self, node: N) -> None:
+        """Put ``node``, which is not in it, last."""
+        self._queue[node] = None
+
+    def remove(self, node: N) -> None:
+        """Take ``node`` out, wherever it is. Raises ``KeyError``."""
+        if node in self._aside:
+            self._aside.remove(node)
+        else:
+            del self._queue[node]
+
+    def recall(self, node: N) -> None:
+        """``node``, which is in it, is an idle leaf now."""
+        if node in self._aside:
+            self._aside.remove(node)
+            self._queue[node] = None
+            self._queue.move_to_end(node, last=False)
+
+    def first(self) -> N | None:
+        """The first idle leaf."""
+        queue = self._queue
+        while queue:
+            node = next(iter(queue))
+            if not node.children and not node.pins:
+                return node
+            del queue[node]
+            self._aside.add(node)
+        return None
+
+    def __iter__(self) -> Iterator[N]:
+        return (node for node in self._queue if not node.children and not node.pins)
+
+
+def bared(node: Edge) -> Any | None:
+    """The parent of ``node``, gone just now, if that made it an idle leaf."""
+    parent = node.parent
+    return None if parent.is_root or parent.pins or parent.children else parent

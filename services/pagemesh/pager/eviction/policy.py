@@ -1,0 +1,87 @@
+"""What a policy is told and asked.
+
+The tree tells of its edges (*nodes*) as they become idle, when nothing refers to them or to
+what is below them:
+
+    add -----> idle -----> remove       it is in use again
+               |  ^
+        shrink |  `------- some of its pages are gone
+               `---------> gone         all of them are
+
+A node becomes idle only after all nodes below it, and only leaves may be named as victims. A
+parent that loses its last child is a leaf from then on, without another ``add``.
+
+Policies take no clock. What has a lifetime in milliseconds is dropped by whoever knows the time;
+what must stay is pinned in the tree, so that the ledger does not count it as room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, Protocol, TypeVar
+
+
+class Edge(Protocol):
+    """What a policy may look at. ``note`` is the policy's own; it starts as None."""
+
+    note: Any
+
+    @property
+    def rank(self) -> int:
+        """How much this is to be kept before others; 0 as a rule. Only ``Priority`` asks."""
+
+    @property
+    def children(self) -> Mapping[bytes, Any]:
+        """The edges that start where this one ends."""
+
+    @property
+    def parent(self) -> Any:
+        """The edge above."""
+
+    @property
+    def pins(self) -> int:
+        """Leases and pinned children that need this edge."""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is where a tree starts; it has no pages and is never told of."""
+
+    @property
+    def depth(self) -> int:
+        """Pages from the root to its end."""
+
+    @property
+    def pages(self) -> Sized:
+        """Its pages."""
+
+    @property
+    def tokens(self) -> bytes:
+        """The packed tokens in them, equally many bytes a page."""
+
+
+N = TypeVar("N")
+
+
+class EvictionPolicy(Protocol[N]):
+    """Keeps the idle nodes and names the next to go."""
+
+    def add(self, node: N) -> None:
+        """``node`` became idle, after everything below it."""
+
+    def remove(self, node: N) -> None:
+        """``node``, idle so far, is in use again."""
+
+    def cut(self, upper: N, lower: N) -> None:
+        """``upper``, new and in use, now has the first pages of ``lower``. If ``lower`` was
+        idle it still is, with the others."""
+
+    def shrink(self, node: N, keep: int) -> None:
+        """The idle leaf ``node`` is about to lose all but its first ``keep`` pages. With 0 it
+        goes, and its parent has lost it already."""
+
+    def victim(self) -> tuple[N, int]:
+        """An idle leaf, and how many pages may go from its end. Raises ``LookupError`` when
+        nothing is idle."""
+
+    def __iter__(self) -> Iterator[N]:
+        """Every idle leaf."""

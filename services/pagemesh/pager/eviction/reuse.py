@@ -1,0 +1,154 @@
+"""How likely is it that idle pages are used again, given what is known of them?
+
+Entries are of a few *kinds*, and weigh as much as they have pages. For each kind the model keeps
+at what age entries were used again or given up on, and how many still wait. From that follows
+the hazard of a use at each age, as in survival analysis: uses at that age, over entries that
+were waiting then. Those that still wait count too, or else what lives long would look used often.
+
+What an entry is worth is not its hazard now but the best rate of uses that waiting for some time
+can yield (Gittins, 1979): people take a minute to answer, so a page is worth more than what is
+going to happen to it in the next second. To rank what is cached by such learned rates, by age,
+is the idea of hit density (Beckmann, Chen and Cidon, 2018).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F64 = NDArray[np.float64]
+
+AGE_BUCKETS = 40
+"""Two an octave, from a 256th of the pool to two thousand pools."""
+COHORTS = 64
+"""Entries that wait are counted by when they began to, in eighths of a pool; the oldest cohort
+takes in what is older."""
+_UNITS_PER_POOL, _COHORTS_PER_POOL = 256, 8
+_OUTCOMES_MAX = 16_384.0
+"""In entries of mean weight. Beyond it all evidence is halved, so that habits may change."""
+_FEW_ENTRIES = 20.0
+"""A kind is judged like all others until about so many of its own came to an age."""
+
+
+class ReuseModel:
+    """Ages are in ticks, one for each page that becomes cached; ``page_count``: of the pool."""
+
+    def __init__(self, kind_count: int, page_count: int) -> None:
+        self._unit_ticks = max(1, page_count // _UNITS_PER_POOL)
+        self._cohort_ticks = max(1, page_count // _COHORTS_PER_POOL)
+        self._cohort = 0
+        self._used = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
+        self._lost = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
+        self._waiting = [[0.0] * COHORTS for _ in range(kind_count)]
+        self._entered_pages = self._entered_count = 1.0
+        self._ended_pages = 0.0
+        borders = _borders() * self._unit_ticks
+        self._starts, self._widths = borders[:-1], np.diff(borders)
+        self.worth = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
+        """Kind, age bucket -> uses a tick that keeping a page can yield, as of ``refresh``."""
+
+    def bucket(self, age: int) -> int:
+        """Where an age of so many ticks is counted."""
+        units = age // self._unit_ticks
+        if units < 2:
+            return units
+        bits = units.bit_length()
+        found = 2 * bits - 2 + (units >> (bits - 2) & 1)
+        return found if found < AGE_BUCKETS else AGE_BUCKETS - 1
+
+    # What happens to entries; ``since`` is the tick at which they began to wait
+
+    def enter(self, kind: int, since: int, page_count: int) -> None:
+        """``page_count`` pages of ``kind`` wait."""
+        cohort = since // self._cohort_ticks
+        if cohort > self._cohort:
+            self._advance(cohort)
+        self._entered_pages += page_count
+        self._entered_count += 1.0
+        self._waiting[kind][self._place(cohort)] += page_count
+
+    def leave(self, kind: int, since: int, page_count: int) -> None:
+        """They do not wait any more, and that says nothing."""
+        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
+
+    def use(self, kind: int, since: int, now: int, page_count: int) -> None:
+        """They are used."""
+        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
+        self._used[kind][self.bucket(now - since)] += page_count
+        self._ended_pages += page_count
+
+    def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
+        """They were not used so far, and nobody would notice from now on."""
+        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
+        self._lost[kind][self.bucket(now - since)] += page_count
+        self._ended_pages += page_count
+
+    def refresh(self, now: int) -> None:
+        """Compute ``worth`` from what was seen. A fraction of a millisecond."""
+        self._advance(now // self._cohort_ticks)
+        used, lost = np.array(self._used), np.array(self._lost)
+        exposure = self._exposure(used + lost, now)
+        entry_pages = self._entered_pages / self._entered_count
+        hazard = self._hazard(used, exposure, _FEW_ENTRIES * entry_pages)
+        self.worth = _best_rates(hazard, self._widths).tolist()
+        if self._ended_pages > _OUTCOMES_MAX * entry_pages:
+            self._used, self._lost = (used / 2).tolist(), (lost / 2).tolist()
+            self._ended_pages /= 2
+
+    def _exposure(self, ended: _F64, now: int) -> _F64:
+        """Ticks times pages that each kind (rows) spent at each age (columns)."""
+        # Who ended in a bucket spent half of its width there, and passed all before it.
+        passed = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
+        cohorts = np.arange(self._cohort - COHORTS + 1, self._cohort + 1)
+        ages = np.maximum(0.0, now - (cohorts + 0.5) * self._cohort_ticks)
+        spent = np.clip(ages[:, None] - self._starts, 0.0, self._widths)
+        waiting = np.array(self._waiting)[:, cohorts % COHORTS]
+        exposure: _F64 = ended @ (passed * self._widths) + waiting @ spent
+        return exposure
+
+    def _hazard(self, used: _F64, exposure: _F64, few_pages: float) -> _F64:
+        """Uses a tick and page. Where a kind was seen little: those of all kinds at that age,
+        times how much more this kind is used than others at any age."""
+        total = exposure.sum(0)
+        common = np.divide(used.sum(0), total, out=np.zeros_like(total), where=total > 0)
+        factor = (used.sum(1) + few_pages) / (exposure @ common + few_pages)
+        few = few_pages * self._widths
+        hazard: _F64 = (used + factor[:, None] * common * few) / (exposure + few)
+        return hazard
+
+    def _place(self, cohort: int) -> int:
+        oldest = self._cohort - COHORTS + 1
+        return (cohort if cohort > oldest else oldest) % COHORTS
+
+    def _advance(self, cohort: int) -> None:
+        steps = min(COHORTS, cohort - self._cohort)
+        for fresh in range(cohort - steps + 1, cohort + 1):
+            for row in self._waiting:  # the oldest cohort joins the one after it
+                oldest, row[fresh % COHORTS] = row[fresh % COHORTS], 0.0
+                row[(fresh + 1) % COHORTS] += oldest
+        self._cohort = max(self._cohort, cohort)
+
+
+def _borders() -> _F64:
+    """0, 1, 2, 3, 4, 6, 8, 12, ...: where age buckets begin and end, in units."""
+    octaves = np.exp2(np.arange(1, AGE_BUCKETS // 2 + 1))
+    return np.concatenate([[0.0, 1.0], np.stack([octaves, 1.5 * octaves], 1).ravel()])[
+        : AGE_BUCKETS + 1
+    ]
+
+
+def _best_rates(hazard: _F64, widths: _F64) -> _F64:
+    """For an entry at the start of each bucket: uses over ticks, waiting until a use or until
+    the end of that bucket or a later one, whichever end is best. Shape: kinds x buckets."""
+    chance = -np.expm1(-hazard * widths)
+    passing = np.cumprod(1 - chance, 1)
+    alive = np.ones_like(hazard)
+    alive[:, 1:] = np.maximum(passing[:, :-1], 1e-12)
+    ticks = alive * np.where(hazard > 0, chance / np.maximum(hazard, 1e-300), widths)
+    uses_until, ticks_until = np.cumsum(alive * chance, 1), np.cumsum(ticks, 1)
+    uses = uses_until[:, None, :] - (uses_until - alive * chance)[:, :, None]
+    waits = ticks_until[:, None, :] - (ticks_until - ticks)[:, :, None]
+    later = np.triu(np.ones((widths.size, widths.size), bool))
+    rates = np.where(later, uses / np.maximum(waits, 1e-300), 0.0)
+    best: _F64 = rates.max(2)
+    return best

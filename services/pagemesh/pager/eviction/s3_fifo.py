@@ -1,0 +1,118 @@
+"""S3-FIFO (Yang and others, 2023) on a prefix tree: queues in which nothing moves when used.
+
+    new -----> small --unused--> ghosts      back from the ghosts: into main
+                 `--used--> main --unused--> gone
+                            ^  `--used--.
+                            `-----------'    one use less each time around
+
+What is in use keeps its place in its queue; the front passes over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeVar
+
+from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
+from pagemesh.pager.eviction.leaves import LeafQueue, bared
+from pagemesh.pager.eviction.policy import Edge
+
+N = TypeVar("N", bound=Edge)
+USES_MAX = 3
+_SMALL_SHARE = 10
+_GHOST_COUNT_MIN, _PAGES_PER_GHOST = 1_024, 8
+
+
+@dataclass(slots=True)
+class _Note:
+    place: int
+    is_small: bool
+    use_count: int = 0
+
+
+class S3Fifo(Generic[N]):
+    """Operations are amortised O(1): going round costs a use. ``page_count``: of the pool."""
+
+    def __init__(self, page_count: int) -> None:
+        self._small: LeafQueue[N] = LeafQueue()
+        self._main: LeafQueue[N] = LeafQueue()
+        self._small_pages, self._small_pages_max = 0, page_count // _SMALL_SHARE
+        count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
+        self._ghosts = Ghosts(page_count, count_max, lambda _ghost: None)
+
+    def add(self, node: N) -> None:
+        note: _Note | None = node.note
+        if note is None:
+            note = node.note = _Note(_place(node), True)
+            note.is_small = self._ghosts.take(note.place) is None
+            self._put(node, note)
+        self._queue(note).recall(node)
+
+    def remove(self, node: N) -> None:
+        note: _Note = node.note
+        note.use_count = min(USES_MAX, note.use_count + 1)
+
+    def cut(self, upper: N, lower: N) -> None:
+        note: _Note | None = lower.note
+        if note is None:
+            return
+        upper.note = _Note(note.place, note.is_small, note.use_count)
+        if not lower.pins:
+            upper.note.use_count = min(USES_MAX, note.use_count + 1)
+        note.place = _place(lower)
+        if note.is_small:
+            self._small_pages -= len(upper.pages)  # put counts them again
+        self._put(upper, upper.note)
+
+    def shrink(self, node: N, keep: int) -> None:
+        note: _Note = node.note
+        if note.is_small:
+            self._small_pages -= len(node.pages) - keep
+        if keep:
+            return
+        self._queue(note).remove(node)
+        if note.is_small:
+            self._ghosts.put(Ghost(note.place, note.place, 0, 0, 0, len(node.pages)))
+        parent = bared(node)
+        if parent is not None:
+            self._queue(parent.note).recall(parent)
+
+    def victim(self) -> tuple[N, int]:
+        while True:
+            small, main = self._small.first(), self._main.first()
+            if small is not None and (main is None or self._small_pages > self._small_pages_max):
+                note: _Note = small.note
+                if not note.use_count:
+                    return small, len(small.pages)
+                self._small.remove(small)
+                self._small_pages -= len(small.pages)
+                note.is_small, note.use_count = False, 0
+                self._main.add(small)
+            elif main is not None:
+                note = main.note
+                if not note.use_count:
+                    return main, len(main.pages)
+                note.use_count -= 1
+                self._main.remove(main)
+                self._main.add(main)
+            else:
+                raise LookupError("nothing is idle")
+
+    def __iter__(self) -> Iterator[N]:
+        return chain(self._small, self._main)
+
+    def _queue(self, note: _Note) -> LeafQueue[N]:
+        return self._small if note.is_small else self._main
+
+    def _put(self, node: N, note: _Note) -> None:
+        if note.is_small:
+            self._small_pages += len(node.pages)
+        self._queue(note).add(node)
+
+
+def _place(node: Edge) -> int:
+    above = node.parent.note
+    page_bytes = len(node.tokens) // len(node.pages)
+    return place_of(above.place if above is not None else 0, node.tokens[:page_bytes])

@@ -1,0 +1,322 @@
+"""Eviction policies, driven by a prefix tree over a small pool."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagemesh.pager.audit import check_forest
+from pagemesh.pager.eviction import POLICIES, EvictionPolicy, Lru, make_policy
+from pagemesh.pager.eviction.ghosts import Ghost, Ghosts
+from pagemesh.pager.eviction.learned import Learned
+from pagemesh.pager.eviction.reuse import ReuseModel
+from pagemesh.pager.pool import PagePool
+from pagemesh.pager.radix import Forest, Node
+from pagemesh.runtime.settings import PagerConfig
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.tokens import pack
+
+Prompt = Sequence[int]
+
+
+class Cache:
+    """A pool of one-token pages under a policy; prompts come one after the other."""
+
+    def __init__(self, page_count: int, policy: EvictionPolicy[Node]) -> None:
+        self.policy = policy
+        self.pool = PagePool(page_count, 0)
+        self.forest = Forest(self.pool, 1, policy)
+        self.root = self.forest.plant(b"r" * 32, 0).root
+        self.anchors: list[Node] = []
+
+    def begin(self, prompt: Prompt) -> int:
+        """Cache ``prompt`` and keep it pinned. Returns how many pages of it were there."""
+        tokens = pack(prompt)
+        match = self.forest.match(self.root, tokens, len(prompt))
+        node = self.forest.pin_match(match)
+        known = node.depth
+        short = len(prompt) - known - self.pool.free
+        if short > 0:
+            self.forest.evict(short)
+        if known < len(prompt):
+            pages = self.pool.take(len(prompt) - known)[0]
+            made = self.forest.insert(node, tokens[4 * known :], pages, grow=False)
+            self.forest.unpin(node)
+            node = made.node
+        self.anchors.append(node)
+        return known
+
+    def end(self, index: int = 0) -> None:
+        self.forest.unpin(self.anchors.pop(index))
+
+    def serve(self, prompt: Prompt) -> int:
+        known = self.begin(prompt)
+        self.end(-1)
+        return known
+
+    def hits(self, prompts: Iterable[Prompt]) -> int:
+        return sum(self.serve(prompt) for prompt in prompts)
+
+    def holds(self, prompt: Prompt) -> int:
+        return self.forest.match(self.root, pack(prompt), len(prompt)).pages
+
+    def evict(self, count: int = 1) -> None:
+        self.forest.evict(count)
+
+    def check(self) -> None:
+        self.pool.check()
+        check_forest(self.forest, self.pool, self.anchors)
+
+
+def fresh(first: int, count: int = 4) -> range:
+    """A prompt that shares nothing with others."""
+    return range(first * 1_000, first * 1_000 + count)
+
+
+def chats(count: int, seed: int) -> list[Prompt]:
+    """Few system prompts, most asked once by somebody new, some chats that go on and on."""
+    rng, talk = random.Random(seed), [1]
+    prompts: list[Prompt] = []
+    for number in range(count):
+        system = fresh(1 + min(int(rng.expovariate(0.35)), 20), 6)
+        prompts.append([*system, *fresh(100 + number, rng.randint(2, 6))])
+        if number % 4 == 0:
+            talk = [1, *talk[-20:], number] if len(talk) > 30 else [*talk, number, number + 1]
+            prompts.append(list(talk))
+    return prompts
+
+
+@pytest.fixture(params=POLICIES)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+def test_the_setting_offers_exactly_the_policies_there_are() -> None:
+    assert set(get_args(get_type_hints(PagerConfig)["eviction"])) == set(POLICIES)
+    assert PagerConfig().eviction == next(iter(POLICIES))
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="'mru'; there are learned, lru"):
+        make_policy("mru", 8)
+
+
+steps = st.lists(
+    st.one_of(
+        st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple),
+        st.integers(0, 3),
+        st.none(),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_names_idle_leaves_only_and_loses_none(
+    policy: str, steps: list[tuple[int, ...] | int | None]
+) -> None:
+    cache = Cache(24, make_policy(policy, 24))
+    for step in steps:
+        if isinstance(step, tuple):
+            if len(cache.anchors) < 3:
+                cache.begin(step)
+        elif step is None:
+            if cache.anchors:
+                cache.end()
+        else:
+            cache.evict(min(step, cache.pool.idle))
+        if cache.pool.idle:
+            node, pages_max = cache.policy.victim()
+            assert not node.pins and not node.children and 1 <= pages_max <= len(node.pages)
+        else:
+            with pytest.raises(LookupError):
+                cache.policy.victim()
+        cache.check()
+    while cache.anchors:
+        cache.end()
+    cache.evict(cache.pool.idle)
+    assert cache.pool.free == 24 and not list(cache.policy)
+
+
+def test_a_policy_forgets_what_is_used_again_until_it_is_idle(name: str) -> None:
+    cache = Cache(16, make_policy(name, 16))
+    cache.serve(fresh(1))
+    cache.serve(fresh(2))
+    cache.begin(fresh(1))
+    cache.evict(4)
+    assert (cache.holds(fresh(1)), cache.holds(fresh(2))) == (4, 0)
+    with pytest.raises(LookupError):
+        cache.policy.victim()
+    cache.end()
+    cache.evict(4)
+    assert not cache.holds(fresh(1))
+
+
+def test_lru_evicts_pages_in_the_order_of_their_last_use() -> None:
+    """Against the plainest model there is: every page with the time of its last use."""
+    rng = random.Random(3)
+    cache, used = Cache(40, Lru()), dict[tuple[int, ...], int]()
+    for now in range(600):
+        prompt = tuple(rng.choices(range(3), k=rng.randint(1, 9)))
+        known = cache.serve(prompt)
+        places = [prompt[:end] for end in range(1, len(prompt) + 1)]
+        assert known == sum(place in used for place in places)
+        used |= dict.fromkeys(places, now)
+        for _ in range(len(used) - 40):
+            # Of pages used at the same time, the deepest goes first.
+            del used[min(used, key=lambda place: (used[place], -len(place)))]
+    assert cache.pool.evicted > 500
+
+
+def test_lfu_keeps_what_was_used_more_often_however_long_ago() -> None:
+    cache = Cache(8, make_policy("lfu", 8))
+    for _ in range(3):
+        cache.serve(fresh(1))
+    cache.hits(fresh(number) for number in range(2, 12))
+    assert cache.holds(fresh(1)) == 4
+    cache.evict(8)
+    assert not cache.holds(fresh(1))
+
+
+def test_s3_fifo_lets_what_is_asked_once_pass_by() -> None:
+    cache = Cache(40, make_policy("s3-fifo", 40))
+    for number in (1, 2, 3, 1, 2, 3):
+        cache.serve(fresh(number))
+    cache.hits(fresh(number) for number in range(10, 60))
+    assert [cache.holds(fresh(number)) for number in (1, 2, 3)] == [4, 4, 4]
+
+
+def test_s3_fifo_takes_what_it_evicted_too_early_for_good_the_second_time() -> None:
+    cache = Cache(40, make_policy("s3-fifo", 40))
+    cache.hits(fresh(number) for number in range(1, 12))
+    assert not cache.holds(fresh(1))
+    cache.serve(fresh(1))
+    cache.hits(fresh(number) for number in range(20, 60))
+    assert cache.holds(fresh(1)) == 4
+
+
+def test_priority_evicts_by_rank_and_then_by_age() -> None:
+    cache = Cache(12, make_policy("priority", 12))
+    for number, rank in ((1, 1), (2, -1), (3, 0)):
+        cache.begin(fresh(number))
+        cache.anchors[-1].rank = rank
+        cache.end()
+    for gone, left in ((2, (1, 3)), (3, (1,)), (1, ())):
+        cache.evict(4)
+        assert not cache.holds(fresh(gone)) and all(cache.holds(fresh(one)) for one in left)
+
+
+def test_cost_evicts_first_what_is_quick_to_compute_again_but_not_for_ever() -> None:
+    deep, shallow = [*fresh(1, 600)], [*fresh(2, 100)]
+    cache = Cache(1_000, make_policy("cost", 1_000))
+    cache.serve(deep)
+    cache.serve(shallow)
+    cache.evict(50)
+    assert (cache.holds(deep), cache.holds(shallow)) == (600, 50)
+    cache.hits(fresh(number, 100) for number in range(3, 40))
+    assert not cache.holds(deep)
+
+
+def test_learned_is_lru_where_nothing_comes_again() -> None:
+    lru, learned = Cache(64, Lru()), Cache(64, Learned(64))
+    for number in range(200):
+        for cache in (lru, learned):
+            cache.serve(fresh(number, 1 + number % 7))
+    for number in range(200):
+        prompt = fresh(number, 1 + number % 7)
+        assert lru.holds(prompt) == learned.holds(prompt)
+
+
+@pytest.mark.parametrize(("page_count", "gain"), [(60, 1.05), (120, 1.05), (240, 1.0), (480, 1.0)])
+def test_learned_hits_more_than_lru_where_few_prompts_come_often(
+    page_count: int, gain: float
+) -> None:
+    prompts = chats(1_500, seed=page_count)
+    lru, learned = Cache(page_count, Lru()), Cache(page_count, Learned(page_count))
+    assert learned.hits(prompts) > gain * lru.hits(prompts)
+    learned.check()
+
+
+def test_learned_evicts_last_pages_first_once_it_saw_that_next_turns_replace_them() -> None:
+    cache = Cache(800, Learned(800))
+    talks = [list(fresh(number)) for number in range(1, 31)]
+    ends = iter(range(1_000_000, 2_000_000))
+    for turn in range(6):
+        for talk in talks:
+            talk += [talk[0] + 100 + turn, talk[0] + 200 + turn]
+            cache.serve([*talk, next(ends)])
+    bodies = [cache.holds(talk) for talk in talks]
+    cache.evict(100)
+    assert [cache.holds(talk) for talk in talks] == bodies
+    cache.check()
+
+
+def test_learned_knows_what_comes_back_from_before_it_was_evicted() -> None:
+    cache = Cache(64, Learned(64))
+    for _ in range(5):
+        cache.serve(fresh(1))
+    cache.evict(cache.pool.idle)
+    cache.serve(fresh(1))
+    cache.serve(fresh(2))
+    [known, new] = sorted((n.note.use_count for n in cache.root.children.values()), reverse=True)
+    assert (known, new) == (5, 0)
+
+
+def test_ghosts_are_bounded_in_number_and_in_pages() -> None:
+    forgotten: list[int] = []
+    ghosts = Ghosts(100, 8, lambda ghost: forgotten.append(ghost.place))
+    for place in range(20):
+        ghosts.put(Ghost(place, place, 0, 0, 0, 10))
+    assert len(ghosts) == 8 and forgotten == list(range(12))
+    ghosts.put(Ghost(99, 99, 0, 0, 0, 95))
+    assert len(ghosts) == 1 and ghosts.take(99) is not None
+
+
+def test_a_rate_of_use_is_found_again_whether_or_not_waiting_has_ended() -> None:
+    model, rng, rate = ReuseModel(1, 1_024), random.Random(1), 1 / 400
+    for since in range(0, 20_000, 4):
+        model.enter(0, since, 1)
+        used_at = since + round(rng.expovariate(rate))
+        if used_at < 20_000:
+            model.use(0, since, used_at, 1)
+    model.refresh(20_000)
+    for age in (0, 50, 200, 800):
+        assert model.worth[0][model.bucket(age)] == pytest.approx(rate, rel=0.25)
+
+
+def test_what_is_going_to_be_used_soon_is_worth_more_than_its_hazard_now() -> None:
+    model = ReuseModel(1, 1_024)
+    for since in range(0, 50_000, 10):
+        model.enter(0, since, 1)
+        model.use(0, since, since + 300, 1)
+    model.refresh(50_000)
+    worth = model.worth[0]
+    assert worth[model.bucket(0)] > 0.5 / 300
+    assert worth[model.bucket(0)] < worth[model.bucket(200)] < worth[model.bucket(290)]
+
+
+def test_a_kind_that_was_hardly_seen_is_judged_like_the_others() -> None:
+    model = ReuseModel(2, 1_024)
+    for since in range(0, 40_000, 10):
+        model.enter(0, since, 1)
+        model.use(0, since, since + 100, 1)
+    model.enter(1, 39_000, 1)
+    model.lose(1, 39_000, 39_500, 1)
+    model.refresh(40_000)
+    assert model.worth[1][0] == pytest.approx(model.worth[0][0], rel=0.2)
+
+
+def test_ages_are_told_apart_in_half_octaves_without_gaps() -> None:
+    model = ReuseModel(1, 256)
+    buckets = [model.bucket(age) for age in range(5_000)]
+    assert buckets[:9] == [0, 1, 2, 3, 4, 4, 5, 5, 6]
+    assert all(later - earlier in (0, 1) for earlier, later in pairwise(buckets))
