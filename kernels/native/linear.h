@@ -30,7 +30,8 @@ struct LinearCall {
   float* out;
   long out_stride;
   long rows, n, k;
-  bool add;  // to what `out` holds
+  bool add;   // to what `out` holds
+  bool hold;  // sums stay in the carry, for somebody else to finish
 };
 
 // How a product is cut into units of work.
@@ -43,12 +44,11 @@ struct LinearPlan {
 
 inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
-LinearPlan plan_linear(long rows, long n, int threads) {
+LinearPlan plan_linear(long rows, long n, int threads, long unit_panels = kUnitPanels) {
   const long panels = pieces(n, kLanes);
   if (rows <= kStreamRows) return {panels, 1, rows, 1, panels};
   const long row_blocks = pieces(rows, kUnitRows);
   const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
-  long unit_panels = kUnitPanels;
   while (unit_panels > kTilePanels && pieces(panels, unit_panels) * row_blocks < 4 * threads) {
     unit_panels = unit_panels / 2 > kTilePanels ? unit_panels / 2 : kTilePanels;
   }
@@ -82,7 +82,7 @@ void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
 
 // One panel for R rows, all of K. Fetches ahead in this panel, and at its end the next one.
 template <int R>
-void stream_panel(const LinearCall& call, long panel, const float* next) {
+void stream_panel(const LinearCall& call, long panel, float* carry, const float* next) {
   const float* weight = call.packed + panel * call.k * kLanes;
   V sum[R][1];
   for (int r = 0; r < R; ++r) sum[r][0] = zero();
@@ -99,7 +99,8 @@ void stream_panel(const LinearCall& call, long panel, const float* next) {
     }
     ahead = next ? next : weight;
   }
-  finish_tile<R, 1>(call, 0, panel, sum);
+  if (!call.hold) return finish_tile<R, 1>(call, 0, panel, sum);
+  for (int r = 0; r < R; ++r) store(carry + r * kLanes, sum[r][0]);
 }
 
 // A tile's share of a block: values [begin, end) of K. Sums come from and go to `carry`,
@@ -124,13 +125,13 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
       for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
     }
   }
-  if (end == call.k) return finish_tile<R, P>(call, row, panel, sum);
+  if (end == call.k && !call.hold) return finish_tile<R, P>(call, row, panel, sum);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
   }
 }
 
-using StreamPanel = void (*)(const LinearCall&, long, const float*);
+using StreamPanel = void (*)(const LinearCall&, long, float*, const float*);
 using BlockTile = void (*)(const LinearCall&, long, long, long, long, float*, const float*);
 
 StreamPanel stream_panel_of(long rows) {
@@ -193,28 +194,45 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   }
 }
 
-void block_unit(const LinearCall& call, const LinearPlan& plan, long unit, float* carry,
-                Next after) {
+// The rows and panels of a unit, and what one panel of them carries.
+struct Unit {
+  long row, row_end, first, last;
+  long panel_carry;
+
+  Unit(const LinearPlan& plan, long rows, long unit)
+      : row(unit % plan.row_blocks * plan.unit_rows),
+        first(unit / plan.row_blocks * plan.unit_panels) {
+    row_end = row + plan.unit_rows < rows ? row + plan.unit_rows : rows;
+    last = first + plan.unit_panels < plan.panels ? first + plan.unit_panels : plan.panels;
+    panel_carry = pieces(row_end - row, kTileRows) * kTileRows * kLanes;
+  }
+};
+
+// Panels of a unit, `apart` panels further on, over one block of K; `after` comes after them.
+void block_span(const LinearCall& call, const Unit& unit, long apart, long begin, long end,
+                float* carry, Next after) {
   const long floats = call.k * kLanes;
-  const long row = unit % plan.row_blocks * plan.unit_rows;
-  const long row_end = row + plan.unit_rows < call.rows ? row + plan.unit_rows : call.rows;
-  const long first = unit / plan.row_blocks * plan.unit_panels;
-  const long last = first + plan.unit_panels < plan.panels ? first + plan.unit_panels : plan.panels;
-  const long panel_carry = pieces(row_end - row, kTileRows) * kTileRows * kLanes;
+  for (long panel = unit.first; panel < unit.last;) {
+    const long width = unit.last - panel >= kTilePanels ? kTilePanels : 1;
+    const float* weight = call.packed + (apart + panel + width) * floats + begin * kLanes;
+    const Next next = panel + width < unit.last ? Next{weight, floats} : after;
+    float* sums = carry + (panel - unit.first) * unit.panel_carry;
+    if (width == 1) {
+      block_panels<1>(call, unit.row, unit.row_end, apart + panel, begin, end, sums, next);
+    } else {
+      block_panels<kTilePanels>(call, unit.row, unit.row_end, apart + panel, begin, end, sums,
+                                next);
+    }
+    panel += width;
+  }
+}
+
+void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next after) {
+  const long floats = call.k * kLanes;
   for (long begin = 0; begin < call.k; begin += kBlockDepth) {
     const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
-    for (long panel = first; panel < last;) {
-      const long width = last - panel >= kTilePanels ? kTilePanels : 1;
-      const float* weight = call.packed + (panel + width) * floats + begin * kLanes;
-      Next next{weight, floats};
-      if (panel + width == last) {
-        next = end < call.k ? Next{call.packed + first * floats + end * kLanes, floats} : after;
-      }
-      float* sums = carry + (panel - first) * panel_carry;
-      if (width == 1) block_panels<1>(call, row, row_end, panel, begin, end, sums, next);
-      else block_panels<kTilePanels>(call, row, row_end, panel, begin, end, sums, next);
-      panel += width;
-    }
+    const Next again{call.packed + unit.first * floats + end * kLanes, floats};
+    block_span(call, unit, 0, begin, end, carry, end < call.k ? again : after);
   }
 }
 
@@ -222,12 +240,12 @@ inline const float* unit_weights(const LinearPlan& plan, const float* packed, lo
   return packed + unit / plan.row_blocks * plan.unit_panels * k * kLanes;
 }
 
-// One thread's share of a product. Of a team of `team` threads each begins with the unit of its
-// own number, so that what comes before can fetch it; the others are taken from `work`. `after`
-// is what this thread reads when it is done. `carry`: kCarryFloats of its own.
-void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
-                  int team, float* carry, Next after) {
-  const StreamPanel stream = stream_panel_of(call.rows);
+// One thread's share of a product's units, as body(unit, what this thread reads next). Of a team
+// of `team` threads each begins with the unit of its own number, so that what comes before can
+// fetch it; the others are taken from `work`. `after` is what it reads when it is done.
+template <typename Body>
+void share_units(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
+                 int team, Next after, Body body) {
   long unit = thread, next = 0, end = 0;
   // Claimed one ahead, so that what comes next can be fetched meanwhile.
   for (bool more = unit < plan.units; more; unit = next) {
@@ -235,15 +253,24 @@ void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& w
     next += team;
     Next ahead = after;
     if (more) ahead = {unit_weights(plan, call.packed, call.k, next), call.k * kLanes};
-    if (call.rows <= kStreamRows) stream(call, unit, ahead.at);
-    else block_unit(call, plan, unit, carry, ahead);
+    body(unit, ahead);
   }
+}
+
+// `carry`: kCarryFloats of this thread's own.
+void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
+                  int team, float* carry, Next after) {
+  const StreamPanel stream = stream_panel_of(call.rows);
+  share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
+    if (call.rows <= kStreamRows) stream(call, unit, carry, ahead.at);
+    else block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
+  });
 }
 
 void linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
             long out_stride, long rows, long n, long k, int threads) {
   if (rows == 0) return;
-  const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k, false};
+  const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k, false, false};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
   const LinearPlan plan = plan_linear(rows, n, threads);
   pm::Counter work;

@@ -72,12 +72,15 @@ void rope(float* x, long row_stride, const float* cosine, const float* sine, lon
   });
 }
 
+inline V gated_by(V gate, V up) {
+  const V denominator = add(splat(1.0f), exponential(sub(zero(), gate)));
+  return mul(divide(gate, denominator), up);
+}
+
 inline void gate_row(const float* gate, const float* up, float* to, long width) {
   for (long i = 0; i < width; i += kLanes) {
     const int lanes = lanes_at(i, width);
-    V g = load_some(gate + i, lanes);
-    V denominator = add(splat(1.0f), exponential(sub(zero(), g)));
-    store_some(to + i, mul(divide(g, denominator), load_some(up + i, lanes)), lanes);
+    store_some(to + i, gated_by(load_some(gate + i, lanes), load_some(up + i, lanes)), lanes);
   }
 }
 

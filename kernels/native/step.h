@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "gated.h"
 #include "kv_write.h"
 
 namespace {
@@ -120,21 +121,24 @@ const float* norm_step(const StepCall& step, Hand& hand, const float* x, long ro
   return to;
 }
 
-Next first_unit(const PmMatrix* matrix, long rows, const Hand& hand) {
-  if (!matrix) return {nullptr, 0};
-  const LinearPlan plan = plan_linear(rows, matrix->n, hand.threads);
-  return {unit_weights(plan, matrix->panels, matrix->k, hand.thread), matrix->k * kLanes};
+// What this thread reads first of the product after this one.
+Next first_unit(const PmMatrix& matrix, const LinearPlan& plan, const Hand& hand) {
+  return {unit_weights(plan, matrix.panels, matrix.k, hand.thread), matrix.k * kLanes};
 }
 
-// out (+)= x * matrix^T + bias for rows that lie one after the other. `after` is the matrix that
-// the next product multiplies with.
+Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
+  return first_unit(matrix, plan_linear(rows, matrix.n, hand.threads), hand);
+}
+
+constexpr Next kNothingNext{nullptr, 0};
+
+// out (+)= x * matrix^T + bias for rows that lie one after the other.
 void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix& matrix,
-                  float* out, long rows, bool add, const PmMatrix* after) {
+                  float* out, long rows, bool add, Next after) {
   const LinearCall call{x, matrix.k, matrix.panels, matrix.bias, out, matrix.n,
-                        rows, matrix.n, matrix.k, add};
+                        rows, matrix.n, matrix.k, add, false};
   const LinearPlan plan = plan_linear(rows, matrix.n, hand.threads);
-  linear_share(call, plan, work, hand.thread, hand.threads, hand.carry,
-               first_unit(after, rows, hand));
+  linear_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
   end_phase(hand, PM_PRODUCTS);
 }
 
@@ -199,6 +203,7 @@ void narrow_step(const StepCall& step, Hand& hand) {
   end_phase(hand, PM_ROWS);
 }
 
+// For widths whose halves share a panel: gates after the product.
 void gate_step(const StepCall& step, Hand& hand, long rows) {
   const long mlp = step.model.mlp, vectors = pieces(mlp, kLanes);
   const long begin = share_begin(vectors, hand.thread, hand.threads) * kLanes;
@@ -211,6 +216,22 @@ void gate_step(const StepCall& step, Hand& hand, long rows) {
   end_phase(hand, PM_ROWS);
 }
 
+// The gated half of the MLP, into memory.gated.
+void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float* normed,
+                const PmLayer& layer, long rows) {
+  const PmMatrix& matrix = layer.gate_up;
+  const Next after = first_unit(layer.down, rows, hand);
+  if (!can_gate(matrix.n)) {
+    product_step(hand, work, normed, matrix, step.memory.gate_up, rows, false, after);
+    return gate_step(step, hand, rows);
+  }
+  const LinearCall call{normed, matrix.k, matrix.panels, matrix.bias, step.memory.gated,
+                        matrix.n / 2, rows, matrix.n, matrix.k, false, true};
+  const LinearPlan plan = plan_gated(rows, matrix.n, hand.threads);
+  gated_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
+  end_phase(hand, PM_PRODUCTS);
+}
+
 // One layer; false when nothing beyond its K and V is wanted.
 bool layer_step(const StepCall& step, Hand& hand, long index) {
   const PmDecoder& model = step.model;
@@ -221,7 +242,7 @@ bool layer_step(const StepCall& step, Hand& hand, long index) {
   float* x = step.memory.x;
   const float* normed = norm_step(step, hand, x, rows, layer.attention_norm);
   product_step(hand, counters[0].value, normed, layer.qkv, step.memory.joined, rows, false,
-               &layer.output);
+               first_unit(layer.output, rows, hand));
   turn_step(step, hand, counters[1].value, layer, *step.pages[index]);
   if (last && step.batch.wanted_count < rows) {
     if (step.batch.wanted_count == 0) return false;
@@ -232,14 +253,14 @@ bool layer_step(const StepCall& step, Hand& hand, long index) {
   const bool narrowed = x != step.memory.x;
   attend_step(hand, narrowed ? step.last_attention : step.attention,
               narrowed ? step.last_plan : step.plan, *step.pages[index], counters + 2);
+  const LinearPlan gated = plan_gated(rows, layer.gate_up.n, hand.threads);
   product_step(hand, counters[4].value, step.memory.mixed, layer.output, x, rows, true,
-               &layer.gate_up);
+               first_unit(layer.gate_up, gated, hand));
   normed = norm_step(step, hand, x, rows, layer.mlp_norm);
-  product_step(hand, counters[5].value, normed, layer.gate_up, step.memory.gate_up, rows, false,
-               &layer.down);
-  gate_step(step, hand, rows);
-  const PmMatrix* head = step.logits ? &model.head : nullptr;
-  const PmMatrix* after = last ? head : &model.layers[index + 1].qkv;
+  gated_step(step, hand, counters[5].value, normed, layer, rows);
+  Next after = kNothingNext;
+  if (!last) after = first_unit(model.layers[index + 1].qkv, rows, hand);
+  else if (step.logits) after = first_unit(model.head, rows, hand);
   product_step(hand, counters[6].value, step.memory.gated, layer.down, x, rows, true, after);
   return true;
 }
@@ -264,7 +285,7 @@ void step_share(const StepCall& step, Hand& hand) {
   end_phase(hand, PM_ROWS);
   if (step.logits) {
     product_step(hand, step.counters[model.layer_count * kLayerCounters].value, step.hidden,
-                 model.head, step.logits, wanted, false, nullptr);
+                 model.head, step.logits, wanted, false, kNothingNext);
   }
 }
 

@@ -1,0 +1,85 @@
+// out = silu(x * gate^T + bias) * (x * up^T + bias), gate and up being the halves of one packed
+// weight. Sums of both halves stay in cache until they meet, so that a product twice as wide as
+// its result is never written. The arithmetic, element by element, is linear's and silu_mul's.
+#pragma once
+
+#include "linear.h"
+#include "rows.h"
+
+namespace {
+
+// Halves that begin with a panel each; `n` is that of the joined weight.
+inline bool can_gate(long n) { return n % (2 * kLanes) == 0; }
+
+// Of a weight that cannot, as for any other.
+inline LinearPlan plan_gated(long rows, long n, int threads) {
+  if (!can_gate(n)) return plan_linear(rows, n, threads);
+  return plan_linear(rows, n / 2, threads, kUnitPanels / 2);
+}
+
+// `count` panels from `panel` on, of `height` rows from `row` on, out of held sums
+// [row][panel][16].
+void gate_tile(const LinearCall& call, long row, long height, long panel, long count,
+               const float* gates, const float* ups) {
+  const long half = call.n / 2;
+  for (long r = 0; r < height; ++r) {
+    for (long p = 0; p < count; ++p) {
+      const long at = (r * count + p) * kLanes, column = (panel + p) * kLanes;
+      V gate = load(gates + at), up = load(ups + at);
+      if (call.bias) {
+        gate = add(gate, load(call.bias + column));
+        up = add(up, load(call.bias + half + column));
+      }
+      store(call.out + (row + r) * call.out_stride + column, gated_by(gate, up));
+    }
+  }
+}
+
+// What block_panels left of a unit, tile by tile.
+void gate_unit(const LinearCall& call, const Unit& unit, const float* gates, const float* ups) {
+  for (long panel = unit.first; panel < unit.last;) {
+    const long width = unit.last - panel >= kTilePanels ? kTilePanels : 1;
+    const long tiles = pieces(unit.row_end - unit.row, kTileRows);
+    long row = unit.row, at = (panel - unit.first) * unit.panel_carry;
+    for (long tile = 0; tile < tiles; ++tile) {
+      const long height = pieces(unit.row_end - row, tiles - tile);
+      gate_tile(call, row, height, panel, width, gates + at, ups + at);
+      row += height;
+      at += kTileRows * width * kLanes;
+    }
+    panel += width;
+  }
+}
+
+void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* carry, Next after) {
+  const long floats = call.k * kLanes;
+  float* ups = carry + (unit.last - unit.first) * unit.panel_carry;
+  for (long begin = 0; begin < call.k; begin += kBlockDepth) {
+    const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
+    const float* gate = call.packed + unit.first * floats;
+    const Next up{gate + apart * floats + begin * kLanes, floats};
+    const Next again{gate + end * kLanes, floats};
+    block_span(call, unit, 0, begin, end, carry, up);
+    block_span(call, unit, apart, begin, end, ups, end < call.k ? again : after);
+  }
+  gate_unit(call, unit, carry, ups);
+}
+
+// One thread's share; like linear_share, for a call whose sums are held and whose `out` is
+// [rows][n / 2].
+void gated_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
+                 int team, float* carry, Next after) {
+  const StreamPanel stream = stream_panel_of(call.rows);
+  const long apart = plan.panels;
+  share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
+    if (call.rows > kStreamRows) {
+      return gated_unit(call, Unit(plan, call.rows, unit), apart, carry, ahead);
+    }
+    float* ups = carry + kStreamRows * kLanes;
+    stream(call, unit, carry, call.packed + (apart + unit) * call.k * kLanes);
+    stream(call, apart + unit, ups, ahead.at);
+    gate_tile(call, 0, call.rows, unit, 1, carry, ups);
+  });
+}
+
+}  // namespace
