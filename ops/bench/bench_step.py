@@ -1,0 +1,276 @@
+"""A worker's step against the machine: the fraction of its floor that it reaches, and the rest.
+
+    python -m ops.bench.bench_step [--models S M L] [--threads 2] [--turns 15] [--out PATH]
+
+Random weights in the shapes of ``random_models``. One step of the production executor, sampling
+included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
+tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
+V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
+the nearest cache, all in the same run, in turns with the steps; the best turn counts on both sides.
+Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
+on one core.
+``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches.
+"""
+
+from __future__ import annotations
+
+# isort: off
+import ops.bench.as_workers  # noqa: F401  (before torch)
+
+# isort: on
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from ops.bench.hardware import describe
+from ops.bench.random_models import random_config, random_weights
+
+from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.forward import Decoder
+from pagemesh.engine.model import DecoderConfig
+from pagemesh.engine.pool import WorkerPool
+from pagemesh.engine.sampler import draw
+from pagemesh.engine.weights import DecoderWeights
+from pagemesh.engine.worker.plan import Sample, StepPlan, StepRow
+from pagemesh.kernels.decoder_step import phases
+from pagemesh.kernels.dispatch import native
+from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.kernels.native.superblock import Superblock
+from pagemesh.kernels.ops import PackedLinear, PageLayout, identity
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.pool_format import HeaderState, PoolFormat
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+CONTEXT_TOKENS, PAGE_SIZE, BATCH_MAX = 512, 16, 32
+PAGES = CONTEXT_TOKENS // PAGE_SIZE
+GRANTED_AT = 5
+PROBE_ROUNDS = 200_000
+SQUARE = 1024
+PHASES = ("products", "attention", "rows", "sampling", "python")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``batch`` sequences, of each of which the last ``tokens`` of the context are computed."""
+
+    name: str
+    batch: int
+    tokens: int
+
+
+CASES = (
+    Case("batch 1", 1, 1),
+    Case("batch 8", 8, 1),
+    Case("batch 32", 32, 1),
+    Case("prefill 512", 1, CONTEXT_TOKENS),
+)
+
+
+class TimedDecoder(Decoder):
+    """Notes where the time of the last step went."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        super().__init__(config, weights, deterministic=True)
+        self.phase_us = phases()
+
+    def step(
+        self, *arguments: object, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.phase_us.zero_()
+        return super().step(*arguments, **options, phase_us=self.phase_us)  # type: ignore[arg-type]
+
+
+class Bench:
+    """One model over a pool file whose pages hold random K and V, all of it granted."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.config = random_config(name)
+        self.weights = random_weights(self.config)
+        layout = PageLayout(
+            self.config.layer_count, self.config.kv_head_count, self.config.head_dim, PAGE_SIZE
+        )
+        pages = PAGES * BATCH_MAX
+        form = PoolFormat(pages, PAGE_SIZE, layout.page_bytes)
+        self.file = PoolFile.create(folder / "bench.pool", Superblock(form, 1, layout.digest))
+        pool = WorkerPool(self.file, layout)
+        pool.pages.memory.view(torch.float32).normal_(0.0, 0.5)
+        order = np.random.default_rng(0).permutation(pages).astype(np.uint32)
+        self.tables = list(order.reshape(BATCH_MAX, PAGES))
+        grant(self.file, order)
+        self.decoder = TimedDecoder(self.config, self.weights)
+        self.executor = ModelExecutor(self.decoder, layout)
+        self.executor.use(pool)
+
+    @property
+    def matrices(self) -> list[PackedLinear]:
+        layers = self.weights.layers
+        mine = [m for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*mine, self.weights.head]
+
+    def plan(self, case: Case, step: int) -> StepPlan:
+        return StepPlan(step, tuple(self._row(case, index, step) for index in range(case.batch)))
+
+    def _row(self, case: Case, index: int, step: int) -> StepRow:
+        random = np.random.default_rng([step, index])
+        tokens: U32 = random.integers(0, self.config.vocab_tokens, CONTEXT_TOKENS).astype(np.uint32)
+        key = SequenceKey(request=f"{index:032x}", attempt=1, choice=0)
+        start = CONTEXT_TOKENS - case.tokens
+        sample = Sample(key, Sampling(temperature=0.0, max_tokens=64), tokens, CONTEXT_TOKENS // 2)
+        return StepRow(
+            key=key, lease=index + 1, lease_slot=index + 1, granted_at=GRANTED_AT,
+            page_table=self.tables[index], tokens=tokens[start:], start=start, samples=(sample,),
+        )  # fmt: skip
+
+    def read_bytes(self, case: Case) -> int:
+        kv = 2 * self.config.kv_size * self.config.layer_count * CONTEXT_TOKENS * case.batch
+        return 4 * (sum(matrix.n * matrix.k for matrix in self.matrices) + kv)
+
+    def operations(self, case: Case) -> int:
+        """Two for each multiply-add. A prompt's logits are those of its last token."""
+        *layers, head = (matrix.n * matrix.k for matrix in self.matrices)
+        rows = case.batch * case.tokens
+        seen = case.batch * sum(range(CONTEXT_TOKENS - case.tokens + 1, CONTEXT_TOKENS + 1))
+        attention = 2 * self.config.query_size * self.config.layer_count * seen
+        return 2 * (rows * sum(layers) + case.batch * head + attention)
+
+    def stream(self, threads: int) -> None:
+        for matrix in self.matrices:
+            native().pm_probe_stream(matrix.panels.data_ptr(), matrix.panels.numel(), threads)
+
+
+def grant(file: PoolFile, pages: U32) -> None:
+    """Headers and leases as a pager would write them, one lease a sequence."""
+    words, small = np.zeros(len(pages), np.uint64), np.zeros(len(pages), np.uint32)
+    file.headers.publish(
+        HeaderBatch(
+            pages=pages, states=np.full(len(pages), HeaderState.HELD, np.uint8),
+            sequences=np.full(len(pages), GRANTED_AT, np.uint64), identities=words,
+            parents=words, writers=words, roots=small, counts=small,
+            tokens=np.zeros((len(pages), PAGE_SIZE), np.uint32),
+        )
+    )  # fmt: skip
+    for lease in range(1, BATCH_MAX + 1):
+        file.headers.set_lease_word(lease, lease)
+
+
+def seconds(job: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    job()
+    return time.perf_counter() - start
+
+
+def measure(bench: Bench, case: Case, threads: int, turns: int) -> dict[str, object]:
+    square = torch.randn(SQUARE, SQUARE)
+    logits = np.zeros((case.batch, bench.config.vocab_tokens), np.float32)
+    rows = np.arange(case.batch)
+    best = dict.fromkeys(("stream", "arithmetic", "matmul", "sampling"), float("inf"))
+    steps: list[tuple[float, list[float]]] = []
+    for turn in range(turns + 1):
+        plan = bench.plan(case, turn)
+        samples = [row.samples[0] for row in plan.rows]
+        jobs: dict[str, Callable[[], object]] = {
+            "stream": lambda: bench.stream(threads),
+            "arithmetic": lambda: native().pm_probe_arithmetic(PROBE_ROUNDS, threads),
+            "matmul": lambda: square @ square,
+            "sampling": lambda samples=samples: draw(logits, rows, samples),  # type: ignore[misc]
+        }
+        for name, job in jobs.items():
+            best[name] = min(best[name], seconds(job))
+        step_s = seconds(lambda plan=plan: bench.executor.run(plan))  # type: ignore[misc]
+        if turn:  # the first warms up
+            steps.append((step_s, (bench.decoder.phase_us / 1e6).tolist()))
+    return report(bench, case, best, steps, threads)
+
+
+def report(
+    bench: Bench,
+    case: Case,
+    best: dict[str, float],
+    steps: list[tuple[float, list[float]]],
+    threads: int,
+) -> dict[str, object]:
+    step_s, parts = min(steps)
+    lanes = native().pm_probe_arithmetic(1, threads)
+    arithmetic = 2 * lanes * PROBE_ROUNDS / best["arithmetic"]
+    weight_bytes = sum(matrix.panels.nbytes for matrix in bench.matrices)
+    bandwidth = weight_bytes / best["stream"]
+    by_memory = bench.read_bytes(case) / bandwidth
+    floor = max(by_memory, bench.operations(case) / arithmetic)
+    matmul = 2 * SQUARE**3 / best["matmul"]
+    matmul_floor = max(by_memory, bench.operations(case) / matmul)
+    parts = [*parts, best["sampling"]]
+    parts.append(step_s - sum(parts))
+    return {
+        "case": case.name,
+        "step_ms": round(step_s * 1e3, 2),
+        "median_ms": round(statistics.median(whole for whole, _ in steps) * 1e3, 2),
+        "floor_ms": round(floor * 1e3, 2),
+        "of_floor": round(floor / step_s, 3),
+        "of_matmul_floor": round(matmul_floor / step_s, 3),
+        "bandwidth_gb_s": round(bandwidth / 1e9, 2),
+        "arithmetic_gflop_s": round(arithmetic / 1e9, 1),
+        "matmul_gflop_s": round(matmul / 1e9, 1),
+        "breakdown_ms": {
+            name: round(part * 1e3, 3) for name, part in zip(PHASES, parts, strict=True)
+        },
+        "python_share": round(parts[-1] / step_s, 3),
+    }
+
+
+def bench_model(name: str, threads: int, turns: int) -> list[dict[str, object]]:
+    lines = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        bench = Bench(name, Path(folder))
+        for case in CASES:
+            count = turns if case.tokens == 1 else max(3, turns // 4)
+            lines.append({"model": name, **measure(bench, case, threads, count)})
+            print(row_text(lines[-1]), flush=True)
+        bench.executor.close()
+        bench.file.remove()
+    return lines
+
+
+def row_text(line: dict[str, object]) -> str:
+    parts = line["breakdown_ms"]
+    assert isinstance(parts, dict)
+    share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
+    return (
+        f"{line['model']} {line['case']:<12} {line['step_ms']:>8} ms  "
+        f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}  "
+        f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["S", "M", "L"], choices=["S", "M", "L"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("ops/bench/results/step.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    kept = json.loads(options.out.read_text())["results"] if options.out.exists() else []
+    lines = [line for line in kept if line["model"] not in options.models]
+    for name in options.models:
+        lines += bench_model(name, options.threads, options.turns)
+    report = {
+        "benchmark": "step", **describe(), "threads": options.threads, "backend": identity(),
+        "pinned": os.environ.get("GOMP_CPU_AFFINITY", ""),
+        "context_tokens": CONTEXT_TOKENS, "results": lines,
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
