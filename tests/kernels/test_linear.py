@@ -47,6 +47,22 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert torch.equal(shifted, alone[-rows:]), (threads, rows)
 
 
+def test_a_long_chunk_has_the_bits_of_its_rows_alone(
+    level: CpuLevel, with_threads: Callable[[int], None]
+) -> None:
+    # More rows, panels and values of K than a unit of work has, and none of them a multiple.
+    packed = pack_linear(torch.randn(331, 300), torch.randn(331))
+    x = torch.randn(611, 300)
+    alone = torch.cat([linear(row[None], packed) for row in x])
+    for threads in (1, 2, 5):
+        with_threads(threads)
+        for rows in (257, 611):
+            assert torch.equal(linear(x[:rows], packed), alone[:rows]), (threads, rows)
+    expected = torch.empty(611, 331)
+    reference.linear(x, packed, expected)
+    torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-4)
+
+
 def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel) -> None:
     weight, x = torch.randn(100, 70), torch.randn(20, 70)
     whole = linear(x, pack_linear(weight))
