@@ -11,8 +11,9 @@ commands, so what is timed is all that a pager process does between decoding a r
 encoding its answer; the bus is not in it. As ``Admit`` reserves the whole prompt, peers' ``alloc``
 is in ``match`` here, and ``Extend`` comes on top: a second round of accounting for growth.
 
-``PagerAdapter`` drops the commands about headers and lease words; ``PublishingPagerAdapter``
-performs them on a real pool file, through the native library, before the answer counts.
+``PagerAdapter`` has the default eviction policy and drops the commands about headers and lease
+words; ``PublishingPagerAdapter`` performs them on a real pool file, through the native library,
+before the answer counts.
 Keyed ids for the event stream are made after the answer is out, and so in neither.
 """
 
@@ -25,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.events import Answer, Asked
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import POLICIES, make_policy
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool_store import PoolStore
-from pagemesh.pager.radix import Node
 from pagemesh.pager.state import PagerCore
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -69,13 +69,15 @@ class PagerAdapter:
     """The core alone, over ``page_count`` pages of ``page_size`` tokens."""
 
     name = "pagemesh"
+    policy_name = next(iter(POLICIES))
     index_only = False
 
     def __init__(self, page_count: int, page_size: int) -> None:
         self._page_size = page_size
         self._page_count = page_count
         facts = self._open(page_count, page_size)
-        self.core = PagerCore(PagerLimits(), facts, Lru[Node]())
+        policy = make_policy(self.policy_name, page_count)
+        self.core = PagerCore(PagerLimits(), facts, policy)
         self._epoch = facts.epoch
         self._count = 0
         spec = PoolSpec(layout_digest=LAYOUT, page_size=page_size, page_bytes=PAGE_BYTES)
@@ -157,6 +159,13 @@ class PagerAdapter:
             if type(command) is Answer:
                 return command.message
         raise AssertionError("no answer")
+
+
+class LruPagerAdapter(PagerAdapter):
+    """The core with the simplest policy: what the default one costs shows beside it."""
+
+    name = "pagemesh, LRU"
+    policy_name = "lru"
 
 
 class PublishingPagerAdapter(PagerAdapter):
