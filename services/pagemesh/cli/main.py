@@ -23,6 +23,7 @@ class _Lazy(click.Group):
         "serve": "Run one service: gateway, pager, prefill or decode.",
         "chat": "Talk to a running mesh.",
         "plan": "Say how much KV memory a model takes and what fits where.",
+        "replay": "Say what a prefix cache would have hit on a trace of requests.",
         "doctor": "Say what on this machine would stop a mesh from running.",
         "health": "Exit 0 when a URL answers; for health checks of containers.",
     }

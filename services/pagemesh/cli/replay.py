@@ -1,0 +1,97 @@
+"""``pagemesh replay``: what a cache of this size, under this policy, would have hit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
+from pagemesh.cli.replaying.pager import hit_rate
+from pagemesh.cli.replaying.report import Scores, json_report, save_plot, text_report
+from pagemesh.cli.replaying.trace import Trace, read_trace
+from pagemesh.pager.eviction import POLICIES
+
+CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
+CAPACITY_MAX = 1 << 24
+
+
+class Capacities(click.ParamType[tuple[int, ...]]):
+    """Block counts with commas."""
+
+    name = "capacities"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
+        if not all(p.isascii() and p.isdigit() and 1 < int(p) <= CAPACITY_MAX for p in parts):
+            self.fail(
+                f"{str(value)[:80]!r} is not block counts such as 1000,10000 (2 to {CAPACITY_MAX})",
+                param, ctx,
+            )  # fmt: skip
+        return tuple(map(int, parts))
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--policy", "policies", multiple=True, type=click.Choice([*POLICIES, "all"]),
+              help="An eviction policy; may be repeated.  [default: learned, lru]")  # fmt: skip
+@click.option("--capacity", type=Capacities(), default=CAPACITIES, metavar="N,N,...",
+              help="Blocks that the cache holds.  [default: 1000 to 100000]")  # fmt: skip
+@click.option("--score-last", type=click.FloatRange(0, 1, min_open=True), default=1.0,
+              metavar="SHARE", help="Score only this last share of the requests; those before "
+              "warm the cache.")  # fmt: skip
+@click.option("--cold", is_flag=True, help="Begin what is scored with an empty cache.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
+def replay(
+    trace: Path,
+    policies: tuple[str, ...],
+    capacity: tuple[int, ...],
+    score_last: float,
+    cold: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> int:
+    """Run the pager on TRACE and print hit rates, with the optimum beside them.
+
+    TRACE has one JSON object a line with hash_ids: an id for each block of a prompt.
+    """
+    read = read_trace(trace, score_last)
+    played = read.without_warm_up() if cold else read
+    names = tuple(POLICIES) if "all" in policies else policies or ("learned", "lru")
+    scores = score(played, tuple(dict.fromkeys(names)), capacity)
+    if plot is not None:
+        save_plot(plot, read, scores)
+    if as_json:
+        click.echo(json.dumps(json_report(read, scores, cold=cold), indent=2))
+    else:
+        click.echo(text_report(read, scores, cold=cold))
+    return 0
+
+
+def score(trace: Trace, policies: tuple[str, ...], capacities: tuple[int, ...]) -> Scores:
+    """Every policy at every capacity, with progress on a terminal's stderr."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        runs = (len(policies) + 1) * len(capacities)
+        task = progress.add_task("replaying", total=runs * len(trace.prompts))
+        rates = {
+            policy: tuple(
+                hit_rate(trace, capacity, policy, lambda count: progress.advance(task, count))
+                for capacity in capacities
+            )
+            for policy in policies
+        }
+        optimum = []
+        for capacity in capacities:
+            optimum.append(optimal_rate(trace, capacity))
+            progress.advance(task, len(trace.prompts))
+    return Scores(capacities, rates, tuple(optimum), unbounded_rate(trace))

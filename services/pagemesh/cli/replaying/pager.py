@@ -1,0 +1,83 @@
+"""The production pager core, one request after the other, with nobody computing anything.
+
+A block of the trace is a page of one token, so what matches, what is evicted and what is counted
+is decided by the code that serves. While a request is there its whole prompt is pinned, and one
+page more for the token to come: a real pager needs that room too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pagemesh.cli.replaying.trace import Trace
+from pagemesh.pager.events import Answer, Asked
+from pagemesh.pager.eviction import make_policy
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.state import PagerCore
+from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
+from pagemesh.wire.pager_messages import Admit, Fill, Granted, OpenSession, PoolSpec, Release
+from pagemesh.wire.tokens import pack
+
+_WORKER, _EPOCH, _INCARNATION = "replay", 1, 1
+_ROOT = bytes(32)
+_NEXT_TOKEN = 2**32 - 1
+_REPORT_EVERY = 256
+
+
+class ReplayPager:
+    """A pager of ``page_count`` pages under the eviction policy called ``policy``."""
+
+    def __init__(self, page_count: int, policy: str) -> None:
+        facts = PoolFacts("replay", _EPOCH, 1, page_count, 1, 64, _ROOT, "")
+        self.core = PagerCore(PagerLimits(), facts, make_policy(policy, page_count))
+        self._count = 0
+        self._ask(
+            OpenSession(
+                worker=_WORKER, incarnation=_INCARNATION, role="prefill", lock_name="replay",
+                pool=PoolSpec(layout_digest=_ROOT, page_size=1, page_bytes=64),
+            )
+        )  # fmt: skip
+
+    def serve(self, prompt: Sequence[int]) -> int:
+        """The blocks of ``prompt`` that were cached; all of them are afterwards. A prompt that
+        is larger than the pool is refused, as it would be, and hits nothing."""
+        self._count += 1
+        name, size = f"{self._count:032x}", len(prompt)
+        key = SequenceKey(request=name, attempt=1, choice=0)
+        granted = self._ask(
+            Admit(
+                key=key, order=Order(priority=0, arrival_us=self._count, request=name, choice=0),
+                worker=_WORKER, incarnation=_INCARNATION, epoch=_EPOCH, root=_ROOT,
+                tokens=pack([*prompt, _NEXT_TOKEN]), reserve_tokens=size + 1, deadline_ms=60_000,
+            )
+        )  # fmt: skip
+        if isinstance(granted, Refused):
+            return 0
+        assert isinstance(granted, Granted), granted
+        self._ask(
+            Release(
+                key=key, worker=_WORKER, incarnation=_INCARNATION, lease=granted.lease,
+                fill=Fill(filled_tokens=size, first_token=size + 1),
+            )
+        )  # fmt: skip
+        return granted.cached_tokens
+
+    def _ask(self, message: Message) -> Message:
+        commands = self.core.handle(Asked(None, message), 0)
+        return next(command.message for command in commands if isinstance(command, Answer))
+
+
+def hit_rate(
+    trace: Trace, page_count: int, policy: str, on_requests: Callable[[int], None]
+) -> float:
+    """The share of the blocks that count which were cached when they were asked for.
+    ``on_requests`` is told now and then how many requests were served since."""
+    pager = ReplayPager(page_count, policy)
+    hits = 0
+    for number, prompt in enumerate(trace.prompts):
+        found = pager.serve(prompt)
+        if number >= trace.scored_from:
+            hits += found
+        if number % _REPORT_EVERY == 0:
+            on_requests(min(_REPORT_EVERY, len(trace.prompts) - number))
+    return hits / trace.scored_blocks

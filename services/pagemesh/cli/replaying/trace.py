@@ -1,0 +1,85 @@
+"""Traces of requests, as the blocks of their prompts.
+
+A line is a JSON object with ``hash_ids``: one integer for each block of the prompt, where equal
+beginnings have equal ids (the format that Mooncake's traces are published in). What else it has
+is not needed. Block sizes are the trace's own; a last block counts like the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pagemesh.wire.errors import ConfigError
+
+PROMPT_BLOCKS_MAX = 1 << 20
+BLOCK_COUNT_MAX = 1 << 28
+
+
+class _Line(msgspec.Struct):
+    hash_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """``prompts``: a number for each block, from 0 on, equal if and only if the block and all
+    before it are equal. ``scored_from``: the first request that counts."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    scored_from: int
+
+    @property
+    def scored_blocks(self) -> int:
+        return sum(map(len, self.prompts[self.scored_from :]))
+
+    @property
+    def block_count(self) -> int:
+        """Different blocks."""
+        return 1 + max((number for prompt in self.prompts for number in prompt), default=-1)
+
+    def without_warm_up(self) -> Trace:
+        """Only the requests that count."""
+        return Trace(self.name, self.prompts[self.scored_from :], 0)
+
+
+def read_trace(path: Path, scored_share: float) -> Trace:
+    """The trace in ``path``, of whose requests the last ``scored_share`` (over 0, at most 1)
+    count. Raises ``ConfigError`` that names file and line."""
+    prompts: list[tuple[int, ...]] = []
+    places: dict[tuple[int, int], int] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    prompts.append(_prompt(line, f"{path}, line {number}", places))
+    except OSError as error:
+        raise ConfigError(f"trace {path}: {error.strerror}; name a file") from None
+    if not prompts:
+        raise ConfigError(f"trace {path} is empty")
+    return Trace(
+        path.name, tuple(prompts), len(prompts) - max(1, round(scored_share * len(prompts)))
+    )
+
+
+def _prompt(line: bytes, where: str, places: dict[tuple[int, int], int]) -> tuple[int, ...]:
+    if not line.lstrip().startswith(b"{"):
+        raise ConfigError(
+            f"{where} is no JSON object; a trace needs the hash_ids of each prompt's blocks "
+            "(one of lengths alone, such as Azure's CSV, does not say what could be shared)"
+        )
+    try:
+        ids = msgspec.json.decode(line, type=_Line).hash_ids
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}; correct or remove it") from None
+    if not 0 < len(ids) <= PROMPT_BLOCKS_MAX:
+        raise ConfigError(f"{where}: {len(ids)} hash_ids; there must be 1 to {PROMPT_BLOCKS_MAX}")
+    place, prompt = -1, []
+    for block in ids:
+        place = places.setdefault((place, block), len(places))
+        prompt.append(place)
+    if len(places) > BLOCK_COUNT_MAX:
+        raise ConfigError(f"{where}: more than {BLOCK_COUNT_MAX} different blocks")
+    return tuple(prompt)

@@ -1,0 +1,182 @@
+"""``pagemesh replay``: what is read, what is counted, and what the optimum is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pagemesh.cli.main import run
+from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
+from pagemesh.cli.replaying.pager import ReplayPager, hit_rate
+from pagemesh.cli.replaying.trace import Trace, read_trace
+from pagemesh.pager.eviction import POLICIES
+from pagemesh.wire.errors import ConfigError
+
+
+def trace_file(folder: Path, *prompts: list[int]) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps({"timestamp": 0, "hash_ids": p}) + "\n" for p in prompts))
+    return path
+
+
+def made_trace(seed: int, request_count: int, *, scored_from: int = 0) -> Trace:
+    """Short prompts over few blocks, so that every small cache is under pressure."""
+    rng, places, prompts = random.Random(seed), dict[tuple[int, ...], int](), []
+    for _ in range(request_count):
+        ids = tuple(rng.choices(range(3), k=rng.randint(1, 4)))
+        starts = [ids[:end] for end in range(1, len(ids) + 1)]
+        prompts.append(tuple(places.setdefault(start, len(places)) for start in starts))
+    return Trace("made", tuple(prompts), scored_from)
+
+
+def test_a_trace_is_read_into_places_that_are_equal_only_with_all_before_them(
+    tmp_path: Path,
+) -> None:
+    trace = read_trace(trace_file(tmp_path, [7, 8, 9], [7, 8], [5, 8]), 1.0)
+    assert trace.prompts == ((0, 1, 2), (0, 1), (3, 4))
+    assert (trace.scored_from, trace.scored_blocks, trace.block_count) == (0, 7, 5)
+
+
+def test_the_last_share_of_the_requests_is_scored(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, [1], [2], [3], [4])
+    assert read_trace(path, 0.5).scored_from == 2
+    assert read_trace(path, 0.01).scored_from == 3
+    assert read_trace(path, 0.5).without_warm_up().prompts == ((2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"hash_ids": [1, "x"]}', "Expected `int`, got `str`"),
+        ('{"hash_ids": [1', "truncated"),
+        ('{"timestamp": 1}', "missing required field `hash_ids`"),
+        ('{"hash_ids": []}', "0 hash_ids"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", "lengths alone"),
+    ],
+)
+def test_a_malformed_line_is_one_line_that_names_it_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"hash_ids": [1]}\n\n' + line + "\n")
+    assert run(["replay", str(path)]) == 2
+    shown = capsys.readouterr()
+    [error] = shown.err.splitlines()
+    assert error.startswith("error: ") and "bad.jsonl, line 3" in error and said in error
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+        (["x", "--capacity", "10,many"], "'10,many'"),
+        (["x", "--policy", "mru"], "mru"),
+        (["x", "--score-last", "0"], "--score-last"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(["replay", *arguments]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert said in error
+
+
+def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        read_trace(trace_file(tmp_path), 1.0)
+
+
+def test_the_pager_counts_the_blocks_that_match_from_the_start() -> None:
+    pager = ReplayPager(16, "lru")
+    assert [pager.serve(p) for p in ([1, 2, 3], [1, 2, 4], [2, 3], [1, 2, 3])] == [0, 2, 0, 3]
+    pager.core.check()
+
+
+def test_a_prompt_that_the_pool_cannot_hold_hits_nothing_and_drives_nothing_out() -> None:
+    pager = ReplayPager(8, "lru")
+    pager.serve([1, 2, 3])
+    assert pager.serve(range(1, 9)) == 0
+    assert pager.serve([1, 2, 3]) == 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("page_count", [6, 12, 24])
+def test_no_policy_hits_more_than_the_optimum(policy: str, page_count: int) -> None:
+    trace = made_trace(page_count, 400, scored_from=100)
+    rate = hit_rate(trace, page_count, policy, lambda _count: None)
+    assert 0 < rate <= optimal_rate(trace, page_count) <= unbounded_rate(trace)
+
+
+@pytest.mark.parametrize(("policy", "page_count"), [("lru", 200), ("learned", 200)])
+def test_with_room_for_everything_every_repeat_is_a_hit(policy: str, page_count: int) -> None:
+    trace = made_trace(1, 200)
+    assert hit_rate(trace, page_count, policy, lambda _count: None) == unbounded_rate(trace)
+    assert optimal_rate(trace, page_count) == unbounded_rate(trace)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("scored_from", [0, 3])
+def test_the_optimum_is_what_trying_everything_finds_of_prefix_caches(
+    seed: int, scored_from: int
+) -> None:
+    trace = made_trace(seed, 6, scored_from=scored_from)
+    parents = {
+        block: before
+        for prompt in trace.prompts
+        for before, block in itertools.pairwise((-1, *prompt))
+    }
+    accesses = [block for prompt in trace.prompts for block in prompt]
+    first = len(accesses) - trace.scored_blocks
+
+    @cache
+    def best(at: int, held: frozenset[int]) -> int:
+        """Hits still to be had by a cache of three blocks, each held with those before it."""
+        if at == len(accesses):
+            return 0
+        block = accesses[at]
+        choices = [
+            frozenset(kept)
+            for size in range(4)
+            for kept in itertools.combinations(sorted(held | {block}), size)
+            if all(parents[one] in {-1, *kept} for one in kept)
+        ]
+        return (block in held and at >= first) + max(best(at + 1, kept) for kept in choices)
+
+    wanted = best(0, frozenset()) / trace.scored_blocks
+    assert optimal_rate(trace, 3) == pytest.approx(wanted)
+
+
+def test_the_report_has_each_policy_at_each_capacity_beside_the_optimum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trace_file(tmp_path, *([n % 3, 10 + n] for n in range(20)))
+    arguments = ["replay", str(path), "--capacity", "4,40", "--policy", "lru", "--policy", "lfu"]
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "20 requests, 23 different blocks; scored: all of them, 40 blocks" in shown
+    for row in ("lru ", "lfu ", "optimum "):
+        [line] = [line for line in shown.splitlines() if line.startswith(row)]
+        assert line.split()[-1] == "0.4250"
+    assert run([*arguments, "--json", "--score-last", "0.5", "--cold"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hit_rates"]["lru"][1] == found["optimum"][1] == found["unbounded"] == 0.35
+    assert (found["requests"], found["scored_requests"], found["cold"]) == (20, 10, True)
+
+
+def test_a_plot_without_matplotlib_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = trace_file(tmp_path, [1])
+    plot = str(tmp_path / "rates.png")
+    assert run(["replay", str(path), "--capacity", "4", "--plot", plot]) == 2
+    assert "pip install 'pagemesh[plot]'" in capsys.readouterr().err
