@@ -129,17 +129,26 @@ void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code*
     memset(block->key_scales, 0, sizeof block->key_scales);
     memset(block->value_scales, 0, sizeof block->value_scales);
   }
-  for (int slot = slots.first; slot < slots.end; ++slot) {
+  for (int slot = slots.first, end; slot < slots.end; slot = end) {  // a page at a time
     const long position = start + slot, offset = position % pages.page_size;
+    const long left = pages.page_size - offset;
+    end = left < slots.end - slot ? slot + static_cast<int>(left) : slots.end;
     typename T::Code* keys = head.keys(position);
     typename T::Code* values = keys + pages.value_offset;
-    block->values[slot] = values + offset * pages.head_dim;
+    for (int i = slot; i < end; ++i) {
+      block->values[i] = values + (offset + i - slot) * pages.head_dim;
+    }
     if (T::kScaled) {
-      block->key_scales[slot] = scales_of(pages, keys)[offset] * T::kUnit;
-      block->value_scales[slot] = scales_of(pages, values)[offset] * T::kUnit;
+      const float* of_keys = scales_of(pages, keys) + offset;
+      const float* of_values = scales_of(pages, values) + offset;
+      for (int i = slot; i < end; ++i) {
+        block->key_scales[i] = of_keys[i - slot] * T::kUnit;
+        block->value_scales[i] = of_values[i - slot] * T::kUnit;
+      }
     }
     for (long d = 0; !whole && d < pages.head_dim; ++d) {
-      key_copy[d * kBlock + slot] = keys[d * pages.page_size + offset];
+      const typename T::Code* row = keys + d * pages.page_size + offset;
+      for (int i = slot; i < end; ++i) key_copy[d * kBlock + i] = row[i - slot];
     }
   }
   block->key_stride = whole ? pages.page_size : kBlock;

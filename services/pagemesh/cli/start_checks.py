@@ -87,7 +87,7 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
     page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
     try:
         size = page_bytes(
-            FORMATS[config.worker.dtype], layers=shape.layer_count, kv_heads=shape.kv_head_count,
+            FORMATS[config.worker.kv_dtype], layers=shape.layer_count, kv_heads=shape.kv_head_count,
             head_dim=shape.head_dim, page_size=page_size,
         )  # fmt: skip
     except ValueError as error:

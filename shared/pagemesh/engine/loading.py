@@ -25,6 +25,7 @@ from pagemesh.engine.files import ensure_folder, write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import load_prepared
 from pagemesh.engine.weights import DecoderWeights, assemble, recipes
+from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
@@ -70,17 +71,23 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, name: str, page_size: int, cache: Path, progress: Progress = silent
+    folder: Path,
+    *,
+    name: str,
+    page_size: int,
+    cache: Path,
+    progress: Progress = silent,
+    kv_dtype: KvDtype = "float32",
 ) -> LoadedModel:
     """The model in ``folder``, float32, its weights mapped and shared with every other
-    process of the host that uses the same ``cache`` folder.
+    process of the host that uses the same ``cache`` folder; K and V as ``kv_dtype``.
 
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
     ``ConfigError``, one sentence, for a folder that is broken or not supported.
     """
     ensure_folder(cache)
     config = remembered_config(folder, cache)
-    layout = page_layout(config, page_size)
+    layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:
         weights = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress)
@@ -90,7 +97,7 @@ def load_model(
         tokenizer=tokenizer_digest(folder),
         positions=config.rope.canonical(),
         kv_dtype=layout.dtype,
-        kv_scales=b"",
+        kv_scales=b"",  # where there are any they are in the page, made of what it holds
         layout=layout.digest,
         page_size=page_size,
     )
@@ -119,7 +126,7 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     return config
 
 
-def page_layout(config: DecoderConfig, page_size: int) -> PageLayout:
+def page_layout(config: DecoderConfig, page_size: int, kv_dtype: KvDtype = "float32") -> PageLayout:
     """How this model's K and V lie in a page of ``page_size`` slots. Raises ``ConfigError``."""
     try:
         return PageLayout(
@@ -127,6 +134,7 @@ def page_layout(config: DecoderConfig, page_size: int) -> PageLayout:
             kv_heads=config.kv_head_count,
             head_dim=config.head_dim,
             page_size=page_size,
+            dtype=kv_dtype,
         )
     except ValueError as error:
         raise ConfigError(f"no page holds K and V of this model: {error}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from pagemesh.kernels.layout import KvDtype
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import host_name
 from pagemesh.wire.errors import ConfigError
@@ -182,7 +183,10 @@ class WorkerConfig:
     )
     device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "DTYPE", "type of weights and KV"
+        "float32", "DTYPE", "type of weights"
+    )
+    kv_dtype: KvDtype = setting(
+        "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"
     )
     page_size: int = setting(16, "PAGE_SIZE", "token slots in a page", minimum=1, maximum=256)
     deterministic: bool = setting(

@@ -19,6 +19,7 @@ from transformers import LlamaConfig
 from pagemesh.engine import prepared
 from pagemesh.engine.files import locked
 from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.kernels.layout import KV_DTYPES, KvDtype
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.wire.errors import ConfigError
 
@@ -31,10 +32,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def load(folder: Path, *, page_size: int = 16, cache: Path | None = None) -> LoadedModel:
-    return load_model(
-        folder, name="tiny", page_size=page_size, cache=cache or folder.parent / "cache"
-    )
+def load(
+    folder: Path, *, page_size: int = 16, cache: Path | None = None, kv_dtype: KvDtype = "float32"
+) -> LoadedModel:
+    cache = cache or folder.parent / "cache"
+    return load_model(folder, name="tiny", page_size=page_size, cache=cache, kv_dtype=kv_dtype)
 
 
 def refusal(folder: Path) -> str:
@@ -161,6 +163,7 @@ def test_processes_that_start_at_once_prepare_one_file(folder: Path) -> None:
 
 def test_the_root_changes_with_anything_that_changes_a_page(folder: Path) -> None:
     roots = {load(folder).root, load(folder, page_size=32).root}
+    roots |= {load(folder, kv_dtype=dtype).root for dtype in KV_DTYPES[1:]}
     (folder / "tokenizer.json").write_text('{"version": "2.0"}')
     roots.add(load(folder).root)
     edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
@@ -169,7 +172,7 @@ def test_the_root_changes_with_anything_that_changes_a_page(folder: Path) -> Non
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, folder / WEIGHTS)
     roots.add(load(folder).root)
-    assert len(roots) == 5
+    assert len(roots) == 9
 
 
 def test_the_root_does_not_depend_on_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
@@ -198,6 +201,17 @@ def test_facts_and_pool_spec_describe_the_model(folder: Path) -> None:
     spec = model.pool_spec
     assert spec.page_bytes == 3 * 2 * 2 * 16 * 32 * 4
     assert spec.layout_digest == model.layout.digest
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "row_bytes"),
+    [("float32", 64), ("float16", 32), ("bfloat16", 32), ("int8", 20), ("e4m3", 20)],
+)
+def test_pages_are_as_large_as_their_kv_type_makes_them(
+    folder: Path, kv_dtype: KvDtype, row_bytes: int
+) -> None:
+    spec = load(folder, kv_dtype=kv_dtype).pool_spec
+    assert spec.page_bytes == 3 * 2 * 2 * 16 * row_bytes, "int8: 16 codes and their scale"
 
 
 def test_a_folder_without_weights_or_configuration_says_which(folder: Path) -> None:

@@ -248,12 +248,12 @@ def _load(config: WorkerConfig) -> tuple[LoadedModel, Decoder]:
     folder, cache = Path(config.model), Path(config.cache_dir or default_cache_folder())
     model = load_model(
         folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
-        progress=_logged_progress(),
+        progress=_logged_progress(), kv_dtype=config.kv_dtype,
     )  # fmt: skip
     decoder = Decoder(model.config, model.weights, deterministic=config.deterministic)
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
-        seconds=round(time.monotonic() - began, 2), kernels=identity(),
+        kv_dtype=config.kv_dtype, seconds=round(time.monotonic() - began, 2), kernels=identity(),
     )  # fmt: skip
     return model, decoder
 

@@ -1,0 +1,180 @@
+"""What fewer bits for K and V cost the demo model: perplexity and recall by type, by our engine.
+
+    python -m ops.demo_model.kv_quality [--documents 60] [--probes 60] [--json figures.json]
+
+Every token attends to K and V as they are kept in pages. Documents and probes are those of
+``ops.demo_model.evaluate``, the same ones for every type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from ops.demo_model import corpus, dialogues, recall, stories, tokenizer
+from ops.demo_model.pieces import END_OF_TEXT, IM_END, Document, Piece
+from ops.demo_model.train import WEIGHTS
+from torch.nn import functional
+
+from pagemesh.engine.forward import Decoder
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.kernels.layout import KV_DTYPES, KvDtype
+from pagemesh.kernels.ops import KvPool, ragged_batch
+
+PAGE_SIZE = 16
+RECALL_GAPS_TOKENS = (100, 500, 1000)
+RECALL_LINES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A text whose tokens from ``first`` on are scored (teacher-forced), where ``counts``."""
+
+    ids: list[int]
+    first: int
+    counts: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """``logit_error``: root mean square, against float32 K and V, of logits whose mean is taken
+    off; ``perplexity`` a token; ``recall``: share of answers that are exact."""
+
+    logit_error: float
+    perplexity: float
+    recall: float
+
+
+def documents(count: int) -> list[Scored]:
+    """Half stories, half chats, held out; every token after the first counts that the document
+    weighs in full."""
+    tokens = tokenizer.load(WEIGHTS)
+
+    def made(kind: str, number: int) -> Document:
+        random = corpus.generator(f"{corpus.HELD_OUT_SEED} {kind}", number)
+        if kind == "chat":
+            return dialogues.chat(random)
+        return (Piece(stories.story(random)), Piece(END_OF_TEXT))
+
+    found = []
+    for number in range(count):
+        ids, weights = tokenizer.encode(tokens, made(("story", "chat")[number % 2], number // 2))
+        found.append(Scored(ids, 1, [weight == 1.0 for weight in weights[1:]]))
+    return found
+
+
+def probes(count: int) -> list[Scored]:
+    """Questions over ``RECALL_GAPS_TOKENS`` in turn; what counts is the answer and its end."""
+    tokens = tokenizer.load(WEIGHTS)
+    found = []
+    for number in range(count):
+        gap = RECALL_GAPS_TOKENS[number % len(RECALL_GAPS_TOKENS)]
+        random = corpus.generator(f"{corpus.HELD_OUT_SEED} {gap}", number)
+        asked = recall.probe(random, gap, RECALL_LINES)
+        prompt, answer = tokens.encode(asked.prompt), tokens.encode(asked.answer + IM_END)
+        found.append(Scored(prompt + answer, len(prompt), [True] * len(answer)))
+    return found
+
+
+def measure(
+    dtypes: Sequence[KvDtype], texts: Sequence[Scored], asked: Sequence[Scored]
+) -> dict[KvDtype, Quality]:
+    """Every type on the same texts and questions. The first must be float32."""
+    if dtypes[0] != "float32":
+        raise ValueError(f"the first type is {dtypes[0]}, not float32")
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        found, exact = {}, None
+        for dtype in dtypes:
+            model = load_model(
+                WEIGHTS, name="demo", page_size=PAGE_SIZE, cache=Path(folder), kv_dtype=dtype
+            )
+            decoder = Decoder(model.config, model.weights, deterministic=True)
+            logits = [_centred(part) for part in _logits(model, decoder, texts)]
+            exact = exact or logits
+            found[dtype] = Quality(
+                logit_error=_root_mean_square(logits, exact),
+                perplexity=_perplexity(logits, texts),
+                recall=_recalled(_logits(model, decoder, asked), asked),
+            )
+    return found
+
+
+def _logits(
+    model: LoadedModel, decoder: Decoder, texts: Sequence[Scored]
+) -> Iterator[torch.Tensor]:
+    """float32 [scored tokens, vocab] of each text: what follows the token before."""
+    for text in texts:
+        count = len(text.ids) - 1
+        table = np.arange(-(-count // PAGE_SIZE), dtype=np.uint32)
+        pool = KvPool.allocate(model.layout, len(table))
+        batch = ragged_batch([table], [0], [count], PAGE_SIZE)
+        wanted = torch.arange(text.first - 1, count)
+        hidden = decoder.hidden(torch.tensor(text.ids[:-1]), batch, wanted, pool)
+        yield decoder.logits(hidden)
+
+
+def _centred(logits: torch.Tensor) -> torch.Tensor:
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def _root_mean_square(logits: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    squares = sum(float((a - b).square().sum()) for a, b in zip(logits, exact, strict=True))
+    return math.sqrt(squares / sum(part.numel() for part in exact))
+
+
+def _perplexity(logits: list[torch.Tensor], texts: Sequence[Scored]) -> float:
+    total, counted = 0.0, 0
+    for part, text in zip(logits, texts, strict=True):
+        losses = functional.cross_entropy(
+            part, torch.tensor(text.ids[text.first :]), reduction="none"
+        )
+        counts = torch.tensor(text.counts)
+        total += float(losses[counts].sum())
+        counted += int(counts.sum())
+    return math.exp(total / counted)
+
+
+def _recalled(logits: Iterator[torch.Tensor], asked: Sequence[Scored]) -> float:
+    """An answer is exact if each of its tokens is the most likely one after those before it."""
+    right = sum(
+        part.argmax(-1).tolist() == text.ids[text.first :]
+        for part, text in zip(logits, asked, strict=True)
+    )
+    return right / len(asked)
+
+
+def main() -> None:
+    """Print the figures as a Markdown table."""
+    parser = argparse.ArgumentParser(description="Perplexity and recall by type of K and V.")
+    parser.add_argument("--documents", type=int, default=60)
+    parser.add_argument("--probes", type=int, default=60)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    found = measure(KV_DTYPES, documents(arguments.documents), probes(arguments.probes))
+    print("| K and V | perplexity | exact recall | logit error, root mean square |")
+    print("| --- | --- | --- | --- |")
+    for dtype, one in found.items():
+        print(
+            f"| {dtype} | {one.perplexity:.4f} | {100 * one.recall:.1f} % | {one.logit_error:.1e} |"
+        )
+    if arguments.json is not None:
+        lines = {
+            dtype: {
+                "perplexity": round(one.perplexity, 5), "recall": round(one.recall, 4),
+                "logit_error": float(f"{one.logit_error:.2e}"),
+            }
+            for dtype, one in found.items()
+        }  # fmt: skip
+        report = {"documents": arguments.documents, "probes": arguments.probes, "by_type": lines}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
