@@ -32,6 +32,7 @@ PAGER_LIMITS = PagerLimits(
     drain_ms_max=1_500,
     declare_grace_ms=600,
     lease_count_max=256,
+    in_flight_stall_ms_max=600,
     ticket_ttl_ms_max=2_000,
 )
 WORKER_LIMITS = WorkerLimits(

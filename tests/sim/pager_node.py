@@ -48,6 +48,7 @@ class PagerNode(Process):
         self.host = host
         self.core: PagerCore | None = None
         self.preempted_count = 0
+        self._saved_tokens = 0
         self.dies_soon = False
         """Die in the middle of the next commands that are performed."""
         self._network = network
@@ -63,6 +64,12 @@ class PagerNode(Process):
     @property
     def epoch(self) -> int:
         return self.host.memory.epoch
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that sequences did not compute since others just did, over all lives."""
+        now = self.core.books.in_flight.saved_tokens if self.core is not None else 0
+        return self._saved_tokens + now
 
     def start(self) -> None:
         self.begin()
@@ -97,6 +104,7 @@ class PagerNode(Process):
     def stop(self) -> None:
         if self.core is not None:
             self.preempted_count += self.core.report().preempted_count
+            self._saved_tokens = self.saved_tokens
         self.kill()
         self.core = None
 

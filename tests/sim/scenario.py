@@ -31,6 +31,8 @@ class Outcome:
     attempts_count: int
     preempted_count: int
     tokens_count: int
+    saved_count: int
+    """Tokens that were waited for, since others were computing them, and so not computed."""
     failures: tuple[str, ...]
 
 
@@ -83,7 +85,7 @@ def _shape(world: World) -> Shape:
 
 
 class _Clients:
-    """Who asks what: shared prefixes, chats that go on, several choices, quitters."""
+    """Who asks what: shared prefixes, crowds, chats that go on, several choices, quitters."""
 
     def __init__(self, world: World, mesh: Mesh) -> None:
         self._world = world
@@ -110,6 +112,17 @@ class _Clients:
             prompt = dice.choice(self._prefixes) + self._words(dice.randrange(1, 24))
             start_ms = dice.choice(bursts) + 60.0 * dice.random()
             self._ask_at(start_ms, root, prompt, dice.randrange(3))
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            self._crowd()
+
+    def _crowd(self) -> None:
+        """Many ask the same, or almost, at once: most of them can wait for one to compute it."""
+        dice = self._world.random
+        root, prompt = dice.choice(self._roots), self._words(dice.randrange(8, 50))
+        start_ms = dice.random() * _STORM_MS * 0.8
+        for _ in range(dice.randrange(3, 9)):
+            own = self._words(dice.choice([0, 0, 1, 6]))
+            self._ask_at(start_ms + 5.0 * dice.random(), root, prompt + own, 0)
 
     def _words(self, count: int) -> tuple[int, ...]:
         dice = self._world.random
@@ -271,6 +284,7 @@ def _outcome(world: World, mesh: Mesh, clients: _Clients) -> Outcome:
         orphaned_count=orphaned,
         attempts_count=sum(gateway.attempts_count for gateway in mesh.gateways),
         preempted_count=sum(worker.preempted_count for worker in mesh.workers),
+        saved_count=sum(pager.saved_tokens for pager in mesh.pagers),
         tokens_count=sum(len(t) for client in everyone for t in client.delivered.values()),
         failures=tuple(failures),
     )

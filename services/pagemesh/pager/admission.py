@@ -2,14 +2,16 @@
 
 A sequence that asks is served at once when nobody older waits and there is room (free pages,
 and idle ones that may be evicted). Otherwise it queues at its place in the one total order,
-and while it is first there, younger leases are revoked for it (``preemption``). Answers to
-waiters are pushed; asking again finds the same lease.
+and while it is first there, younger leases are revoked for it (``preemption``). One whose
+prefix is being computed waits for that first, in no queue (``in_flight``). Answers to waiters
+are pushed; asking again finds the same lease.
 """
 
 from __future__ import annotations
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
+from pagemesh.pager.in_flight import Found
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.radix import Match, Node, Tree
@@ -38,6 +40,9 @@ class Admission:
         if lease is not None:
             return self.granted(lease)
         self._require_admissible(message)
+        flights = books.in_flight
+        if flights.has_waits and flights.ask_again(self._waiter(message, message.order)):
+            return self._queued(message, 0)
         return self._serve_or_queue(message, message.order)
 
     def extend(self, message: Extend) -> Granted | Extended | Queued:
@@ -68,7 +73,20 @@ class Admission:
                     self._preemption.shed_copies(books.leases[waiter.message.lease])
                 return
             books.waiting.discard(*waiter.name)
-            books.notify(waiter.message.worker, reply)
+            if not isinstance(reply, Queued):
+                books.notify(waiter.message.worker, reply)
+
+    def serve_due(self) -> None:
+        """Have those ask anew who waited for somebody to commit, the oldest first."""
+        books = self._books
+        while (waiter := books.in_flight.pop_due(books.now_ms)) is not None:
+            try:
+                reply = self._serve_or_queue(waiter.message, waiter.order)
+            except Busy:  # no place to queue for room: it asks again, and is told so
+                books.in_flight.end_wait(waiter.name)
+                continue
+            if not isinstance(reply, Queued):
+                books.notify(waiter.message.worker, reply)
 
     # Answers
 
@@ -123,13 +141,14 @@ class Admission:
                 waiting.discard(*waiter.name)
                 return reply
         waiting.put(waiter)
-        return Queued(
-            key=message.key,
-            ahead_count=waiting.ahead_of(waiter.place),
-            ask_again_ms=self._books.limits.ask_again_ms,
-        )
+        return self._queued(message, waiting.ahead_of(waiter.place))
 
-    def _try(self, message: Admit | Extend) -> Granted | Extended | None:
+    def _queued(self, message: Admit | Extend, ahead_count: int) -> Queued:
+        ask_again_ms = self._books.limits.ask_again_ms
+        return Queued(key=message.key, ahead_count=ahead_count, ask_again_ms=ask_again_ms)
+
+    def _try(self, message: Admit | Extend) -> Granted | Extended | Queued | None:
+        """Serve now, or wait for what is in flight; None: there is no room."""
         if isinstance(message, Admit):
             return self._try_admit(message)
         return self._try_extend(message)
@@ -145,18 +164,23 @@ class Admission:
 
     # Serving
 
-    def _try_admit(self, message: Admit) -> Granted | None:
+    def _try_admit(self, message: Admit) -> Granted | Queued | None:
         books = self._books
         if not books.slots or not books.has_root_place(message.root):
             return None
         match = self._match(message)
+        found = books.in_flight.find(match, message)
+        if found is not None and found.is_fit:
+            waiter = self._waiter(message, message.order)
+            if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
+                return self._queued(message, 0)
         count = books.facts.pages_for(message.reserve_tokens) - match.pages
         if count > books.pool.free and count > self._room_beside(match):
             return None
         tree = books.tree_of(message.root)
         if match.node is _NO_TREE:
             match = Match(tree.root, tree.root, 0)
-        waterfall = self._waterfall(message, match)
+        waterfall = self._waterfall(message, match, found)
         anchor = books.forest.pin_match(match)
         fresh = books.take_pages(count, message.incarnation, tree)
         lease = self.start_lease(
@@ -164,6 +188,9 @@ class Admission:
             match.pages * self._page_size, waterfall,
         )  # fmt: skip
         books.hold(lease, books.sessions[message.incarnation])
+        prompt_pages = len(message.tokens) // 4 // self._page_size
+        if message.read_cache and prompt_pages > match.pages:
+            books.in_flight.enter(lease, prompt_pages)
         return self.granted(lease)
 
     def start_lease(
@@ -236,7 +263,7 @@ class Admission:
             return books.pool.free
         return books.room - books.forest.idle_pages(match)
 
-    def _waterfall(self, message: Admit, match: Match) -> Waterfall:
+    def _waterfall(self, message: Admit, match: Match, found: Found | None) -> Waterfall:
         size = self._page_size
         matched = match.pages * size
         if not message.read_cache:
@@ -246,18 +273,34 @@ class Admission:
             unread = there.pages * size
             return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
         lost, near = {}, self._books.forest.near_tokens(match, message.tokens)
-        available = matched + near
+        if found is not None:
+            lost["in_flight"], near = found.pages * size, 0
+        available = matched + near + lost.get("in_flight", 0)
         if near and available == len(message.tokens) // 4:
             lost["last_token"] = 1
             near -= 1
         if near:
             lost["partial_page"] = near
+        awaited_tokens, awaited_ms = self._awaited(message, matched)
         return Waterfall(
             available_tokens=available,
             selected_tokens=matched,
             delivered_tokens=matched,
             lost=lost,
+            awaited_tokens=awaited_tokens,
+            awaited_ms=awaited_ms,
         )
+
+    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int]:
+        """Tokens that waiting for others saved the sequence to compute, and for how many
+        milliseconds it did."""
+        flights = self._books.in_flight
+        wait = flights.end_wait((message.incarnation, message.key)) if flights.has_waits else None
+        if wait is None:
+            return 0, 0
+        saved_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
+        flights.saved_tokens += saved_tokens
+        return saved_tokens, wait.waited_ms
 
     def _require_admissible(self, message: Admit) -> None:
         count, extra = divmod(len(message.tokens), 4)

@@ -36,7 +36,7 @@ def report(books: Books) -> PagerReport:
         preempted_count=books.preempted_count,
         session_count=sum(1 for session in books.sessions.values() if session.is_open),
         ticket_count=len(books.tickets),
-        waiter_count=len(books.waiting),
+        waiter_count=len(books.waiting) + books.in_flight.wait_count,
         leases=[_line(books, lease) for lease in list(books.leases.values())[:_LINES_MAX]],
     )
 
@@ -64,9 +64,14 @@ def check_books(books: Books) -> None:
     _check_tickets(books)
     for session in books.sessions.values():
         assert books.sessions[session.incarnation] is session
-    for waiter in books.waiting:
+    books.in_flight.check(books.leases)
+    for waiter in [*books.waiting, *books.in_flight.waiters()]:
         session = books.sessions[waiter.message.incarnation]
         assert session.is_open, "a waiter without a session"
+    queued = {waiter.name for waiter in books.waiting}
+    for waiter in books.in_flight.waiters():
+        assert waiter.name not in queued, "it waits for others to compute, and for room"
+        assert waiter.message.key not in books.sessions[waiter.message.incarnation].by_key
 
 
 def _check_pages(books: Books) -> None:

@@ -22,6 +22,7 @@ from pagemesh.pager.events import (
     WriteHeaders,
 )
 from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.in_flight import InFlight
 from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticket
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
@@ -48,6 +49,7 @@ class Books:
         self.pool = PagePool(facts.page_count, self.first_sequence())
         self.forest = Forest(self.pool, facts.page_size, policy)
         self.waiting = WaitList(limits.waiter_count_max)
+        self.in_flight = InFlight(self.forest, facts.page_size, limits)
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
@@ -210,6 +212,8 @@ class Books:
         lease.incarnation = session.incarnation
         session.leases[lease.id] = lease
         session.by_key[lease.key] = lease
+        if self.in_flight.has_waits:
+            self.in_flight.end_wait((session.incarnation, lease.key))
 
     def unhold(self, lease: Lease) -> None:
         """Nobody holds ``lease`` by key any more, nor is waiting on it."""
@@ -218,6 +222,11 @@ class Books:
         if session is not None and session.by_key.get(lease.key) is lease:
             del session.by_key[lease.key]
 
+    def forget_waiters(self, incarnation: int) -> None:
+        """A worker incarnation waits for nothing any more."""
+        self.waiting.discard_session(incarnation)
+        self.in_flight.end_waits_of(incarnation)
+
     def revoke(self, lease: Lease, reason: RevokeReason) -> None:
         """Take a held lease back: the word first, then the holder is told. What it can write
         drains until it lets go."""
@@ -225,6 +234,7 @@ class Books:
         held = lease.held_pages
         lease.life.move(LeaseState.REVOKED, reason)
         self.revoked[lease.id] = lease
+        self.in_flight.leave(lease)
         self.unhold(lease)
         lease.revoked_ms = self.now_ms
         self.pool.drain(held)
@@ -256,6 +266,7 @@ class Books:
         lease.life.move(LeaseState.ENDED, why)
         self.set_states(held, HeaderState.FREE)
         self.unhold(lease)
+        self.in_flight.leave(lease)
         session = self.sessions.get(lease.incarnation)
         if session is not None:
             session.leases.pop(lease.id, None)

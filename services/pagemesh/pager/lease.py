@@ -157,6 +157,10 @@ class Lease(msgspec.Struct, eq=False):
     """What the worker copies when it forks this lease off."""
     made: bool = False
     """The lease made the edge it is anchored at, and may lengthen it."""
+    prompt_pages: int = 0
+    """Full pages of what was asked for: others may wait until they are committed."""
+    place: tuple[Node, bytes] | None = None
+    """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
     ticket: str = ""
     revoked_ms: int = 0
     notified_ms: int = 0

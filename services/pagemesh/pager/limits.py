@@ -52,6 +52,11 @@ class PagerLimits:
     lease_count_max: int = LEASE_SLOT_COUNT_MAX
     ticket_count_max: int = 4_096
     waiter_count_max: int = 4_096
+    in_flight_together_ms: int = 100
+    """Sequences that arrived at gateways within it are all the same age when one waits for
+    what another computes."""
+    in_flight_stall_ms_max: int = 10_000
+    """How long a worker whose prefix is waited for may commit nothing."""
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
     declare_parts_max: int = 4_096

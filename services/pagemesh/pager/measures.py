@@ -17,6 +17,12 @@ _pages = metrics.gauge("pager_pages", "Pages by state.", ["state"])
 _leases = metrics.gauge("pager_leases", "Leases that stand or drain.")
 _tickets = metrics.gauge("pager_tickets", "Open tickets.")
 _waiters = metrics.gauge("pager_waiters", "Sequences that wait for pages.")
+_in_flight_waiters = metrics.gauge(
+    "pager_in_flight_waiters", "Sequences that wait for others to compute their prefix."
+)
+_in_flight_saved = metrics.counter(
+    "pager_in_flight_saved_tokens_total", "Prompt tokens not computed again, by waiting for others."
+)
 _sessions = metrics.gauge("pager_sessions", "Open worker sessions.")
 _evicted = metrics.counter("pager_evicted_pages_total", "Pages evicted.", ["reason"])
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
@@ -35,6 +41,7 @@ class Measures:
     def __init__(self) -> None:
         self._evicted_pages = 0
         self._preempted_count = 0
+        self._saved_tokens = 0
         self._before = (0, 0)
 
     def before(self, books: Books) -> None:
@@ -49,6 +56,9 @@ class Measures:
         _leases.set(len(books.leases))
         _tickets.set(len(books.tickets))
         _waiters.set(len(books.waiting))
+        _in_flight_waiters.set(books.in_flight.wait_count)
+        _in_flight_saved.inc(books.in_flight.saved_tokens - self._saved_tokens)
+        self._saved_tokens = books.in_flight.saved_tokens
         _sessions.set(sum(1 for session in books.sessions.values() if session.is_open))
         _evicted.labels("capacity").inc(pool.evicted - self._evicted_pages)
         _preempted.inc(books.preempted_count - self._preempted_count)
@@ -72,6 +82,9 @@ class Measures:
                 semconv.PAGEMESH_TOKENS_SELECTED: waterfall.selected_tokens,
                 semconv.PAGEMESH_TOKENS_DELIVERED: waterfall.delivered_tokens,
             }
+            if waterfall.awaited_tokens or waterfall.awaited_ms:
+                attributes[semconv.PAGEMESH_IN_FLIGHT_TOKENS] = waterfall.awaited_tokens
+                attributes[semconv.PAGEMESH_IN_FLIGHT_WAITED_MS] = waterfall.awaited_ms
             for reason, count in waterfall.lost.items():
                 _tokens.labels(f"lost_{reason}").inc(count)
                 attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count

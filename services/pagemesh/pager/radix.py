@@ -131,7 +131,7 @@ class Forest:
             if at + size <= end and tokens.startswith(edge.tokens, at):
                 node, at = edge, at + size
                 continue
-            pages = self._common_pages(edge.tokens, tokens, at, min(size, end - at))
+            pages = self.common_pages(edge.tokens, tokens, at, min(size, end - at))
             return Match(node, edge, pages)
         return Match(node, node, 0)
 
@@ -149,9 +149,9 @@ class Forest:
         children = match.node.children
         if rest in children:
             return len(rest) // 4
-        near = 0
+        near, first_token = 0, rest[:4]
         for first_page in islice(children, _SIBLINGS_MAX):
-            if first_page[:4] == rest[:4]:
+            if first_page.startswith(first_token):
                 near = max(near, _common_tokens(first_page, rest))
         return near
 
@@ -355,7 +355,7 @@ class Forest:
         alone = node.pins == 1 and not node.children and not node.is_root
         return alone and 0 < page_count <= EDGE_PAGES_MAX - len(node.pages)
 
-    def _common_pages(self, edge: bytes, tokens: bytes, at: int, size: int) -> int:
+    def common_pages(self, edge: bytes, tokens: bytes, at: int, size: int) -> int:
         """Equal leading pages of ``edge`` and ``tokens[at:at + size]``; the first one is."""
         width = self._width
         low, high = 1, size // width

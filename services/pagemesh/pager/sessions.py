@@ -121,7 +121,7 @@ class Sessions:
         session = books.sessions.get(incarnation)
         if session is not None:
             session.worker = ""  # nobody to tell
-            books.waiting.discard_session(incarnation)
+            books.forget_waiters(incarnation)
             for lease in list(session.leases.values()):
                 books.end(lease, "death")
             books.free_claimed(session)
@@ -132,8 +132,8 @@ class Sessions:
         books.settle()
 
     def chase(self) -> None:
-        """On a tick: repeat revocations, probe those who do not answer, and when others wait
-        for too long end them."""
+        """On a tick: repeat revocations, probe those who do not answer and those whose prefixes
+        are waited for, and when others wait for too long end them."""
         books, limits = self._books, self._books.limits
         revoked_ms: dict[int, int] = {}
         for lease in books.revoked.values():
@@ -141,12 +141,15 @@ class Sessions:
                 books.notify_revoked(lease, lease.reason)
             first_ms = revoked_ms.get(lease.incarnation, lease.revoked_ms)
             revoked_ms[lease.incarnation] = min(first_ms, lease.revoked_ms)
+        awaited = books.in_flight.awaited
         for session in list(books.sessions.values()):
             since_ms = self._unresponsive_since_ms(session, revoked_ms)
-            if since_ms is None or books.now_ms - session.probed_ms < limits.probe_again_ms:
+            if since_ms is None and session.incarnation not in awaited:
+                continue
+            if books.now_ms - session.probed_ms < limits.probe_again_ms:
                 continue
             session.probed_ms = books.now_ms
-            overdue = books.now_ms - since_ms >= limits.drain_ms_max
+            overdue = since_ms is not None and books.now_ms - since_ms >= limits.drain_ms_max
             if overdue and len(books.waiting):
                 books.out.append(KillHolder(session.incarnation))
             books.out.append(ProbeHolder(session.incarnation))
@@ -177,7 +180,7 @@ class Sessions:
         books = self._books
         session.life.move(SessionState.EXPIRED, "silence")
         session.since_ms = books.now_ms
-        books.waiting.discard_session(session.incarnation)
+        books.forget_waiters(session.incarnation)
         for lease in list(session.leases.values()):
             if lease.life.state is LeaseState.HELD:
                 books.revoke(lease, "session_expired")

@@ -97,8 +97,11 @@ class PagerCore:
                 self._recovery.recover(event)
             case Tick():
                 self._tick()
+        if books.in_flight.has_due:
+            self._admission.serve_due()
         if books.freed and len(books.waiting):
             self._admission.serve_waiters()
+            self._admission.serve_due()
         books.out.extend(books.late)
         return books.out
 
@@ -125,6 +128,7 @@ class PagerCore:
         self._sessions.expire()
         self._handover.expire()
         books.waiting.forget_silent(books.now_ms)
+        books.in_flight.tick(books.now_ms)
         self._sessions.chase()
         books.pool.tidy()
         books.freed = books.freed or len(books.waiting) > 0

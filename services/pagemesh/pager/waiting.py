@@ -18,6 +18,10 @@ Place = tuple[int, int, str, int, int, int]
 """An ``Order``, then attempt and incarnation, so that no two waiters tie; quick to compare."""
 
 
+Name = tuple[int, SequenceKey]
+"""Who waits: an incarnation and its sequence."""
+
+
 def place_of(order: Order, attempt: int, incarnation: int) -> Place:
     return (order.priority, order.arrival_us, order.request, order.choice, attempt, incarnation)
 
@@ -32,7 +36,7 @@ class Waiter:
     forget_ms: int
 
     @property
-    def name(self) -> tuple[int, SequenceKey]:
+    def name(self) -> Name:
         return (self.message.incarnation, self.message.key)
 
 
@@ -43,7 +47,7 @@ class WaitList:
         self._waiter_count_max = waiter_count_max
         self._places: list[Place] = []
         self._by_place: dict[Place, Waiter] = {}
-        self._by_name: dict[tuple[int, SequenceKey], Waiter] = {}
+        self._by_name: dict[Name, Waiter] = {}
 
     def __len__(self) -> int:
         return len(self._places)

@@ -244,15 +244,18 @@ def _sibling(context: TraceContext) -> TraceContext:
 
 
 def _waterfall(waterfall: Waterfall) -> dict[str, Attribute]:
-    lost: dict[str, Attribute] = {
+    more: dict[str, Attribute] = {
         f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}": count
         for reason, count in waterfall.lost.items()
     }
+    if waterfall.awaited_tokens or waterfall.awaited_ms:
+        more[semconv.PAGEMESH_IN_FLIGHT_TOKENS] = waterfall.awaited_tokens
+        more[semconv.PAGEMESH_IN_FLIGHT_WAITED_MS] = waterfall.awaited_ms
     return {
         semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
         semconv.PAGEMESH_TOKENS_SELECTED: waterfall.selected_tokens,
         semconv.PAGEMESH_TOKENS_DELIVERED: waterfall.delivered_tokens,
-    } | lost
+    } | more
 
 
 def _facts(facts: SequenceFacts) -> dict[str, Attribute]:

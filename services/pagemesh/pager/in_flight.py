@@ -1,0 +1,297 @@
+"""Prefixes in flight: who computes which one right now, and who waits for it.
+
+A lease that was granted for a prompt *fills*: it is registered where its committed pages end in
+the tree, under the tokens of its next page. An admission whose match ends there and that goes
+on with the same page waits, until those pages are committed, instead of computing them too.
+
+    granted ---> filling at (node, next page) ---commits---> filling further on ---> complete
+                   | commits what somebody waits for           | revoked, offered, over, stalled
+                   v                                           v
+                 who waited for no more is due               who still waits is due
+
+Who is due asks anew, the oldest first: there may be more to wait for; or the first takes over,
+and the others wait for that one.
+
+Waiting never deadlocks, since who fills has all pages of its prompt and waits for nobody, and
+who waits holds nothing, so nobody waits for it. Nor does it turn urgency around: nobody waits for
+somebody less urgent, nor for somebody younger (``InFlight.may_wait``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+
+from pagemesh.pager.lease import Lease
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.radix import Forest, Match
+from pagemesh.pager.waiting import Name, Place, Waiter
+from pagemesh.wire.messages import Order
+from pagemesh.wire.pager_messages import Admit
+
+_FILLING_MAX = 16
+"""Leases at one place that are compared; more are there only if they may not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``lease`` is about to commit ``pages`` pages beyond a match. ``is_fit``: they may be
+    waited for."""
+
+    lease: Lease
+    pages: int
+    is_fit: bool
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """A sequence that waited, or waits, for another to commit the first ``pages`` pages of
+    its prompt. It keeps this while it queues for room afterwards."""
+
+    waiter: Waiter
+    start_pages: int
+    """Cached when it began to wait."""
+    since_ms: int
+    lease: Lease | None = None
+    """Whom it waits for; None: it is due, or queues for room."""
+    pages: int = 0
+    waited_ms: int = 0
+
+
+class InFlight:
+    """Who fills, by place, and who waits for whom."""
+
+    def __init__(self, forest: Forest, page_size: int, limits: PagerLimits) -> None:
+        self._forest = forest
+        self._limits = limits
+        self._page_size = page_size
+        self._width = 4 * page_size
+        self._filling: dict[tuple[object, bytes], list[Lease]] = {}
+        self._waits: dict[Name, Wait] = {}
+        self._behind: dict[int, dict[Name, Wait]] = {}
+        """Lease -> those who wait for it."""
+        self._due: list[tuple[Place, Name]] = []
+        self._progress_ms: dict[int, int] = {}
+        """When an incarnation last committed something, of those that are waited for."""
+        self.saved_tokens = 0
+        """Computed once instead of again, by waiting."""
+
+    # Who fills
+
+    def enter(self, lease: Lease, prompt_pages: int) -> None:
+        """``lease`` is about to fill the first ``prompt_pages`` pages."""
+        lease.prompt_pages = prompt_pages
+        self._register(lease)
+
+    def committed(self, lease: Lease, now_ms: int) -> None:
+        """``lease``, which fills, has more committed pages than before."""
+        self._unregister(lease)
+        done = lease.committed_pages
+        if done < lease.prompt_pages:
+            self._register(lease)
+        behind = self._behind.get(lease.id)
+        if behind is None:
+            return
+        self._progress_ms[lease.incarnation] = now_ms
+        for wait in [wait for wait in behind.values() if wait.pages <= done]:
+            self._make_due(wait)
+
+    def leave(self, lease: Lease) -> None:
+        """``lease`` commits no more of its prompt. Harmless when it does not fill."""
+        if lease.place is None:
+            return
+        self._unregister(lease)
+        for wait in list(self._behind.get(lease.id, {}).values()):
+            self._make_due(wait)
+
+    def _register(self, lease: Lease) -> None:
+        at = 4 * (lease.anchor.depth * self._page_size - lease.tokens_first)
+        lease.place = place = (lease.anchor, lease.tokens[at : at + self._width])
+        there = self._filling.get(place)
+        if there is None:
+            self._filling[place] = [lease]
+        else:
+            there.append(lease)
+
+    def _unregister(self, lease: Lease) -> None:
+        place, lease.place = lease.place, None
+        assert place is not None, "who does not fill is registered"
+        there = self._filling[place]
+        if len(there) == 1:
+            del self._filling[place]
+        else:
+            there.remove(lease)
+
+    # Looking
+
+    def find(self, match: Match, message: Admit) -> Found | None:
+        """Who is about to commit what follows ``match``, if anybody: of those that may be
+        waited for the one with the most pages in common, else any with the most."""
+        if not self._filling or match.edge_pages or not message.read_cache:
+            return None
+        at = match.node.depth * self._width
+        there = self._filling.get((match.node, message.tokens[at : at + self._width]))
+        pages_max = (len(message.tokens) // 4 - 1) // self._page_size - match.node.depth
+        if there is None or pages_max <= 0:
+            return None
+        best: Found | None = None
+        for lease in list(islice(there, _FILLING_MAX)):
+            own = (lease.key.request, lease.key.choice) == (message.key.request, message.key.choice)
+            if own and lease.key.attempt < message.key.attempt:
+                self.leave(lease)  # given up: its gateway has made another attempt
+                continue
+            found = Found(
+                lease,
+                self._common_pages(lease, message.tokens, at, pages_max),
+                not own and self.may_wait(message.order, lease.order),
+            )
+            if best is None or (found.is_fit, found.pages, lease.id) > (
+                best.is_fit, best.pages, best.lease.id,
+            ):  # fmt: skip
+                best = found
+        return best
+
+    def may_wait(self, order: Order, filling: Order) -> bool:
+        """Whether a sequence at ``order`` waits for the one at ``filling``: one that is more
+        urgent, or as urgent and not younger. What arrives together reaches a pager in any
+        order, so those that came within ``in_flight_together_ms`` are all the same age."""
+        if filling.priority != order.priority:
+            return filling.priority < order.priority
+        together_us = 1_000 * self._limits.in_flight_together_ms
+        return filling.arrival_us <= order.arrival_us + together_us
+
+    def _common_pages(self, lease: Lease, tokens: bytes, at: int, pages_max: int) -> int:
+        start = lease.committed_pages
+        pages = min(lease.prompt_pages - start, pages_max)
+        rest = lease.known_from(start * self._page_size)
+        return self._forest.common_pages(rest, tokens, at, pages * self._width)
+
+    # Who waits
+
+    @property
+    def has_waits(self) -> bool:
+        """Whether anybody waits, or did and queues for room now."""
+        return bool(self._waits)
+
+    @property
+    def wait_count(self) -> int:
+        """Sequences that wait for others to commit."""
+        return sum(map(len, self._behind.values()))
+
+    @property
+    def has_due(self) -> bool:
+        return bool(self._due)
+
+    @property
+    def awaited(self) -> set[int]:
+        """The incarnations that somebody waits for."""
+        return {
+            wait.lease.incarnation
+            for behind in self._behind.values()
+            for wait in behind.values()
+            if wait.lease is not None
+        }
+
+    def wait_for(self, found: Found, start_pages: int, waiter: Waiter, now_ms: int) -> bool:
+        """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""
+        wait = self._waits.get(waiter.name)
+        if wait is None:
+            if len(self._waits) >= self._limits.waiter_count_max:
+                return False
+            wait = self._waits[waiter.name] = Wait(waiter, start_pages, now_ms)
+        else:
+            self._stop(wait)
+            wait.waiter = waiter
+        lease = wait.lease = found.lease
+        wait.pages = start_pages + found.pages
+        self._progress_ms.setdefault(lease.incarnation, now_ms)
+        self._behind.setdefault(lease.id, {})[waiter.name] = wait
+        return True
+
+    def ask_again(self, waiter: Waiter) -> bool:
+        """Note that ``waiter`` was heard of. Whether it waits for somebody still."""
+        wait = self._waits.get(waiter.name)
+        if wait is None:
+            return False
+        wait.waiter = waiter
+        return wait.lease is not None
+
+    def pop_due(self, now_ms: int) -> Waiter | None:
+        """The oldest of those who are to ask anew, if any."""
+        while self._due:
+            _, name = heappop(self._due)
+            wait = self._waits.get(name)
+            if wait is None or wait.lease is not None:
+                continue
+            wait.waited_ms = now_ms - wait.since_ms
+            if wait.waiter.forget_ms > now_ms:
+                return wait.waiter
+            del self._waits[name]
+        return None
+
+    def end_wait(self, name: Name) -> Wait | None:
+        """Forget how ``name`` waited: it is served, or wants nothing any more."""
+        wait = self._waits.pop(name, None)
+        if wait is not None:
+            self._stop(wait)
+        return wait
+
+    def end_waits_of(self, incarnation: int) -> None:
+        """Forget the waits of a worker incarnation."""
+        for name in [name for name in self._waits if name[0] == incarnation]:
+            self.end_wait(name)
+
+    def tick(self, now_ms: int) -> None:
+        """Forget those who were silent for too long, and give up who is waited for and whose
+        worker, for too long, committed nothing."""
+        for wait in [wait for wait in self._waits.values() if wait.waiter.forget_ms <= now_ms]:
+            self.end_wait(wait.waiter.name)
+        self._progress_ms = {life: self._progress_ms[life] for life in self.awaited}
+        for wait in list(self._waits.values()):
+            if wait.lease is not None:
+                idle_ms = now_ms - self._progress_ms[wait.lease.incarnation]
+                if idle_ms >= self._limits.in_flight_stall_ms_max:
+                    self.leave(wait.lease)
+
+    def _make_due(self, wait: Wait) -> None:
+        self._stop(wait)
+        heappush(self._due, (wait.waiter.place, wait.waiter.name))
+
+    def _stop(self, wait: Wait) -> None:
+        """It waits for nobody."""
+        lease, wait.lease = wait.lease, None
+        if lease is not None:
+            behind = self._behind[lease.id]
+            del behind[wait.waiter.name]
+            if not behind:
+                del self._behind[lease.id]
+
+    # Checking
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Those who wait for somebody."""
+        return (wait.waiter for wait in self._waits.values() if wait.lease is not None)
+
+    def check(self, leases: dict[int, Lease]) -> None:
+        """Raise ``AssertionError`` unless every registration is of a standing lease of
+        ``leases``, and every wait for one of them that will end it."""
+        assert not self._due, "somebody was not asked anew"
+        filling = {lease.id: lease for lease in leases.values() if lease.place is not None}
+        assert filling == {lease.id: lease for some in self._filling.values() for lease in some}
+        for place, some in self._filling.items():
+            assert some and all(lease.place == place for lease in some)
+        for lease in filling.values():
+            assert lease.life.state.value == "held", "a lease fills that is not held"
+            assert lease.committed_pages < lease.prompt_pages, "what is complete fills"
+            rest = lease.known_from(lease.committed_pages * self._page_size)
+            assert lease.place == (lease.anchor, rest[: self._width]), "it fills elsewhere"
+        behind = {name: wait for some in self._behind.values() for name, wait in some.items()}
+        assert behind == {name: w for name, w in self._waits.items() if w.lease is not None}
+        assert len(self._waits) <= self._limits.waiter_count_max
+        for name, wait in behind.items():
+            assert wait.lease is not None and wait.waiter.name == name
+            assert filling.get(wait.lease.id) is wait.lease, "a wait for nobody"
+            assert wait.pages > wait.lease.committed_pages, "a wait that is over"
+            assert self.may_wait(wait.waiter.order, wait.lease.order), "who is older waits"
