@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from pagemesh.kernels import triton_support
 from pagemesh.kernels.add_rms_norm import triton as add_rms_norm
 from pagemesh.kernels.kv_write import triton as kv_write
+from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.merge_states import triton as merge_states
 from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
 from pagemesh.kernels.page_copy import triton as page_copy
@@ -39,19 +40,23 @@ from pagemesh.kernels.silu_mul import triton as silu_mul
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, ROWS = 8, 4
+LOAD = r"\b(?:LDG|LDGSTS)\.E[.\w]*"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a kernel takes of a multiprocessor. ``spilled_bytes`` a thread are in memory."""
+    """What a kernel takes of a multiprocessor. ``spills`` are instructions that move a
+    thread's own values to memory and back."""
 
     case: str
     kernel: str
     registers: int
-    spilled_bytes: int
+    spills: int
     shared_bytes: int
     matrix_instructions: int
     wide_loads: int
+    """Instructions that load 16 bytes a thread; ``half_wide_loads``: 8 bytes."""
+    half_wide_loads: int
 
 
 class StandInDriver:
@@ -70,45 +75,53 @@ class StandInDriver:
         return 0
 
 
-class HalfPool(KvPool):
-    """Pages of bfloat16."""
-
-    def keys(self, layer: int) -> torch.Tensor:
-        return self.memory.view(torch.bfloat16)[layer * self.layout.layer_stride :]
-
-
 def cases() -> dict[str, Callable[[], object]]:
     """Launches, by name, at the shapes of real models."""
-    pool = HalfPool.allocate(PageLayout(2, 2, 128, 16), 32)
-    tables = [np.arange(8, dtype=np.uint32) for _ in range(ROWS)]
-    batch = ragged_batch(tables, [100] * ROWS, [1] * ROWS, 16)
     wide = torch.zeros(ROWS, 4096, dtype=torch.bfloat16)
-    norm, norm_head = wide[0].clone(), wide[0, :128].clone()
+    norm = wide[0].clone()
     q = torch.zeros(ROWS, HEADS, 128, dtype=torch.bfloat16)
-    joined = torch.zeros(ROWS, HEADS + 4, 128, dtype=torch.bfloat16)
-    angles = (torch.zeros(ROWS, 64), torch.zeros(ROWS, 64))
     states = torch.zeros(ROWS, HEADS, 4, 128)
     rows = torch.zeros(ROWS, 128)
     return {
-        "decode": lambda: paged_attention.paged_attention(q, pool, 0, batch, 0.1, spans=4),
-        "decode, window and cap": lambda: paged_attention.paged_attention(
-            q, pool, 0, batch, 0.1, spans=4, window=64, soft_cap=30.0
-        ),
-        "prefill": lambda: paged_prefill.paged_prefill(q, pool, 0, batch, 0.1),
         "merge": lambda: merge_states.merge_states(states, states[..., 0].contiguous()),
-        "kv_write": lambda: kv_write.kv_write(q[:, :2], q[:, 2:4], pool, 0, batch.slots),
-        "rope_kv_write": lambda: rope_kv_write.rope_kv_write(
-            joined, angles, pool, 0, batch.slots, (norm_head, norm_head), 1e-6
-        ),
-        "page_copy": lambda: page_copy.page_copy(pool, [(0, 1)]),
         "quantise int8": lambda: quantise.quantise(rows, torch.int8),
         "quantise e4m3": lambda: quantise.quantise(rows, torch.float8_e4m3fn),
         "dequantise": lambda: quantise.dequantise(rows.to(torch.float8_e4m3fn), torch.ones(ROWS)),
         "rms_norm": lambda: rms_norm.rms_norm(wide, norm, 1e-6),
         "add_rms_norm": lambda: add_rms_norm.add_rms_norm(wide, wide.clone(), norm, 1e-6),
-        "rope": lambda: rope.rope(q, *angles),
+        "rope": lambda: rope.rope(q, torch.zeros(ROWS, 64), torch.zeros(ROWS, 64)),
         "silu_mul": lambda: silu_mul.silu_mul(wide),
+        **page_cases("bfloat16"),
+        **page_cases("int8"),
+        **page_cases("e4m3"),
     }
+
+
+def page_cases(dtype: KvDtype) -> dict[str, Callable[[], object]]:
+    """Launches over pages of ``dtype``."""
+    pool = KvPool.allocate(PageLayout(2, 2, 128, 16, dtype), 32)
+    tables = [np.arange(8, dtype=np.uint32) for _ in range(ROWS)]
+    batch = ragged_batch(tables, [100] * ROWS, [1] * ROWS, 16)
+    norm = torch.zeros(128, dtype=torch.bfloat16)
+    q = torch.zeros(ROWS, HEADS, 128, dtype=torch.bfloat16)
+    joined = torch.zeros(ROWS, HEADS + 4, 128, dtype=torch.bfloat16)
+    angles = (torch.zeros(ROWS, 64), torch.zeros(ROWS, 64))
+    found: dict[str, Callable[[], object]] = {
+        "decode": lambda: paged_attention.paged_attention(q, pool, 0, batch, 0.1, spans=4),
+        "prefill": lambda: paged_prefill.paged_prefill(q, pool, 0, batch, 0.1),
+        "kv_write": lambda: kv_write.kv_write(q[:, :2], q[:, 2:4], pool, 0, batch.slots),
+        "rope_kv_write": lambda: rope_kv_write.rope_kv_write(
+            joined, angles, pool, 0, batch.slots, (norm, norm), 1e-6
+        ),
+    }
+    if dtype == "bfloat16":
+        found |= {
+            "decode, window and cap": lambda: paged_attention.paged_attention(
+                q, pool, 0, batch, 0.1, spans=4, window_tokens=64, soft_cap=30.0
+            ),
+            "page_copy": lambda: page_copy.page_copy(pool, [(0, 1)]),
+        }
+    return {f"{name}, {dtype}": launch for name, launch in found.items()}
 
 
 def measured(case: str, kernel: Any, folder: Path) -> Compiled:
@@ -125,10 +138,11 @@ def measured(case: str, kernel: Any, folder: Path) -> Compiled:
         case=case,
         kernel=kernel.metadata.name,
         registers=used("REG"),
-        spilled_bytes=used("STACK") + used("LOCAL"),
+        spills=len(re.findall(r"\b(?:STL|LDL)\b", assembly)),
         shared_bytes=kernel.metadata.shared,
         matrix_instructions=len(re.findall(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QGMMA|DMMA)\b", assembly)),
-        wide_loads=len(re.findall(r"\b(?:LDG\.E|LDGSTS\.E)[.\w]*\.128\b", assembly)),
+        wide_loads=len(re.findall(rf"{LOAD}\.128\b", assembly)),
+        half_wide_loads=len(re.findall(rf"{LOAD}\.64\b", assembly)),
     )
 
 

@@ -3,6 +3,10 @@
 ``PAGEMESH_KERNELS`` = ``native`` (default) | ``reference`` (plain torch: slow, readable). A
 missing native library is an error at start-up, never a silent change of backend: results would
 differ in their last bits between workers.
+
+That is the CPU. On a GPU there is one backend, Triton, and nothing to choose: each operation's
+``triton`` module is called by the engine's own forward pass there (``engine.cuda``); what both
+engines share (``page_copy``) goes by where the pool's memory is.
 """
 
 from __future__ import annotations

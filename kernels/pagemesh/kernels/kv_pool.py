@@ -20,18 +20,21 @@ class KvPool:
     Kernels mutate it in place. Raises ``ValueError`` when its size is not whole pages.
     """
 
-    def __init__(self, layout: PageLayout, memory: NDArray[np.uint8]) -> None:
-        if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous:
+    def __init__(self, layout: PageLayout, memory: NDArray[np.uint8] | torch.Tensor) -> None:
+        """``memory`` may be a tensor on a device; the native library takes a CPU's alone."""
+        if isinstance(memory, np.ndarray):
+            if not memory.flags.writeable:
+                raise ValueError("a pool takes writable memory")
+            memory = torch.from_numpy(memory)
+        if memory.ndim != 1 or memory.dtype != torch.uint8 or not memory.is_contiguous():
             raise ValueError("a pool takes contiguous uint8 memory of one dimension")
-        if not memory.flags.writeable:
-            raise ValueError("a pool takes writable memory")
         if memory.nbytes % layout.page_bytes:
             raise ValueError(
                 f"{memory.nbytes} bytes are not whole pages of {layout.page_bytes} bytes"
             )
         self.layout = layout
         self.page_count = memory.nbytes // layout.page_bytes
-        self.memory = torch.from_numpy(memory)
+        self.memory = memory
         self.address = self.memory.data_ptr()
         codes = self.memory.view(CODE_DTYPES[layout.dtype])
         self._keys = [self._keys_of(codes, layer) for layer in range(layout.layers)]

@@ -46,16 +46,23 @@ class PageShape:
     page_stride: int
     head_stride: int
     value_offset: int
+    scale_offset: int
+    """Elements (bytes) from codes of K, or of V, to their float32 scales, one a slot."""
+    kind: str
+    """``float``; or ``int8``, ``e4m3`` (by integer arithmetic) or ``e4m3_native`` (by the
+    instructions of sm_89 and later) for codes with scales."""
     block_dim: int
     """``head_dim`` rounded up to a power of two that a matrix instruction takes."""
 
 
-@functools.cache
 def page_shape(layout: PageLayout) -> PageShape:
-    """The shape that kernels over pages of ``layout`` are compiled for. Raises ``ValueError``
-    for codes with scales, which no kernel here takes yet."""
-    if layout.is_scaled:
-        raise ValueError(f"{layout.dtype} pages have scales; on a GPU use float16 or bfloat16")
+    """The shape that kernels over pages of ``layout`` are compiled for."""
+    return _page_shape(layout, has_e4m3())
+
+
+@functools.cache
+def _page_shape(layout: PageLayout, native: bool) -> PageShape:
+    kind: str = layout.dtype if layout.is_scaled else "float"
     return PageShape(
         page_size=layout.page_size,
         head_dim=layout.head_dim,
@@ -63,13 +70,32 @@ def page_shape(layout: PageLayout) -> PageShape:
         page_stride=layout.page_stride,
         head_stride=layout.head_stride,
         value_offset=layout.value_offset,
+        scale_offset=layout.scale_offset_bytes,
+        kind="e4m3_native" if kind == "e4m3" and native else kind,
         block_dim=max(DOT_SIDE_MIN, power_of_two(layout.head_dim)),
     )
 
 
-def layer_elements(pool: KvPool, layer: int) -> torch.Tensor:
-    """The pool's elements from the first of ``layer`` in page 0 on, one dimension."""
-    return pool.keys(layer).as_strided((1,), (1,))
+def has_e4m3() -> bool:
+    """Whether the device that kernels run on converts e4m3 by itself."""
+    return not is_interpreted() and triton.runtime.driver.active.get_current_target().arch >= 89
+
+
+def elements_to_read(pool: KvPool, layer: int) -> torch.Tensor:
+    """The pool's elements from the first of ``layer`` in page 0 on, one dimension; e4m3 as
+    bytes where the device does not know it."""
+    elements = pool.keys(layer).as_strided((1,), (1,))
+    return elements if has_e4m3() else _without_e4m3(elements)
+
+
+def elements_to_write(pool: KvPool, layer: int) -> torch.Tensor:
+    """Like ``elements_to_read``, but e4m3 always as bytes: kernels round to it themselves, the
+    same everywhere."""
+    return _without_e4m3(pool.keys(layer).as_strided((1,), (1,)))
+
+
+def _without_e4m3(elements: torch.Tensor) -> torch.Tensor:
+    return elements.view(torch.uint8) if elements.dtype is torch.float8_e4m3fn else elements
 
 
 def power_of_two(count: int) -> int:

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 
 from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.quantise.triton import codes_of, largest_of, scale_of
 from pagemesh.kernels.triton_support import (
     PageShape,
+    elements_to_write,
     expect_heads,
     expect_integers,
-    layer_elements,
     page_shape,
 )
 
@@ -28,19 +29,37 @@ def head_offset(slot, head, at: tl.constexpr):
 
 
 @triton.jit
+def store_scale(codes, scale, place, at: tl.constexpr):
+    """The scale of slot ``place``, behind the ``codes`` of a head's K or V."""
+    scales = (codes + at.scale_offset).to(tl.pointer_type(tl.float32), bitcast=True)
+    tl.store(scales + place, scale)
+
+
+@triton.jit
 def _write_heads(k, v, pages, slots, k_stride, v_stride, at: tl.constexpr):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if slot < 0:
         return
+    kind: tl.constexpr = at.kind
     d = tl.arange(0, at.block_dim)
     kept = d < at.head_dim
-    own = pages + head_offset(slot, head, at)
+    keys = pages + head_offset(slot, head, at)
+    values = keys + at.value_offset
     place = slot % at.page_size
-    k_row = tl.load(k + row * k_stride + head * at.head_dim + d, mask=kept).to(tl.float32)
-    v_row = tl.load(v + row * v_stride + head * at.head_dim + d, mask=kept).to(tl.float32)
-    tl.store(own + d * at.page_size + place, k_row, mask=kept)
-    tl.store(own + at.value_offset + place * at.head_dim + d, v_row, mask=kept)
+    at_k, at_v = k + row * k_stride + head * at.head_dim, v + row * v_stride + head * at.head_dim
+    k_row = tl.load(at_k + d, mask=kept, other=0.0).to(tl.float32)
+    v_row = tl.load(at_v + d, mask=kept, other=0.0).to(tl.float32)
+    if kind != "float":
+        k_scale = scale_of(largest_of(k_row), kind)
+        v_scale = scale_of(largest_of(v_row), kind)
+        store_scale(keys, k_scale, place, at)
+        store_scale(values, v_scale, place, at)
+        tl.store(keys + d * at.page_size + place, codes_of(k_row, k_scale, kind), mask=kept)
+        tl.store(values + place * at.head_dim + d, codes_of(v_row, v_scale, kind), mask=kept)
+    else:
+        tl.store(keys + d * at.page_size + place, k_row, mask=kept)
+        tl.store(values + place * at.head_dim + d, v_row, mask=kept)
 
 
 def kv_write(
@@ -56,5 +75,5 @@ def kv_write(
             raise ValueError(f"{name}: expected {at.kv_heads} heads, got {given.shape[1]}")
     if rows:
         _write_heads[(rows, at.kv_heads)](
-            k, v, layer_elements(pool, layer), slots, k.stride(0), v.stride(0), at, num_warps=1
+            k, v, elements_to_write(pool, layer), slots, k.stride(0), v.stride(0), at, num_warps=1
         )

@@ -24,6 +24,11 @@ def page_copy(pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
     wrong = [pair for pair in copies if not all(0 <= page < pool.page_count for page in pair)]
     if wrong:
         raise IndexError(f"copy {wrong[0]} is outside of a pool of {pool.page_count} pages")
+    if pool.memory.is_cuda:
+        from pagemesh.kernels.page_copy import triton
+
+        triton.page_copy(pool, copies)
+        return
     if not is_native():
         reference.page_copy(pool, copies)
         return

@@ -18,16 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
+from pagemesh.kernels.quantise.triton import numbers_of
 from pagemesh.kernels.triton_support import (
     DOT_SIDE_MIN,
     PageShape,
     dot_type,
+    elements_to_read,
     expect_heads,
     expect_integers,
-    layer_elements,
     page_shape,
     power_of_two,
 )
@@ -62,45 +63,53 @@ class AttentionShape:
 
 
 def attention_shape(
-    pool: KvPool, heads: int, *, rows: int, scale: float, window: int = 0, soft_cap: float = 0.0
+    q: torch.Tensor, pool: KvPool, *, rows: int, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """``rows`` and the largest matrix tile follow from the caller. Raises ``ValueError`` when
-    ``heads`` do not share the pool's KV heads."""
-    at = pool.layout
+    """``rows``: at least so many rows of the products. Products are taken in the pages' type,
+    or in that of ``q`` where pages have codes. Raises ``ValueError`` when the heads of ``q`` do
+    not share the pool's, or for a cap or window that is none."""
+    at, heads = pool.layout, q.shape[1]
     if heads < 1 or heads % at.kv_heads:
         raise ValueError(f"{heads} query heads do not share {at.kv_heads} KV heads")
+    if not soft_cap > 0 or window_tokens < 1:
+        raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")
     group = heads // at.kv_heads
-    block = _BLOCK_TOKENS if at.head_dim <= 128 else _BLOCK_TOKENS // 2
+    page = page_shape(at)
+    # Wide heads, and e4m3 where it is decoded by arithmetic, take more registers.
+    is_large = at.head_dim > 128 or page.kind == "e4m3"
+    block = _BLOCK_TOKENS // 2 if is_large else _BLOCK_TOKENS
     return AttentionShape(
-        page=page_shape(at),
+        page=page,
         group=group,
         rows=max(rows, DOT_SIDE_MIN, power_of_two(group)),
         block=block,
         page_run=math.gcd(at.page_size, block),
         span=SPAN_TOKENS,
         scale=scale / _LN2,
-        window=window,
-        soft_cap=soft_cap / _LN2,
-        dot=dot_type(pool.keys(0).dtype),
+        window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
+        soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
+        dot=dot_type(q.dtype if at.is_scaled else pool.keys(0).dtype),
         precision="ieee",
     )
 
 
 @triton.jit
-def pages_of(table, index, end, at: tl.constexpr):
-    """int32 [block]: the pages of the positions of block ``index``; 0 for those that begin at
-    ``end`` or later. A page is asked for once and by itself."""
+def pages_of(table, index, low, end, at: tl.constexpr):
+    """int32 [block]: the pages of the positions of block ``index``, each asked for once and by
+    itself; 0 for those without a position in ``low`` to ``end``, which are not asked for."""
     start = index * at.block
     page = tl.full([at.block], 0, tl.int32)
     n = tl.arange(0, at.block)
     if at.page_run == min(at.page.page_size, at.block):
-        for index in tl.static_range(at.block // at.page_run):
-            first = start + index * at.page_run
-            one = tl.load(table + first // at.page.page_size, mask=first < end, other=0)
-            page = tl.where(n // at.page_run == index, one, page)
+        for run in tl.static_range(at.block // at.page_run):
+            first = start + run * at.page_run
+            there = (first < end) & (first + at.page_run > low)
+            one = tl.load(table + first // at.page.page_size, mask=there, other=0)
+            page = tl.where(n // at.page_run == run, one, page)
     else:  # pages begin anywhere in a block
-        first = (start + n) // at.page.page_size
-        page = tl.load(table + first, mask=first * at.page.page_size < end, other=0)
+        number = (start + n) // at.page.page_size
+        there = (number * at.page.page_size < end) & ((number + 1) * at.page.page_size > low)
+        page = tl.load(table + number, mask=there, other=0)
     return page
 
 
@@ -109,31 +118,43 @@ def load_keys(pages, own, n, end, at: tl.constexpr):
     """K of positions ``n``, [block_dim, block]. What lies from ``end`` on in the last page
     comes along: a mask that cuts through a page would make each element a load of its own, and
     ``seen`` hides those scores anyway."""
+    kind: tl.constexpr = at.page.kind
     d = tl.arange(0, at.page.block_dim)
     at_k = own + n % at.page.page_size
     kept = ((n // at.page.page_size) * at.page.page_size < end)[None, :]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[:, None]
     at_k = at_k[None, :] + (d * at.page.page_size)[:, None]
-    return tl.load(pages + at_k, mask=kept, other=0.0).to(at.dot)
+    return numbers_of(tl.load(pages + at_k, mask=kept, other=0.0), kind).to(at.dot)
 
 
 @triton.jit
-def load_values(pages, own, n, end, at: tl.constexpr):
-    """V of positions ``n``, [block, block_dim]; 0 from ``end`` on, where memory may hold what
-    is no number."""
+def load_values(pages, own, n, low, end, at: tl.constexpr):
+    """V of positions ``n``, [block, block_dim]; 0 before ``low`` and from ``end`` on, where
+    memory may hold what is no number."""
+    kind: tl.constexpr = at.page.kind
     d = tl.arange(0, at.page.block_dim)
     at_v = own + at.page.value_offset + (n % at.page.page_size) * at.page.head_dim
     kept = (n < end)[:, None]
+    if at.window > 0:
+        kept = kept & (n >= low)[:, None]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
-    return tl.load(pages + at_v[:, None] + d[None, :], mask=kept, other=0.0).to(at.dot)
+    at_v = at_v[:, None] + d[None, :]
+    return numbers_of(tl.load(pages + at_v, mask=kept, other=0.0), kind).to(at.dot)
 
 
 @triton.jit
-def scores_of(q, k, at: tl.constexpr):
-    """float32 [rows, block], base 2, capped."""
-    scores = tl.dot(q, k, input_precision=at.precision) * at.scale
+def load_scales(pages, own, n, low, end, at: tl.constexpr):
+    """float32 [block]: the scales behind the codes at ``own``; 0 before ``low`` and from
+    ``end`` on."""
+    scales = (pages + own + at.page.scale_offset).to(tl.pointer_type(tl.float32), bitcast=True)
+    return tl.load(scales + n % at.page.page_size, mask=(n >= low) & (n < end), other=0.0)
+
+
+@triton.jit
+def capped(scores, at: tl.constexpr):
+    """``scores`` (base 2) drawn into the cap, if there is one."""
     if at.soft_cap > 0.0:
         # tanh by exp2: no library is needed for it, and it saturates where exp2 overflows.
         raised = tl.exp2(scores * (2.0 * 1.4426950408889634 / at.soft_cap))
@@ -143,10 +164,11 @@ def scores_of(q, k, at: tl.constexpr):
 
 @triton.jit
 def attend_block(
-    q, pages, table, head, index, end, first, last, state, at: tl.constexpr, masked: tl.constexpr
-):
-    """The positions of block ``index`` into ``state``. Those before ``end`` are in pages; with
-    ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone.
+    q, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
+    masked: tl.constexpr,
+):  # fmt: skip
+    """The positions of block ``index`` into ``state``. Those from ``low`` to ``end`` are in
+    pages; with ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone.
 
     The state is highest score, sum, mixed values and the pages of this block: those of the
     next are asked for here, so that the loads of K and V never wait for a page table."""
@@ -155,7 +177,10 @@ def attend_block(
     n = index * at.block + tl.arange(0, at.block)
     own = tl.max_constancy(page.to(tl.int64), run) * at.page.page_stride
     own += head * at.page.head_stride
-    scores = scores_of(q, load_keys(pages, own, n, end, at), at)
+    scores = tl.dot(q, load_keys(pages, own, n, end, at), input_precision=at.precision)
+    if at.page.kind != "float":
+        scores *= load_scales(pages, own, n, low, end, at)[None, :]
+    scores = capped(scores * at.scale, at)
     if masked:
         seen = (n[None, :] >= first) & (n[None, :] <= last)
         scores = tl.where(seen, scores, float("-inf"))
@@ -165,20 +190,21 @@ def attend_block(
         base = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - base[:, None])
     old = tl.exp2(top - base)
-    v = load_values(pages, own, n, end, at)
-    mixed = mixed * old[:, None]
-    mixed = tl.dot(weights.to(at.dot), v, mixed, input_precision=at.precision)
-    page = pages_of(table, index + 1, end, at)
-    return higher, total * old + tl.sum(weights, 1), mixed, page
+    total = total * old + tl.sum(weights, 1)
+    if at.page.kind != "float":
+        weights *= load_scales(pages, own + at.page.value_offset, n, low, end, at)[None, :]
+    v = load_values(pages, own, n, low, end, at)
+    mixed = tl.dot(weights.to(at.dot), v, mixed * old[:, None], input_precision=at.precision)
+    return higher, total, mixed, pages_of(table, index + 1, low, end, at)
 
 
 @triton.jit
-def no_state(table, index, end, at: tl.constexpr):
+def no_state(table, index, low, end, at: tl.constexpr):
     """Of rows that have seen nothing, before block ``index``."""
     top = tl.full([at.rows], float("-inf"), tl.float32)
     total = tl.full([at.rows], 0.0, tl.float32)
     mixed = tl.full([at.rows, at.page.block_dim], 0.0, tl.float32)
-    return top, total, mixed, pages_of(table, index, end, at)
+    return top, total, mixed, pages_of(table, index, low, end, at)
 
 
 @triton.jit
@@ -205,11 +231,13 @@ def _attend_span(
     kept = own_heads[:, None] & (d < at.page.head_dim)[None, :]
     at_q = row * q_stride + query_heads[:, None] * at.page.head_dim + d[None, :]
     own_q = tl.load(q + at_q, mask=kept, other=0.0).to(at.dot)
-    state = no_state(table, low // at.block, high, at)
+    state = no_state(table, low // at.block, low, high, at)
     # By number, not by position: that a block begins at a multiple of its size must be plain
     # to the compiler, or it loads K element by element.
     for index in range(low // at.block, (high + at.block - 1) // at.block):
-        state = attend_block(own_q, pages, table, head, index, high, low, high - 1, state, at, True)
+        state = attend_block(
+            own_q, pages, table, head, index, low, high, low, high - 1, state, at, True
+        )
     top, total, mixed, _ = state
     at_state = part[:, None] * at.page.head_dim + d[None, :]
     tl.store(states + at_state, mixed / total[:, None], mask=kept)
@@ -229,9 +257,9 @@ def paged_attention(
     scale: float,
     out: torch.Tensor | None = None,
     *,
+    soft_cap: float = math.inf,
+    window_tokens: int = WINDOW_TOKENS_MAX,
     spans: int | None = None,
-    window: int = 0,
-    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``spans``: at least
     ``span_count`` of the longest context; asked from the device (which waits for it) when it is
@@ -242,7 +270,7 @@ def paged_attention(
         expect_heads(name, given, rows_count=rows, head_dim=head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
     at = attention_shape(
-        pool, heads, rows=DOT_SIDE_MIN, scale=scale, window=window, soft_cap=soft_cap
+        q, pool, rows=DOT_SIDE_MIN, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap
     )
     if not rows:
         return out
@@ -251,7 +279,8 @@ def paged_attention(
     states = torch.empty((rows, heads, spans, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((rows, heads, spans), dtype=torch.float32, device=q.device)
     _attend_span[(rows, pool.layout.kv_heads, spans)](
-        q, layer_elements(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
-        batch.row_position, states, lse, q.stride(0), at, num_warps=4, num_stages=3,
+        q, elements_to_read(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
+        batch.row_position, states, lse, q.stride(0), at, num_warps=4,
+        num_stages=2 if at.window or at.soft_cap else 3,
     )  # fmt: skip
     return merge_states(states, lse, out)

@@ -12,6 +12,7 @@ A row's sums are taken in the same order whatever the chunking, but not in the o
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import torch
@@ -19,15 +20,14 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.paged_attention.triton import (
-    AttentionShape,
     attend_block,
     attention_shape,
     no_state,
 )
-from pagemesh.kernels.triton_support import expect_heads, expect_integers, layer_elements
+from pagemesh.kernels.triton_support import elements_to_read, expect_heads, expect_integers
 
 _ROWS = 128
 """Rows of a program's matrix products: (row, query head) pairs."""
@@ -55,30 +55,30 @@ def _attend_rows(
     past = tl.load(row_position + first_row)
     position = past + row - first_row
     end = past + end_row - first_row
-    low = 0
+    low = past * 0
     if at.window > 0:
-        low = tl.maximum(past + 1 - at.window, 0) // at.block
-    state = no_state(table, low, end, at)
-    middle = low
+        low = tl.maximum(past + 1 - at.window, 0)
+    begin = low // at.block
+    state = no_state(table, begin, low, end, at)
+    middle = begin
     if at.window == 0:
         # Up to here every row sees every position: nothing to mask.
         middle = (past + 1) // at.block
-        for index in range(low, middle):
-            state = attend_block(own_q, pages, table, head, index, end, 0, end, state, at, False)
+        for index in range(begin, middle):
+            state = attend_block(
+                own_q, pages, table, head, index, low, end, 0, end, state, at, False
+            )
     last = position[:, None]
     first = last * 0
     if at.window > 0:
         first = last - at.window + 1
     for index in range(middle, (end + at.block - 1) // at.block):
-        state = attend_block(own_q, pages, table, head, index, end, first, last, state, at, True)
+        state = attend_block(
+            own_q, pages, table, head, index, low, end, first, last, state, at, True
+        )
     _, total, mixed, _ = state
     at_out = (wide_row * out_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
     tl.store(out + at_out, mixed / total[:, None], mask=kept)
-
-
-def prefill_shape(pool: KvPool, heads: int, scale: float, window: int = 0) -> AttentionShape:
-    """What the kernel is made for."""
-    return attention_shape(pool, heads, rows=_ROWS, scale=scale, window=window)
 
 
 def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
@@ -103,24 +103,27 @@ def paged_prefill(
     scale: float,
     out: torch.Tensor | None = None,
     *,
+    soft_cap: float = math.inf,
+    window_tokens: int = WINDOW_TOKENS_MAX,
     blocks: torch.Tensor | None = None,
-    window: int = 0,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``blocks``: int32
     ``row_blocks`` on the device; made from the batch (which waits for the device) when it is
     not given. Raises ``ValueError``."""
-    heads, rows = q.shape[1], batch.rows
+    rows = batch.rows
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, given in (("q", q), ("out", out)):
         expect_heads(name, given, rows_count=rows, head_dim=pool.layout.head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
-    at = prefill_shape(pool, heads, scale, window)
+    at = attention_shape(
+        q, pool, rows=_ROWS, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap
+    )
     if blocks is None:
         made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
         blocks = torch.from_numpy(made).to(q.device)
     if len(blocks):
         _attend_rows[(len(blocks), pool.layout.kv_heads)](
-            q, layer_elements(pool, layer), batch.tables, batch.table_indptr,
+            q, elements_to_read(pool, layer), batch.tables, batch.table_indptr,
             batch.row_sequence, batch.row_position, blocks, out, q.stride(0), out.stride(0), at,
             num_warps=8, num_stages=2,
         )  # fmt: skip

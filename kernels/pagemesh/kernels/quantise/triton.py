@@ -1,4 +1,4 @@
-"""``quantise`` and ``dequantise`` on a GPU, and the pieces other kernels take from them.
+"""``quantise`` and ``dequantise`` on a GPU, and codes and scales for the kernels over pages.
 
 e4m3 is stored and read as its byte, by integer arithmetic: that runs on every architecture
 (sm_80 has no instruction for it) and in the interpreter. Where a byte is read at memory speed
@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.triton_support import expect_device, power_of_two, warps_of
+from pagemesh.kernels.triton_support import expect_device, expect_rows, power_of_two, warps_of
 
 INT8_TOP = tl.constexpr(127.0)
 E4M3_TOP = tl.constexpr(448.0)
@@ -62,60 +62,101 @@ def from_e4m3(byte):
 
 
 @triton.jit
-def _quantise_rows(x, values, scales, width, x_stride, block: tl.constexpr, int8: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    own = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
-    top: tl.constexpr = INT8_TOP if int8 else E4M3_TOP
-    scale = tl.max(tl.abs(own), 0) / top
-    scaled = own * tl.where(scale > 0, 1.0 / scale, 0.0)
-    scaled = tl.minimum(tl.maximum(scaled, -top), top)
-    tl.store(scales + row, scale)
-    out = values + row * width + at
-    if int8:
-        tl.store(out, to_int8(scaled), mask=at < width)
-    else:
-        tl.store(out, to_e4m3(scaled), mask=at < width)
+def largest_of(x):
+    """The largest magnitude of a block; infinite where one is not a number."""
+    return tl.max(tl.where(x == x, tl.abs(x), float("inf")), 0)
 
 
 @triton.jit
-def _dequantise_rows(values, scales, out, width, block: tl.constexpr, int8: tl.constexpr):
+def scale_of(largest, kind: tl.constexpr):
+    """The scale of a row whose largest magnitude is ``largest``; not a number for infinity."""
+    top: tl.constexpr = INT8_TOP if kind == "int8" else E4M3_TOP
+    scale = tl.div_rn(largest, top)
+    return tl.where(largest < float("inf"), scale, float("nan"))
+
+
+@triton.jit
+def codes_of(x, scale, kind: tl.constexpr):
+    """float32 ``x`` as codes, int8 or the bytes of e4m3; 0 where the scale is 0 or no number."""
+    top: tl.constexpr = INT8_TOP if kind == "int8" else E4M3_TOP
+    usable = scale > 0
+    divided = tl.div_rn(x, tl.where(usable, scale, 1.0) + tl.zeros_like(x))
+    bounded = tl.minimum(tl.maximum(divided, -top), top)
+    bounded = tl.where(usable, bounded, 0.0)
+    if kind == "int8":
+        return to_int8(bounded)
+    else:
+        return to_e4m3(bounded)
+
+
+@triton.jit
+def numbers_of(codes, kind: tl.constexpr):
+    """What codes stand for, unscaled: a float type that holds them exactly."""
+    if kind == "e4m3":
+        return from_e4m3(codes)
+    elif kind == "int8":
+        return codes.to(tl.float16)
+    else:
+        return codes
+
+
+@triton.jit
+def _quantise_rows(x, codes, scales, width, x_stride, block: tl.constexpr, kind: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
-    byte = tl.load(values + row * width + at, mask=at < width, other=0)
-    own = byte.to(tl.float32) if int8 else from_e4m3(byte).to(tl.float32)
-    tl.store(out + row * width + at, own * tl.load(scales + row), mask=at < width)
+    own = tl.load(x + row * x_stride + at, mask=at < width, other=0.0).to(tl.float32)
+    scale = scale_of(largest_of(own), kind)
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + at, codes_of(own, scale, kind), mask=at < width)
+
+
+@triton.jit
+def _dequantise_rows(codes, scales, out, width, block: tl.constexpr, kind: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    own = numbers_of(tl.load(codes + row * width + at, mask=at < width, other=0), kind)
+    scaled = own.to(tl.float32) * tl.load(scales + row)
+    tl.store(out + row * width + at, scaled, mask=at < width)
 
 
 def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package."""
-    expect_device("x", x)
+    """Codes of type ``dtype`` and scales; see the package. Raises ``ValueError`` for a wrong
+    shape or type."""
     rows, width = x.shape
-    values = torch.empty((rows, width), dtype=dtype, device=x.device)
+    expect_rows("x", x, width=width)
+    codes = torch.empty((rows, width), dtype=dtype, device=x.device)
     scales = torch.zeros(rows, dtype=torch.float32, device=x.device)
+    kind = _kind(codes)
     if x.numel():
         block = power_of_two(width)
         _quantise_rows[(rows,)](
-            x, _bytes_of(values), scales, width, x.stride(0), block, dtype is torch.int8,
+            x, _bytes_of(codes), scales, width, x.stride(0), block, kind,
             num_warps=warps_of(block),
         )  # fmt: skip
-    return values, scales
+    return codes, scales
 
 
-def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """See the package."""
-    expect_device("values", values)
-    rows, width = values.shape
-    out = torch.empty((rows, width), dtype=torch.float32, device=values.device)
-    if values.numel():
+def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float32 [rows, width]; see the package. Raises ``ValueError`` for a wrong type."""
+    expect_device("codes", codes)
+    rows, width = codes.shape
+    kind = _kind(codes)
+    out = torch.empty((rows, width), dtype=torch.float32, device=codes.device)
+    if codes.numel():
         block = power_of_two(width)
         _dequantise_rows[(rows,)](
-            _bytes_of(values), scales, out, width, block, values.dtype is torch.int8,
-            num_warps=warps_of(block),
-        )  # fmt: skip
+            _bytes_of(codes), scales, out, width, block, kind, num_warps=warps_of(block)
+        )
     return out
 
 
-def _bytes_of(values: torch.Tensor) -> torch.Tensor:
+def _kind(codes: torch.Tensor) -> str:
+    kinds = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
+    if codes.dtype not in kinds or not codes.is_contiguous():
+        raise ValueError(f"codes: expected contiguous int8 or float8_e4m3fn, got {codes.dtype}")
+    return kinds[codes.dtype]
+
+
+def _bytes_of(codes: torch.Tensor) -> torch.Tensor:
     """int8 as it is, e4m3 as its bytes."""
-    return values if values.dtype is torch.int8 else values.view(torch.uint8)
+    return codes if codes.dtype is torch.int8 else codes.view(torch.uint8)

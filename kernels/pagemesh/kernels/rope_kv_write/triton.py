@@ -9,14 +9,15 @@ import triton
 import triton.language as tl
 
 from pagemesh.kernels.kv_pool import KvPool
-from pagemesh.kernels.kv_write.triton import head_offset
+from pagemesh.kernels.kv_write.triton import head_offset, store_scale
+from pagemesh.kernels.quantise.triton import codes_of, largest_of, scale_of
 from pagemesh.kernels.rope.triton import turned
 from pagemesh.kernels.triton_support import (
     PageShape,
+    elements_to_write,
     expect_heads,
     expect_integers,
     expect_rows,
-    layer_elements,
     page_shape,
     power_of_two,
 )
@@ -31,6 +32,21 @@ class JoinedShape:
     half: int
     block_half: int
     has_norms: bool
+
+
+@triton.jit
+def _store_head(codes, low, high, places, high_offset, place, kept, at: tl.constexpr):
+    """The halves of a head of K or V, at ``places`` and ``high_offset`` beyond, and the scale
+    of both."""
+    kind: tl.constexpr = at.kind
+    if kind != "float":
+        scale = scale_of(tl.maximum(largest_of(low), largest_of(high)), kind)
+        store_scale(codes, scale, place, at)
+        tl.store(codes + places, codes_of(low, scale, kind), mask=kept)
+        tl.store(codes + places + high_offset, codes_of(high, scale, kind), mask=kept)
+    else:
+        tl.store(codes + places, low, mask=kept)
+        tl.store(codes + places + high_offset, high, mask=kept)
 
 
 @triton.jit
@@ -61,14 +77,13 @@ def _prepare_heads(
             tl.store(own, low, mask=kept)
             tl.store(own + at.half, high, mask=kept)
         elif slot >= 0:
-            k = pages + head_offset(slot, head - at.heads, at.page) + place
-            tl.store(k + d * at.page.page_size, low, mask=kept)
-            tl.store(k + (at.half + d) * at.page.page_size, high, mask=kept)
+            k = pages + head_offset(slot, head - at.heads, at.page)
+            places = place + d * at.page.page_size
+            _store_head(k, low, high, places, at.half * at.page.page_size, place, kept, at.page)
     elif slot >= 0:
         v = pages + head_offset(slot, head - at.heads - at.page.kv_heads, at.page)
-        v += at.page.value_offset + place * at.page.head_dim + d
-        tl.store(v, low, mask=kept)
-        tl.store(v + at.half, high, mask=kept)
+        v += at.page.value_offset
+        _store_head(v, low, high, place * at.page.head_dim + d, at.half, place, kept, at.page)
 
 
 def rope_kv_write(
@@ -96,6 +111,6 @@ def rope_kv_write(
     query_norm, key_norm = norms if norms is not None else angles  # not read without norms
     at = JoinedShape(page, heads, half, power_of_two(half), norms is not None)
     _prepare_heads[(rows, joined.shape[1])](
-        joined, *angles, query_norm, key_norm, layer_elements(pool, layer), slots,
+        joined, *angles, query_norm, key_norm, elements_to_write(pool, layer), slots,
         joined.stride(0), epsilon, at, num_warps=1,
     )  # fmt: skip
