@@ -62,14 +62,14 @@ class FreePages:
             odd = self._pop_odd(count)
             return run_of(odd if count == 1 else np.sort(odd))
         runs = self._runs
-        for index in range(len(runs) - 1, max(-1, len(runs) - 1 - _LOOK_RUNS_MAX), -1):
+        for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
             run = runs[index]
-            if len(run) >= count:
-                if len(run) == count:
-                    del runs[index]
-                else:
-                    runs[index] = run[count:]
+            if len(run) > count:
+                runs[index] = run[count:]
                 return run[:count]
+            if len(run) == count:
+                del runs[index]
+                return run
         return self._gather(count)
 
     def tidy(self) -> None:

@@ -220,9 +220,8 @@ class PagePool:
         count = len(pages)
         if type(pages) is range:
             first, stop = pages.start, pages.stop
-            if not 0 <= first <= stop <= self.total:
-                raise LedgerError(f"pages {pages} are not in a pool of {self.total}")
-            # Bytes are counted in one pass, which is what makes this check affordable.
+            # Bytes are counted in one pass, which is what makes this check affordable; pages
+            # beyond the pool are none.
             if self._states.count(source, first, stop) != count:
                 raise self._not_all(pages, source)
             self._states[first:stop] = _BYTE_OF[target] * count
