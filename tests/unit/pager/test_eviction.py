@@ -288,7 +288,7 @@ def test_a_rate_of_use_is_found_again_whether_or_not_waiting_has_ended() -> None
         used_at = since + round(rng.expovariate(rate))
         if used_at < 20_000:
             model.use(0, since, used_at, 1)
-    model.refresh(20_000)
+    model.refresh(20_000, 1.0)
     for age in (0, 50, 200, 800):
         assert model.worth[0][model.bucket(age)] == pytest.approx(rate, rel=0.25)
 
@@ -298,7 +298,7 @@ def test_what_is_going_to_be_used_soon_is_worth_more_than_its_hazard_now() -> No
     for since in range(0, 50_000, 10):
         model.enter(0, since, 1)
         model.use(0, since, since + 300, 1)
-    model.refresh(50_000)
+    model.refresh(50_000, 1.0)
     worth = model.worth[0]
     assert worth[model.bucket(0)] > 0.5 / 300
     assert worth[model.bucket(0)] < worth[model.bucket(200)] < worth[model.bucket(290)]
@@ -311,7 +311,7 @@ def test_a_kind_that_was_hardly_seen_is_judged_like_the_others() -> None:
         model.use(0, since, since + 100, 1)
     model.enter(1, 39_000, 1)
     model.lose(1, 39_000, 39_500, 1)
-    model.refresh(40_000)
+    model.refresh(40_000, 1.0)
     assert model.worth[1][0] == pytest.approx(model.worth[0][0], rel=0.2)
 
 

@@ -43,6 +43,9 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._by_place)
 
+    def __contains__(self, place: int) -> bool:
+        return place in self._by_place
+
     def put(self, ghost: Ghost) -> None:
         """Remember ``ghost``, instead of who was at its place, and forget the oldest."""
         old = self.take(ghost.place)

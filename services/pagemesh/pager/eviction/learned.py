@@ -66,7 +66,7 @@ class Learned(Generic[N]):
         self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
         self._bodies: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
         self._tails: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
-        self._root_count = 0
+        self._root_count = self._entry_count = 0
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
 
@@ -76,9 +76,10 @@ class Learned(Generic[N]):
         note: _Note | None = node.note
         count = len(node.pages)
         if note is None:
-            note = self._get_to_know(node)
+            note = self._get_to_know(node) if node.parent.note is None else self._returning(node)
         if note.is_new:
             note.is_new = False
+            self._entry_count += 1
             self._now += count
         else:
             note.use_count += 1
@@ -131,7 +132,7 @@ class Learned(Generic[N]):
     def victim(self) -> tuple[N, int]:
         if self._now >= self._refresh_at:
             self._refresh_at = self._now + self._refresh_ticks
-            self._model.refresh(self._now)
+            self._model.refresh(self._now, max(1.0, self._now / max(1, self._entry_count)))
         now, bucket, worth = self._now, self._model.bucket, self._model.worth
         best: tuple[float, int] | None = None
         found: tuple[N, int] | None = None
@@ -191,7 +192,7 @@ class Learned(Generic[N]):
                 self._root_count += 1
                 one.note = _Note(self._root_count, self._root_count, 0)
             else:
-                one.note = self._returning(one)
+                self._returning(one)
         note: _Note = node.note
         return note
 
@@ -199,7 +200,9 @@ class Learned(Generic[N]):
         """A note for ``node``, that knows of uses before what it holds was evicted."""
         page_bytes = _page_bytes(node)
         place = place_of(node.parent.note.below, node.tokens[:page_bytes])
-        note = _Note(place, place, 0)
+        node.note = note = _Note(place, place, 0)
+        if place not in self._ghosts:
+            return note
         for ghost in self._ghosts.returned(place, node.tokens, page_bytes):
             self._model.use(ghost.kind, ghost.used_at, self._now, ghost.page_count)
             note.use_count, note.below = ghost.use_count + 1, ghost.below

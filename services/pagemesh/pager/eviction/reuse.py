@@ -26,6 +26,9 @@ takes in what is older."""
 _UNITS_PER_POOL, _COHORTS_PER_POOL = 256, 8
 _OUTCOMES_MAX = 16_384.0
 """In entries of mean weight. Beyond it all evidence is halved, so that habits may change."""
+_LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS), bool))
+_PASSED = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
+# Who ended in a bucket (row) spent half of its width there, and passed all before it (columns).
 _FEW_ENTRIES = 20.0
 """A kind is judged like all others until about so many of its own came to an age."""
 
@@ -40,7 +43,6 @@ class ReuseModel:
         self._used = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
         self._lost = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
         self._waiting = [[0.0] * COHORTS for _ in range(kind_count)]
-        self._entered_pages = self._entered_count = 1.0
         self._ended_pages = 0.0
         borders = _borders() * self._unit_ticks
         self._starts, self._widths = borders[:-1], np.diff(borders)
@@ -58,14 +60,12 @@ class ReuseModel:
 
     # What happens to entries; ``since`` is the tick at which they began to wait
 
-    def enter(self, kind: int, since: int, page_count: int) -> None:
-        """``page_count`` pages of ``kind`` wait."""
-        cohort = since // self._cohort_ticks
-        if cohort > self._cohort:
+    def enter(self, kind: int, now: int, page_count: int) -> None:
+        """``page_count`` pages of ``kind`` begin to wait."""
+        cohort = now // self._cohort_ticks
+        if cohort != self._cohort:
             self._advance(cohort)
-        self._entered_pages += page_count
-        self._entered_count += 1.0
-        self._waiting[kind][self._place(cohort)] += page_count
+        self._waiting[kind][cohort % COHORTS] += page_count
 
     def leave(self, kind: int, since: int, page_count: int) -> None:
         """They do not wait any more, and that says nothing."""
@@ -83,27 +83,27 @@ class ReuseModel:
         self._lost[kind][self.bucket(now - since)] += page_count
         self._ended_pages += page_count
 
-    def refresh(self, now: int) -> None:
-        """Compute ``worth`` from what was seen. A fraction of a millisecond."""
+    def refresh(self, now: int, entry_pages: float) -> None:
+        """Compute ``worth`` from what was seen. ``entry_pages``: of an entry, on average. Takes
+        a fraction of a millisecond."""
         self._advance(now // self._cohort_ticks)
         used, lost = np.array(self._used), np.array(self._lost)
         exposure = self._exposure(used + lost, now)
-        entry_pages = self._entered_pages / self._entered_count
         hazard = self._hazard(used, exposure, _FEW_ENTRIES * entry_pages)
-        self.worth = _best_rates(hazard, self._widths).tolist()
+        seen = np.flatnonzero(exposure.any(1))
+        for kind, rates in zip(seen.tolist(), self._best_rates(hazard[seen]).tolist(), strict=True):
+            self.worth[kind] = rates
         if self._ended_pages > _OUTCOMES_MAX * entry_pages:
             self._used, self._lost = (used / 2).tolist(), (lost / 2).tolist()
             self._ended_pages /= 2
 
     def _exposure(self, ended: _F64, now: int) -> _F64:
         """Ticks times pages that each kind (rows) spent at each age (columns)."""
-        # Who ended in a bucket spent half of its width there, and passed all before it.
-        passed = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
         cohorts = np.arange(self._cohort - COHORTS + 1, self._cohort + 1)
         ages = np.maximum(0.0, now - (cohorts + 0.5) * self._cohort_ticks)
         spent = np.clip(ages[:, None] - self._starts, 0.0, self._widths)
         waiting = np.array(self._waiting)[:, cohorts % COHORTS]
-        exposure: _F64 = ended @ (passed * self._widths) + waiting @ spent
+        exposure: _F64 = ended @ (_PASSED * self._widths) + waiting @ spent
         return exposure
 
     def _hazard(self, used: _F64, exposure: _F64, few_pages: float) -> _F64:
@@ -115,6 +115,22 @@ class ReuseModel:
         few = few_pages * self._widths
         hazard: _F64 = (used + factor[:, None] * common * few) / (exposure + few)
         return hazard
+
+    def _best_rates(self, hazard: _F64) -> _F64:
+        """For an entry at the start of each bucket: uses over ticks, waiting until a use or until
+        the end of that bucket or a later one, whichever end is best. Shape: kinds x buckets."""
+        widths = self._widths
+        chance = -np.expm1(-hazard * widths)
+        alive = np.ones_like(hazard)
+        alive[:, 1:] = np.maximum(np.cumprod(1 - chance, 1)[:, :-1], 1e-12)
+        uses = alive * chance
+        ticks = alive * np.where(hazard > 0, chance / np.maximum(hazard, 1e-300), widths)
+        uses_until, ticks_until = np.cumsum(uses, 1), np.cumsum(ticks, 1)
+        gain = uses_until[:, None, :] - (uses_until - uses)[:, :, None]
+        spent = ticks_until[:, None, :] - (ticks_until - ticks)[:, :, None]
+        # Ends before the start have nothing to divide by, and do not count.
+        best: _F64 = (gain * _LATER / np.where(_LATER, np.maximum(spent, 1e-300), 1.0)).max(2)
+        return best
 
     def _place(self, cohort: int) -> int:
         oldest = self._cohort - COHORTS + 1
@@ -135,20 +151,3 @@ def _borders() -> _F64:
     return np.concatenate([[0.0, 1.0], np.stack([octaves, 1.5 * octaves], 1).ravel()])[
         : AGE_BUCKETS + 1
     ]
-
-
-def _best_rates(hazard: _F64, widths: _F64) -> _F64:
-    """For an entry at the start of each bucket: uses over ticks, waiting until a use or until
-    the end of that bucket or a later one, whichever end is best. Shape: kinds x buckets."""
-    chance = -np.expm1(-hazard * widths)
-    passing = np.cumprod(1 - chance, 1)
-    alive = np.ones_like(hazard)
-    alive[:, 1:] = np.maximum(passing[:, :-1], 1e-12)
-    ticks = alive * np.where(hazard > 0, chance / np.maximum(hazard, 1e-300), widths)
-    uses_until, ticks_until = np.cumsum(alive * chance, 1), np.cumsum(ticks, 1)
-    uses = uses_until[:, None, :] - (uses_until - alive * chance)[:, :, None]
-    waits = ticks_until[:, None, :] - (ticks_until - ticks)[:, :, None]
-    later = np.triu(np.ones((widths.size, widths.size), bool))
-    rates = np.where(later, uses / np.maximum(waits, 1e-300), 0.0)
-    best: _F64 = rates.max(2)
-    return best
