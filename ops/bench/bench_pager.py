@@ -16,7 +16,8 @@ with every header and lease word written to a pool file:
 ``evict 128`` is an admission alone, of 128 new pages to a pool that 800,000 cached ones fill.
 Memory is what the process grew by for a million cached pages, without the headers: these lie in
 the pool file, ``header_bytes`` a page. Tokens are made anew before each request, as they would come
-off the wire; that leaves the processor's caches as cold as a service's are.
+off the wire; that leaves the processor's caches as cold as a service's are. On a machine that is
+used by others, the fifth percentile says more of the code than the median does.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ class Subject:
         self._driver.drain()
         assert self._adapter.free_pages() == self._load.pool_pages, "pages leaked"
         return {
+            "p5_us": float(np.percentile(self._times_us, 5)),
             "p50_us": statistics.median(self._times_us),
             "p99_us": float(np.percentile(self._times_us, 99)),
             "bytes_a_cached_page": self._bytes_a_page,
@@ -187,7 +189,8 @@ def main() -> None:
             p50_us = values["p50_us"]
             over = p50_us / found["small"]["p50_us"]
             print(
-                f"{name:10} {load:9} p50 {p50_us:7.1f} us, p99 {values['p99_us']:7.1f}; "
+                f"{name:10} {load:9} p5 {values['p5_us']:7.1f} us, p50 {p50_us:7.1f}, "
+                f"p99 {values['p99_us']:7.1f}; "
                 f"{over:.2f} of small, {p50_us / AIMS_US[name]:.2f} of the aim for 8,192 tokens"
             )
     evict_us = measure_eviction()
