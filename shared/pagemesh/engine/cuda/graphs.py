@@ -59,9 +59,7 @@ def _power_of_two(count: int) -> int:
 class CapturedStep:
     """One graph with its own inputs and outputs."""
 
-    def __init__(
-        self, bucket: Bucket, body: Body, device: torch.device, memory: Any
-    ) -> None:
+    def __init__(self, bucket: Bucket, body: Body, device: torch.device, memory: Any) -> None:
         """Captures ``body``; ``memory`` is ``torch.cuda.graph_pool_handle()``, shared by all
         graphs."""
         self._words = torch.full((bucket.shape.words,), -1, dtype=torch.int32, device=device)
@@ -105,7 +103,3 @@ class DecodeGraphs:
             found = CapturedStep(bucket, self._body, self._device, self._memory)
             self._steps[bucket] = found
         return found
-
-    def clear(self) -> None:
-        """Forget all graphs: they have the addresses of a pool that is being replaced."""
-        self._steps.clear()

@@ -1,0 +1,142 @@
+"""Device memory that several processes map: one allocation a pool, exported once.
+
+    made by one process   cuMemCreate -> cuMemExportToShareableHandle -> a file descriptor
+    mapped by each        (import) -> cuMemAddressReserve -> cuMemMap -> cuMemSetAccess
+
+The descriptor travels over a Unix socket. It holds the memory by itself: whoever keeps it open
+keeps the pages, also when the process that made them is gone, which is what a pool must
+outlive. (CUDA's older IPC handles free the memory with its maker, so they are not used.)
+
+Unrun on a GPU: written from the driver's documentation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from pagemesh.engine.cuda import driver
+
+
+class DeviceMemory:
+    """One mapped allocation. Made by ``make`` or ``adopt``; a context manager.
+
+    ``bytes`` is a uint8 tensor over it, which must not be used after ``close``.
+    """
+
+    def __init__(self, handle: ctypes.c_ulonglong, size_bytes: int, device_index: int) -> None:
+        self._handle = handle
+        self._address = ctypes.c_ulonglong()
+        self._size_bytes = size_bytes
+        size = ctypes.c_size_t(size_bytes)
+        with contextlib.ExitStack() as undo:
+            undo.callback(driver.call, "cuMemRelease", handle)
+            driver.call(
+                "cuMemAddressReserve", ctypes.byref(self._address), size, ctypes.c_size_t(0),
+                ctypes.c_ulonglong(0), ctypes.c_ulonglong(0),
+            )  # fmt: skip
+            undo.callback(driver.call, "cuMemAddressFree", self._address, size)
+            driver.call(
+                "cuMemMap", self._address, size, ctypes.c_size_t(0), handle, ctypes.c_ulonglong(0)
+            )
+            undo.callback(driver.call, "cuMemUnmap", self._address, size)
+            access = driver.Access(_on(device_index), driver.ACCESS_READ_WRITE)
+            driver.call(
+                "cuMemSetAccess", self._address, size, ctypes.byref(access), ctypes.c_size_t(1)
+            )
+            self._undo = undo.pop_all()
+        self.bytes = torch.as_tensor(_Region(self._address.value, size_bytes), device="cuda")
+
+    @classmethod
+    def make(cls, size_bytes: int, device_index: int) -> DeviceMemory:
+        """New memory of at least ``size_bytes``, zeroed. Raises ``ConfigError`` without a
+        driver, ``RuntimeError`` when the device has too little."""
+        size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
+        handle = ctypes.c_ulonglong()
+        driver.call(
+            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size_bytes),
+            ctypes.byref(_properties(device_index)), ctypes.c_ulonglong(0),
+        )  # fmt: skip
+        made = cls(handle, size_bytes, device_index)
+        made.bytes.zero_()
+        return made
+
+    @classmethod
+    def adopt(cls, descriptor: int, size_bytes: int, device_index: int) -> DeviceMemory:
+        """Map what another process made with the same ``size_bytes``; ``descriptor`` stays the
+        caller's. Raises like ``make``."""
+        size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
+        handle = ctypes.c_ulonglong()
+        driver.call(
+            "cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor),
+            ctypes.c_int(driver.HANDLE_FILE_DESCRIPTOR),
+        )  # fmt: skip
+        return cls(handle, size_bytes, device_index)
+
+    def export(self) -> int:
+        """A file descriptor that holds the memory; the caller closes it."""
+        descriptor = ctypes.c_int()
+        driver.call(
+            "cuMemExportToShareableHandle", ctypes.byref(descriptor), self._handle,
+            ctypes.c_int(driver.HANDLE_FILE_DESCRIPTOR), ctypes.c_ulonglong(0),
+        )  # fmt: skip
+        os.set_inheritable(descriptor.value, False)
+        return descriptor.value
+
+    def close(self) -> None:
+        """Unmap. The memory goes with the last map and the last descriptor."""
+        torch.cuda.synchronize()
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Region:
+    """What torch needs to see memory that is not its own."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+def rounded_up(size_bytes: int, granularity_bytes: int) -> int:
+    """The smallest multiple of ``granularity_bytes`` that holds ``size_bytes``."""
+    return -(-size_bytes // granularity_bytes) * granularity_bytes
+
+
+def _on(device_index: int) -> driver.Location:
+    return driver.Location(driver.LOCATION_DEVICE, device_index)
+
+
+def _properties(device_index: int) -> driver.AllocationProperties:
+    return driver.AllocationProperties(
+        type=driver.ALLOCATION_PINNED,
+        handle_types=driver.HANDLE_FILE_DESCRIPTOR,
+        location=_on(device_index),
+    )
+
+
+def _granularity_bytes(device_index: int) -> int:
+    found = ctypes.c_size_t()
+    driver.library()  # before torch looks for a device: says so in one line where there is none
+    torch.zeros(1, device=f"cuda:{device_index}")  # torch's context is the one to map in
+    driver.call(
+        "cuMemGetAllocationGranularity", ctypes.byref(found),
+        ctypes.byref(_properties(device_index)), ctypes.c_int(driver.GRANULARITY_RECOMMENDED),
+    )  # fmt: skip
+    return found.value
