@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from pagemesh.cli.planning.formats import FORMATS, page_bytes
 from pagemesh.cli.planning.shape import ModelShape, read_shape
-from pagemesh.engine.model import refuse_unsupported
+from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig

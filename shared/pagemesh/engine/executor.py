@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagemesh.engine.forward import Decoder
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.sampler import draw, score
 from pagemesh.engine.step_arrays import ArrayKeeper, targets, wanted_count
@@ -29,7 +29,7 @@ from pagemesh.engine.worker.plan import (
     StepRow,
     TokenScores,
 )
-from pagemesh.kernels.ops import PageLayout, page_copy
+from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, page_copy
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
@@ -38,10 +38,31 @@ _SCORED_ROWS_MAX = 64
 """Rows of logits held at once while a prompt is scored: a vocabulary wide each."""
 
 
+class StepDecoder(Protocol):
+    """A model as a step needs it: ``forward.Decoder``, ``fallback.FallbackDecoder``, or that of
+    a device."""
+
+    def step(
+        self,
+        tokens: torch.Tensor,
+        batch: RaggedBatch,
+        wanted: torch.Tensor,
+        pool: KvPool,
+        *,
+        logits: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See ``forward.Decoder.step``."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of ``hidden`` rows that ``step`` gave."""
+        ...
+
+
 class ModelExecutor:
     """``plan.Executor`` over a decoder and the pool in use. One thread at a time."""
 
-    def __init__(self, decoder: Decoder, layout: PageLayout) -> None:
+    def __init__(self, decoder: StepDecoder, layout: PageLayout) -> None:
         self._decoder = decoder
         self._layout = layout
         self._pool: WorkerPool | None = None

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -32,17 +33,30 @@ from pagemesh.wire.identity import model_root
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.presence import ModelFacts
 
-_CONFIG_VERSION = 1
+_CONFIG_VERSION = 2
 """Raise it when ``DecoderConfig`` means something else."""
 
 
+class ModelSizes(Protocol):
+    """What is asked of any model's configuration."""
+
+    @property
+    def layer_count(self) -> int: ...
+
+    @property
+    def vocab_tokens(self) -> int: ...
+
+    @property
+    def context_tokens_max(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Everything a worker needs of a model; ``name`` is what clients call it."""
+class ServedModel:
+    """What a worker and its peers need to know of a model, whatever path runs it; ``name`` is
+    what clients call it."""
 
     name: str
-    config: DecoderConfig
-    weights: DecoderWeights
+    config: ModelSizes
     layout: PageLayout
     root: bytes
     """SHA-256; see ``wire.identity.model_root``."""
@@ -68,6 +82,14 @@ class LoadedModel:
             pool_pages=pool_pages,
             deterministic=deterministic,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel(ServedModel):
+    """A model for our own forward pass."""
+
+    config: DecoderConfig
+    weights: DecoderWeights
 
 
 def load_model(
@@ -101,7 +123,7 @@ def load_model(
         layout=layout.digest,
         page_size=page_size,
     )
-    return LoadedModel(name, config, assemble(config, tensors), layout, root)
+    return LoadedModel(name, config, layout, root, assemble(config, tensors))
 
 
 def remembered_config(folder: Path, cache: Path) -> DecoderConfig:

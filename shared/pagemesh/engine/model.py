@@ -1,7 +1,8 @@
-"""What a decoder looks like: the few numbers that tell Llama, Qwen2 and Qwen3 apart.
+"""What a decoder looks like: the few numbers that tell the lean families apart.
 
-All three are the same stack (norm, attention with rotary positions, norm, gated MLP) and
-differ in biases, in a norm over each query and key head, and in how the head width is given.
+All are the same stack (norm, attention with rotary positions, norm, gated MLP). They differ in
+biases (Qwen2), in a norm over each query and key head (Qwen3), in how checkpoints keep
+projections (Phi-3), and in constant factors (Granite), which go into the weights.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pagemesh.engine.coverage import lean_obstacle, refuse_unsupported
 from pagemesh.wire.errors import ConfigError
 
-SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Scalings whose angles depend on the position alone. Those that change with the length of
-the sequence would make a cached page wrong as the sequence grows."""
 _HEAD_DIM_MAX = 512
 
 
@@ -57,6 +55,14 @@ class DecoderConfig:
     mlp_bias: bool
     head_norm: bool
     """Queries and keys are normalised head by head before rotation (Qwen3)."""
+    fused_projections: bool = False
+    """The checkpoint joins query, key and value, and gate and up, itself (Phi-3)."""
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    """Of what attention and MLP add to the stream."""
+    score_factor: float = 1.0
+    """Of attention scores, beyond the inverse root of the head width."""
+    logits_factor: float = 1.0
 
     @property
     def query_size(self) -> int:
@@ -68,7 +74,7 @@ class DecoderConfig:
 
     @property
     def attention_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) * self.score_factor
 
     def digest(self) -> bytes:
         """SHA-256 of every number that gives the weights their meaning."""
@@ -82,7 +88,9 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     Raises ``ConfigError`` naming ``where`` and the reason when this engine cannot run it.
     """
     architecture = refuse_unsupported(source, where)
-    qwen = architecture != "LlamaForCausalLM"
+    if obstacle := lean_obstacle(source, architecture):
+        raise ConfigError(f"{where}: the lean forward pass cannot run this: {obstacle}")
+    is_biased = architecture in ("LlamaForCausalLM", "GraniteForCausalLM")
     attention_bias = bool(getattr(source, "attention_bias", False))
     heads = int(source.num_attention_heads)
     head_dim = int(getattr(source, "head_dim", None) or source.hidden_size // heads)
@@ -101,36 +109,22 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
         tied_embeddings=bool(source.tie_word_embeddings),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
         output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
-        mlp_bias=not qwen and bool(getattr(source, "mlp_bias", False)),
+        mlp_bias=is_biased and bool(getattr(source, "mlp_bias", False)),
         head_norm=architecture == "Qwen3ForCausalLM",
+        fused_projections=architecture == "Phi3ForCausalLM",
+        **(_granite_factors(source, head_dim) if architecture == "GraniteForCausalLM" else {}),
     )
     _check_shape(config, where)
     return config
 
 
-def refuse_unsupported(source: Any, where: str) -> str:
-    """The architecture, if this engine has it. ``source`` is a ``transformers`` configuration
-    or what a bare config.json says, field by field. Raises ``ConfigError``."""
-    names = getattr(source, "architectures", None) or ["(none named)"]
-    architecture = str(names[0])
-    if architecture not in SUPPORTED:
-        raise ConfigError(
-            f"{where}: architecture {architecture} is not supported; "
-            f"supported are {', '.join(SUPPORTED)}"
-        )
-    activation = getattr(source, "hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ConfigError(f"{where}: activation {activation!r} is not supported, only silu")
-    if getattr(source, "quantization_config", None):
-        raise ConfigError(
-            f"{where}: quantised checkpoints are not supported; use the float32, float16 or "
-            "bfloat16 one"
-        )
-    layers = getattr(source, "layer_types", None) or []
-    if any(kind != "full_attention" for kind in layers):
-        kinds = ", ".join(sorted(set(layers) - {"full_attention"}))
-        raise ConfigError(f"{where}: attention layers of type {kinds} are not supported")
-    return architecture
+def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:
+    return {
+        "embedding_factor": float(source.embedding_multiplier),
+        "residual_factor": float(source.residual_multiplier),
+        "score_factor": float(source.attention_multiplier) * float(head_dim) ** 0.5,
+        "logits_factor": 1.0 / float(source.logits_scaling),
+    }
 
 
 def _check_shape(config: DecoderConfig, where: str) -> None:
@@ -153,13 +147,6 @@ def _rope(source: Any, head_dim: int, where: str) -> Rope:
 
     parameters = dict(getattr(source, "rope_parameters", None) or {})
     kind = str(parameters.get("rope_type", "default"))
-    if kind not in ROPE_TYPES:
-        raise ConfigError(
-            f"{where}: rotary scaling {kind!r} is not supported; "
-            f"supported are {', '.join(ROPE_TYPES)}"
-        )
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{where}: rotating only a part of each head is not supported")
     if kind == "default":
         base = float(parameters.get("rope_theta", 10_000.0))
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +38,8 @@ FORMAT = "f32-panels16-1"
 """Part of the file's name: weights prepared in another way are another file."""
 PREPARED_COUNT_MAX = 4
 """Files kept, each as large as its model in float32."""
+MODULES_FORMAT = "f32-modules-panels0-1"
+"""Likewise, for the weights of ``engine.fallback``: as its modules hold them."""
 _NAMES = "[0-9a-f]" * 32 + ".*-panels*"
 """Ours and nobody else's, of whatever ``FORMAT``: users may name any folder as the cache."""
 _ALIGN_BYTES = 64
@@ -61,16 +63,29 @@ def load_prepared(
     wanted = []
     for recipe in recipes:
         parts = [checkpoint.tensor(name, shape) for name, shape in recipe.parts]
-        if len(parts) == 1 and parts[0].dtype == torch.float32 and not recipe.matrix:
+        if recipe.is_as_stored and parts[0].dtype == torch.float32:
             tensors[recipe.name] = parts[0]
         else:
             wanted.append(recipe)
-    path = cache / f"{digest.hex()[:32]}.{FORMAT}.safetensors"
+
+    def write(path: Path) -> None:
+        _write(path, checkpoint, wanted, progress)
+
+    return tensors | load_or_write(f"{digest.hex()[:32]}.{FORMAT}", cache, write)
+
+
+def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict[str, torch.Tensor]:
+    """Every tensor of the prepared file ``name`` in ``cache``, mapped. When it is not there,
+    ``write`` is called with the path to make, by one process of the host at a time.
+
+    Raises ``ConfigError`` like ``write``, and for a broken file.
+    """
+    path = cache / f"{name}.safetensors"
     with locked(path.with_suffix(".lock")):
         if not path.is_file():
             _make_room(cache)
-            _write(path, checkpoint, wanted, progress)
-        tensors.update(_map(path))
+            write(path)
+        tensors = _map(path)
         os.utime(path)  # what was loaded last goes last
     return tensors
 
@@ -107,12 +122,7 @@ def _write(
     progress: Progress,
 ) -> None:
     header, total = _header(recipes)
-    free = shutil.disk_usage(path.parent).free
-    if free < total + _SPARE_BYTES:
-        raise ConfigError(
-            f"{path.parent}: {total:,} bytes are needed for prepared weights, {free:,} are free; "
-            "set PAGEMESH_CACHE_DIR to a folder on a larger disk"
-        )
+    check_room(path.parent, total)
     partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
     try:
         with partial.open("wb") as file:
@@ -128,9 +138,19 @@ def _write(
         partial.unlink(missing_ok=True)
 
 
+def check_room(folder: Path, wanted_bytes: int) -> None:
+    """Raises ``ConfigError`` when prepared weights of so many bytes find no room."""
+    free = shutil.disk_usage(folder).free
+    if free < wanted_bytes + _SPARE_BYTES:
+        raise ConfigError(
+            f"{folder}: {wanted_bytes:,} bytes are needed for prepared weights, {free:,} are free; "
+            "set PAGEMESH_CACHE_DIR to a folder on a larger disk"
+        )
+
+
 def _prepare(checkpoint: Checkpoint, recipe: Recipe) -> torch.Tensor:
     parts = [checkpoint.tensor(name, shape).to(torch.float32) for name, shape in recipe.parts]
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    whole = recipe.join(parts)
     return pack_linear(whole).panels if recipe.matrix else whole.contiguous()
 
 

@@ -6,7 +6,7 @@ value; gate and up), so that a step does four products a layer instead of seven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,11 +30,12 @@ class DecoderWeights:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One tensor to prepare: ``parts`` of the checkpoint (name, shape), joined along their
-    first dimension. A ``matrix`` is packed for ``kernels.linear``."""
+    first dimension and multiplied by ``factor``. A ``matrix`` is packed for ``kernels.linear``."""
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     matrix: bool = False
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,16 +46,29 @@ class Recipe:
     def prepared_shape(self) -> tuple[int, ...]:
         return packed_shape(self.shape[0], self.shape[1]) if self.matrix else self.shape
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Is it, but for its type, a tensor of the checkpoint?"""
+        return len(self.parts) == 1 and self.factor == 1.0 and not self.matrix
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The tensor that ``parts``, in the recipe's order, make; one part is given back as it
+        is where nothing changes."""
+        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return whole if self.factor == 1.0 else whole * self.factor
+
 
 def recipes(config: DecoderConfig) -> Iterator[Recipe]:
     """Every tensor of a decoder, in the order the forward pass reads them."""
     hidden, vocab = config.hidden_size, config.vocab_tokens
-    yield Recipe("embedding", (("model.embed_tokens.weight", (vocab, hidden)),))
+    embedding = (("model.embed_tokens.weight", (vocab, hidden)),)
+    yield Recipe("embedding", embedding, factor=config.embedding_factor)
     for index in range(config.layer_count):
         yield from _layer_recipes(config, index)
     yield Recipe("norm", (("model.norm.weight", (hidden,)),))
     head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
-    yield Recipe("head.weight", ((head, (vocab, hidden)),), matrix=True)
+    parts = ((head, (vocab, hidden)),)
+    yield Recipe("head.weight", parts, matrix=True, factor=config.logits_factor)
 
 
 def _layer_recipes(config: DecoderConfig, index: int) -> Iterator[Recipe]:
@@ -62,33 +76,38 @@ def _layer_recipes(config: DecoderConfig, index: int) -> Iterator[Recipe]:
     hidden, query, kv, mlp = config.hidden_size, config.query_size, config.kv_size, config.mlp_size
 
     def linear(
-        name: str, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool
+        name: str,
+        parts: tuple[tuple[str, int], ...],
+        inputs: int,
+        bias: bool,
+        factor: float = 1.0,
     ) -> Iterator[Recipe]:
-        yield Recipe(
-            f"{target}{name}.weight",
-            tuple((f"{source}{part}.weight", (outputs, inputs)) for part, outputs in parts),
-            matrix=True,
-        )
+        weights = tuple((f"{source}{part}.weight", (outputs, inputs)) for part, outputs in parts)
+        yield Recipe(f"{target}{name}.weight", weights, matrix=True, factor=factor)
         if bias:
-            yield Recipe(
-                f"{target}{name}.bias",
-                tuple((f"{source}{part}.bias", (outputs,)) for part, outputs in parts),
-            )
+            biases = tuple((f"{source}{part}.bias", (outputs,)) for part, outputs in parts)
+            yield Recipe(f"{target}{name}.bias", biases, factor=factor)
 
     def norm(name: str, part: str, width: int) -> Recipe:
         return Recipe(target + name, ((f"{source}{part}.weight", (width,)),))
 
     yield norm("attention_norm", "input_layernorm", hidden)
+    heads: tuple[tuple[str, int], ...]
     heads = (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
+    gates: tuple[tuple[str, int], ...]
+    gates = (("mlp.gate_proj", mlp), ("mlp.up_proj", mlp))
+    if config.fused_projections:
+        heads, gates = (("self_attn.qkv_proj", query + 2 * kv),), (("mlp.gate_up_proj", 2 * mlp),)
     yield from linear("qkv", heads, hidden, config.qkv_bias)
     if config.head_norm:
         yield norm("query_norm", "self_attn.q_norm", config.head_dim)
         yield norm("key_norm", "self_attn.k_norm", config.head_dim)
-    yield from linear("output", (("self_attn.o_proj", hidden),), query, config.output_bias)
+    part = (("self_attn.o_proj", hidden),)
+    yield from linear("output", part, query, config.output_bias, config.residual_factor)
     yield norm("mlp_norm", "post_attention_layernorm", hidden)
-    gates = (("mlp.gate_proj", mlp), ("mlp.up_proj", mlp))
     yield from linear("gate_up", gates, hidden, config.mlp_bias)
-    yield from linear("down", (("mlp.down_proj", hidden),), mlp, config.mlp_bias)
+    part = (("mlp.down_proj", hidden),)
+    yield from linear("down", part, mlp, config.mlp_bias, config.residual_factor)
 
 
 def assemble(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
-    LlamaForCausalLM,
+    MistralConfig,
+    Phi3Config,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 VOCAB = 199
@@ -51,16 +52,24 @@ def twins() -> dict[str, Any]:
         "qwen3-tied-all-heads": Qwen3Config(
             **{**SHAPE, "num_key_value_heads": 4}, head_dim=16, tie_word_embeddings=True
         ),
-    }
+        "mistral-wide-heads": MistralConfig(**SHAPE, head_dim=24, sliding_window=None),
+        "phi3-fused": Phi3Config(**SHAPE, pad_token_id=0),
+        "granite-factors-tied-biased": GraniteConfig(
+            **SHAPE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+            embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1,
+            logits_scaling=8.0,
+        ),
+    }  # fmt: skip
 
 
 def make_twin(config: Any, *, seed: int = 0) -> Any:
     """A ``transformers`` model with random weights, norms and biases included."""
-    kinds = {
-        "llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM,
-    }  # fmt: skip
     torch.manual_seed(seed)
-    model = kinds[config.model_type](config).eval()
+    return randomised(AutoModelForCausalLM.from_config(config).eval())
+
+
+def randomised(model: Any) -> Any:
+    """``model`` with random parameters of such sizes that every one of them shows."""
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if "norm" in name:

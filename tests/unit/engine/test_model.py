@@ -8,6 +8,7 @@ import pytest
 from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
+from pagemesh.engine.coverage import LEAN
 from pagemesh.engine.model import decoder_config
 from pagemesh.wire.errors import ConfigError
 
@@ -38,10 +39,10 @@ def test_the_three_architectures_differ_where_they_should() -> None:
     assert (normed.qkv_bias, normed.head_norm, normed.head_dim) == (False, True, 24)
 
 
-def test_an_unsupported_architecture_is_named_with_those_that_are_supported() -> None:
+def test_what_the_lean_pass_has_not_is_named_with_what_it_has() -> None:
     text = refusal(named(GPT2Config(), "GPT2LMHeadModel"))
     assert "GPT2LMHeadModel" in text
-    assert "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in text
+    assert "GraniteForCausalLM, LlamaForCausalLM" in text
 
 
 def test_a_configuration_without_an_architecture_is_refused() -> None:
@@ -95,7 +96,11 @@ def test_the_digest_tells_apart_what_gives_weights_another_meaning() -> None:
     assert decoder_config(llama(), where="").digest() in digests
 
 
-def test_every_twin_of_the_logit_tests_is_a_supported_model() -> None:
-    kinds = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+def test_every_lean_architecture_has_a_twin_in_the_logit_tests() -> None:
+    kinds = {name.removesuffix("ForCausalLM").lower(): name for name in LEAN}
+    seen = set()
     for name, config in twins().items():
-        assert decoder_config(named(config, kinds[config.model_type]), where=name).layer_count == 3
+        config = named(config, kinds[config.model_type])
+        assert decoder_config(config, where=name).layer_count == 3
+        seen.add(config.architectures[0])
+    assert seen == set(LEAN)

@@ -64,11 +64,12 @@ def load_device_weights(
     tensors: dict[str, Tensor] = {}
     wanted = list(recipes(config))
     for done, recipe in enumerate(wanted):
-        if recipe.name == "head.weight" and config.tied_embeddings:
+        is_tied = config.tied_embeddings and config.embedding_factor == config.logits_factor
+        if recipe.name == "head.weight" and is_tied:
             tensors[recipe.name] = tensors["embedding"]
             continue
         parts = [checkpoint.tensor(name, shape) for name, shape in recipe.parts]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = recipe.join(parts)
         # A copy even where nothing changes: what is mapped from the file is read-only.
         tensors[recipe.name] = whole.to(device=device, dtype=dtype, copy=True)
         progress("load", done + 1, len(wanted))

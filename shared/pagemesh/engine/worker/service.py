@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pagemesh.engine.checkpoint import Progress
-from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.executor import ModelExecutor, StepDecoder
 from pagemesh.engine.files import default_cache_folder, ensure_folder
-from pagemesh.engine.forward import Decoder
-from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.engine.loading import ServedModel
+from pagemesh.engine.opening import open_model
 from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.events import (
@@ -86,7 +86,7 @@ class Worker:
         self._bus = bus
         self._incarnation = incarnation
         self._clock = MonotonicClock()
-        self._model: LoadedModel | None = None
+        self._model: ServedModel | None = None
         self._core: WorkerCore | None = None
         self._actor: Actor[Input] | None = None
         self._pool_pages = 0
@@ -95,7 +95,9 @@ class Worker:
         self._drained = asyncio.Event()
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
 
-    async def serve(self, model: LoadedModel, decoder: Decoder, lock_name: str, stop: Stop) -> None:
+    async def serve(
+        self, model: ServedModel, decoder: StepDecoder, lock_name: str, stop: Stop
+    ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
         self._model = model
         self._core = self._make_core(model, lock_name)
@@ -129,7 +131,7 @@ class Worker:
 
     # Parts ----------------------------------------------------------------------------------
 
-    def _make_core(self, model: LoadedModel, lock_name: str) -> WorkerCore:
+    def _make_core(self, model: ServedModel, lock_name: str) -> WorkerCore:
         worker, name = self._config.worker, self._config.host.name
         limits = WorkerLimits(
             context_tokens_max=model.config.context_tokens_max,
@@ -140,7 +142,9 @@ class Worker:
         who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec)
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
-    def _make_actor(self, core: WorkerCore, model: LoadedModel, decoder: Decoder) -> Actor[Input]:
+    def _make_actor(
+        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder
+    ) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
         around = Surroundings(
@@ -242,15 +246,15 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
             task.cancel()
 
 
-def _load(config: WorkerConfig) -> tuple[LoadedModel, Decoder]:
+def _load(config: WorkerConfig) -> tuple[ServedModel, StepDecoder]:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
     folder, cache = Path(config.model), Path(config.cache_dir or default_cache_folder())
-    model = load_model(
+    model, decoder = open_model(
         folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
-        progress=_logged_progress(), kv_dtype=config.kv_dtype,
+        deterministic=config.deterministic, progress=_logged_progress(),
+        kv_dtype=config.kv_dtype,
     )  # fmt: skip
-    decoder = Decoder(model.config, model.weights, deterministic=config.deterministic)
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
         kv_dtype=config.kv_dtype, seconds=round(time.monotonic() - began, 2), kernels=identity(),

@@ -1,0 +1,155 @@
+"""Which models run, and by which path. The one place that says so.
+
+    lean      our own forward pass (``engine.forward``): families that are one stack of blocks
+    fallback  ``transformers``' modules over our pages (``engine.fallback``): any other decoder
+              whose attention ``transformers`` lets be replaced
+
+What is judged here is judged before weights are read, from the fields of a config.json alone.
+A fallback model is then held against ``transformers`` itself on its own weights when it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pagemesh.wire.errors import ConfigError
+
+Path = Literal["lean", "fallback"]
+
+LEAN = (
+    "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM",
+    "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+)  # fmt: skip
+"""With full attention, silu and rotation of whole heads; otherwise they take the fallback."""
+FALLBACK_TESTED = (
+    "ApertusForCausalLM", "ArceeForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
+    "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "Glm4ForCausalLM",
+    "GlmForCausalLM", "GraniteMoeForCausalLM", "HeliumForCausalLM", "HunYuanDenseV1ForCausalLM",
+    "MinistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
+    "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
+)  # fmt: skip
+"""Each is tested against ``transformers`` on random weights, as the lean ones are."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Scalings whose angles depend on the position alone. Those that change with the length of
+the sequence would make a cached page wrong as the sequence grows."""
+_DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel")
+_SILU = ("silu", "swish")
+_WINDOW_FAMILIES = ("Mistral", "Phi3", "Qwen2", "Qwen3")
+"""Lean families whose ``sliding_window`` means something."""
+_LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
+_OTHER_STATES: Mapping[str, str] = {
+    "is_encoder_decoder": "is an encoder-decoder",
+    "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
+    "num_kv_shared_layers": "has layers that share K and V with others",
+    "cla_share_factor": "has layers that share K and V with others",
+    "state_size": "keeps a recurrent state (SSM)",
+    "mamba_d_state": "keeps a recurrent state (SSM)",
+    "ssm_state_size": "keeps a recurrent state (SSM)",
+    "hybrid_override_pattern": "mixes attention with recurrent layers (hybrid)",
+    "attn_layer_period": "mixes attention with recurrent layers (hybrid)",
+    "use_bidirectional_attention": "attends to what comes later",
+}  # fmt: skip
+"""Field of a configuration to what it says, where pages of K and V are not all there is."""
+
+
+def path_of(source: Any, where: str) -> Path:
+    """The path of the model that ``source`` describes: a ``transformers`` configuration or what
+    a bare config.json says, field by field. Raises ``ConfigError`` naming ``where``, one
+    line, for what neither path can run."""
+    architecture = refuse_unsupported(source, where)
+    return "fallback" if lean_obstacle(source, architecture) else "lean"
+
+
+def refuse_unsupported(source: Any, where: str) -> str:
+    """The architecture, if one of the paths has it. Raises ``ConfigError`` like ``path_of``."""
+    names = getattr(source, "architectures", None) or ["(none named)"]
+    architecture = str(names[0])
+    if not architecture.endswith(_DECODER_ENDINGS):
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported; decoders that generate "
+            f"text are (...{', ...'.join(_DECODER_ENDINGS)})"
+        )
+    if getattr(source, "quantization_config", None):
+        raise ConfigError(
+            f"{where}: quantised checkpoints are not supported; use the float32, float16 or "
+            "bfloat16 one"
+        )
+    for field, what in _OTHER_STATES.items():
+        if getattr(source, field, None):
+            raise ConfigError(
+                f"{where}: architecture {architecture} is not supported: it {what}, and pages "
+                "hold K and V only"
+            )
+    kinds = sorted(set(getattr(source, "layer_types", None) or []) - _LAYER_KINDS)
+    if kinds:
+        raise ConfigError(f"{where}: layers of type {', '.join(map(str, kinds))} are not supported")
+    for kind in rope_kinds(source):
+        if kind not in ROPE_TYPES:
+            raise ConfigError(
+                f"{where}: rotary scaling {kind!r} is not supported; "
+                f"supported are {', '.join(ROPE_TYPES)}"
+            )
+    if architecture not in LEAN and architecture not in FALLBACK_TESTED:
+        _refuse_unknown_class(architecture, where)
+    return architecture
+
+
+def lean_obstacle(source: Any, architecture: str) -> str:
+    """Why our own forward pass cannot run this; empty when it can."""
+    if architecture not in LEAN:
+        return f"architecture {architecture} is not one of {', '.join(LEAN)}"
+    activation = getattr(source, "hidden_act", "silu")
+    if activation not in _SILU:
+        return f"activation {activation!r} is not silu"
+    kinds = set(getattr(source, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"attention layers are of type {', '.join(sorted(kinds - {'full_attention'}))}"
+    if _has_window(source, architecture):
+        return f"attention looks back {source.sliding_window} tokens only"
+    rope = getattr(source, "rope_parameters", None) or {}
+    for parts in (rope.get("partial_rotary_factor"), getattr(source, "partial_rotary_factor", 1.0)):
+        if parts not in (None, 1.0):
+            return "only a part of each head is rotated"
+    return ""
+
+
+def rope_kinds(source: Any) -> Iterator[str]:
+    """The kinds of rotary scaling of a configuration, which may differ by type of layer."""
+    given = getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None) or {}
+    if not isinstance(given, Mapping):
+        raise TypeError("rope_parameters is no table")
+    nested = [part for part in given.values() if isinstance(part, Mapping)]
+    for part in nested or [given]:
+        yield str(part.get("rope_type") or part.get("type") or "default")
+
+
+def _has_window(source: Any, architecture: str) -> bool:
+    family = architecture.removesuffix("ForCausalLM")
+    window = getattr(source, "sliding_window", None)
+    if window is None or family not in _WINDOW_FAMILIES:
+        return False
+    # Qwen's switch is off when it is not there; with layer types it was judged already.
+    if family.startswith("Qwen"):
+        used = bool(getattr(source, "use_sliding_window", False))
+        return used and not getattr(source, "layer_types", None)
+    return bool(window < source.max_position_embeddings)
+
+
+def _refuse_unknown_class(architecture: str, where: str) -> None:
+    """Asks ``transformers``, whose import takes seconds: only for what is not listed here."""
+    import transformers
+
+    kind = getattr(transformers, architecture, None)
+    if kind is None:
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported: "
+            f"transformers {transformers.__version__} does not have it"
+        )
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported: "
+            "transformers does not let its attention work over pages"
+        )

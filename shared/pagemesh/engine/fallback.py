@@ -1,0 +1,222 @@
+"""Any decoder of ``transformers`` over our pages: its own modules, our attention.
+
+``transformers`` lets attention be replaced by name. Ours writes K and V of the step's rows to
+their pages and attends through the page tables, so chunks, single tokens and prefixes that
+somebody else computed are one code path here too. The rows of all sequences go through the
+modules as one sequence with positions of their own; only attention knows whose row is whose:
+
+    modules(tokens [1, T], positions [1, T], step) -> ... attend(layer, q, k, v, step) ...
+
+The price is the modules' Python, about half a millisecond a layer and step, and last bits that
+depend on the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagemesh.kernels.batch import WINDOW_TOKENS_MAX
+from pagemesh.kernels.ops import KvPool, RaggedBatch, kv_write, paged_attention
+
+Tensor = torch.Tensor
+ATTENTION = "pagemesh"
+"""The name of our attention in ``transformers``."""
+_HARMLESS = frozenset(
+    {"cache_position", "output_attentions", "output_hidden_states", "position_ids", "use_cache"}
+)
+"""What modules hand their attention and attention need not know."""
+
+
+class UnfitModelError(Exception):
+    """The modules want something of attention that pages cannot give; says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one layer's attention was asked for; ``head_dim`` is the width of a head."""
+
+    layer: int
+    kv_head_count: int
+    head_dim: int
+    window_tokens: int
+    """``WINDOW_TOKENS_MAX``: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """A step as attention sees it; modules hand it through unread."""
+
+    batch: RaggedBatch
+    pool: KvPool
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """In the place of a ``PagedStep``: attention only notes what it is asked for."""
+
+    seen: list[Seen]
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    pagemesh: PagedStep | Survey | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of ``transformers``. ``query``: float32 [1, heads, T, head_dim],
+    ``key`` and ``value``: [1, kv_heads, T, head_dim]; gives [1, T, heads, head_dim].
+
+    Raises ``UnfitModelError`` for anything it cannot honour.
+    """
+    if pagemesh is None:
+        raise UnfitModelError("its modules do not hand a step through to attention")
+    unknown = sorted(name for name, given in rest.items() if given is not None)
+    if unwanted := [name for name in unknown if name not in _HARMLESS]:
+        raise UnfitModelError(f"its attention takes {', '.join(unwanted)}")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise UnfitModelError("it attends to what comes later")
+    if attention_mask is not None or dropout or getattr(module, "is_cross_attention", False):
+        raise UnfitModelError("its attention needs a mask of its own")
+    if key.shape != value.shape:
+        raise UnfitModelError(
+            f"its keys are {key.shape[-1]} wide and its values {value.shape[-1]} (MLA?)"
+        )
+    window = sliding_window or WINDOW_TOKENS_MAX
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UnfitModelError("its layers are not numbered")
+    if isinstance(pagemesh, Survey):
+        pagemesh.seen.append(Seen(layer, key.shape[1], key.shape[3], window))
+        return query.transpose(1, 2).contiguous(), None
+    q, k, v = (rows[0].transpose(0, 1).contiguous() for rows in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    width, pool = q.shape[-1], pagemesh.pool
+    q, k, v = _fitted(q, k, v, pool)
+    kv_write(k, v, pool, layer, pagemesh.batch.slots)
+    out = paged_attention(
+        q, pool, layer, pagemesh.batch, scale, soft_cap=softcap or math.inf, window_tokens=window
+    )
+    return out[None, :, :, :width], None
+
+
+def _fitted(q: Tensor, k: Tensor, v: Tensor, pool: KvPool) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads of a layer that has fewer or narrower ones than the page has room for: repeated,
+    and filled with zeros, neither of which changes what attention gives."""
+    at = pool.layout
+    if k.shape[1] < at.kv_heads:
+        k, v = (rows.repeat_interleave(at.kv_heads // k.shape[1], 1) for rows in (k, v))
+    if (missing := at.head_dim - q.shape[2]) > 0:
+        q, k, v = (torch.nn.functional.pad(rows, (0, missing)) for rows in (q, k, v))
+    return q, k, v
+
+
+def register() -> None:
+    """Make our attention known to ``transformers``; may be called again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+
+
+def _no_mask(*_arguments: Any, **_named: Any) -> None:
+    """Who may look at what is a matter of page tables and positions here."""
+
+
+class FallbackDecoder:
+    """``executor.StepDecoder`` over a causal language model of ``transformers``. One thread at
+    a time."""
+
+    def __init__(self, model: Any) -> None:
+        """``model``: with our attention set and its weights loaded, float32."""
+        self._model = model
+        self._name: str = model.base_model_prefix
+        self._body: Callable[..., Any] = getattr(model, self._name)
+
+    def step(
+        self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, *, logits: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``engine.forward.Decoder``. Raises ``IndexError`` for a token, position or page
+        out of range, ``UnfitModelError``."""
+        hidden = self.run_body(tokens, batch.row_position.long(), PagedStep(batch, pool))
+        hidden = hidden[wanted]
+        return hidden, self.logits(hidden) if logits else None
+
+    def survey(self) -> list[Seen]:
+        """What each layer's attention asks for, told by one token going through the modules.
+        Raises ``UnfitModelError``."""
+        seen: list[Seen] = []
+        zero = torch.zeros(1, dtype=torch.int64)
+        self.run_body(zero, zero, Survey(seen))
+        return seen
+
+    def run_body(self, tokens: Tensor, positions: Tensor, step: PagedStep | Survey) -> Tensor:
+        """float32 [T, hidden], ready for ``logits``."""
+        out = self._body(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, pagemesh=step
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocab] of ``hidden`` rows. What a model does there beside one product
+        (a cap, a factor) is its own code, so that is what runs, over given hidden states."""
+        with self._headless():
+            out: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return out.float().contiguous()
+
+    @contextmanager
+    def _headless(self) -> Iterator[None]:
+        setattr(self._model, self._name, _Given())
+        try:
+            yield
+        finally:
+            setattr(self._model, self._name, self._body)
+
+
+class _Given(torch.nn.Module):
+    """In the place of a model's body: what it is given is what it gives."""
+
+    def forward(self, *_ids: None, inputs_embeds: Tensor, **_rest: Any) -> _Output:
+        return _Output(inputs_embeds)
+
+
+class _Output:
+    """What any body may give: the last hidden state, and nothing else of all there is."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+def window_obstacle(config: Any, seen: Mapping[int, Seen]) -> str:
+    """What a configuration says of windows and attention was not told; empty when they agree.
+    Models that keep a window in their masks alone would see too much, silently."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return ""
+    kinds = getattr(config, "layer_types", None)
+    for layer, told in seen.items():
+        has_window = kinds is None or kinds[layer] == "sliding_attention"
+        if has_window and told.window_tokens != window:
+            return f"its layer {layer} does not tell attention its window of {window} tokens"
+    return ""

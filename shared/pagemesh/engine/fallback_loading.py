@@ -1,0 +1,227 @@
+"""A model for ``engine.fallback`` from a folder: modules, mapped weights, and a proof.
+
+``transformers`` reads and converts a checkpoint once; what its modules then hold is written to
+a prepared file that every process of the host maps, like the lean path's.
+
+No list could say which architectures are right over pages. So each model is asked when it is
+loaded: one token through its modules says what attention is wanted of each layer, and a short
+prompt, in chunks over pages, has to give the logits that ``transformers`` itself gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagemesh.engine.checkpoint import (
+    Checkpoint,
+    Progress,
+    read_config,
+    silent,
+    tokenizer_digest,
+    weights_digest,
+)
+from pagemesh.engine.fallback import (
+    ATTENTION,
+    FallbackDecoder,
+    PagedStep,
+    Seen,
+    UnfitModelError,
+    register,
+    window_obstacle,
+)
+from pagemesh.engine.files import ensure_folder
+from pagemesh.engine.loading import ServedModel
+from pagemesh.engine.prepared import MODULES_FORMAT, check_room, load_or_write
+from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.identity import model_root
+
+_VERSION = 1
+"""Raise it when the same modules compute something else here."""
+_PROOF_CHUNKS = (9, 1, 1, 8)
+_PROOF_GAP_MAX = 1e-3
+"""Of the widest logit: ten times what another order of summation makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackConfig:
+    """``loading.ModelSizes`` of a model that ``transformers`` knows the rest of."""
+
+    architecture: str
+    layer_count: int
+    vocab_tokens: int
+    context_tokens_max: int
+
+
+def load_fallback(
+    folder: Path,
+    *,
+    name: str,
+    page_size: int,
+    cache: Path,
+    progress: Progress = silent,
+    kv_dtype: KvDtype = "float32",
+) -> tuple[ServedModel, FallbackDecoder]:
+    """The model in ``folder``, float32, its weights mapped as ``loading.load_model`` has them;
+    proven with float32 K and V, then run with ``kv_dtype``.
+
+    Raises ``ConfigError``, one sentence, for a folder that is broken and for a model that does
+    not compute over pages what it computes without.
+    """
+    ensure_folder(cache)
+    where = f"model {folder}"
+    source = read_config(folder)
+    with Checkpoint(folder) as checkpoint:
+        weights = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
+    model = _modules(folder, source, weights, cache, progress)
+    try:
+        decoder = FallbackDecoder(model)
+        with torch.inference_mode():
+            layout = _layout(source, decoder.survey(), page_size)
+            _prove(model, decoder, layout, source.vocab_size)
+    except ConfigError:
+        raise
+    except Exception as error:  # any code of any architecture ran there
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"{where}: architecture {source.architectures[0]} does not run over pages: "
+            f"{reason[0][:200]}"
+        ) from None
+    layout = replace(layout, dtype=kv_dtype)
+    root = model_root(
+        weights=weights,
+        adapter=b"",
+        tokenizer=tokenizer_digest(folder),
+        positions=json.dumps({"transformers": version("transformers")}),
+        kv_dtype=layout.dtype,
+        kv_scales=b"",
+        layout=layout.digest,
+        page_size=page_size,
+    )
+    config = FallbackConfig(
+        architecture=source.architectures[0],
+        layer_count=layout.layers,
+        vocab_tokens=source.vocab_size,
+        context_tokens_max=source.max_position_embeddings,
+    )
+    return ServedModel(name, config, layout, root), decoder
+
+
+def _config_digest(folder: Path) -> bytes:
+    made_by = f"fallback {_VERSION} {version('transformers')}\n".encode()
+    return hashlib.sha256(made_by + (folder / "config.json").read_bytes()).digest()
+
+
+def _modules(folder: Path, source: Any, digest: bytes, cache: Path, progress: Progress) -> Any:
+    """The modules with mapped weights and our attention. Raises ``ConfigError``."""
+    import transformers
+    from transformers.initialization import no_init_weights
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    register()
+    kind = getattr(transformers, source.architectures[0])
+
+    def write(path: Path) -> None:
+        _write_modules(kind, folder, source, path, progress)
+
+    tensors = load_or_write(f"{digest.hex()[:32]}.{MODULES_FORMAT}", cache, write)
+    with no_init_weights():  # what they would be filled with is replaced at once
+        model = kind(source).eval()
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    model.requires_grad_(False)
+    mapped = {tensor.data_ptr() for tensor in tensors.values()}
+    for own, tensor in model.named_parameters():
+        if tensor.data_ptr() not in mapped:
+            raise ConfigError(f"model {folder}: nothing gives {own} its values")
+    model.set_attn_implementation(ATTENTION)
+    return model
+
+
+def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: Progress) -> None:
+    """Each tensor once, however many names it has: ties are the modules' own knowledge."""
+    from safetensors.torch import save_file
+
+    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    progress("prepare", 0, stored_bytes)
+    try:
+        model, report = kind.from_pretrained(
+            str(folder), config=source, dtype=torch.float32, local_files_only=True,
+            use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:  # its own many kinds
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"model {folder}: transformers cannot load it: {reason[0][:200]}"
+        ) from None
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(f"model {folder}: tensor {missing[0]} is missing")
+    tensors: dict[str, torch.Tensor] = {}
+    known: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.numel() and tensor.data_ptr() not in known:
+            known.add(tensor.data_ptr())
+            tensors[name] = tensor.contiguous()
+    check_room(path.parent, sum(tensor.nbytes for tensor in tensors.values()))
+    partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
+    try:
+        save_file(tensors, partial)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write prepared weights: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    progress("prepare", stored_bytes, stored_bytes)
+
+
+def _layout(source: Any, seen: list[Seen], page_size: int) -> PageLayout:
+    """Pages with room for the widest layer. Raises ``UnfitModelError``."""
+    by_layer = {each.layer: each for each in seen}
+    if not seen:
+        raise UnfitModelError("none of its layers has attention that can be replaced")
+    if len(by_layer) != len(seen) or max(by_layer) != len(seen) - 1:
+        raise UnfitModelError("only some of its layers have attention, or one has it twice")
+    if obstacle := window_obstacle(source, by_layer):
+        raise UnfitModelError(obstacle)
+    kv_heads = max(each.kv_head_count for each in seen)
+    if any(kv_heads % each.kv_head_count for each in seen):
+        raise UnfitModelError("its layers have numbers of KV heads that do not divide each other")
+    head_dim = max(each.head_dim for each in seen)
+    return PageLayout(layers=len(seen), kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+
+
+def _prove(model: Any, decoder: FallbackDecoder, layout: PageLayout, vocab_tokens: int) -> None:
+    """Raises ``UnfitModelError`` when logits over pages are not those of the modules alone."""
+    count = sum(_PROOF_CHUNKS)
+    tokens = torch.arange(1, count + 1) * 7_919 % vocab_tokens
+    model.set_attn_implementation("eager")
+    try:
+        wanted = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    if wanted.shape[1] != vocab_tokens:
+        raise UnfitModelError(f"it has {wanted.shape[1]} logits for {vocab_tokens} tokens")
+    pool = KvPool.allocate(layout, -(-count // layout.page_size))
+    table = np.arange(pool.page_count, dtype=np.uint32)[::-1].copy()
+    parts, start = [], 0
+    for size in _PROOF_CHUNKS:
+        batch = ragged_batch([table], [start], [size], layout.page_size)
+        own = tokens[start : start + size]
+        hidden = decoder.run_body(own, batch.row_position.long(), PagedStep(batch, pool))
+        parts.append(decoder.logits(hidden))
+        start += size
+    gap = float((torch.cat(parts) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    if not gap <= _PROOF_GAP_MAX:
+        raise UnfitModelError(
+            f"its logits differ by {gap:.1e} of the widest from those without pages"
+        )

@@ -1,0 +1,213 @@
+"""Decoders of ``transformers`` give over our pages the logits that they give without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.engine.fallback_twins import save_fallback_twin
+from tests.unit.engine.harness import PAGE_SIZE, Pages, some_tokens
+from tests.unit.engine.models import VOCAB
+
+from pagemesh.engine import fallback
+from pagemesh.engine.coverage import FALLBACK_TESTED
+from pagemesh.engine.executor import StepDecoder
+from pagemesh.engine.fallback import FallbackDecoder
+from pagemesh.engine.loading import LoadedModel, ServedModel
+from pagemesh.engine.opening import open_model
+from pagemesh.kernels.ops import KvPool, ragged_batch
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.tokens import U32
+
+TOLERANCE = 1e-4
+"""Of the widest logit: float32 in another order of summation."""
+
+
+def opened(folder: Path) -> tuple[ServedModel, StepDecoder]:
+    cache = folder.parent / "cache"
+    return open_model(folder, name="tiny", page_size=PAGE_SIZE, cache=cache, deterministic=False)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        opened(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def expected_logits(twin: Any, tokens: U32) -> torch.Tensor:
+    with torch.no_grad():
+        ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        logits: torch.Tensor = twin(ids, use_cache=False).logits[0]
+    return logits
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def stepped(
+    decoder: StepDecoder, pool: KvPool, rows: list[tuple[U32, U32, int]]
+) -> list[torch.Tensor]:
+    """One step of ``rows`` (page table, tokens, start): logits [tokens, vocab] each."""
+    counts = [len(tokens) for _, tokens, _ in rows]
+    batch = ragged_batch(
+        [table for table, _, _ in rows], [start for _, _, start in rows], counts, PAGE_SIZE
+    )
+    tokens = torch.from_numpy(np.concatenate([own for _, own, _ in rows]).astype(np.int64))
+    with torch.inference_mode():
+        _, logits = decoder.step(tokens, batch, torch.arange(batch.rows), pool, logits=True)
+    assert logits is not None
+    return list(torch.split(logits, counts))
+
+
+@pytest.mark.parametrize("architecture", FALLBACK_TESTED)
+def test_chunks_and_single_tokens_of_several_sequences_give_the_logits_of_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
+    twin = save_fallback_twin(tmp_path / "model", architecture)
+    model, decoder = opened(tmp_path / "model")
+    assert isinstance(decoder, FallbackDecoder)
+    pool = KvPool.allocate(model.layout, 32)
+    pages = Pages(pool)
+    sequences = [
+        (pages.table(count), some_tokens(count, vocab=VOCAB, seed=count), expected)
+        for count in (90, 33, 57)
+        for expected in [expected_logits(twin, some_tokens(count, vocab=VOCAB, seed=count))]
+    ]
+    done = [0, 0, 0]
+    # Longer than any window, then ragged: chunks beside single tokens.
+    for sizes in [(60, 17, 1), (1, 1, 40), (7, 1, 1), *[(1, 1, 1)] * 3]:
+        rows = [
+            (table, tokens[start : start + size], start)
+            for (table, tokens, _), start, size in zip(sequences, done, sizes, strict=True)
+        ]
+        for got, (_, _, wanted), start in zip(
+            stepped(decoder, pool, rows), sequences, done, strict=True
+        ):
+            assert relative_error(got, wanted[start : start + len(got)]) < TOLERANCE
+        done = [start + size for start, size in zip(done, sizes, strict=True)]
+
+
+def test_the_sliding_window_of_a_lean_family_takes_the_fallback_and_is_kept(
+    tmp_path: Path,
+) -> None:
+    twin = save_fallback_twin(tmp_path / "model", "MistralForCausalLM")
+    assert twin.config.sliding_window == 24
+    model, decoder = opened(tmp_path / "model")
+    assert isinstance(decoder, FallbackDecoder)
+    pool = KvPool.allocate(model.layout, 8)
+    tokens = some_tokens(100, vocab=VOCAB)
+    table = Pages(pool).table(100)
+    wanted = expected_logits(twin, tokens)
+    (first,) = stepped(decoder, pool, [(table, tokens[:80], 0)])
+    (rest,) = stepped(decoder, pool, [(table, tokens[80:], 80)])
+    assert relative_error(torch.cat([first, rest]), wanted) < TOLERANCE
+
+
+def test_a_lean_family_without_windows_takes_the_lean_path(tmp_path: Path) -> None:
+    save_fallback_twin(tmp_path / "model", "MistralForCausalLM", sliding_window=None)
+    model, _ = opened(tmp_path / "model")
+    assert isinstance(model, LoadedModel)
+
+
+def test_only_wanted_rows_have_logits_and_hidden_states_give_the_same_later(
+    tmp_path: Path,
+) -> None:
+    save_fallback_twin(tmp_path / "model", "Gemma2ForCausalLM")
+    model, decoder = opened(tmp_path / "model")
+    pool = KvPool.allocate(model.layout, 4)
+    tokens = torch.arange(40)
+    batch = ragged_batch([Pages(pool).table(40)], [0], [40], PAGE_SIZE)
+    with torch.inference_mode():
+        hidden, logits = decoder.step(tokens, batch, torch.tensor([3, 39]), pool, logits=True)
+        assert logits is not None
+        assert logits.shape == (2, VOCAB)
+        assert torch.allclose(decoder.logits(hidden[1:]), logits[1:], atol=1e-5)
+        _, none = decoder.step(tokens, batch, torch.tensor([3, 39]), pool, logits=False)
+    assert none is None
+
+
+def test_weights_are_mapped_from_one_file_that_a_second_process_finds(tmp_path: Path) -> None:
+    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM", dtype=torch.bfloat16)
+    first, _ = opened(tmp_path / "model")
+    (prepared,) = (tmp_path / "cache").glob("*.safetensors")
+    inode = prepared.stat().st_ino
+    second, _ = opened(tmp_path / "model")
+    assert prepared.stat().st_ino == inode, "it was not written again"
+    assert first.root == second.root
+    assert str(prepared) in Path("/proc/self/maps").read_text()
+
+
+def test_the_root_is_another_for_other_weights_and_other_pages(tmp_path: Path) -> None:
+    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
+    roots = {opened(tmp_path / "model")[0].root}
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
+    roots.add(opened(tmp_path / "model")[0].root)
+    assert len(roots) == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("DiffLlamaForCausalLM", "has it twice"),
+        ("PhimoeForCausalLM", "does not tell attention its window of 24 tokens"),
+        ("GptOssForCausalLM", "s_aux"),
+        ("NemotronForCausalLM", "do not hand a step through"),
+    ],
+)
+def test_what_does_not_compute_the_same_over_pages_is_refused_at_loading(
+    architecture: str, reason: str, tmp_path: Path
+) -> None:
+    save_fallback_twin(tmp_path / "model", architecture)
+    text = refusal(tmp_path / "model")
+    assert architecture in text
+    assert reason in text
+
+
+def test_a_model_with_other_logits_over_pages_than_without_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
+    monkeypatch.setattr(fallback, "paged_attention", lambda q, *_arguments, **_named: q)
+    assert "of the widest from those without pages" in refusal(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 512}, "MLA"),
+        ("MambaForCausalLM", {"state_size": 16}, "SSM"),
+        ("JambaForCausalLM", {"attn_layer_period": 8}, "hybrid"),
+        ("T5ForConditionalGeneration", {}, "T5ForConditionalGeneration is not supported"),
+        ("BloomForCausalLM", {}, "does not let its attention work over pages"),
+        ("NobodysForCausalLM", {}, "does not have it"),
+        ("Llama4ForCausalLM", {"layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+         "'dynamic'"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "what comes later"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope"}}, "'longrope'"),
+        ("GemmaForCausalLM", {"quantization_config": {"bits": 4}}, "quantised"),
+    ],
+)  # fmt: skip
+def test_what_pages_cannot_hold_is_refused_by_its_configuration(
+    architecture: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    text = json.dumps({"architectures": [architecture], **fields})
+    (tmp_path / "model" / "config.json").write_text(text)
+    assert reason in refusal(tmp_path / "model")
+
+
+def test_deterministic_mode_is_refused_with_its_reason(tmp_path: Path) -> None:
+    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
+    with pytest.raises(ConfigError, match="leave it out"):
+        open_model(
+            tmp_path / "model", name="tiny", page_size=16, cache=tmp_path, deterministic=True
+        )
