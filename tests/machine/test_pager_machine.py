@@ -152,6 +152,12 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
 
+    @rule(pick=picks, prompt=prompts, more=st.lists(st.integers(0, 1), max_size=3))
+    def crowd_asks_the_same(self, pick: int, prompt: list[int], more: list[int]) -> None:
+        """Or almost the same: most of them wait for what one of them computes."""
+        for index, last in enumerate([*more, 0]):
+            self.admits(pick + index, [*prompt, last], ROOTS[0], 0, True, 0)
+
     @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS))
     def runs_from_start_to_end(self, pick: int, prompt: list[int], root: bytes) -> None:
         """What fills the cache: admit, compute, release."""

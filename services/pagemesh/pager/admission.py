@@ -41,7 +41,7 @@ class Admission:
             return self.granted(lease)
         self._require_admissible(message)
         flights = books.in_flight
-        if flights.has_waits and flights.ask_again(self._waiter(message, message.order)):
+        if flights.waits and flights.ask_again(self._waiter(message, message.order)):
             return self._queued(message, 0)
         return self._serve_or_queue(message, message.order)
 
@@ -281,21 +281,23 @@ class Admission:
             near -= 1
         if near:
             lost["partial_page"] = near
-        awaited_tokens, awaited_ms = self._awaited(message, matched)
+        saved, waited_ms = (
+            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0)
+        )
         return Waterfall(
             available_tokens=available,
             selected_tokens=matched,
             delivered_tokens=matched,
             lost=lost,
-            awaited_tokens=awaited_tokens,
-            awaited_ms=awaited_ms,
+            awaited_tokens=saved,
+            awaited_ms=waited_ms,
         )
 
     def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int]:
         """Tokens that waiting for others saved the sequence to compute, and for how many
         milliseconds it did."""
         flights = self._books.in_flight
-        wait = flights.end_wait((message.incarnation, message.key)) if flights.has_waits else None
+        wait = flights.end_wait((message.incarnation, message.key))
         if wait is None:
             return 0, 0
         saved_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)

@@ -212,7 +212,7 @@ class Books:
         lease.incarnation = session.incarnation
         session.leases[lease.id] = lease
         session.by_key[lease.key] = lease
-        if self.in_flight.has_waits:
+        if self.in_flight.waits:
             self.in_flight.end_wait((session.incarnation, lease.key))
 
     def unhold(self, lease: Lease) -> None:

@@ -128,7 +128,7 @@ class Filling:
         lease.made = inserted.known_pages < count
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
-        if lease.place is not None:
+        if lease.prompt_pages:
             self._books.in_flight.committed(lease, self._books.now_ms)
         if lease.made:
             self._publish(lease, inserted, run, tokens)

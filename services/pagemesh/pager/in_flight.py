@@ -69,7 +69,11 @@ class InFlight:
         self._page_size = page_size
         self._width = 4 * page_size
         self._filling: dict[tuple[object, bytes], list[Lease]] = {}
-        self._waits: dict[Name, Wait] = {}
+        self._latest: Lease | None = None
+        """Fills, and is registered only when somebody looks: if nobody comes meanwhile, as
+        under light load, it never has to be."""
+        self.waits: dict[Name, Wait] = {}
+        """Those who wait, or did and queue for room now."""
         self._behind: dict[int, dict[Name, Wait]] = {}
         """Lease -> those who wait for it."""
         self._due: list[tuple[Place, Name]] = []
@@ -82,14 +86,22 @@ class InFlight:
 
     def enter(self, lease: Lease, prompt_pages: int) -> None:
         """``lease`` is about to fill the first ``prompt_pages`` pages."""
+        self._register_latest()
         lease.prompt_pages = prompt_pages
-        self._register(lease)
+        self._latest = lease
 
     def committed(self, lease: Lease, now_ms: int) -> None:
         """``lease``, which fills, has more committed pages than before."""
-        self._unregister(lease)
         done = lease.committed_pages
-        if done < lease.prompt_pages:
+        is_complete = done >= lease.prompt_pages
+        if lease is self._latest:
+            if is_complete:
+                self._latest, lease.prompt_pages = None, 0
+            return
+        self._unregister(lease)
+        if is_complete:
+            lease.prompt_pages = 0
+        else:
             self._register(lease)
         behind = self._behind.get(lease.id)
         if behind is None:
@@ -100,11 +112,20 @@ class InFlight:
 
     def leave(self, lease: Lease) -> None:
         """``lease`` commits no more of its prompt. Harmless when it does not fill."""
-        if lease.place is None:
+        if not lease.prompt_pages:
+            return
+        lease.prompt_pages = 0
+        if lease is self._latest:
+            self._latest = None
             return
         self._unregister(lease)
         for wait in list(self._behind.get(lease.id, {}).values()):
             self._make_due(wait)
+
+    def _register_latest(self) -> None:
+        if self._latest is not None:
+            self._register(self._latest)
+            self._latest = None
 
     def _register(self, lease: Lease) -> None:
         at = 4 * (lease.anchor.depth * self._page_size - lease.tokens_first)
@@ -129,6 +150,7 @@ class InFlight:
     def find(self, match: Match, message: Admit) -> Found | None:
         """Who is about to commit what follows ``match``, if anybody: of those that may be
         waited for the one with the most pages in common, else any with the most."""
+        self._register_latest()
         if not self._filling or match.edge_pages or not message.read_cache:
             return None
         at = match.node.depth * self._width
@@ -171,11 +193,6 @@ class InFlight:
     # Who waits
 
     @property
-    def has_waits(self) -> bool:
-        """Whether anybody waits, or did and queues for room now."""
-        return bool(self._waits)
-
-    @property
     def wait_count(self) -> int:
         """Sequences that wait for others to commit."""
         return sum(map(len, self._behind.values()))
@@ -196,11 +213,11 @@ class InFlight:
 
     def wait_for(self, found: Found, start_pages: int, waiter: Waiter, now_ms: int) -> bool:
         """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""
-        wait = self._waits.get(waiter.name)
+        wait = self.waits.get(waiter.name)
         if wait is None:
-            if len(self._waits) >= self._limits.waiter_count_max:
+            if len(self.waits) >= self._limits.waiter_count_max:
                 return False
-            wait = self._waits[waiter.name] = Wait(waiter, start_pages, now_ms)
+            wait = self.waits[waiter.name] = Wait(waiter, start_pages, now_ms)
         else:
             self._stop(wait)
             wait.waiter = waiter
@@ -212,7 +229,7 @@ class InFlight:
 
     def ask_again(self, waiter: Waiter) -> bool:
         """Note that ``waiter`` was heard of. Whether it waits for somebody still."""
-        wait = self._waits.get(waiter.name)
+        wait = self.waits.get(waiter.name)
         if wait is None:
             return False
         wait.waiter = waiter
@@ -222,34 +239,34 @@ class InFlight:
         """The oldest of those who are to ask anew, if any."""
         while self._due:
             _, name = heappop(self._due)
-            wait = self._waits.get(name)
+            wait = self.waits.get(name)
             if wait is None or wait.lease is not None:
                 continue
             wait.waited_ms = now_ms - wait.since_ms
             if wait.waiter.forget_ms > now_ms:
                 return wait.waiter
-            del self._waits[name]
+            del self.waits[name]
         return None
 
     def end_wait(self, name: Name) -> Wait | None:
         """Forget how ``name`` waited: it is served, or wants nothing any more."""
-        wait = self._waits.pop(name, None)
+        wait = self.waits.pop(name, None)
         if wait is not None:
             self._stop(wait)
         return wait
 
     def end_waits_of(self, incarnation: int) -> None:
         """Forget the waits of a worker incarnation."""
-        for name in [name for name in self._waits if name[0] == incarnation]:
+        for name in [name for name in self.waits if name[0] == incarnation]:
             self.end_wait(name)
 
     def tick(self, now_ms: int) -> None:
         """Forget those who were silent for too long, and give up who is waited for and whose
         worker, for too long, committed nothing."""
-        for wait in [wait for wait in self._waits.values() if wait.waiter.forget_ms <= now_ms]:
+        for wait in [wait for wait in self.waits.values() if wait.waiter.forget_ms <= now_ms]:
             self.end_wait(wait.waiter.name)
         self._progress_ms = {life: self._progress_ms[life] for life in self.awaited}
-        for wait in list(self._waits.values()):
+        for wait in list(self.waits.values()):
             if wait.lease is not None:
                 idle_ms = now_ms - self._progress_ms[wait.lease.incarnation]
                 if idle_ms >= self._limits.in_flight_stall_ms_max:
@@ -272,13 +289,18 @@ class InFlight:
 
     def waiters(self) -> Iterator[Waiter]:
         """Those who wait for somebody."""
-        return (wait.waiter for wait in self._waits.values() if wait.lease is not None)
+        return (wait.waiter for wait in self.waits.values() if wait.lease is not None)
 
     def check(self, leases: dict[int, Lease]) -> None:
         """Raise ``AssertionError`` unless every registration is of a standing lease of
         ``leases``, and every wait for one of them that will end it."""
         assert not self._due, "somebody was not asked anew"
         filling = {lease.id: lease for lease in leases.values() if lease.place is not None}
+        if self._latest is not None:
+            assert leases[self._latest.id] is self._latest and self._latest.place is None
+        for lease in leases.values():
+            is_filling = lease.id in filling or lease is self._latest
+            assert is_filling == (lease.prompt_pages > 0), "it fills unseen, or is seen no more"
         assert filling == {lease.id: lease for some in self._filling.values() for lease in some}
         for place, some in self._filling.items():
             assert some and all(lease.place == place for lease in some)
@@ -288,8 +310,8 @@ class InFlight:
             rest = lease.known_from(lease.committed_pages * self._page_size)
             assert lease.place == (lease.anchor, rest[: self._width]), "it fills elsewhere"
         behind = {name: wait for some in self._behind.values() for name, wait in some.items()}
-        assert behind == {name: w for name, w in self._waits.items() if w.lease is not None}
-        assert len(self._waits) <= self._limits.waiter_count_max
+        assert behind == {name: w for name, w in self.waits.items() if w.lease is not None}
+        assert len(self.waits) <= self._limits.waiter_count_max
         for name, wait in behind.items():
             assert wait.lease is not None and wait.waiter.name == name
             assert filling.get(wait.lease.id) is wait.lease, "a wait for nobody"

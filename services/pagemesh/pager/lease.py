@@ -158,7 +158,7 @@ class Lease(msgspec.Struct, eq=False):
     made: bool = False
     """The lease made the edge it is anchored at, and may lengthen it."""
     prompt_pages: int = 0
-    """Full pages of what was asked for: others may wait until they are committed."""
+    """Full pages of what was asked for, while it fills them and others may wait for them."""
     place: tuple[Node, bytes] | None = None
     """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
     ticket: str = ""

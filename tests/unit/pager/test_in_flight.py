@@ -200,7 +200,7 @@ class TestTakingOver:
     ) -> None:
         rig.die(1)
         other.committed(first, PROMPT)
-        assert not pushed(rig) and not rig.core.books.in_flight.has_waits
+        assert not pushed(rig) and not rig.core.books.in_flight.waits
 
 
 def test_whoever_waits_for_a_preempted_sequence_is_looked_at_anew() -> None:
