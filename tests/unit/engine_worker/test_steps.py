@@ -207,6 +207,20 @@ def test_commits_are_not_waited_for_and_tell_what_the_pager_does_not_know() -> N
     assert (fill.first_token, unpack(fill.tokens).tolist()) == (6, [51, 52])
 
 
+def test_the_rest_of_a_prompt_is_committed_as_soon_as_the_commit_before_it_is_answered() -> None:
+    bench = Bench().start()
+    bench.ask(submit(14, max_tokens=20))
+    bench.grant()
+    bench.step()
+    bench.step(51)
+    assert bench.asked(Commit).fill.filled_tokens == 8, "one commit at a time"
+    bench.answer(Commit, Committed(lease=101, committed_tokens=8, known_tokens=14))
+    assert bench.asked(Commit).fill.filled_tokens == 14
+    bench.answer(Commit, Committed(lease=101, committed_tokens=12, known_tokens=14))
+    bench.step(52)
+    assert "Commit" not in bench.open_kinds(), "answers are committed a few pages at a time"
+
+
 def test_a_step_runs_alone() -> None:
     bench = Bench().start()
     bench.ask(submit(10))

@@ -230,18 +230,21 @@ def commit(desk: Desk, sequence: Sequence, pages_min: int) -> None:
             lease=lease.lease,
             fill=lease.fill(),
         ),
-        partial(_commit_answered, lease),
+        partial(_commit_answered, desk, sequence, lease),
         moves_leases=False,
     )
 
 
-def _commit_answered(lease: Lease, message: Message) -> None:
+def _commit_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Message) -> None:
     # A commit that failed is made good by the next one, or by the release.
     lease.committing = False
     if isinstance(message, Committed):
         lease.known = max(lease.known, message.known_tokens)
     elif isinstance(message, Refused) and message.code == "Malformed":
         lease.known = 0
+    if sequence.lease is lease and lease.committed + desk.page_size <= sequence.prompt_count:
+        # Others may wait for the rest of the prompt, which was computed meanwhile.
+        commit(desk, sequence, 1)
 
 
 def revoked(desk: Desk, lease: Lease, reason: str, usage: str) -> None:
