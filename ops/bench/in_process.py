@@ -22,12 +22,12 @@ from pagemesh.engine.worker.plan import StepPlan, plan_after
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.stepper import bounded_threads
 from pagemesh.pager import events as paging
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_store import PoolStore
-from pagemesh.pager.radix import Node
 from pagemesh.pager.state import PagerCore
 from pagemesh.runtime.ids import new_request_id, new_ticket_id
+from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import ChoiceStart, Sampling, Submit
@@ -44,7 +44,11 @@ class InProcess:
         loaded = load_model(model, name="bench", page_size=16, cache=folder / "prepared")
         spec = loaded.pool_spec
         self._store = PoolStore.create(folder, "bench", spec, 256 << 20)
-        self._pager = PagerCore(PagerLimits(), self._store.facts, Lru[Node]())
+        self._pager = PagerCore(
+            PagerLimits(),
+            self._store.facts,
+            make_policy(PagerConfig().eviction, self._store.facts.page_count),
+        )
         role = RoleSettings("decode", False, STEP_TOKENS_MAX, STEP_TOKENS_MAX)
         limits = WorkerLimits(context_tokens_max=loaded.config.context_tokens_max)
         who = WorkerIdentity("bench", 1, "worker-bench", spec)
