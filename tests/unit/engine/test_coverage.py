@@ -1,0 +1,45 @@
+"""What people are told about models is what the engine does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagemesh.engine.coverage import FALLBACK_TESTED, LEAN, path_of
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+def test_the_table_in_the_readme_has_each_tested_architecture_with_its_path() -> None:
+    rows = re.findall(
+        r"^\| `(\w+(?:ForCausalLM|LMHeadModel))` \| (\w+) \|", README.read_text(), re.M
+    )
+    expected = [(name, "lean") for name in LEAN] + [(name, "fallback") for name in FALLBACK_TESTED]
+    assert rows == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "path"),
+    [
+        ("LlamaForCausalLM", {}, "lean"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "fallback"),
+        ("LlamaForCausalLM", {"sliding_window": 8}, "lean"),
+        ("MistralForCausalLM", {"sliding_window": 8}, "fallback"),
+        ("MistralForCausalLM", {"sliding_window": None}, "lean"),
+        ("Phi3ForCausalLM", {"sliding_window": 4096}, "lean"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75}, "fallback"),
+        ("Qwen2ForCausalLM", {"sliding_window": 8}, "lean"),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, "fallback"),
+        ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention"]}, "fallback"),
+        ("Gemma2ForCausalLM", {}, "fallback"),
+    ],
+)
+def test_a_configuration_takes_the_path_that_can_run_it(
+    architecture: str, fields: dict[str, Any], path: str
+) -> None:
+    source = SimpleNamespace(architectures=[architecture], max_position_embeddings=4096, **fields)
+    assert path_of(source, "model here") == path
