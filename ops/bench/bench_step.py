@@ -6,10 +6,11 @@ Random weights in the shapes of ``random_models``. One step of the production ex
 included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
 tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
 V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
-the nearest cache, all in the same run, in turns with the steps; the best turn counts on both sides.
+the nearest cache, all in the same run, in turns with the steps. For ``of_floor`` the best turn
+counts on both sides; ``of_floor_median`` is the median over the turns, each by its own floor.
+``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
 on one core.
-``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches.
 """
 
 from __future__ import annotations
@@ -173,8 +174,7 @@ def measure(bench: Bench, case: Case, threads: int, turns: int) -> dict[str, obj
     square = torch.randn(SQUARE, SQUARE)
     logits = np.zeros((case.batch, bench.config.vocab_tokens), np.float32)
     rows = np.arange(case.batch)
-    best = dict.fromkeys(("stream", "arithmetic", "matmul", "sampling"), float("inf"))
-    steps: list[tuple[float, list[float]]] = []
+    turns_s: list[dict[str, float]] = []
     for turn in range(turns + 1):
         plan = bench.plan(case, turn)
         samples = [row.samples[0] for row in plan.rows]
@@ -184,42 +184,43 @@ def measure(bench: Bench, case: Case, threads: int, turns: int) -> dict[str, obj
             "matmul": lambda: square @ square,
             "sampling": lambda samples=samples: draw(logits, rows, samples),  # type: ignore[misc]
         }
-        for name, job in jobs.items():
-            best[name] = min(best[name], seconds(job))
-        step_s = seconds(lambda plan=plan: bench.executor.run(plan))  # type: ignore[misc]
+        spent = {name: seconds(job) for name, job in jobs.items()}
+        spent["step"] = seconds(lambda plan=plan: bench.executor.run(plan))  # type: ignore[misc]
+        spent |= zip(PHASES, (bench.decoder.phase_us / 1e6).tolist(), strict=False)
         if turn:  # the first warms up
-            steps.append((step_s, (bench.decoder.phase_us / 1e6).tolist()))
-    return report(bench, case, best, steps, threads)
+            turns_s.append(spent)
+    return report(bench, case, turns_s, threads)
 
 
 def report(
-    bench: Bench,
-    case: Case,
-    best: dict[str, float],
-    steps: list[tuple[float, list[float]]],
-    threads: int,
+    bench: Bench, case: Case, turns_s: list[dict[str, float]], threads: int
 ) -> dict[str, object]:
-    step_s, parts = min(steps)
-    lanes = native().pm_probe_arithmetic(1, threads)
-    arithmetic = 2 * lanes * PROBE_ROUNDS / best["arithmetic"]
-    weight_bytes = sum(matrix.panels.nbytes for matrix in bench.matrices)
-    bandwidth = weight_bytes / best["stream"]
-    by_memory = bench.read_bytes(case) / bandwidth
-    floor = max(by_memory, bench.operations(case) / arithmetic)
-    matmul = 2 * SQUARE**3 / best["matmul"]
-    matmul_floor = max(by_memory, bench.operations(case) / matmul)
-    parts = [*parts, best["sampling"]]
+    reads = bench.read_bytes(case) / sum(matrix.panels.nbytes for matrix in bench.matrices)
+    probed: int = 2 * native().pm_probe_arithmetic(PROBE_ROUNDS, threads)
+    operations = bench.operations(case)
+
+    def floor_of(spent: dict[str, float]) -> float:
+        return max(reads * spent["stream"], operations / probed * spent["arithmetic"])
+
+    best = {name: min(spent[name] for spent in turns_s) for name in turns_s[0]}
+    floor, step_s = floor_of(best), best["step"]
+    matmul_floor = max(reads * best["stream"], operations / (2 * SQUARE**3) * best["matmul"])
+    quickest = min(turns_s, key=lambda spent: spent["step"])
+    parts = [quickest[name] for name in PHASES[:3]] + [best["sampling"]]
     parts.append(step_s - sum(parts))
     return {
         "case": case.name,
         "step_ms": round(step_s * 1e3, 2),
-        "median_ms": round(statistics.median(whole for whole, _ in steps) * 1e3, 2),
+        "median_ms": round(statistics.median(spent["step"] for spent in turns_s) * 1e3, 2),
         "floor_ms": round(floor * 1e3, 2),
         "of_floor": round(floor / step_s, 3),
+        "of_floor_median": round(
+            statistics.median(floor_of(spent) / spent["step"] for spent in turns_s), 3
+        ),
         "of_matmul_floor": round(matmul_floor / step_s, 3),
-        "bandwidth_gb_s": round(bandwidth / 1e9, 2),
-        "arithmetic_gflop_s": round(arithmetic / 1e9, 1),
-        "matmul_gflop_s": round(matmul / 1e9, 1),
+        "bandwidth_gb_s": round(bench.read_bytes(case) / reads / best["stream"] / 1e9, 2),
+        "arithmetic_gflop_s": round(probed / best["arithmetic"] / 1e9, 1),
+        "matmul_gflop_s": round(2 * SQUARE**3 / best["matmul"] / 1e9, 1),
         "breakdown_ms": {
             name: round(part * 1e3, 3) for name, part in zip(PHASES, parts, strict=True)
         },
@@ -246,7 +247,8 @@ def row_text(line: dict[str, object]) -> str:
     share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
     return (
         f"{line['model']} {line['case']:<12} {line['step_ms']:>8} ms  "
-        f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}  "
+        f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f} "
+        f"(median {line['of_floor_median']:.2f})  "
         f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"
     )
 
