@@ -39,6 +39,8 @@ _DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel")
 _SILU = ("silu", "swish")
 _WINDOW_FAMILIES = ("Mistral", "Phi3", "Qwen2", "Qwen3")
 """Lean families whose ``sliding_window`` means something."""
+_WINDOWS_ASSUMED = {"Mistral": 4_096}
+"""Where a configuration does not say."""
 _LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
 _OTHER_STATES: Mapping[str, str] = {
     "is_encoder_decoder": "is an encoder-decoder",
@@ -108,7 +110,7 @@ def lean_obstacle(source: Any, architecture: str) -> str:
     if kinds != {"full_attention"}:
         return f"attention layers are of type {', '.join(sorted(kinds - {'full_attention'}))}"
     if _has_window(source, architecture):
-        return f"attention looks back {source.sliding_window} tokens only"
+        return "attention looks back through a sliding window"
     rope = getattr(source, "rope_parameters", None) or {}
     for parts in (rope.get("partial_rotary_factor"), getattr(source, "partial_rotary_factor", 1.0)):
         if parts not in (None, 1.0):
@@ -128,14 +130,16 @@ def rope_kinds(source: Any) -> Iterator[str]:
 
 def _has_window(source: Any, architecture: str) -> bool:
     family = architecture.removesuffix("ForCausalLM")
-    window = getattr(source, "sliding_window", None)
+    window = getattr(source, "sliding_window", _WINDOWS_ASSUMED.get(family))
     if window is None or family not in _WINDOW_FAMILIES:
         return False
     # Qwen's switch is off when it is not there; with layer types it was judged already.
     if family.startswith("Qwen"):
         used = bool(getattr(source, "use_sliding_window", False))
         return used and not getattr(source, "layer_types", None)
-    return bool(window < source.max_position_embeddings)
+    # What the file leaves out the family's own code takes for granted; not to be guessed here.
+    context = getattr(source, "max_position_embeddings", None)
+    return context is None or bool(window < context)
 
 
 def _refuse_unknown_class(architecture: str, where: str) -> None:

@@ -29,7 +29,11 @@ def open_model(
     that is broken or a model that cannot run so."""
     where = f"model {folder}"
     fields = SimpleNamespace(**read_config(folder / "config.json"))
-    if path_of(fields, where) == "lean":
+    try:
+        path = path_of(fields, where)
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+    if path == "lean":
         loaded = load_model(
             folder, name=name, page_size=page_size, cache=cache, progress=progress,
             kv_dtype=kv_dtype,

@@ -30,7 +30,8 @@ def test_the_table_in_the_readme_has_each_tested_architecture_with_its_path() ->
         ("LlamaForCausalLM", {"sliding_window": 8}, "lean"),
         ("MistralForCausalLM", {"sliding_window": 8}, "fallback"),
         ("MistralForCausalLM", {"sliding_window": None}, "lean"),
-        ("Phi3ForCausalLM", {"sliding_window": 4096}, "lean"),
+        ("MistralForCausalLM", {}, "fallback"),
+        ("Phi3ForCausalLM", {"sliding_window": 8192}, "lean"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75}, "fallback"),
         ("Qwen2ForCausalLM", {"sliding_window": 8}, "lean"),
         ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, "fallback"),
@@ -41,5 +42,5 @@ def test_the_table_in_the_readme_has_each_tested_architecture_with_its_path() ->
 def test_a_configuration_takes_the_path_that_can_run_it(
     architecture: str, fields: dict[str, Any], path: str
 ) -> None:
-    source = SimpleNamespace(architectures=[architecture], max_position_embeddings=4096, **fields)
+    source = SimpleNamespace(architectures=[architecture], max_position_embeddings=8192, **fields)
     assert path_of(source, "model here") == path

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,10 @@ from tests.unit.engine.models import VOCAB
 from pagemesh.engine import fallback
 from pagemesh.engine.coverage import FALLBACK_TESTED
 from pagemesh.engine.executor import StepDecoder
-from pagemesh.engine.fallback import FallbackDecoder
+from pagemesh.engine.fallback import FallbackDecoder, PagedStep
 from pagemesh.engine.loading import LoadedModel, ServedModel
 from pagemesh.engine.opening import open_model
-from pagemesh.kernels.ops import KvPool, ragged_batch
+from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
@@ -114,6 +116,32 @@ def test_a_lean_family_without_windows_takes_the_lean_path(tmp_path: Path) -> No
     save_fallback_twin(tmp_path / "model", "MistralForCausalLM", sliding_window=None)
     model, _ = opened(tmp_path / "model")
     assert isinstance(model, LoadedModel)
+
+
+def test_heads_fewer_and_narrower_than_a_page_has_room_for_change_nothing() -> None:
+    own = PageLayout(layers=1, kv_heads=2, head_dim=8, page_size=4)
+    results = []
+    for layout in (own, replace(own, kv_heads=4, head_dim=24)):
+        pool = KvPool.allocate(layout, 4)
+        random = torch.Generator().manual_seed(0)
+        q = torch.randn((1, 8, 13, 8), generator=random)
+        k, v = torch.randn((2, 1, 2, 13, 8), generator=random)
+        batch = ragged_batch([Pages(pool).table(13)[:4]], [0], [13], 4)
+        layer = SimpleNamespace(layer_idx=0)
+        out, _ = fallback.attend(
+            layer, q, k, v, None, scaling=0.3, softcap=2.0, pagemesh=PagedStep(batch, pool)
+        )
+        results.append(out)
+    assert results[0].shape == (1, 13, 8, 8)
+    assert torch.allclose(results[0], results[1], atol=1e-6)
+
+
+def test_a_model_with_values_of_the_wrong_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    fields = {"architectures": ["MistralForCausalLM"], "sliding_window": "wide"}
+    text = json.dumps(fields | {"max_position_embeddings": 8})
+    (tmp_path / "model" / "config.json").write_text(text)
+    assert "wrong kind" in refusal(tmp_path / "model")
 
 
 def test_only_wanted_rows_have_logits_and_hidden_states_give_the_same_later(
