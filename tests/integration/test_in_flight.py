@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.mesh import Mesh
+from tests.support.otlp import ReceivedSpan, Receiver
 
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.ids import host_name, new_service_name
@@ -23,6 +24,7 @@ PAGE_SIZE = 16
 PROMPT = [index * 7 % 256 for index in range(1_000)]
 SHARED_TOKENS = len(PROMPT) // PAGE_SIZE * PAGE_SIZE
 CLIENT_COUNT = 16
+SAMPLED = {"traceparent": "00-5b8aa5a2d2c872e8321cf37308d69df2-5fb397be34d26b51-01"}
 PORTS = {"pager": 0, "decode": 1, "prefill": 2}
 """Where each service's metrics are, from the first port on."""
 
@@ -32,7 +34,7 @@ async def complete(client: httpx.AsyncClient, max_tokens: int) -> dict[str, Any]
         "model": "tiny", "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0,
         "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
-    answer = await client.post("/v1/completions", json=body)
+    answer = await client.post("/v1/completions", json=body, headers=SAMPLED)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -75,10 +77,13 @@ def metric(first_port: int, service: str, name: str) -> float:
 
 @pytest.mark.slow
 def test_sixteen_identical_prompts_at_once_compute_the_prefix_once(
-    pool_dir: Path, tiny_model: Path
+    pool_dir: Path, tiny_model: Path, trace_receiver: Receiver
 ) -> None:
     port = free_ports(len(PORTS) + 1)
-    env = {"PAGEMESH_STEP_TOKENS_MAX": "64", "PAGEMESH_METRICS_PORT": str(port)}
+    env = {
+        "PAGEMESH_STEP_TOKENS_MAX": "64", "PAGEMESH_METRICS_PORT": str(port),
+        "PAGEMESH_OTLP": trace_receiver.url,
+    }  # fmt: skip
     with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20, env=env) as mesh:
         answers = asyncio.run(complete_at_once(mesh, max_tokens=1))
         assert sorted(map(cached, answers)) == [0, *[SHARED_TOKENS] * (CLIENT_COUNT - 1)]
@@ -94,6 +99,21 @@ def test_sixteen_identical_prompts_at_once_compute_the_prefix_once(
         )
         assert metric(port, "pager", "pagemesh_pager_in_flight_waiters") == 0
         mesh.wait_idle()
+        spans = trace_receiver.wait_for(
+            lambda spans: len(waits(spans)) == CLIENT_COUNT - 1, timeout_s=20.0
+        )
+    for span in waits(spans):
+        assert span.attributes["pagemesh.in_flight.tokens"] == SHARED_TOKENS
+        assert span.attributes["pagemesh.in_flight.waited_ms"] != 0
+
+
+def waits(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+    """The sequences that waited for what another one computed."""
+    return [
+        span
+        for span in spans
+        if span.name == "prefill sequence" and "pagemesh.in_flight.tokens" in span.attributes
+    ]
 
 
 async def kill_in_the_middle(mesh: Mesh) -> list[dict[str, Any]]:
