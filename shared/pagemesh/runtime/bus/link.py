@@ -123,7 +123,7 @@ class Link:
     async def publish(self, subject: str, data: bytes, reply: str, headers: Headers | None) -> None:
         """Hand a message to the socket. Raises ``Disconnected``, ``Busy`` when too much waits
         to be sent already, ``Malformed`` for a subject or header that NATS cannot carry."""
-        if self._client.pending_data_size > self._config.output_bytes_max:
+        if self._unsent_bytes() > self._config.output_bytes_max:
             raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
         try:
             await self._client.publish(subject, data, reply=reply, headers=headers)
@@ -131,6 +131,24 @@ class Link:
             raise Malformed(f"not a subject or header of NATS: {subject[:80]!r}") from error
         except (nats.errors.Error, OSError) as error:
             raise Disconnected(f"not sent: {_text(error)}") from error
+        self._write()
+
+    def _write(self) -> None:
+        """Hand what was published to the transport, which gathers what one turn of the event
+        loop brings. The client's own flusher would do so a turn later: when a step has begun to
+        compute by then, that turn has to wait for the interpreter."""
+        client = self._client
+        if client.is_connected and client._pending:
+            pending, client._pending, client._pending_data_size = client._pending, [], 0
+            # A connection that is gone is noticed by whoever reads from it.
+            with contextlib.suppress(OSError, RuntimeError, AttributeError):
+                client._transport.writelines(pending)
+
+    def _unsent_bytes(self) -> int:
+        """What the kernel did not take yet."""
+        writer = getattr(getattr(self._client, "_transport", None), "_io_writer", None)
+        behind = writer.transport.get_write_buffer_size() if writer is not None else 0
+        return int(self._client.pending_data_size) + int(behind)
 
     async def subscribe(
         self, subject: str, queue: str, on_message: Callable[[Incoming], Awaitable[None]]
