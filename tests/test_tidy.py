@@ -199,9 +199,15 @@ def test_every_pagemesh_command_of_the_readme_exists() -> None:
     assert wanted <= known, f"unknown: {sorted(wanted - known)}"
 
 
-def test_every_file_the_readme_links_to_exists() -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text())
-    missing = [link for link in links if not (ROOT / link).exists()]
+def test_every_file_a_page_links_to_exists() -> None:
+    pages = [path for path in tracked() if path.suffix == ".md"]
+    assert ROOT / "README.md" in pages
+    missing = [
+        f"{name(page)}: {link}"
+        for page in pages
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
     assert not missing
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pagemesh.cli.options import check_variables
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.report import json_report, text_report
@@ -17,7 +18,7 @@ from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
-from pagemesh.runtime.settings import PagerConfig
+from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.runtime.sizes import parse_size
 from pagemesh.wire.errors import ConfigError
 
@@ -85,6 +86,7 @@ def plan(model: str, as_json: bool, **options: Any) -> int:
 
     MODEL is a Hugging Face folder or a config.json; without one, the bundled demo model.
     """
+    check_variables()
     asked = ask(model, **options)
     made = make_plan(asked)
     click.echo(json.dumps(json_report(made), indent=2) if as_json else text_report(made))
@@ -128,6 +130,7 @@ def ask(
         host_bytes=rest["host_memory"],
         disk_bytes=rest["disk"],
         growth_pages=WorkerLimits().growth_pages,
+        up_kv=load(WorkerConfig, os.environ).kv_dtype,
     )
 
 

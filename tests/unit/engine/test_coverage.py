@@ -11,12 +11,12 @@ import pytest
 
 from pagemesh.engine.coverage import FALLBACK_TESTED, LEAN, path_of
 
-README = Path(__file__).parents[3] / "README.md"
+MODELS_PAGE = Path(__file__).parents[3] / "ops" / "docs" / "models.md"
 
 
-def test_the_table_in_the_readme_has_each_tested_architecture_with_its_path() -> None:
+def test_the_table_of_models_has_each_tested_architecture_with_its_path() -> None:
     rows = re.findall(
-        r"^\| `(\w+(?:ForCausalLM|LMHeadModel))` \| (\w+) \|", README.read_text(), re.M
+        r"^\| `(\w+(?:ForCausalLM|LMHeadModel))` \| (\w+) \|", MODELS_PAGE.read_text(), re.M
     )
     expected = [(name, "lean") for name in LEAN] + [(name, "fallback") for name in FALLBACK_TESTED]
     assert rows == expected

@@ -46,6 +46,8 @@ class Asked:
     host_bytes: int
     disk_bytes: int
     growth_pages: int
+    up_kv: str
+    """What `pagemesh up` would keep KV as, with the settings there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,11 @@ def _notes(asked: Asked) -> tuple[str, ...]:
     if not asked.kv.served:
         scales = "; its scales are estimated" if asked.kv.scale_bits else ""
         notes.append(f"pagemesh does not keep KV as {asked.kv.name} yet{scales}")
+    elif asked.kv.name != asked.up_kv:
+        notes.append(
+            f"`pagemesh up` keeps KV as {asked.up_kv} (its --kv-dtype); to plan that: "
+            f"--kv-dtype {asked.up_kv}"
+        )
     if asked.device_count > 1:
         notes.append("pagemesh does not split a model over devices yet")
     if asked.shape.window_layer_count:

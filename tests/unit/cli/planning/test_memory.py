@@ -54,7 +54,7 @@ def planned(config: dict[str, Any], **asked: Any) -> Plan:
         "page_size": 16, "device_count": 1, "weights": Weights(2 * count, "bfloat16"),
         "memory_bytes": None, "share": 1.0, "pool_bytes": 512 << 20, "session_tokens": None,
         "shared_tokens": 0, "lengths": (), "reserve_tokens": None, "host_bytes": 0,
-        "disk_bytes": 0, "growth_pages": 2,
+        "disk_bytes": 0, "growth_pages": 2, "up_kv": "float32",
     }  # fmt: skip
     return make_plan(Asked(**(defaults | asked)))
 

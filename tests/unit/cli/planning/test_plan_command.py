@@ -17,7 +17,8 @@ from pagemesh.kernels.layout import PageLayout
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PAGEMESH_POOL_BYTES", raising=False)
+    for name in ("PAGEMESH_POOL_BYTES", "PAGEMESH_KV_DTYPE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -68,12 +69,12 @@ def test_the_waste_of_given_lengths_is_told_page_size_by_page_size(
     assert "pages of 16 8 of 7,008 slots wasted (0.11%)" in lines
 
 
-def test_the_readme_shows_what_is_printed(
+def test_the_documentation_shows_what_is_printed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = (Path(__file__).parents[4] / "README.md").read_text()
-    section = readme.partition("## Planning memory")[2].partition("\n## ")[0]
-    example = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    root = Path(__file__).parents[4]
+    page = (root / "ops" / "docs" / "planning.md").read_text()
+    example = [line[4:] for line in page.splitlines() if line.startswith("    ")]
     typed = " ".join(example[:2]).replace("\\", "").split()
     assert typed[:3] == ["$", "pagemesh", "plan"]
     (tmp_path / typed[3]).mkdir()
@@ -81,6 +82,10 @@ def test_the_readme_shows_what_is_printed(
     monkeypatch.chdir(tmp_path)
     printed = shown(capsys, *typed[3:]).splitlines()
     assert [line for line in printed if line] == example[2:]
+    readme = (root / "README.md").read_text().partition("## Planning memory")[2]
+    excerpt = [line[4:] for line in readme.partition("\n## ")[0].splitlines() if line[:4] == "    "]
+    assert excerpt[0].startswith("$ pagemesh plan llama-3.1-70b --memory 80GB --tensor-parallel 4")
+    assert set(excerpt[1:]) - {"..."} < set(printed)
 
 
 def test_json_holds_the_numbers_in_bytes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -103,6 +108,15 @@ def test_without_a_model_the_demo_model_is_planned_as_up_would_run_it(
     assert found["pool"]["pages"] == (512 << 20) // page
     monkeypatch.setenv("PAGEMESH_POOL_BYTES", "1MiB")
     assert as_json(capsys, "--kv-dtype", "float32")["pool"]["pages"] == (1 << 20) // page
+
+
+def test_a_plan_of_other_pages_than_up_would_make_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "to plan that: --kv-dtype float32" in shown(capsys)
+    assert "to plan that" not in shown(capsys, "--kv-dtype", "float32")
+    monkeypatch.setenv("PAGEMESH_KV_DTYPE", "bfloat16")
+    assert "to plan that" not in shown(capsys)
 
 
 def test_weights_are_counted_in_their_files(
