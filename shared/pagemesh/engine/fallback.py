@@ -22,7 +22,15 @@ from typing import Any
 import torch
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX
-from pagemesh.kernels.ops import KvPool, RaggedBatch, kv_write, paged_attention
+from pagemesh.kernels.linear.packed import unpack_linear
+from pagemesh.kernels.ops import (
+    KvPool,
+    PackedLinear,
+    RaggedBatch,
+    kv_write,
+    linear,
+    paged_attention,
+)
 
 Tensor = torch.Tensor
 ATTENTION = "pagemesh"
@@ -123,6 +131,34 @@ def _fitted(q: Tensor, k: Tensor, v: Tensor, pool: KvPool) -> tuple[Tensor, Tens
     if (missing := at.head_dim - q.shape[2]) > 0:
         q, k, v = (torch.nn.functional.pad(rows, (0, missing)) for rows in (q, k, v))
     return q, k, v
+
+
+class PackedModule(torch.nn.Module):
+    """In the place of a ``torch.nn.Linear``: the same product, by our kernel."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        super().__init__()
+        self.packed = packed
+        self.in_features, self.out_features = packed.k, packed.n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x.reshape(-1, x.shape[-1]), self.packed).view(*x.shape[:-1], self.packed.n)
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy, [n, k], for modules that look at it or compute with it themselves."""
+        return unpack_linear(self.packed)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.packed.bias if self.packed.has_bias else None
+
+
+def linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
+    """The modules, by name, that ``PackedModule`` can stand in for."""
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:  # what is more than that computes something else
+            yield name, module
 
 
 def register() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,9 +32,11 @@ from pagemesh.engine.checkpoint import (
 from pagemesh.engine.fallback import (
     ATTENTION,
     FallbackDecoder,
+    PackedModule,
     PagedStep,
     Seen,
     UnfitModelError,
+    linears,
     register,
     window_obstacle,
 )
@@ -41,12 +44,14 @@ from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel
 from pagemesh.engine.prepared import MODULES_FORMAT, check_room, load_or_write
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
+from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
 
 _VERSION = 1
 """Raise it when the same modules compute something else here."""
+_PANELS = "panels"
+"""What the packed weight of a matrix is called in the place of ``weight``."""
 _PROOF_CHUNKS = (9, 1, 1, 8)
 _PROOF_GAP_MAX = 1e-3
 """Of the widest logit: ten times what another order of summation makes."""
@@ -140,12 +145,23 @@ def _modules(folder: Path, source: Any, digest: bytes, cache: Path, progress: Pr
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     model.requires_grad_(False)
+    _pack(model, tensors)
     mapped = {tensor.data_ptr() for tensor in tensors.values()}
     for own, tensor in model.named_parameters():
         if tensor.data_ptr() not in mapped:
             raise ConfigError(f"model {folder}: nothing gives {own} its values")
     model.set_attn_implementation(ATTENTION)
     return model
+
+
+def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put our matrix products in the place of the modules whose panels are in ``tensors``."""
+    no_bias = torch.empty(0)
+    for own, module in list(linears(model)):
+        if (panels := tensors.get(f"{own}.{_PANELS}")) is not None:
+            bias = tensors.get(f"{own}.bias", no_bias)
+            packed = PackedLinear(module.out_features, module.in_features, panels, bias)
+            model.set_submodule(own, PackedModule(packed))
 
 
 def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: Progress) -> None:
@@ -167,9 +183,13 @@ def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: P
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"model {folder}: tensor {missing[0]} is missing")
     tensors: dict[str, torch.Tensor] = {}
+    packed: set[str] = set()
+    for name, module in linears(model):
+        tensors[f"{name}.{_PANELS}"] = pack_linear(module.weight).panels
+        packed.add(f"{name}.weight")
     known: set[int] = set()
     for name, tensor in model.state_dict().items():
-        if tensor.numel() and tensor.data_ptr() not in known:
+        if name not in packed and tensor.numel() and tensor.data_ptr() not in known:
             known.add(tensor.data_ptr())
             tensors[name] = tensor.contiguous()
     check_room(path.parent, sum(tensor.nbytes for tensor in tensors.values()))

@@ -38,7 +38,7 @@ FORMAT = "f32-panels16-1"
 """Part of the file's name: weights prepared in another way are another file."""
 PREPARED_COUNT_MAX = 4
 """Files kept, each as large as its model in float32."""
-MODULES_FORMAT = "f32-modules-panels0-1"
+MODULES_FORMAT = f"modules-{FORMAT}"
 """Likewise, for the weights of ``engine.fallback``: as its modules hold them."""
 _NAMES = "[0-9a-f]" * 32 + ".*-panels*"
 """Ours and nobody else's, of whatever ``FORMAT``: users may name any folder as the cache."""
