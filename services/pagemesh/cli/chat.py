@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
 from pagemesh.cli.client_config import ClientConfig
-from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.cli.options import check_variables, config_flags, given_flags
 from pagemesh.cli.word_wrap import WordWrap
 from pagemesh.runtime.config import load
 
@@ -24,9 +24,11 @@ _MESSAGE_COUNT_MAX = 200
 @click.command()
 @click.option("--once", metavar="TEXT", help="Ask TEXT, print the answer and exit.")
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 2), default=None)
-@click.option("--seed", type=int, default=None)
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
+              help="Longest answer.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0, 2), default=None,
+              help="0 always takes the likeliest token.  [default: the gateway's, 1]")  # fmt: skip
+@click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
 @config_flags(ClientConfig)
 def chat(
     once: str | None,
@@ -37,6 +39,7 @@ def chat(
     **arguments: Any,
 ) -> int:
     """Talk to a running mesh."""
+    check_variables()
     config = load(ClientConfig, os.environ, given_flags(arguments))
     settings: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
@@ -55,7 +58,7 @@ def chat(
 
 def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]) -> None:
     notes = Console(stderr=True, highlight=False)
-    notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim")
+    notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim", soft_wrap=True)
     messages = list(first)
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
@@ -68,6 +71,9 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
             return
         if text == "/reset":
             messages = list(first)
+            continue
+        if text.startswith("/") and " " not in text:
+            notes.print(_HELP, style="dim", soft_wrap=True)
             continue
         if not text:
             continue
@@ -102,5 +108,6 @@ def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) 
 
     answer = ask(http, {**settings, "messages": messages}, show)
     write(wrap.end() + "\n")
-    Console(stderr=True, highlight=False).print(answer.facts, style="dim", markup=False)
+    notes = Console(stderr=True, highlight=False)
+    notes.print(answer.facts, style="dim", markup=False, soft_wrap=True)
     return answer

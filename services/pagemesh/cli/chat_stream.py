@@ -20,6 +20,8 @@ from pagemesh.wire.errors import ConfigError, PagemeshError
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 120.0
 _LINE_CHARACTERS_MAX = 1 << 20
+_RATE_S_MIN = 0.1
+"""Tokens travel a few at a time: what came within less says nothing of their rate."""
 Message = dict[str, str]
 
 
@@ -44,7 +46,7 @@ class Answer:
         """One line for the user."""
         rate = ""
         rest_s = self.total_s - self.first_token_s
-        if self.completion_tokens > 1 and rest_s > 0:
+        if self.completion_tokens > 1 and rest_s >= _RATE_S_MIN:
             rate = f" ({(self.completion_tokens - 1) / rest_s:.0f}/s)"
         return (
             f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
@@ -55,14 +57,16 @@ class Answer:
 
 
 def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -> httpx.Client:
-    """An HTTP client for the gateway. Raises ``ConfigError`` for what is no URL."""
+    """An HTTP client for the gateway, whose URL may end in ``/v1`` as SDKs want it. Raises
+    ``ConfigError`` for what is no URL."""
     headers = {}
     if config.api_key.is_set:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
     if not config.url.startswith(("http://", "https://")):
         raise ConfigError(f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL")
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=config.url, headers=headers, timeout=timeout, transport=transport)
+    url = config.url.rstrip("/").removesuffix("/v1")
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
 
 
 def served_model(http: httpx.Client) -> str:

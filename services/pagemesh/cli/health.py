@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import httpx
 
-from pagemesh.wire.errors import PagemeshError
+from pagemesh.wire.errors import ConfigError, PagemeshError
 
 _TIMEOUT_S = 2.0
 
@@ -17,11 +17,15 @@ class Unhealthy(PagemeshError):
 @click.command()
 @click.argument("url")
 def health(url: str) -> int:
-    """Exit 0 when URL answers with success, 1 otherwise."""
+    """Exit 0 when URL answers with success, 1 otherwise (2 for what is no URL)."""
     try:
         status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unhealthy(f"{url}: {type(error).__name__}") from None
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        raise ConfigError(f"{url!r} is not an http:// or https:// URL") from None
+    except httpx.TimeoutException:
+        raise Unhealthy(f"{url}: no answer within {_TIMEOUT_S:.0f} s") from None
+    except httpx.HTTPError as error:
+        raise Unhealthy(f"{url}: {str(error) or type(error).__name__}") from None
     if not httpx.codes.is_success(status):
         hint = "; a gateway tells at /health/ready" if status == httpx.codes.NOT_FOUND else ""
         raise Unhealthy(f"{url}: status {status}{hint}")

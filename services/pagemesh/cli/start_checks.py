@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from pagemesh.cli.planning.formats import FORMATS, page_bytes
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.engine.coverage import refuse_unsupported
+from pagemesh.gateway.tenants import Tenants
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig
@@ -50,6 +51,7 @@ class PoolPlan:
 def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     """What can be judged before a model is fetched. Raises ``ConfigError``."""
     _ = config.telemetry.traces_url
+    _ = Tenants(config.gateway.api_keys.reveal(), config.host.secret.reveal_bytes())
     config.worker.check_supported()
     if not own_nats:
         _ = config.bus.servers

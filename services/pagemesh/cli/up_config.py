@@ -47,7 +47,9 @@ def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
         return config
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"PAGEMESH_HTTP={address!r} (--http) is not HOST:PORT")
+        raise ConfigError(
+            f"PAGEMESH_HTTP={address!r} (--http) is not HOST:PORT like 127.0.0.1:8000"
+        )
     host = host.strip("[]") or config.gateway.http_host
     gateway = replace(config.gateway, http_host=host, http_port=int(port))
     return replace(config, gateway=gateway)
@@ -61,8 +63,10 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
         port = usable_port(host, port)
     except OSError as error:
         shown = f"{host}:{port}"
+        code = error.errno or 0  # that of a failed look-up is below 0, and not the system's
+        reason = (os.strerror(code) if code > 0 else str(error.strerror)).lower()
         raise ConfigError(
-            f"cannot serve at {shown}: {os.strerror(error.errno or 0).lower()}; stop what listens "
+            f"cannot serve at {shown}: {reason}; stop what listens "
             "there or choose another address with --http HOST:PORT"
         ) from None
     return replace(config, gateway=replace(config.gateway, http_port=port))

@@ -112,6 +112,33 @@ def test_what_is_no_url_is_refused() -> None:
         client(ClientConfig(url="127.0.0.1:8000"))
 
 
+def test_a_url_as_sdks_want_it_is_taken_too() -> None:
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+
+    for url in ("http://mesh:1", "http://mesh:1/", "http://mesh:1/v1", "http://mesh:1/v1/"):
+        with client(ClientConfig(url=url), httpx.MockTransport(handler)) as http:
+            served_model(http)
+    assert seen == ["http://mesh:1/v1/models"] * 4
+
+
+def test_tokens_that_came_together_have_no_rate() -> None:
+    assert Answer("x", "stop", 1, 0, 7, 0.0700, 0.0701).facts.endswith("7 tokens in 0.07 s")
+
+
+def test_a_slip_in_a_command_is_told_and_not_asked_of_the_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, "fox")
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n/rest\n/etc/hosts is what?\n"))
+    assert run(["chat"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "fox\n" and shown.err.count("/reset forgets the conversation, /quit") == 3
+
+
 def test_an_answer_that_hit_its_limit_says_so() -> None:
     answer = Answer("x", "length", 1, 0, 5, 0.1, 0.5)
     assert answer.facts.endswith("5 tokens in 0.50 s (10/s) | stopped by length")

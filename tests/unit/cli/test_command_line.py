@@ -50,6 +50,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["up", "--device", "abacus"], "--device"),
         (["up", "--http", "nowhere"], "--http"),
         (["up", "--http", "127.0.0.1:70000"], "--http"),
+        (["health", "localhost:8000"], "'localhost:8000' is not an http:// or https:// URL"),
         (["up", "--model", "/does/not/exist"], "/does/not/exist"),
         (["up", "--model", __file__], "is a file"),
         (["up", "--pool-bytes", "512 acres"], "from 64KiB to 16TiB"),
@@ -70,7 +71,8 @@ def test_a_variable_that_nothing_reads_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGEMESH_HTTPPORT", "8000")
-    assert "PAGEMESH_HTTPPORT" in error_of(capsys, "up")
+    for command in ("up", "plan", "chat", "doctor"):
+        assert "PAGEMESH_HTTPPORT" in error_of(capsys, command)
 
 
 def test_a_wrong_variable_is_named_as_a_variable(
@@ -87,6 +89,21 @@ def test_an_occupied_port_is_named_with_what_to_do(
         port = server.getsockname()[1]
         line = error_of(capsys, "up", "--model", model, "--http", f"127.0.0.1:{port}")
     assert f"127.0.0.1:{port}" in line and "--http" in line
+
+
+def test_a_host_that_is_not_found_is_told_in_words(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    line = error_of(capsys, "up", "--model", model, "--http", "999.1.1.1:8000")
+    assert "cannot serve at 999.1.1.1:8000: name or service not known" in line
+
+
+def test_a_key_that_is_too_short_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_API_KEYS", "me:short")
+    line = error_of(capsys, "up", "--model", model, "--http", "127.0.0.1:0")
+    assert "PAGEMESH_API_KEYS" in line and "16 characters" in line
 
 
 def test_a_mesh_without_workers_is_refused(capsys: pytest.CaptureFixture[str], model: str) -> None:
