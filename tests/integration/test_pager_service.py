@@ -254,7 +254,7 @@ async def test_a_dead_worker_frees_its_pages_and_a_silent_one_is_revoked(pager: 
     await dead.open()
     await silent.open()
     await dead.admit(1, TOKENS, 48)
-    lease = await silent.admit(2, TOKENS, 48)
+    lease = await silent.admit(2, TOKENS[::-1], 48)
     dead.lock.close()
     revoke = await asyncio.wait_for(heard.get(), 10)
     for _ in range(100):
