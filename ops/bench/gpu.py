@@ -35,7 +35,7 @@ def limits() -> Limits:
     copy_ms = do_bench(lambda: target.copy_(source))
     product_ms = do_bench(lambda: square @ square)
     return Limits(
-        bytes_per_s=2 * _COPY_BYTES / copy_ms * 1e3,
+        bandwidth_bytes=2 * _COPY_BYTES / copy_ms * 1e3,
         flops_per_s=2 * _SQUARE**3 / product_ms * 1e3,
     )
 
@@ -61,7 +61,9 @@ def main() -> int:
         return 2
     torch.manual_seed(0)
     best = limits()
-    print(f"copy {best.bytes_per_s / 1e9:.0f} GB/s  product {best.flops_per_s / 1e12:.0f} TFLOP/s")
+    print(
+        f"copy {best.bandwidth_bytes / 1e9:.0f} GB/s  product {best.flops_per_s / 1e12:.0f} TFLOP/s"
+    )
     lines = []
     for name, item in items().items():
         if options.only not in name:
@@ -71,7 +73,7 @@ def main() -> int:
         lines.append(line)
     report = {
         "benchmark": "gpu", **describe(), "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "copy_gb_s": round(best.bytes_per_s / 1e9),
+        "torch": torch.__version__, "copy_gb_s": round(best.bandwidth_bytes / 1e9),
         "product_tflop_s": round(best.flops_per_s / 1e12), "results": lines,
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)

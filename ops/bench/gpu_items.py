@@ -22,9 +22,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The device's own, measured in the same run."""
+    """The device's own, measured in the same run: bytes moved and operations done a second."""
 
-    bytes_per_s: float
+    bandwidth_bytes: float
     flops_per_s: float
 
 
@@ -36,7 +36,7 @@ class Result:
     error: float
     error_max: float
     time_ms: float
-    bytes_fraction: float = 0.0
+    bandwidth_fraction: float = 0.0
     flops_fraction: float = 0.0
     beside_ms: float = 0.0
 
@@ -46,7 +46,7 @@ class Result:
             "ok": self.error <= self.error_max,
             "error": float(f"{self.error:.2g}"),
             "ms": round(self.time_ms, 4),
-            "of_bandwidth": round(self.bytes_fraction, 3),
+            "of_bandwidth": round(self.bandwidth_fraction, 3),
             "of_arithmetic": round(self.flops_fraction, 3),
             "torch_ms": round(self.beside_ms, 4),
         }
@@ -144,7 +144,8 @@ def _decode(dtype: KvDtype, sequences: int, context: int) -> Item:
         read_bytes = sequences * context * pool.layout.token_bytes
         return Result(
             difference(got, by_torch()), 0.03, ms,
-            bytes_fraction=read_bytes / ms * 1e3 / best.bytes_per_s, beside_ms=timed_ms(by_torch),
+            bandwidth_fraction=read_bytes / ms * 1e3 / best.bandwidth_bytes,
+            beside_ms=timed_ms(by_torch),
         )  # fmt: skip
 
     return run
@@ -195,7 +196,9 @@ def _kv_write(dtype: KvDtype) -> Item:
         ms = timed_ms(lambda: kv_write(k, v, pool, 0, slots))
         moved_bytes = 8192 * pool.layout.token_bytes + k.nbytes + v.nbytes
         # A code may fall either way where a quotient differs in its last bit.
-        return Result(wrong, 1e-4, ms, bytes_fraction=moved_bytes / ms * 1e3 / best.bytes_per_s)
+        return Result(
+            wrong, 1e-4, ms, bandwidth_fraction=moved_bytes / ms * 1e3 / best.bandwidth_bytes
+        )
 
     return run
 
@@ -210,7 +213,7 @@ def _page_copy(best: Limits) -> Result:
     pages = pool.memory.view(128, -1)
     wrong = float((pages[:64] != pages[64:]).float().mean())
     ms = timed_ms(lambda: page_copy(pool, copies))
-    return Result(wrong, 0.0, ms, pool.memory.nbytes / ms * 1e3 / best.bytes_per_s)
+    return Result(wrong, 0.0, ms, pool.memory.nbytes / ms * 1e3 / best.bandwidth_bytes)
 
 
 def _rows(*shape: int) -> Tensor:
@@ -225,7 +228,7 @@ def _rms_norm(best: Limits) -> Result:
     expected = reference.rms_norm(x.float(), weight.float(), 1e-6)
     ms = timed_ms(lambda: rms_norm(x, weight, 1e-6))
     error = difference(rms_norm(x, weight, 1e-6), expected)
-    return Result(error, 0.01, ms, 2 * x.nbytes / ms * 1e3 / best.bytes_per_s)
+    return Result(error, 0.01, ms, 2 * x.nbytes / ms * 1e3 / best.bandwidth_bytes)
 
 
 def _add_rms_norm(best: Limits) -> Result:
@@ -236,7 +239,7 @@ def _add_rms_norm(best: Limits) -> Result:
     expected = reference.add_rms_norm(x.clone(), addend, weight, 1e-6)
     error = difference(add_rms_norm(x.clone(), addend, weight, 1e-6), expected)
     ms = timed_ms(lambda: add_rms_norm(x, addend, weight, 1e-6))
-    return Result(error, 0.01, ms, 4 * x.nbytes / ms * 1e3 / best.bytes_per_s)
+    return Result(error, 0.01, ms, 4 * x.nbytes / ms * 1e3 / best.bandwidth_bytes)
 
 
 def _silu_mul(best: Limits) -> Result:
@@ -246,7 +249,7 @@ def _silu_mul(best: Limits) -> Result:
     x = _rows(8192, 2 * 11008)
     error = difference(silu_mul(x), reference.silu_mul(x.float()))
     ms = timed_ms(lambda: silu_mul(x))
-    return Result(error, 0.01, ms, 1.5 * x.nbytes / ms * 1e3 / best.bytes_per_s)
+    return Result(error, 0.01, ms, 1.5 * x.nbytes / ms * 1e3 / best.bandwidth_bytes)
 
 
 def _step(batch: int) -> Item:
@@ -272,7 +275,7 @@ def _step(batch: int) -> Item:
         linear = [(d.qkv, d.output, d.gate_up, d.down) for d in weights.layers]
         read_bytes = sum(one.weight.nbytes for layer in linear for one in layer)
         read_bytes += weights.head.weight.nbytes
-        fraction = read_bytes / ms * 1e3 / best.bytes_per_s
+        fraction = read_bytes / ms * 1e3 / best.bandwidth_bytes
         return Result(error, 0.02, ms, fraction, beside_ms=plain_ms)
 
     return run
