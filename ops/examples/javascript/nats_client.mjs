@@ -3,6 +3,8 @@
 //     npm install
 //     node nats_client.mjs [--nats URL] [--model NAME] [--max-tokens N] "your question"
 //
+// The URL may stand in PAGEMESH_NATS too, where it shows in no list of processes:
+// PAGEMESH_NATS=$(cat FILE) with the file that `pagemesh up` names as its NATS door.
 // With API keys configured, set PAGEMESH_API_KEY.
 
 import { parseArgs } from "node:util";
@@ -68,12 +70,21 @@ function show(chunk) {
   }
 }
 
-const connection = await connect({ servers: values.nats });
+// The library takes user and password beside the URL, not in it.
+function server(text) {
+  const url = new URL(text.includes("://") ? text : `nats://${text}`);
+  const user = decodeURIComponent(url.username);
+  const pass = decodeURIComponent(url.password);
+  return { servers: url.host, ...(user && { user, pass }), ...(url.protocol === "tls:" && { tls: {} }) };
+}
+
+let connection;
 try {
+  connection = await connect(server(values.nats));
   await chat(connection, values.model || (await firstModel(connection)));
 } catch (error) {
   console.error(error.message);
   process.exitCode = 1;
 } finally {
-  await connection.close();
+  await connection?.close();
 }

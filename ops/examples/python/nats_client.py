@@ -2,6 +2,8 @@
 
     python nats_client.py [--nats URL] [--model NAME] [--max-tokens N] "your question"
 
+The URL may stand in PAGEMESH_NATS too, where it shows in no list of processes:
+PAGEMESH_NATS=$(cat FILE) with the file that ``pagemesh up`` names as its NATS door.
 With API keys configured, set PAGEMESH_API_KEY.
 """
 
@@ -18,6 +20,7 @@ import nats
 CHAT = "pagemesh.v1.chat.completions"
 MODELS = "pagemesh.v1.models"
 SILENCE_S_MAX = 60
+CONNECT_S_MAX = 5
 
 
 async def main() -> int:
@@ -30,7 +33,13 @@ async def main() -> int:
 
     key = os.environ.get("PAGEMESH_API_KEY", "")
     headers = {"authorization": f"Bearer {key}"} if key else None
-    client = await nats.connect(arguments.nats)
+    try:
+        async with asyncio.timeout(CONNECT_S_MAX):  # left alone, the library tries on and on
+            client = await nats.connect(arguments.nats, error_cb=quiet)
+    except (OSError, nats.errors.Error) as error:
+        reason = str(error) or f"no connection in {CONNECT_S_MAX} s"
+        print(f"cannot reach NATS: {reason}", file=sys.stderr)
+        return 1
     try:
         model = arguments.model
         if not model:
@@ -46,6 +55,10 @@ async def main() -> int:
         return await stream(client, body, headers)
     finally:
         await client.close()
+
+
+async def quiet(_error: Exception) -> None:
+    """What is wrong with the connection is raised as well."""
 
 
 async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, str] | None) -> int:

@@ -155,7 +155,8 @@ class Guard:
                 await send_error(labelled, error)
         except HTTPException as error:  # the router's: a path that does not take this method
             if not started:
-                shown = ApiError(error.status_code, "this path does not take this method")
+                allowed = (error.headers or {}).get("Allow", "another method")
+                shown = ApiError(error.status_code, f"this path takes {allowed}")
                 headers_kept = {**shown.headers, **(error.headers or {})}
                 body = shown.body()
                 await send_json(labelled, body, status=shown.status, headers=headers_kept)

@@ -45,6 +45,8 @@ from pagemesh.runtime.version import VERSION
 from pagemesh.wire.errors import ConfigError
 
 CONNECTIONS_BACKLOG = 1_024
+PATH_SHOWN_MAX = 100
+"""Characters of an unknown path that its error repeats."""
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -255,8 +257,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _nothing_here(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise ApiError(404, "there is nothing at this path", code="unknown_url")
+async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
+    path: str = scope["path"]
+    hint = "" if path.startswith("/v1/") else "; OpenAI's paths begin with /v1, e.g. /v1/models"
+    message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}{hint}"
+    raise ApiError(404, message, code="unknown_url")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -153,6 +153,8 @@ def parse_detokenize(body: bytes) -> DetokenizeBody:
 
 def decode(body: bytes, kind: type[S]) -> S:
     """``body`` as ``kind``; raises ``ApiError`` that says where it is wrong."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -65,6 +65,13 @@ async def test_the_python_client_tells_an_error_over_nats(
     assert code == 1 and "does not exist" in errors
 
 
+async def test_the_python_client_tells_in_one_line_that_nobody_is_there() -> None:
+    script = str(EXAMPLES / "python" / "nats_client.py")
+    code, out, errors = await run(sys.executable, script, "--nats", "nats://127.0.0.1:1", QUESTION)
+    assert (code, out) == (1, "") and errors.startswith("cannot reach NATS: ")
+    assert len(errors.splitlines()) == 1
+
+
 async def test_the_python_client_chats_over_http(mesh: FakeMesh) -> None:
     answers(mesh, "hello, web")
     script = str(EXAMPLES / "python" / "openai_client.py")

@@ -96,7 +96,11 @@ async def test_a_body_above_the_limit_is_413(
 async def test_unknown_paths_and_methods_are_told_in_the_same_form(http: httpx.AsyncClient) -> None:
     missing = await http.get("/v1/nothing")
     assert missing.status_code == 404 and error_of(missing)["code"] == "unknown_url"
+    assert "'/v1/nothing'" in missing.text
+    without_v1 = await http.post("/chat/completions", json={})
+    assert without_v1.status_code == 404 and "begin with /v1" in without_v1.text
     wrong = await http.get(CHAT)
+    assert error_of(wrong)["message"] == "this path takes POST"
     assert wrong.status_code == 405 and error_of(wrong)["type"] == "invalid_request_error"
     assert wrong.headers["allow"] == "POST"
 

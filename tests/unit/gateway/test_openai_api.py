@@ -131,6 +131,12 @@ def test_every_parameter_of_the_openai_sdk_is_known_here() -> None:
     assert asked - {field.name for field in msgspec.structs.fields(CompletionBody)} == set()
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_told_to_be_empty(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is empty"):
+        parse_chat(body, served="m")
+
+
 def test_a_parameter_nobody_knows_is_refused_by_name() -> None:
     for ask in (chat, completion):
         with pytest.raises(ApiError) as caught:
