@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 import uvloop
+from hypothesis import HealthCheck, settings
 from tests.support.leaks import own_descendants, pool_files
 from tests.support.otlp import Receiver, ReceiverServer
 
@@ -23,6 +24,11 @@ from pagemesh.runtime.settings import BusConfig
 
 # Kernels for a GPU run in Triton's interpreter, which is chosen when triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes says how busy the machine is, and on a fresh clone the first text
+# takes a second: hypothesis reads Unicode's tables then. Every test has a time limit anyway.
+settings.register_profile("pagemesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pagemesh")
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
