@@ -11,7 +11,7 @@ import pytest
 from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.nats_server import NatsServer, free_port
 from pagemesh.runtime.settings import BusConfig
-from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Fault, Malformed
+from pagemesh.wire.errors import Busy, ConfigError, DeadlineExceeded, Disconnected, Fault, Malformed
 
 
 class Echo:
@@ -132,6 +132,20 @@ async def test_a_frozen_server_is_noticed_within_three_seconds(nats_server: Nats
         finally:
             nats_server.thaw()
         assert await asks_until_answered(bus, "t.echo", timeout_ms=10_000) == b"x"
+
+
+async def test_a_server_answers_nothing_once_it_was_frozen(nats_server: NatsServer) -> None:
+    """Each of its threads stands, also those that were about to answer (one in fifty did)."""
+    async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+        await bus.subscribe("t.echo", Echo())
+        for _ in range(100):
+            await bus.request("t.echo", b"", timeout_ms=2_000)
+            nats_server.freeze()
+            try:
+                with pytest.raises(DeadlineExceeded):
+                    await bus.request("t.echo", b"", timeout_ms=15)
+            finally:
+                nats_server.thaw()
 
 
 async def test_a_frozen_server_is_noticed_with_every_buffer_full(nats_server: NatsServer) -> None:

@@ -128,8 +128,13 @@ class NatsServer:
             process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP: alive, connected and silent."""
+        """SIGSTOP: alive, connected and silent once this returns.
+
+        ``kill`` comes back while threads still run, and one may answer a last request; the
+        parent is told when all of them stand.
+        """
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
