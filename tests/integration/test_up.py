@@ -139,7 +139,8 @@ def test_an_unsupported_architecture_is_named(environ: dict[str, str], tmp_path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         source = Path(environ["PAGEMESH_MODEL"]) / name
         (folder / name).write_bytes(source.read_bytes())
-    check_refused(["up", "--model", str(folder)], environ, "GPT2LM", "decoders that generate text are")
+    flags = ["--model", str(folder)]
+    check_refused(["up", *flags], environ, "GPT2LM", "decoders that generate text are")
 
 
 @pytest.mark.slow
