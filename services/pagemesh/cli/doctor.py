@@ -121,6 +121,5 @@ def _limits(_config: ServiceConfig) -> str:
 
 
 def _model(config: ServiceConfig) -> str:
-    found = find_model(config.worker.model)
-    check_model(found.path)
+    found = find_model(config.worker.model, inspect=check_model)
     return f"{found.name} in {found.path}"

@@ -105,7 +105,6 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         worker=replace(config.worker, model=str(found.path), model_name=name),
         pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
     )
-    check_model(found.path)
     shape, folder = known_shape(found.path), config.host.pool_dir
     pool = None if shape is None else plan_pool(config, shape)
     wanted_bytes = config.pager.pool_bytes if pool is None else pool.form.file_bytes

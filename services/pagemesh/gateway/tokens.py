@@ -6,7 +6,6 @@ loaded here. The folder must have a ``tokenizer.json``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from pagemesh.gateway.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.stops import StopMatcher
 from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
 from pagemesh.gateway.token_bytes import bytes_per_token_max
-from pagemesh.runtime.model_folder import tokenizer_file
+from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
-JSON_BYTES_MAX = 256 << 20
 _LONG_CHARS = 2_048
 """From here on waking another thread costs less than it saves."""
 _SPECIAL_NAMES = (
@@ -152,17 +150,7 @@ BYTE_LETTERS = frozenset(_BYTE_OF)
 
 def _json(path: Path) -> dict[str, Any]:
     """The object in ``path``, empty when there is no such file. Raises ``ConfigError``."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > JSON_BYTES_MAX:
-        raise ConfigError(f"{path} is too large")
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}"[:500]) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return value
+    return read_config(path) if path.is_file() else {}
 
 
 def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:

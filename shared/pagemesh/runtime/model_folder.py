@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from pagemesh.wire.errors import ConfigError
 
@@ -29,8 +28,17 @@ class ModelFolder:
 
 def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -> ModelFolder:
     """The folder of ``model``; empty text means the bundled demo model. A hub id is
-    downloaded once; ``inspect`` may refuse its description before the weights follow, which
-    are gigabytes. Raises ``ConfigError`` when there is nothing of that name."""
+    downloaded once. ``inspect`` may refuse the folder, that of a hub id before the weights
+    follow, which are gigabytes. Raises ``ConfigError`` when there is nothing of that name."""
+    here = _on_this_machine(model)
+    described = _download(model, _HUB_DESCRIPTION) if here is None else here.path
+    if inspect is not None:
+        inspect(described)
+    return here or ModelFolder(_download(model, _HUB_DESCRIPTION + _HUB_WEIGHTS), model)
+
+
+def _on_this_machine(model: str) -> ModelFolder | None:
+    """None: ``model`` is a hub id."""
     if not model:
         return ModelFolder(_demo_folder(), DEMO_NAME)
     folder = Path(model).expanduser()
@@ -42,10 +50,7 @@ def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -
         raise ConfigError(f"model {model}: is a file; name the folder it is in")
     if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
-    described = _download(model, _HUB_DESCRIPTION)
-    if inspect is not None:
-        inspect(described)
-    return ModelFolder(_download(model, _HUB_DESCRIPTION + _HUB_WEIGHTS), model)
+    return None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -53,10 +58,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
             raise ConfigError(f"model {path}: is no configuration, it is far too large")
-        config: Any = msgspec.json.decode(path.read_bytes())
+        config: Any = json.loads(path.read_bytes())  # transformers writes Infinity too
     except OSError as error:
         raise ConfigError(f"model {path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"model {path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"model {path}: holds no JSON object")

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from tests.support.model_files import write_model_files
 
-from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.model_folder import find_model, read_config
 from pagemesh.wire.errors import ConfigError
 
 
@@ -55,3 +55,23 @@ def test_a_hub_model_that_is_not_there_is_one_sentence(hub: Hub) -> None:
         find_model("someone/else")
     assert "not to be had from the hub (404: no such repository)" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_on_this_machine_is_judged_too(tmp_path: Path) -> None:
+    judged: list[Path] = []
+    found = find_model(str(write_model_files(tmp_path / "tiny")), inspect=judged.append)
+    assert judged == [found.path]
+
+
+def test_a_configuration_is_read_with_numbers_that_are_python_and_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"limit": Infinity, "length": 1000000000000000019884624838656}')
+    assert read_config(path) == {"limit": float("inf"), "length": 1000000000000000019884624838656}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a":' + "[" * 200_000])
+def test_what_is_no_configuration_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json: (cannot be read as|holds no) JSON"):
+        read_config(path)
