@@ -6,7 +6,6 @@ Only safetensors are read: they are mapped, not loaded, and hold nothing but num
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -17,10 +16,9 @@ from typing import Any, Self
 import torch
 
 from pagemesh.engine.files import write_atomically
+from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 _TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
@@ -101,15 +99,7 @@ class Checkpoint:
 
 
 def _weight_paths(folder: Path) -> list[Path]:
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"model {index}: broken index: {error}") from None
-        paths = [folder / str(name) for name in names]
-    else:
-        paths = [folder / SINGLE_NAME]
+    paths = weight_files(folder)
     for path in paths:
         if not path.is_file():
             raise ConfigError(

@@ -12,6 +12,8 @@ from typing import Any
 from pagemesh.wire.errors import ConfigError
 
 CONFIG_BYTES_MAX = 16 << 20
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
 DEMO_NAME = "pagemesh-demo"
 _PACKAGED = "demo_model"
 _HUB_DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -74,6 +76,19 @@ def tokenizer_file(folder: Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; save the tokenizer as a fast one there")
     return path
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that the model's weights are in, whether they are there or not. Raises
+    ``ConfigError`` for a broken index."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return [folder / SINGLE_NAME]
+    try:
+        names = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {index}: broken index: {error}") from None
+    return [folder / name for name in names]
 
 
 def is_hub_id(model: str) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
+from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
-_HEADER_BYTES_MAX = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,9 @@ def weights_of(folder: Path, config: Config, shape: ModelShape, dtype: str) -> W
     files.
     """
     item_bytes = DTYPE_BYTES[dtype]
-    names = _file_names(folder)
-    if names and all((folder / name).is_file() for name in names):
-        stored = sum(_element_count(folder / name) for name in names)
+    files = weight_files(folder)
+    if files and all(path.is_file() for path in files):
+        stored = sum(map(_element_count, files))
         return Weights(stored * item_bytes, f"{dtype}, {_short(stored)} parameters, from its files")
     if config.get("quantization_config"):
         return None
@@ -84,27 +82,12 @@ def _count(config: Config, name: str) -> int:
     return value
 
 
-def _file_names(folder: Path) -> list[str]:
-    index = folder / _INDEX
-    if not index.is_file():
-        return [_SINGLE] if (folder / _SINGLE).is_file() else []
-    try:
-        return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model {index}: broken index: {error}") from None
-
-
 def _element_count(path: Path) -> int:
     """Of all tensors of a safetensors file, read from its header alone."""
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _HEADER_BYTES_MAX:
-                raise ValueError("its header is beyond all measure")
-            header: dict[str, Any] = json.loads(file.read(length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return sum(math.prod(tensor["shape"]) for tensor in tensors)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        with safe_open(path, framework="numpy") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    except (OSError, SafetensorError) as error:
         raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
 
 
