@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pagemesh.cli.options import check_variables
+from pagemesh.cli.param_types import Counts, Size
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.report import json_report, text_report
@@ -19,41 +20,10 @@ from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
 from pagemesh.runtime.settings import PagerConfig, WorkerConfig
-from pagemesh.runtime.sizes import parse_size
 from pagemesh.wire.errors import ConfigError
 
-
-class Size(click.ParamType[int]):
-    """A size such as ``512MiB`` or ``8GB``."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Lengths(click.ParamType[tuple[int, ...]]):
-    """Token counts with commas."""
-
-    name = "lengths"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 31 for part in parts):
-            self.fail(f"{str(value)[:80]!r} is not token counts such as 800,2300,3900", param, ctx)
-        return tuple(map(int, parts))
-
-
-_SIZE, _LENGTHS, _TOKENS = Size(), Lengths(), click.IntRange(1, 1 << 31)
+_SIZE, _TOKENS = Size(), click.IntRange(1, 1 << 31)
+_LENGTHS = Counts(1, 1 << 31, "token counts such as 800,2300,3900")
 
 
 @click.command()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 
+from pagemesh.cli.param_types import Counts
 from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
 from pagemesh.cli.replaying.pager import hit_rate
 from pagemesh.cli.replaying.report import Scores, json_report, save_plot, text_report
@@ -17,33 +17,14 @@ from pagemesh.cli.replaying.trace import Trace, read_trace
 from pagemesh.pager.eviction import POLICIES
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
-CAPACITY_MAX = 1 << 24
-
-
-class Capacities(click.ParamType[tuple[int, ...]]):
-    """Block counts with commas."""
-
-    name = "capacities"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
-        if not all(p.isascii() and p.isdigit() and 1 < int(p) <= CAPACITY_MAX for p in parts):
-            self.fail(
-                f"{str(value)[:80]!r} is not block counts such as 1000,10000 (2 to {CAPACITY_MAX})",
-                param, ctx,
-            )  # fmt: skip
-        return tuple(map(int, parts))
+_CAPACITIES = Counts(2, 1 << 24, "block counts such as 1000,10000")
 
 
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--policy", "policies", multiple=True, type=click.Choice([*POLICIES, "all"]),
               help="An eviction policy; may be repeated.  [default: learned, lru]")  # fmt: skip
-@click.option("--capacity", type=Capacities(), default=CAPACITIES, metavar="N,N,...",
+@click.option("--capacity", type=_CAPACITIES, default=CAPACITIES,
               help="Blocks that the cache holds.  [default: 1000 to 100000]")  # fmt: skip
 @click.option("--score-last", type=click.FloatRange(0, 1, min_open=True), default=1.0,
               metavar="SHARE", help="Score only this last share of the requests; those before "

@@ -77,6 +77,7 @@ def test_a_malformed_line_is_one_line_that_names_it_and_exit_code_2(
     [
         (["nowhere.jsonl"], "nowhere.jsonl"),
         (["x", "--capacity", "10,many"], "'10,many'"),
+        (["x", "--capacity", "10,1"], "'10,1' is not block counts such as 1000,10000 (2 to"),
         (["x", "--policy", "mru"], "mru"),
         (["x", "--score-last", "0"], "--score-last"),
     ],

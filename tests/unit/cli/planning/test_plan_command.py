@@ -160,6 +160,7 @@ def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
         (["{folder}", "--tensor-parallel", "3"], "--tensor-parallel 3"),
         (["{folder}", "--lengths", "1,-2"], "--lengths"),
         (["{folder}", "--lengths", ""], "--lengths"),
+        (["{folder}", "--lengths", "9" * 5_000], "token counts such as 800,2300,3900 (1 to"),
         (["{folder}", "--share", "0"], "--share"),
         (["{folder}/broken.json"], "cannot be read as JSON"),
         (["{folder}/list.json"], "holds no JSON object"),

@@ -1,0 +1,54 @@
+"""Kinds of values that commands take beside settings: a size, a list of counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pagemesh.runtime.sizes import parse_size
+
+_DIGITS_MAX = 12
+
+
+class Size(click.ParamType[int]):
+    """A size such as ``512MiB`` or ``8GB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Counts with commas, each from ``minimum`` to ``maximum``; ``example`` says of what."""
+
+    name = "n,n,..."
+
+    def __init__(self, minimum: int, maximum: int, example: str) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
+        self._example = example
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(map(self._is_count, parts)):
+            self.fail(
+                f"{str(value)[:80]!r} is not {self._example} "
+                f"({self._minimum} to {self._maximum})", param, ctx,
+            )  # fmt: skip
+        return tuple(map(int, parts))
+
+    def _is_count(self, text: str) -> bool:
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+            return False
+        return self._minimum <= int(text) <= self._maximum
