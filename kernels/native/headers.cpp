@@ -95,14 +95,6 @@ PM_EXPORT uint64_t pm_check_word(const uint64_t* header, long header_words) {
   return check_word(header, header_words);
 }
 
-PM_EXPORT void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
-                                  const uint64_t* bodies, long count) {
-  for (long n = 0; n < count; ++n) {
-    publish(table + static_cast<long>(pages[n]) * header_words, bodies + n * header_words,
-            header_words);
-  }
-}
-
 PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
                                 long extent_count, const uint64_t* sequences,
                                 const uint32_t* tokens) {
@@ -141,13 +133,6 @@ PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, 
     }
   }
   return 0;
-}
-
-PM_EXPORT void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,
-                                     const uint64_t* state_words, long count) {
-  for (long n = 0; n < count; ++n) {
-    store_release(table + static_cast<long>(pages[n]) * header_words, state_words[n]);
-  }
 }
 
 PM_EXPORT long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages,

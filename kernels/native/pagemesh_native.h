@@ -20,12 +20,8 @@ int pm_level(void);
 void pm_lend_threads(void* parallel, void* index, void* count, void* barrier);
 
 // --- Page headers (see pagemesh/wire/pool_format.py) -----------------------------------------
-// `words` below is a header without its state word: 7 words, then the token words.
+// Over all words but the state word and its own.
 uint64_t pm_check_word(const uint64_t* header, long header_words);
-// Writes `count` headers: INVALID, body, check word, state (release). `bodies` holds one header
-// of `header_words` words per page; word 0 is the state word to end with, word 7 is computed.
-void pm_headers_publish(uint64_t* table, long header_words, const uint32_t* pages,
-                        const uint64_t* bodies, long count);
 // What the headers of a list of pages have in common. Identities and, unless given one by one,
 // sequences count up from page to page; each page's parent is the one before it. An identity of
 // 0 is none, and stays.
@@ -41,17 +37,15 @@ typedef struct {
   uint64_t root;
   long token_count;  // in each header
 } PmHeaderRun;
-// Writes the headers of `extents`, pairs of (first page, page count), as pm_headers_publish does.
-// `sequences`: one a page, or null. `tokens`: token_count a page. Returns 0; -1 when the tokens do
-// not fit; 1 + the index of the first extent that is not in the pool. Then nothing is written.
+// Writes the headers of `extents`, pairs of (first page, page count), one after the other:
+// INVALID, body, check word, state (release). `sequences`: one a page, or null. `tokens`:
+// token_count a page. Returns 0; -1 when the tokens do not fit; 1 + the index of the first extent
+// that is not in the pool. Then nothing is written.
 long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                       const uint64_t* sequences, const uint32_t* tokens);
-// The same for state words alone; bodies stay.
+// The same for state words alone (release); bodies stay.
 long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                      const uint64_t* sequences);
-// Stores state words with release order; bodies stay.
-void pm_headers_set_states(uint64_t* table, long header_words, const uint32_t* pages,
-                           const uint64_t* state_words, long count);
 // How many pages from the start are HELD or COMMITTED with a sequence of at most `granted_at`.
 // A header that is being rewritten under such a sequence is waited for, boundedly.
 long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages, long count,

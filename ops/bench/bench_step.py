@@ -43,13 +43,13 @@ from pagemesh.engine.weights import DecoderWeights
 from pagemesh.engine.worker.plan import Sample, StepPlan, StepRow
 from pagemesh.kernels.decoder_step import phases
 from pagemesh.kernels.dispatch import native
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.kernels.ops import PackedLinear, PageLayout, identity
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pool_format import HeaderState, PoolFormat
-from pagemesh.wire.tokens import U32
+from pagemesh.wire.tokens import U32, pack_extents
 from pagemesh.wire.work_messages import Sampling
 
 CONTEXT_TOKENS, PAGE_SIZE, BATCH_MAX = 512, 16, 32
@@ -151,14 +151,9 @@ class Bench:
 
 def grant(file: PoolFile, pages: U32) -> None:
     """Headers and leases as a pager would write them, one lease a sequence."""
-    words, small = np.zeros(len(pages), np.uint64), np.zeros(len(pages), np.uint32)
-    file.headers.publish(
-        HeaderBatch(
-            pages=pages, states=np.full(len(pages), HeaderState.HELD, np.uint8),
-            sequences=np.full(len(pages), GRANTED_AT, np.uint64), identities=words,
-            parents=words, writers=words, roots=small, counts=small,
-            tokens=np.zeros((len(pages), PAGE_SIZE), np.uint32),
-        )
+    HeaderWriter(file.headers).write(
+        pack_extents(pages), HeaderState.HELD, np.full(len(pages), GRANTED_AT, np.uint64),
+        writer=0, root=0,
     )  # fmt: skip
     for lease in range(1, BATCH_MAX + 1):
         file.headers.set_lease_word(lease, lease)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.header_writer import HeaderWriter
+from pagemesh.kernels.native.headers import HeaderTable
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.wire.pool_format import HeaderState, PoolFormat
+from pagemesh.wire.tokens import pack, pack_extents
 
 PAGE_SIZE = 16
 
@@ -23,28 +24,19 @@ def pool_path(folder: Path, name: str = "test") -> Path:
     return folder / f"{name}.pool"
 
 
-def headers(
+def write_headers(
+    table: HeaderTable,
     pages: Sequence[int],
     *,
     sequence: int,
     state: HeaderState = HeaderState.HELD,
     mark: int = 1,
-) -> HeaderBatch:
-    """Headers whose every word follows from ``mark``, so that two marks differ in all words."""
+) -> None:
+    """Headers whose every word follows from ``mark``, so that two marks differ in all words.
+    Identities count up from ``1000 * mark + 1``."""
     count = len(pages)
-
-    def words(offset: int) -> NDArray[np.uint64]:
-        return np.full(count, mark * 1000 + offset, np.uint64)
-
-    return HeaderBatch(
-        pages=np.asarray(pages, np.uint32),
-        states=np.full(count, state, np.uint8),
-        sequences=np.full(count, sequence, np.uint64),
-        identities=words(1),
-        parents=words(2),
-        writers=words(3),
-        roots=np.full(count, mark, np.uint32),
-        counts=np.full(count, PAGE_SIZE, np.uint32),
-        tokens=np.full((count, PAGE_SIZE), mark, np.uint32),
-        checksums=words(5),
-    )
+    HeaderWriter(table).write(
+        pack_extents(pages), state, np.full(count, sequence, np.uint64), writer=1000 * mark + 3,
+        root=mark, first_identity=1000 * mark + 1, parent=1000 * mark + 2,
+        tokens=pack([mark] * count * table.form.page_size), token_count=table.form.page_size,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Headers written list by list are the headers that would be written one by one."""
+"""Headers written list by list are, word by word, those that the pool's format asks for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.kernels.pools import PAGE_SIZE
 
 from pagemesh.kernels.native.header_writer import HeaderWriter
-from pagemesh.kernels.native.headers import HeaderBatch, HeaderTable
-from pagemesh.wire.pool_format import HeaderState, PoolFormat
+from pagemesh.kernels.native.headers import HeaderTable, address_of
+from pagemesh.kernels.native.library import library
+from pagemesh.wire.pool_format import SEQUENCE_BITS, HeaderState, PoolFormat
 from pagemesh.wire.tokens import pack_extents
 
 PAGES = 64
@@ -21,6 +23,14 @@ def table_for(page_size: int = PAGE_SIZE) -> HeaderTable:
     return HeaderTable(np.zeros(form.file_bytes, np.uint8), form)
 
 
+def words_of(table: HeaderTable) -> NDArray[np.uint64]:
+    """The header words of every page, to be written to."""
+    form = table.form
+    section = table.mapped[form.headers_offset : form.headers_offset + PAGES * form.header_bytes]
+    words: NDArray[np.uint64] = section.view(np.uint64).reshape(PAGES, form.header_words)
+    return words
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, PAGES - 1), unique=True, max_size=20),
@@ -29,7 +39,7 @@ def table_for(page_size: int = PAGE_SIZE) -> HeaderTable:
     st.booleans(),
     st.integers(0, 2**40),
 )
-def test_a_list_of_headers_is_written_as_each_of_them_would_be(
+def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
     ids: list[int], page_size: int, counting: bool, filled: bool, first: int
 ) -> None:
     pages, count = np.array(ids, np.uint32), len(ids)
@@ -40,22 +50,23 @@ def test_a_list_of_headers_is_written_as_each_of_them_would_be(
     parents = np.append(np.uint64(7), identities[:-1])[:count] * np.uint64(filled)
     tokens = np.arange(count * page_size, dtype=np.uint32).reshape(count, page_size) + 5
     tokens *= np.uint32(filled)
-    one, other = table_for(page_size), table_for(page_size)
-    one.publish(
-        HeaderBatch(
-            pages, np.full(count, HeaderState.COMMITTED, np.uint8), sequences, identities,
-            parents, np.full(count, 9, np.uint64), np.full(count, 3, np.uint32),
-            np.full(count, page_size * filled, np.uint32), tokens,
-        )
-    )  # fmt: skip
-    HeaderWriter(other).write(
+    table = table_for(page_size)
+    HeaderWriter(table).write(
         pack_extents(pages), HeaderState.COMMITTED,
         range(first, first + count) if counting else sequences, writer=9, root=3,
         first_identity=first + 100 if filled else 0, parent=7 if filled else 0,
         tokens=tokens.tobytes() if filled else b"", token_count=page_size if filled else 0,
     )  # fmt: skip
-    assert np.array_equal(one.mapped, other.mapped)
-    found = other.scan()
+    wanted = table_for(page_size)
+    headers = words_of(wanted)
+    headers[pages, 0] = (HeaderState.COMMITTED << SEQUENCE_BITS) + sequences
+    headers[pages, 1], headers[pages, 2], headers[pages, 3] = identities, parents, 9
+    headers[pages, 4] = 3 + (page_size * filled << 32)
+    headers[:, 8:].view(np.uint32)[pages, :page_size] = tokens
+    for page in ids:
+        headers[page, 7] = library().pm_check_word(address_of(headers[page]), headers.shape[1])
+    assert np.array_equal(table.mapped, wanted.mapped)
+    found = table.scan()
     assert not found.torn[pages].any()
     assert found.batch.sequences[pages].tolist() == sequences.tolist()
 

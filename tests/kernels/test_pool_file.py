@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.kernels.pools import headers, pool_path, superblock
+from tests.kernels.pools import pool_path, superblock, write_headers
 
 from pagemesh.kernels.native.locks import HolderLock, holder_is_dead
 from pagemesh.kernels.native.pool_file import PoolFile
@@ -34,7 +34,7 @@ def test_a_new_pool_is_private_whole_and_free(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_the_pager_wrote_and_the_reverse(tmp_path: Path) -> None:
     with PoolFile.create(pool_path(tmp_path), superblock()) as pager:
-        pager.headers.publish(headers([1], sequence=5))
+        write_headers(pager.headers, [1], sequence=5)
         with PoolFile.attach(pager.path) as worker:
             assert worker.superblock == pager.superblock
             assert worker.headers.fresh_count(np.array([1], np.uint32), 5) == 1
@@ -45,7 +45,7 @@ def test_a_worker_reads_what_the_pager_wrote_and_the_reverse(tmp_path: Path) -> 
 def test_an_adopted_pool_keeps_its_headers_and_never_lowers_its_epoch(tmp_path: Path) -> None:
     with PoolFile.create(pool_path(tmp_path), superblock()) as first:
         assert first.bump_epoch() == 1
-        first.headers.publish(headers([7], sequence=9))
+        write_headers(first.headers, [7], sequence=9)
     with PoolFile.adopt(pool_path(tmp_path)) as second:
         assert second.bump_epoch() == 2
         assert second.headers.scan(7, 1).batch.sequences.tolist() == [9]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.runtime import rpc
@@ -126,14 +126,9 @@ class ScriptPager:
         taken = [self._free.pop(-1 if index % 2 else 0) for index in range(count)]
         pages = np.array(taken, np.uint32)
         self._sequence += 1
-        words, small = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
-        self.file.headers.publish(
-            HeaderBatch(
-                pages=pages, states=np.full(count, HeaderState.HELD, np.uint8),
-                sequences=np.full(count, self._sequence, np.uint64), identities=words,
-                parents=words, writers=words, roots=small, counts=small,
-                tokens=np.zeros((count, self._page_size), np.uint32),
-            )
+        HeaderWriter(self.file.headers).write(
+            pack_extents(pages), HeaderState.HELD, np.full(count, self._sequence, np.uint64),
+            writer=0, root=0,
         )  # fmt: skip
         return pages
 

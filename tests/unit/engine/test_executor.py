@@ -18,14 +18,14 @@ from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.worker.plan import RowResult, Sample, StepPlan, StepResult, StepRow
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.wire.errors import Stale
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import SessionOpened
 from pagemesh.wire.pool_format import HeaderState, PoolFormat
-from pagemesh.wire.tokens import U32
+from pagemesh.wire.tokens import U32, pack_extents
 from pagemesh.wire.work_messages import Sampling
 
 PAGE_COUNT = 256
@@ -60,15 +60,9 @@ class Host:
         return table
 
     def publish(self, table: U32, sequence: int) -> None:
-        count, size = len(table), self.model.layout.page_size
-        words, small = np.zeros(count, np.uint64), np.zeros(count, np.uint32)
-        self.file.headers.publish(
-            HeaderBatch(
-                pages=table, states=np.full(count, HeaderState.HELD, np.uint8),
-                sequences=np.full(count, sequence, np.uint64), identities=words, parents=words,
-                writers=words, roots=small, counts=small,
-                tokens=np.zeros((count, size), np.uint32),
-            )
+        HeaderWriter(self.file.headers).write(
+            pack_extents(table), HeaderState.HELD, np.full(len(table), sequence, np.uint64),
+            writer=0, root=0,
         )  # fmt: skip
 
     def run(self, *rows: StepRow, copies: tuple[tuple[int, int], ...] = ()) -> StepResult:

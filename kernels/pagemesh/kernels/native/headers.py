@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from pagemesh.wire.pool_format import (
     ROOT_ENTRY_BYTES,
     SEQUENCE_BITS,
     SEQUENCE_MASK,
-    HeaderState,
     PoolFormat,
 )
 
@@ -46,9 +45,9 @@ def address_of(array: NDArray[np.generic]) -> int:
 class HeaderBatch:
     """Headers of ``n`` pages, column by column.
 
-    ``pages`` uint32, ``states`` uint8, ``sequences``, ``identities``, ``parents``, ``writers``
-    and ``checksums`` uint64, ``roots`` and ``counts`` uint32, all ``[n]``; ``tokens`` uint32
-    ``[n, page_size]``, of which row i has ``counts[i]`` that mean something.
+    ``pages`` uint32, ``states`` uint8, ``sequences``, ``identities``, ``parents`` and ``writers``
+    uint64, ``roots`` and ``counts`` uint32, all ``[n]``; ``tokens`` uint32 ``[n, page_size]``, of
+    which row i has ``counts[i]`` that mean something.
     """
 
     pages: U32
@@ -60,8 +59,6 @@ class HeaderBatch:
     roots: U32
     counts: U32
     tokens: U32
-    checksums: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """Empty: no page has a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,8 @@ class RootEntry:
 class HeaderTable:
     """The pager-written sections of a pool, over its mapped bytes.
 
-    ``mapped``: the whole pool file, uint8. Only the pager may call what writes.
+    ``mapped``: the whole pool file, uint8. Only the pager may call what writes; headers are
+    written by ``HeaderWriter``.
     """
 
     def __init__(self, mapped: U8, form: PoolFormat) -> None:
@@ -99,36 +97,6 @@ class HeaderTable:
         self._roots = base + form.roots_offset
 
     # --- written by the pager ----------------------------------------------------------------
-
-    def publish(self, batch: HeaderBatch) -> None:
-        """Write whole headers, one after the other. Raises ``IndexError`` for an unknown page."""
-        self._check_pages(batch.pages)
-        bodies = np.zeros((len(batch.pages), self.form.header_words), np.uint64)
-        bodies[:, 0] = state_words(batch.states, batch.sequences)
-        bodies[:, 1] = batch.identities
-        bodies[:, 2] = batch.parents
-        bodies[:, 3] = batch.writers
-        bodies[:, 4] = batch.roots | (batch.counts.astype(np.uint64) << np.uint64(32))
-        if len(batch.checksums):
-            bodies[:, 5] = batch.checksums
-        bodies[:, _TOKENS_WORD:].view(np.uint32)[:, : self.form.page_size] = batch.tokens
-        pages = np.ascontiguousarray(batch.pages, np.uint32)
-        self._native.pm_headers_publish(
-            self._table, self.form.header_words, address_of(pages), address_of(bodies), len(pages)
-        )
-
-    def set_states(self, pages: U32, state: HeaderState, sequences: U64) -> None:
-        """Change state words only: bodies stay as they are. Raises like ``publish``."""
-        self._check_pages(pages)
-        plain = np.ascontiguousarray(pages, np.uint32)
-        words = state_words(np.full(len(plain), state, np.uint8), sequences)
-        self._native.pm_headers_set_states(
-            self._table, self.form.header_words, address_of(plain), address_of(words), len(plain)
-        )
-
-    def invalidate(self, pages: U32, sequences: U64) -> None:
-        """Make every reader refuse these pages, whatever their bodies say."""
-        self.set_states(pages, HeaderState.INVALID, sequences)
 
     def set_lease_word(self, slot: int, value: int) -> None:
         """Store a lease's revocation word: the lease id while it stands, anything else after."""
@@ -212,10 +180,6 @@ class HeaderTable:
                     found[index] = RootEntry(digest, live)
         return found
 
-    def _check_pages(self, pages: U32) -> None:
-        if len(pages) and int(pages.max()) >= self.form.page_count:
-            raise IndexError(f"page {int(pages.max())} is not below {self.form.page_count}")
-
 
 class LeaseWatch:
     """Leases and the slots of their revocation words, ready to be looked at in every step."""
@@ -245,12 +209,6 @@ class LeaseWatch:
         return list(map(bool, self._same.tolist()))
 
 
-def state_words(states: U8, sequences: U64) -> U64:
-    """State words: state in the top byte, ledger sequence below it."""
-    shifted = states.astype(np.uint64) << np.uint64(SEQUENCE_BITS)
-    return shifted | (np.asarray(sequences, np.uint64) & np.uint64(SEQUENCE_MASK))
-
-
 def _columns(words: U64, first: int, page_size: int) -> HeaderBatch:
     count = len(words)
     return HeaderBatch(
@@ -263,7 +221,6 @@ def _columns(words: U64, first: int, page_size: int) -> HeaderBatch:
         roots=words[:, 4].astype(np.uint32),
         counts=(words[:, 4] >> np.uint64(32)).astype(np.uint32),
         tokens=np.ascontiguousarray(words[:, _TOKENS_WORD:]).view(np.uint32)[:, :page_size],
-        checksums=words[:, 5].copy(),
     )
 
 
