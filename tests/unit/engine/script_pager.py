@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,15 @@ PAGE_COUNT = 128
 
 class ScriptPager:
     """Use ``async with ScriptPager.serving(...)``. ``held`` are its leases, ``asked`` the
-    names of what it was asked, in order."""
+    names of what it was asked, in order. When it ``queues``, a grant is told in a notice and
+    given when it is asked for again."""
 
     def __init__(self, bus: Bus, folder: Path, host: str) -> None:
         self._bus, self._folder, self.host = bus, folder, host
         self.held: dict[int, U32] = {}
         self.asked: list[str] = []
+        self.queues = False
+        self._queued: dict[SequenceKey, pm.Granted] = {}
         self.tickets: dict[str, int] = {}
         self._free = list(range(PAGE_COUNT))
         self._next_lease = 1
@@ -72,9 +75,10 @@ class ScriptPager:
             await rpc.send(self._bus, subjects.PRESENCE, announce)
 
     def _admit(self, delivery: Delivery) -> None:
-        task = asyncio.ensure_future(
-            rpc.answer(delivery, self._answer(codec.decode(delivery.data)))
-        )
+        self._start(rpc.answer(delivery, self._answer(codec.decode(delivery.data))))
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -83,10 +87,13 @@ class ScriptPager:
         match message:
             case pm.OpenSession():
                 return self._open(message)
+            case pm.Admit() if message.key in self._queued:
+                return self._queued.pop(message.key)
             case pm.Admit():
                 lease, self._next_lease = self._next_lease, self._next_lease + 1
                 self.held[lease] = self._take(message.reserve_tokens)
-                return self._granted(message.key, lease, 0)
+                granted = self._granted(message.key, lease, 0)
+                return self._queue(message.worker, granted) if self.queues else granted
             case pm.Extend():
                 table = self.held[message.lease]
                 more = self._take((message.page_count - len(table)) * self._page_size)
@@ -106,6 +113,11 @@ class ScriptPager:
             case pm.Release() if message.lease in self.held:
                 self._free += self.held.pop(message.lease).tolist()
         return Ok()
+
+    def _queue(self, worker: str, granted: pm.Granted) -> pm.Queued:
+        self._queued[granted.key] = granted
+        self._start(rpc.send(self._bus, subjects.worker(worker), granted))
+        return pm.Queued(key=granted.key, ahead_count=0, ask_again_ms=100)
 
     def _open(self, message: pm.OpenSession) -> Message:
         self._page_size = message.pool.page_size

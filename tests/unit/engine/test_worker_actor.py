@@ -365,7 +365,11 @@ async def test_a_model_that_is_not_there_ends_the_worker_by_name(mesh: Mesh) -> 
     assert "/nowhere" in str(error)
 
 
-async def test_one_trace_runs_through_both_workers(mesh: Mesh, trace_receiver: Any) -> None:
+@pytest.mark.parametrize("queues", [False, True])
+async def test_one_trace_runs_through_both_workers_with_one_span_for_each_wait(
+    mesh: Mesh, trace_receiver: Any, queues: bool
+) -> None:
+    mesh.pager.queues = queues
     telemetry = replace(mesh.config.telemetry, otlp=trace_receiver.url)
     parent = trace.new_trace()
     with set_up_spans(telemetry, service="test", name="test"):
@@ -376,8 +380,8 @@ async def test_one_trace_runs_through_both_workers(mesh: Mesh, trace_receiver: A
             await mesh.until(mesh.finished)
             await mesh.until(lambda: not mesh.pager.held)
     spans = trace_receiver.spans
-    names = {span.name for span in spans}
-    assert names >= {
+    assert [span.name for span in spans].count("queue") == 4, "before pages and steps, twice"
+    assert {span.name for span in spans} >= {
         "prefill sequence", "queue", "admit", "prefill chunk", "commit", "ticket", "attach",
         "decode sequence", "redeem", "decode",
     }  # fmt: skip

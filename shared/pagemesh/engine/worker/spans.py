@@ -126,33 +126,23 @@ class SequenceSpans:
         return OpenCall(name, key, life.asking, life.asking_us)
 
     def answered(self, call: OpenCall, message: Message, at_us: int) -> None:
-        """Its answer is here."""
+        """Its answer is here. A place in the pager's queue is none yet: the span goes on until
+        a later call brings the pages, whatever notices say meanwhile."""
         if isinstance(message, Queued):
             return
-        if isinstance(message, Granted):
-            self.granted(message, at_us, name=call.name)
-            return
-        error = message.code if isinstance(message, Refused) else ""
         life = self._lives.get(call.key)
+        attributes = self._who(call.key)
+        if isinstance(message, Granted):
+            attributes |= _waterfall(message.waterfall)
+            attributes[semconv.PAGEMESH_LEASE] = f"{message.lease:x}"
+            if life is not None:
+                life.waterfall = message.waterfall
         if life is not None and life.asking is call.context:
             life.asking, life.queued_us = None, at_us
         record_span(
-            call.name, call.context, start_us=call.started_us, end_us=at_us,
-            attributes=self._who(call.key), kind="client", error=error,
+            call.name, call.context, start_us=call.started_us, end_us=at_us, kind="client",
+            attributes=attributes, error=message.code if isinstance(message, Refused) else "",
         )  # fmt: skip
-
-    def granted(self, granted: Granted, at_us: int, *, name: str = "admit") -> None:
-        """Pages are there, at once or after a place in the pager's queue."""
-        life = self._lives.get(granted.key)
-        if life is None or life.asking is None:
-            return
-        life.waterfall = granted.waterfall
-        record_span(
-            name, life.asking, start_us=life.asking_us, end_us=at_us, kind="client",
-            attributes=self._who(granted.key) | _waterfall(granted.waterfall)
-            | {semconv.PAGEMESH_LEASE: f"{granted.lease:x}"},
-        )  # fmt: skip
-        life.asking, life.queued_us = None, at_us
 
     # Steps ----------------------------------------------------------------------------------
 
