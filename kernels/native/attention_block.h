@@ -8,6 +8,7 @@
 // how rows are tiled, nor which thread takes which span changes any rounding.
 #pragma once
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 
@@ -41,7 +42,8 @@ struct AttentionCall {
   long window = LONG_MAX;     // positions a row sees at most, its own included
 };
 
-// Softmax state of one query: peak, sum of exponentials, weighted sum of V.
+// Softmax state of one query: peak, sum of exponentials, weighted sum of V. A score that is no
+// number makes the sum none for good, whatever the peak and the values then are.
 struct State {
   float* words;
   float& peak() const { return words[0]; }
@@ -56,7 +58,7 @@ inline State state_at(float* states, long query, long width) {
 }
 
 void merge_state(State into, State from, long width) {
-  if (into.peak() == -INFINITY) {
+  if (into.sum() == 0.0f) {
     memcpy(into.words, from.words, sizeof(float) * static_cast<size_t>(state_floats(width)));
     return;
   }
@@ -209,7 +211,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
 inline V capped(V x, float cap) {
   constexpr float kSmall = 0.25f;
   const V y = mul(x, splat(1.0f / cap)), magnitude = max(y, sub(zero(), y));
-  const V small = min(max(y, splat(-kSmall)), splat(kSmall)), square = mul(small, small);
+  const V small = min(splat(kSmall), max(splat(-kSmall), y)), square = mul(small, small);
   V series = splat(62.0f / 2835.0f);
   series = fma(series, square, splat(-17.0f / 315.0f));
   series = fma(series, square, splat(2.0f / 15.0f));

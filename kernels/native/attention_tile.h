@@ -107,7 +107,7 @@ void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Sc
   for (long query = 0; query < tile.rows * call.group; ++query) {
     State state = state_at(scratch.span, query, call.width);
     memset(state.words, 0, sizeof(float) * static_cast<size_t>(state_floats(call.width)));
-    state.peak() = -INFINITY;
+    state.peak() = -FLT_MAX;  // that of nothing: a score of minus infinity is still below
   }
   const HeadPages<T> head{
       call.pages, call.tables + call.table_indptr[call.row_sequence[tile.row]], kv_head};
@@ -133,7 +133,7 @@ void whole_tile(const AttentionCall& call, Tile tile, long kv_head, Scratch& scr
   const long queries = tile.rows * call.group;
   pack_queries(call, tile, kv_head, scratch);
   for (long query = 0; query < queries; ++query) {
-    state_at(scratch.merged, query, call.width).peak() = -INFINITY;
+    state_at(scratch.merged, query, call.width).sum() = 0.0f;
   }
   const Spans spans(reach_of(call, tile));
   for (long span = spans.first; span < spans.end; ++span) {

@@ -1,6 +1,7 @@
 // Sixteen floats, whatever the machine has. One source of kernels is compiled per level; this is
 // all they differ in. fma() is fused where the level has it and two roundings on the portable
 // one, so results are the same for every shape and thread count of one level, not across levels.
+// Of max(a, b) and min(a, b) b remains where either is no number.
 #pragma once
 
 #include <string.h>
@@ -182,8 +183,8 @@ inline float max_lanes(V a) {
 }
 #endif
 
-// e^x to about 1 ulp of float32 between -87.3 and 88; 0 below. Range reduction by powers of two
-// in two steps (Cody and Waite), then a polynomial of degree 6.
+// e^x to about 1 ulp of float32 between -87.3 and 88; 0 below; no number of what is none. Range
+// reduction by powers of two in two steps (Cody and Waite), then a polynomial of degree 6.
 inline V exponential(V x) {
   constexpr float kLow = -87.3f, kHigh = 88.0f;
   const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -198,7 +199,8 @@ inline V exponential(V x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(0.5f));
   p = fma(p, mul(r, r), add(r, splat(1.0f)));
-  return zero_below(scale_by_bits(p, t), x, kLow);
+  // No x is above e^x, so this changes no number; what is none has lost its way above.
+  return max(zero_below(scale_by_bits(p, t), x, kLow), x);
 }
 
 inline float exponential(float x) {

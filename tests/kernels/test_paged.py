@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -134,6 +135,47 @@ def test_slots_beyond_a_row_are_never_read(level: CpuLevel) -> None:
         pool.keys(1)[page] = float("nan")
         pool.values(1)[page] = float("inf")
     assert torch.equal(attend_rows(pool, tables, [0], [q]), clean)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFFFFFFF], ids=["quiet", "all ones"])
+@pytest.mark.parametrize("position", [0, 15, 63, 64, 511, 512, 690])
+def test_a_key_that_is_no_number_shows_in_every_row_that_sees_it_and_in_no_other(
+    level: CpuLevel, with_threads: Callable[[int], None], position: int, bits: int
+) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), 700, 1)
+    batch = ragged_batch(tables, [0], [700], 16)
+    last = ragged_batch(tables, [699], [1], 16)
+    q = torch.randn(700, 4, 32)
+    attend_near = functools.partial(paged_attention, soft_cap=3.0, window_tokens=20)
+    clean = paged_attention(q, pool, 1, batch, SCALE)
+    near = attend_near(q, pool, 1, batch, SCALE)
+    one = torch.tensor([bits - 2**32 if bits >= 2**31 else bits]).int().view(torch.float32)
+    pool.keys(1)[int(tables[0][position // 16]), :, 5, position % 16] = one
+    for threads in (1, 3):
+        with_threads(threads)
+        got = paged_attention(q, pool, 1, batch, SCALE)
+        assert torch.equal(got[:position], clean[:position])
+        assert got[position:].isnan().all()
+        assert paged_attention(q[699:], pool, 1, last, SCALE).isnan().all()
+        got = attend_near(q, pool, 1, batch, SCALE)
+        assert torch.equal(got[:position], near[:position])
+        assert got[position : position + 20].isnan().all()
+        assert torch.equal(got[position + 20 :], near[position + 20 :])
+
+
+@pytest.mark.parametrize("position", [100, 511, 4795])
+def test_a_key_that_is_no_number_shows_through_a_long_past_on_any_number_of_threads(
+    level: CpuLevel, with_threads: Callable[[int], None], position: int
+) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), 4796, 1)
+    pool.keys(1)[int(tables[0][position // 16]), :, :, position % 16] = float("nan")
+    batch = ragged_batch(tables, [4795], [1], 16)
+    q = torch.randn(1, 4, 32)
+    for threads in (1, 2, 3):
+        with_threads(threads)
+        for window in (4796, 4796 - 511):
+            got = paged_attention(q, pool, 1, batch, SCALE, window_tokens=window)
+            assert got.isnan().all() == (position >= 4796 - window), (threads, window)
 
 
 def test_very_large_scores_do_not_overflow(level: CpuLevel) -> None:
