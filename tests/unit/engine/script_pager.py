@@ -77,7 +77,7 @@ class ScriptPager:
     def _admit(self, delivery: Delivery) -> None:
         self._start(rpc.answer(delivery, self._answer(codec.decode(delivery.data))))
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
+    def _start(self, work: Coroutine[object, None, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

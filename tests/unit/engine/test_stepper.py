@@ -10,6 +10,7 @@ import pytest
 
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.stepper import REPORT_MS, Stepper, StepsDone
+from pagemesh.runtime.clock import ManualClock
 from pagemesh.wire.errors import Gone
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import SessionOpened
@@ -23,9 +24,9 @@ class Counting:
     """Draws the position of the row's token plus one; takes ``step_ms`` of a clock of its own,
     and a millisecond of everybody's."""
 
-    def __init__(self, step_ms: float = 0.0, *, crash_at: int | None = None) -> None:
+    def __init__(self, step_ms: int = 0, *, crash_at: int | None = None) -> None:
         self.step_ms = step_ms
-        self.now_ms = 0.0
+        self.clock = ManualClock()
         self.crash_at = crash_at
         self.starts: list[int] = []
 
@@ -37,7 +38,7 @@ class Counting:
         if row.start == self.crash_at:
             raise ValueError("as the test wants")
         self.starts.append(row.start)
-        self.now_ms += self.step_ms
+        self.clock.advance_ms(self.step_ms)
         time.sleep(0.001)
         drawn = (Drawn(KEY, row.start + 1),)
         return StepResult(plan.step, (RowResult(KEY, row.lease, revoked=False, drawn=drawn),))
@@ -59,7 +60,7 @@ async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0)
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
         executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait,
-        on_pool_missing=lambda _: None, now_ms=lambda: executor.now_ms,
+        on_pool_missing=lambda _: None, clock=executor.clock,
     )  # fmt: skip
     reports: list[StepsDone] = []
     try:
@@ -87,9 +88,9 @@ async def test_a_run_goes_on_by_itself_as_often_as_it_may() -> None:
 
 
 async def test_fast_steps_are_reported_together_and_slow_ones_at_once() -> None:
-    fast = await reports_of(Counting(REPORT_MS / 4), plan(9))
+    fast = await reports_of(Counting(REPORT_MS // 4), plan(9))
     assert [len(report.steps) for report in fast] == [4, 4, 2]
-    slow = await reports_of(Counting(2.0 * REPORT_MS), plan(4))
+    slow = await reports_of(Counting(2 * REPORT_MS), plan(4))
     assert [len(report.steps) for report in slow] == [1, 1, 1, 1, 1]
 
 
@@ -100,7 +101,7 @@ async def test_a_stop_token_ends_a_run() -> None:
 
 
 async def test_a_run_that_is_ended_begins_no_further_step() -> None:
-    executor = Counting(5.0)
+    executor = Counting(5)
     reports = await reports_of(executor, plan(1_000), end_after=2)
     assert len(executor.starts) < 1_001
     assert sum(len(report.steps) for report in reports) == len(executor.starts)
@@ -135,7 +136,7 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
     stepper = Stepper(
         executor, thread_count=1, on_steps=heard.put_nowait, on_crash=heard.put_nowait,
-        on_pool_missing=heard.put_nowait,
+        on_pool_missing=heard.put_nowait, clock=executor.clock,
     )  # fmt: skip
     try:
         revoked: list[bool] = []

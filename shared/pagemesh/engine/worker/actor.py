@@ -118,6 +118,7 @@ class WorkerBehaviour(Behaviour[Input]):
             on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
             on_pool_missing=self._pool_missing,
+            clock=around.clock,
         )
 
     async def handle(self, event: Input) -> None:
@@ -130,12 +131,10 @@ class WorkerBehaviour(Behaviour[Input]):
             case Crashed() | PoolRefused():
                 raise event.error
             case StepsDone():
-                for plan, result in event.steps:
-                    self._spans.step_ended(plan, result, around.clock.now_us())
+                self._spans.steps_ended(event.steps, around.clock.now_us())
                 results = tuple(result for _, result in event.steps)
                 await self._feed(StepsFinished(results, event.goes_on))
-                for plan, result in event.steps:
-                    measures.step_ended(plan, result)
+                measures.steps_ended(event.steps)
             case _:
                 await self._feed(event)
         if isinstance(event, Tick):

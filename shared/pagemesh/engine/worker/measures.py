@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagemesh.engine.worker.events import Preempted, SequenceFacts
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.runtime import metrics
@@ -34,12 +36,13 @@ _REASONS = frozenset(
 )
 
 
-def step_ended(plan: StepPlan, result: StepResult) -> None:
-    """A forward pass is over."""
-    _step_seconds.observe(result.duration_us / 1e6)
-    _step_rows.observe(len(plan.rows))
-    _computed.inc(sum(len(row.tokens) for row in plan.rows))
-    _revoked.inc(sum(row.revoked for row in result.rows))
+def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
+    """Forward passes are over."""
+    for plan, result in steps:
+        _step_seconds.observe(result.duration_us / 1e6)
+        _step_rows.observe(len(plan.rows))
+    _computed.inc(sum(len(row.tokens) for plan, _ in steps for row in plan.rows))
+    _revoked.inc(sum(row.revoked for _, result in steps for row in result.rows))
 
 
 def preempted(event: Preempted) -> None:

@@ -147,7 +147,7 @@ class SequenceSpans:
     # Steps ----------------------------------------------------------------------------------
 
     def step_began(self, plan: StepPlan, at_us: int) -> None:
-        for row in plan.rows:
+        for row in plan.rows if self._lives else ():
             life = self._lives.get(row.key)
             if life is None:
                 continue
@@ -156,7 +156,11 @@ class SequenceSpans:
             if life.decode_us is None and _is_decode(row):
                 life.decode_us = at_us
 
-    def step_ended(self, plan: StepPlan, result: StepResult, at_us: int) -> None:
+    def steps_ended(self, steps: Iterable[tuple[StepPlan, StepResult]], at_us: int) -> None:
+        for plan, result in steps if self._lives else ():
+            self._step_ended(plan, result, at_us)
+
+    def _step_ended(self, plan: StepPlan, result: StepResult, at_us: int) -> None:
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             life = self._lives.get(row.key)
             if life is None:

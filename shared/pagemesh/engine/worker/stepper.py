@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
+from pagemesh.engine.worker.plan import Executor, RowResult, StepPlan, StepResult, plan_after
+from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
 
@@ -36,14 +36,12 @@ class StepsDone:
     goes_on: bool
 
 
-class PoolingExecutor(Protocol):
-    """``plan.Executor`` that can be given a pool."""
+class PoolingExecutor(Executor, Protocol):
+    """An executor that can be given a pool."""
 
     def use_opened(self, opened: SessionOpened) -> None:
         """Map the pool that a pager named. Raises ``PagemeshError``."""
         ...
-
-    def run(self, plan: StepPlan) -> StepResult: ...
 
     def close(self) -> None: ...
 
@@ -59,10 +57,6 @@ def revoked(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, rows)
 
 
-def _monotonic_ms() -> float:
-    return time.monotonic_ns() / 1e6
-
-
 class Stepper:
     """Made on the event loop it reports to; one plan at a time."""
 
@@ -74,17 +68,17 @@ class Stepper:
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
-        now_ms: Callable[[], float] = _monotonic_ms,
+        clock: Clock,
     ) -> None:
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
         self._on_pool_missing = on_pool_missing
-        self._now_ms = now_ms
+        self._clock = clock
         self._pool_missing = False
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
-        self._reported_ms = 0.0
+        self._reported_us = 0
         # Torch's bound is per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(
             1, "pagemesh-step", torch.set_num_threads, (thread_count,)
@@ -127,9 +121,9 @@ class Stepper:
             result = revoked(plan) if self._pool_missing else self._executor.run(plan)
             steps.append((plan, result))
             plan = None if self._end_run.is_set() else plan_after(plan, result)
-            now_ms = self._now_ms()
-            if plan is None or now_ms - self._reported_ms >= REPORT_MS:
-                self._reported_ms = now_ms
+            now_us = self._clock.now_us()
+            if plan is None or now_us - self._reported_us >= 1_000 * REPORT_MS:
+                self._reported_us = now_us
                 done = StepsDone(tuple(steps), plan is not None)
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
