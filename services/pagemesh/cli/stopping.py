@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from pagemesh.cli.screen import Screen
 from pagemesh.cli.supervisor import Supervisor
@@ -22,9 +20,9 @@ _PATIENCE_S = 1.0
 """An idle mesh is gone by then; after it people are told what it waits for."""
 
 
-@asynccontextmanager
-async def stop_signals(mesh: Supervisor, screen: Screen) -> AsyncIterator[asyncio.Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh."""
+def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh. The
+    handlers stay: stopping in order must not be cut short by an impatient Ctrl-C."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -36,8 +34,7 @@ async def stop_signals(mesh: Supervisor, screen: Screen) -> AsyncIterator[asynci
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, ask)
-    # The handlers stay: stopping in order must not be cut short by an impatient Ctrl-C.
-    yield stop
+    return stop
 
 
 async def drain(mesh: Supervisor, screen: Screen, *, drain_ms: int) -> None:

@@ -140,16 +140,16 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                 specs, limits=limits, grace_ms=_GRACE_MS,
                 on_line=lambda name, line: _pass_on(screen, name, line), on_change=screen.change,
             ) as mesh:  # fmt: skip
-                async with stop_signals(mesh, screen) as stop:
-                    started = time.monotonic()
-                    ready = _become_ready(plan, config, nats, screen, [s.name for s in services])
-                    if not await _unless_stopped(ready, mesh, stop):
-                        return 0
-                    screen.settle()
-                    seconds = time.monotonic() - started
-                    click.echo(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
-                    await _unless_stopped(stop.wait(), mesh, stop)
-                    await drain(mesh, screen, drain_ms=config.host.drain_ms)
+                stop = stop_signals(mesh, screen)
+                started = time.monotonic()
+                ready = _become_ready(plan, config, nats, screen, [s.name for s in services])
+                if not await _unless_stopped(ready, mesh, stop):
+                    return 0
+                screen.settle()
+                seconds = time.monotonic() - started
+                click.echo(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
+                await _unless_stopped(stop.wait(), mesh, stop)
+                await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0
 
 

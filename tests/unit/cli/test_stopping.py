@@ -53,15 +53,15 @@ async def test_the_second_signal_waits_for_nobody() -> None:
     witness = Witness()
     async with witness.watch(program("gateway", BUSY), program("pager", BUSY)) as mesh:
         await witness.until(lambda: len(witness.lines) == 2)
-        async with stop_signals(mesh, screen) as stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            await stop.wait()
-            stopping = asyncio.create_task(drain(mesh, screen, drain_ms=30_000))
-            await asyncio.sleep(0.1)
-            started = time.monotonic()
-            os.kill(os.getpid(), signal.SIGINT)
-            await stopping
-            assert time.monotonic() - started < 1.0
+        stop = stop_signals(mesh, screen)
+        os.kill(os.getpid(), signal.SIGINT)
+        await stop.wait()
+        stopping = asyncio.create_task(drain(mesh, screen, drain_ms=30_000))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        await stopping
+        assert time.monotonic() - started < 1.0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(number)
     assert shown.getvalue().splitlines()[-1].startswith("stopping at once")
