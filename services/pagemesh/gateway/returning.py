@@ -37,7 +37,9 @@ class Returning:
             self._starting.add(name)
 
     def vanished(self, name: str, now_ms: int) -> None:
-        """Nobody listens on the subject of ``name``."""
+        """Nobody listens on the subject of ``name``. One that starts is expected already."""
+        if name in self._starting:
+            return
         self._forget_old(now_ms)
         if len(self._missing_since_ms) < NAMES_MAX:
             self._missing_since_ms.setdefault(name, now_ms)
