@@ -277,22 +277,11 @@ class Forest:
             yield node
             open_nodes.extend(node.children.values())
 
-    def evict(self, count: int, spare_pages_max: int = 0) -> list[Pages]:
-        """Free at least ``count`` idle pages (there must be so many), leaves first and each leaf
-        from its end, and at most ``spare_pages_max`` more: an edge that goes whole leaves one
-        run, and cutting a long one page by page would copy it each time. Returns the runs."""
-        runs = []
-        while count > 0:
-            node, pages_max = self._policy.victim()
-            run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
-            self.trim(node, len(run))
-            runs.append(run)
-            count -= len(run)
-        return runs
-
     def reuse(self, count: int, spare_pages_max: int) -> tuple[list[Grant], list[Pages]]:
-        """Like ``evict``, but ``count`` pages are held anew at once. Returns these and the spare
-        ones, which are free. An edge that is just as long is one grant, as it was before."""
+        """Evict ``count`` idle pages (there must be so many) that are held anew at once, leaves
+        first and each leaf from its end, and at most ``spare_pages_max`` more, which are free:
+        an edge that goes whole leaves one run, and cutting a long one page by page would copy it
+        each time. Returns both; an edge that is just as long is one grant, as it was before."""
         grants, spare = [], []
         while count:
             node, pages_max = self._policy.victim()

@@ -43,7 +43,7 @@ class Cache:
         known = node.depth
         short = len(prompt) - known - self.pool.free
         if short > 0:
-            self.forest.evict(short)
+            self.evict(short)
         if known < len(prompt):
             pages = self.pool.take(len(prompt) - known)[0]
             made = self.forest.insert(node, tokens[4 * known :], pages, grow=False)
@@ -66,8 +66,9 @@ class Cache:
     def holds(self, prompt: Prompt) -> int:
         return self.forest.match(self.root, pack(prompt), len(prompt)).pages
 
-    def evict(self, count: int = 1) -> None:
-        self.forest.evict(count)
+    def evict(self, count: int) -> None:
+        for pages, _ in self.forest.reuse(count, 0)[0]:
+            self.pool.give(pages)
 
     def check(self) -> None:
         self.pool.check()

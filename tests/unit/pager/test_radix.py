@@ -46,6 +46,11 @@ class Garden:
         """Cached tokens of ``tokens``."""
         return SIZE * self.forest.match(self.tree.root, pack(tokens), len(tokens) // SIZE).pages
 
+    def evict(self, count: int) -> None:
+        """Take ``count`` idle pages from the trees, for nobody."""
+        for pages, _ in self.forest.reuse(count, 0)[0]:
+            self.pool.give(pages)
+
     def check(self) -> None:
         self.pool.check()
         check_forest(self.forest, self.pool, self.anchors)
@@ -129,11 +134,11 @@ def test_eviction_takes_the_oldest_leaf_from_its_end(garden: Garden) -> None:
     garden.put(range(16))
     garden.put([*range(8), 90, 91, 92, 93])
     garden.find(range(16))
-    evicted = garden.forest.evict(1)
-    assert sum(len(run) for run in evicted) == 1
+    garden.evict(1)
+    assert garden.pool.evicted == 1
     assert garden.find(range(16)) == 12
     assert garden.find([*range(8), 90, 91, 92, 93]) == 12
-    garden.forest.evict(2)
+    garden.evict(2)
     assert garden.find(range(16)) == 8
     garden.check()
 
@@ -142,12 +147,12 @@ def test_an_edge_that_is_little_longer_than_what_is_wanted_goes_whole() -> None:
     garden = Garden(64)
     garden.put(range(16))
     garden.put(range(100, 108))
-    [run] = garden.forest.evict(3, 1)
-    assert list(run) == [0, 1, 2, 3]
+    [(pages, _)], spare = garden.forest.reuse(3, 1)
+    assert (pages, spare) == (range(1, 4), [range(1)])
     garden.put(range(200, 240))
-    garden.forest.evict(2)
-    [part] = garden.forest.evict(1, 2)
-    assert len(part) == 3 and garden.find(range(200, 240)) == 28
+    garden.evict(2)
+    [(part, _)], [beside] = garden.forest.reuse(1, 2)
+    assert (len(part), len(beside)) == (1, 2) and garden.find(range(200, 240)) == 28
     garden.check()
 
 
@@ -171,7 +176,7 @@ def test_a_parent_goes_only_after_its_children(garden: Garden) -> None:
     garden.put([*range(8), 1, 2, 3, 4])
     garden.put([*range(8), 5, 6, 7, 8])
     for left in (3, 2, 1, 0):
-        garden.forest.evict(1)
+        garden.evict(1)
         assert garden.pool.idle == left
         garden.check()
     assert not garden.tree.root.children
@@ -236,15 +241,15 @@ def test_any_mix_of_inserts_pins_and_evictions_balances(
     garden = Garden(48)
     for tokens, pinned, evictions in steps:
         if garden.pool.free < len(tokens) // SIZE:
-            garden.forest.evict(min(garden.pool.idle, len(tokens) // SIZE))
+            garden.evict(min(garden.pool.idle, len(tokens) // SIZE))
         if garden.pool.free >= len(tokens) // SIZE:
             garden.put(tokens, pinned=pinned)
-        garden.forest.evict(min(evictions, garden.pool.idle))
+        garden.evict(min(evictions, garden.pool.idle))
         garden.check()
     while garden.anchors:
         garden.forest.unpin(garden.anchors.pop())
         garden.check()
-    garden.forest.evict(garden.pool.idle)
+    garden.evict(garden.pool.idle)
     assert garden.pool.free == 48 and not garden.tree.root.children
 
 
