@@ -1,9 +1,10 @@
-"""A queue of idle nodes whose first leaf is found in amortised constant time."""
+"""Queues of idle nodes whose first leaf is found in amortised constant time."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from pagemesh.pager.eviction.policy import Edge
@@ -53,6 +54,37 @@ class LeafQueue(Generic[N]):
 
     def __iter__(self) -> Iterator[N]:
         return (node for node in self._queue if not node.children and not node.pins)
+
+
+class LeafQueues(Generic[N]):
+    """What policies have in common that take the first leaf of the first queue with any. The
+    ``note`` of a node is the index of its queue."""
+
+    def __init__(self, queue_count: int) -> None:
+        self._queues: list[LeafQueue[N]] = [LeafQueue() for _ in range(queue_count)]
+
+    def add(self, node: N) -> None:
+        self._queues[node.note].add(node)
+
+    def remove(self, node: N) -> None:
+        self._queues[node.note].remove(node)
+
+    def shrink(self, node: N, keep: int) -> None:
+        if not keep:
+            self._queues[node.note].remove(node)
+            parent = bared(node)
+            if parent is not None:
+                self._queues[parent.note].recall(parent)
+
+    def victim(self) -> tuple[N, int]:
+        for queue in self._queues:
+            node = queue.first()
+            if node is not None:
+                return node, len(node.pages)
+        raise LookupError("nothing is idle")
+
+    def __iter__(self) -> Iterator[N]:
+        return chain.from_iterable(self._queues)
 
 
 def bared(node: Edge) -> Any | None:
