@@ -113,8 +113,7 @@ class Running:
 
 
 def _draw(sample: Sample, context: int) -> Drawn:
-    position = len(sample.tokens) - sample.prompt_count
-    token = model.draw(context, sample.sampling.seed, sample.key.choice, position)
+    token = model.draw(context, sample.sampling.seed, sample.key.choice, sample.generated_count)
     if sample.sampling.logprobs is None:
         return Drawn(sample.key, token)
     return Drawn(sample.key, token, TokenScores(model.score(context, token)))

@@ -146,12 +146,8 @@ def _is_edited(sample: Sample) -> bool:
         or values.presence_penalty
         or values.frequency_penalty
         or values.repetition_penalty != 1.0
-        or _generated_count(sample) < values.min_tokens
+        or sample.generated_count < values.min_tokens
     )
-
-
-def _generated_count(sample: Sample) -> int:
-    return len(sample.tokens) - sample.prompt_count
 
 
 def _draw_block(work: F32, samples: Sequence[Sample]) -> tuple[I64, Bools]:
@@ -173,7 +169,7 @@ def _draw_block(work: F32, samples: Sequence[Sample]) -> tuple[I64, Bools]:
 def _edit(row: F32, sample: Sample) -> None:
     """Apply mask, bias and penalties to one row in place."""
     values, vocab = sample.sampling, len(row)
-    if _generated_count(sample) < values.min_tokens:
+    if sample.generated_count < values.min_tokens:
         stops = np.asarray(values.stop_tokens, np.int64)
         row[stops[stops < vocab]] = -np.inf
     if values.logit_bias:
@@ -205,7 +201,7 @@ def _draw_random(work: F32, samples: Sequence[Sample]) -> I64:
     drawn = uniforms(
         np.array([sample.sampling.seed for sample in samples], np.uint64),
         np.array([sample.key.choice for sample in samples], np.uint64),
-        np.array([_generated_count(sample) for sample in samples], np.uint64),
+        np.array([sample.generated_count for sample in samples], np.uint64),
     )
     tokens = np.empty(len(samples), np.int64)
     for index, (row, sample) in enumerate(zip(weights, samples, strict=True)):

@@ -26,7 +26,7 @@ def make_sample(
 ) -> Sample:  # fmt: skip
     key = SequenceKey(request="0" * 32, attempt=1, choice=choice)
     tokens = np.array([*prompt, *generated], np.uint32)
-    return Sample(key=key, sampling=sampling, tokens=tokens, prompt_count=len(prompt))
+    return Sample(key=key, sampling=sampling, context=tokens, prompt_count=len(prompt))
 
 
 def some_logits(count: int = 1, seed: int = 0, vocab: int = VOCAB) -> F32:

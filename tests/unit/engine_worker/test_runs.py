@@ -55,6 +55,9 @@ def test_the_next_step_of_a_run_computes_what_the_last_one_drew() -> None:
     assert row.samples[0].tokens.tolist() == [*range(100, 110), 51, 52]
     assert plan_of(bench).repeat_count == first.repeat_count - 1
     assert bench.tokens() == [51, 52]
+    bench.run(53)
+    (sample,) = plan_of(bench).rows[0].samples
+    assert sample.tokens.tolist() == [*range(100, 110), 51, 52, 53] and sample.generated_count == 3
 
 
 def test_several_steps_of_a_run_make_one_frame_and_fill_one_slot_each() -> None:

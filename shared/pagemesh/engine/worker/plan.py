@@ -23,14 +23,32 @@ from pagemesh.wire.work_messages import Sampling
 class Sample:
     """One token to draw from a row's last logits.
 
-    ``tokens`` are prompt and generated ids so far, of which the first ``prompt_count`` are
-    the prompt; the drawn token is generated position ``len(tokens) - prompt_count``.
+    ``context`` are prompt and generated ids before the run, of which the first
+    ``prompt_count`` are the prompt; ``drawn`` are those of earlier steps of the run.
     """
 
     key: SequenceKey
     sampling: Sampling
-    tokens: U32
+    context: U32
     prompt_count: int
+    drawn: tuple[int, ...] = ()
+
+    @property
+    def generated_count(self) -> int:
+        """The position, among generated tokens, of the one to draw."""
+        return len(self.context) + len(self.drawn) - self.prompt_count
+
+    @property
+    def tokens(self) -> U32:
+        """uint32 [n], prompt and generated ids so far. Made anew in a run: few draws look."""
+        if not self.drawn:
+            return self.context
+        return np.concatenate((self.context, np.array(self.drawn, self.context.dtype)))
+
+    def after(self, token: int) -> Sample:
+        """What the next step of the run draws."""
+        drawn = (*self.drawn, token)
+        return Sample(self.key, self.sampling, self.context, self.prompt_count, drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +161,8 @@ def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
     for row, outcome in zip(plan.rows, result.rows, strict=True):
         if outcome.revoked or outcome.poisoned or outcome.drawn[0].token in row.stops:
             return None
-        token = np.array([outcome.drawn[0].token], np.dtype("<u4"))
-        sample = row.samples[0]
-        history = np.concatenate((sample.tokens, token))
-        rows.append(
-            replace(
-                row,
-                tokens=token,
-                start=row.start + 1,
-                samples=(Sample(sample.key, sample.sampling, history, sample.prompt_count),),
-            )
-        )
+        token = outcome.drawn[0].token
+        samples = (row.samples[0].after(token),)
+        tokens = np.array([token], np.dtype("<u4"))
+        rows.append(replace(row, tokens=tokens, start=row.start + 1, samples=samples))
     return StepPlan(plan.step, tuple(rows), repeat_count=plan.repeat_count - 1)

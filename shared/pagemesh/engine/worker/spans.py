@@ -226,9 +226,7 @@ class SequenceSpans:
 
 def _is_decode(row: StepRow) -> bool:
     """One token, drawn from, after at least one generated token."""
-    return len(row.tokens) == 1 and any(
-        len(sample.tokens) > sample.prompt_count for sample in row.samples
-    )
+    return len(row.tokens) == 1 and any(sample.generated_count for sample in row.samples)
 
 
 def _sibling(context: TraceContext) -> TraceContext:
