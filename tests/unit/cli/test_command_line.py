@@ -18,22 +18,14 @@ from pagemesh.cli.up_config import http_url
 from pagemesh.wire.errors import ConfigError
 
 
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in [name for name in os.environ if name.startswith("PAGEMESH_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     return str(write_model_files(tmp_path / "tiny-model"))
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that a wrong command line is answered with."""
-    assert run(list(arguments)) == 2
+    assert run([*map(str, arguments)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     [line] = shown.err.splitlines()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.support.model_files import write_model_files
+from tests.unit.cli.test_command_line import error_of
 
-from pagemesh.cli.main import run
 from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
 from pagemesh.cli.start_checks import PoolPlan, check_room
@@ -25,19 +25,12 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith(("PAGEMESH_", "OTEL_"))]:
-        monkeypatch.delenv(name)
+def pool_folder(clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "pools"))
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(["up", "--http", ":0", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    [line] = shown.err.splitlines()
-    assert line.startswith("error: ")
-    return line
+def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    return error_of(capsys, "up", "--http", ":0", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +52,7 @@ def test_a_setting_no_service_could_run_with_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], named: str
 ) -> None:
     folder = write_model_files(tmp_path / "tiny")
-    assert named in error_of(capsys, "--model", str(folder), *arguments)
+    assert named in up_error(capsys, "--model", str(folder), *arguments)
     assert not (tmp_path / "pools").exists(), "nothing was made"
 
 
@@ -77,7 +70,7 @@ def test_a_model_the_engine_has_not_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fields: dict[str, Any], named: str
 ) -> None:
     folder = write_model_files(tmp_path / "tiny", **fields)
-    line = error_of(capsys, "--model", str(folder))
+    line = up_error(capsys, "--model", str(folder))
     assert named in line and str(folder) in line
 
 
@@ -86,7 +79,7 @@ def test_a_model_without_a_tokenizer_is_one_line(
 ) -> None:
     folder = write_model_files(tmp_path / "tiny")
     (folder / "tokenizer.json").unlink()
-    assert "has no tokenizer.json" in error_of(capsys, "--model", str(folder))
+    assert "has no tokenizer.json" in up_error(capsys, "--model", str(folder))
 
 
 @pytest.mark.parametrize("text", ["{not json", "[1]", "\xff"])
@@ -95,7 +88,7 @@ def test_a_broken_configuration_is_one_line(
 ) -> None:
     folder = write_model_files(tmp_path / "tiny")
     (folder / "config.json").write_text(text, encoding="latin-1")
-    assert "config.json" in error_of(capsys, "--model", str(folder))
+    assert "config.json" in up_error(capsys, "--model", str(folder))
 
 
 def test_a_model_that_leaves_numbers_to_its_family_is_left_to_the_workers(tmp_path: Path) -> None:
@@ -107,7 +100,7 @@ def test_a_model_that_leaves_numbers_to_its_family_is_left_to_the_workers(tmp_pa
 def test_a_model_is_not_fetched_for_settings_that_cannot_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "--device" in error_of(capsys, "--model", "nobody/nothing", "--device", "cuda")
+    assert "--device" in up_error(capsys, "--model", "nobody/nothing", "--device", "cuda")
 
 
 def test_a_pool_below_the_models_context_is_told_in_one_line(

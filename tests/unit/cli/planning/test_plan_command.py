@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.unit.cli.planning.test_memory import LLAMA_70B
+from tests.unit.cli.test_command_line import error_of
 
 from pagemesh.cli.main import run
 from pagemesh.kernels.layout import PageLayout
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PAGEMESH_POOL_BYTES", "PAGEMESH_KV_DTYPE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -37,14 +32,6 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(shown(capsys, *arguments, "--json"))
     return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert run(["plan", *map(str, arguments)]) == 2
-    said = capsys.readouterr()
-    [line] = said.err.splitlines()
-    assert said.out == "" and line.startswith("error: ")
-    return line
 
 
 def test_a_plan_says_sizes_in_decimal_and_binary_units(
@@ -136,7 +123,7 @@ def test_weights_of_a_quantised_checkpoint_are_not_guessed(
     config = LLAMA_70B | {"quantization_config": {"bits": 4}}
     (folder / "config.json").write_text(json.dumps(config))
     assert as_json(capsys, folder)["weights_bytes"] is None
-    assert "--weights" in refused(capsys, folder, "--memory", "80GB")
+    assert "--weights" in error_of(capsys, "plan", folder, "--memory", "80GB")
 
 
 def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
@@ -176,12 +163,12 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     (folder / "mla.json").write_text(json.dumps(LLAMA_70B | {"kv_lora_rank": 512}))
     (folder / "wide.json").write_text(json.dumps(LLAMA_70B | {"head_dim": 1024}))
     filled = [part.replace("{folder}", str(folder)) for part in arguments]
-    assert named in refused(capsys, *filled)
+    assert named in error_of(capsys, "plan", *filled)
 
 
 def test_a_broken_weights_file_is_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0nonsense nonsense")
-    assert "model.safetensors" in refused(capsys, folder)
+    assert "model.safetensors" in error_of(capsys, "plan", folder)
 
 
 def test_planning_loads_no_torch() -> None:
