@@ -41,18 +41,16 @@ def main() -> int:
         return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
     if _pip(python, "install", _pinned("pip")) != 0:
         return _stop("pip could not install itself; its message is above")
-    driver = has_nvidia_driver()
     cuda = cuda_requirements(_report(python, _pinned("torch")))
-    if cuda and not driver:
+    if cuda and not has_nvidia_driver():
         return _stop(
             f"no NVIDIA driver here, but pip would fetch the CUDA build of torch ({len(cuda)} CUDA"
             " packages). Let pip find the CPU build, e.g. set PIP_EXTRA_INDEX_URL to the index"
             ' that holds it (README, "Quick start"). Nothing of CUDA was downloaded'
         )
-    extras = "dev,cuda" if driver else "dev"
     _say("installing packages and compiling the native library")
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
-    if _pip(python, "install", *flags, "-e", f"{ROOT}[{extras}]") != 0:
+    if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
     return 0
 
