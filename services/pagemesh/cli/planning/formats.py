@@ -32,7 +32,7 @@ class KvFormat:
 
     @property
     def served(self) -> bool:
-        """Whether the engine can keep pages so today."""
+        """Whether the engine can keep pages so."""
         return self.name in KV_DTYPES
 
     def bits(self, head_dim: int) -> float:

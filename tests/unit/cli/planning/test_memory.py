@@ -242,7 +242,7 @@ def test_half_the_layers_with_a_window_take_about_half() -> None:
     assert plan.windowed is not None
     assert plan.windowed.count_bytes == full // 2 + 65 * plan.page.page_bytes // 2
     assert plan.windowed.fit > plan.sessions[-1].fit
-    assert plan.sessions[-1].count_bytes == full, "what is allocated today"
+    assert plan.sessions[-1].count_bytes == full, "what is allocated"
 
 
 # --- what does not fit
