@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.kernels.pools import SCALE, attend_rows, written_pool
 
 from pagemesh.kernels import paged_prefill as paged_prefill_module
 from pagemesh.kernels.kv_codes import CODE_DTYPES, CODE_MAX, decode, encode
@@ -30,7 +30,6 @@ from pagemesh.kernels.paged_attention import reference
 DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 NARROW: tuple[KvDtype, ...] = DTYPES[1:]
 SCALED: tuple[KvDtype, ...] = ("int8", "e4m3")
-SCALE = 0.2
 SHAPES = [
     pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
     pytest.param(PageLayout(2, 1, 17, 7), 2, id="nothing divides anything"),
@@ -38,29 +37,6 @@ SHAPES = [
     pytest.param(PageLayout(2, 1, 33, 1), 1, id="pages of one slot"),
     pytest.param(PageLayout(2, 1, 128, 256), 40, id="large pages, more queries than a tile"),
 ]
-Tables = list[NDArray[np.uint32]]
-
-
-def written_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, Tables]:
-    """A pool into which random K and V of every slot were written, and shuffled page tables. No
-    two slots' magnitudes are alike, so that a wrong scale shows."""
-    pages = -(-tokens // layout.page_size)
-    pool = KvPool.allocate(layout, pages * sequences + 3)
-    slots = torch.arange(pool.page_count * layout.page_size)
-    for layer in range(layout.layers):
-        k, v = (torch.randn(len(slots), layout.kv_heads, layout.head_dim) for _ in range(2))
-        k *= torch.rand(len(slots), layout.kv_heads, 1) + 0.1
-        v *= torch.rand(len(slots), layout.kv_heads, 1) + 0.1
-        kv_write(k, v, pool, layer, slots)
-    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
-    return pool, [order[i * pages : (i + 1) * pages] for i in range(sequences)]
-
-
-def attend_rows(
-    pool: KvPool, tables: Sequence[NDArray[np.uint32]], starts: list[int], q: list[torch.Tensor]
-) -> torch.Tensor:
-    batch = ragged_batch(tables, starts, [len(rows) for rows in q], pool.layout.page_size)
-    return paged_attention(torch.cat(q), pool, 1, batch, SCALE)
 
 
 # --- What is written

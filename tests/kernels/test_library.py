@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.kernels.conftest import LEVELS
+from tests.kernels.levels import LEVELS
 
 from pagemesh.kernels import dispatch
 from pagemesh.kernels.native import library

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from tests.kernels.pools import SCALE, attend_rows, filled_pool
 
 from pagemesh.kernels import paged_prefill as paged_prefill_module
 from pagemesh.kernels.kv_write import reference as kv_write_reference
@@ -24,28 +25,6 @@ from pagemesh.kernels.ops import (
 )
 from pagemesh.kernels.page_copy import reference as page_copy_reference
 from pagemesh.kernels.paged_attention import reference
-
-SCALE = 0.2
-
-
-def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[np.ndarray]]:
-    """A pool of random K and V, and shuffled page tables of ``tokens`` slots a sequence."""
-    pages = -(-tokens // layout.page_size)
-    pool = KvPool.allocate(layout, pages * sequences + 3)
-    pool.memory.view(torch.float32).normal_()
-    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
-    return pool, [order[i * pages : (i + 1) * pages] for i in range(sequences)]
-
-
-def attend_rows(
-    pool: KvPool,
-    tables: Sequence[np.ndarray],
-    starts: list[int],
-    q: list[torch.Tensor],
-) -> torch.Tensor:
-    batch = ragged_batch(tables, starts, [len(rows) for rows in q], pool.layout.page_size)
-    return paged_attention(torch.cat(q), pool, 1, batch, SCALE)
-
 
 SHAPES = [
     pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 import torch
+from tests.kernels.pools import SCALE, filled_pool, written_pool
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX
 from pagemesh.kernels.kv_write import reference as kv_write_reference
@@ -27,7 +28,6 @@ from pagemesh.kernels.rope_kv_write import reference as rope_kv_write_reference
 from pagemesh.kernels.rope_kv_write import triton as rope_kv_write_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-SCALE = 0.2
 LAYOUTS = [
     pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
     pytest.param(PageLayout(2, 3, 32, 32), 3, id="one query head per KV head"),
@@ -36,15 +36,6 @@ LAYOUTS = [
     pytest.param(PageLayout(2, 1, 16, 1), 1, id="pages of one slot"),
     pytest.param(PageLayout(2, 1, 32, 128), 20, id="pages larger than a block, a large group"),
 ]
-
-
-def filled_pool(layout: PageLayout, tokens: int, sequences: int) -> tuple[KvPool, list[np.ndarray]]:
-    """A pool of random K and V, and shuffled page tables of ``tokens`` slots a sequence."""
-    pages = -(-tokens // layout.page_size)
-    pool = KvPool.allocate(layout, pages * sequences + 3)
-    pool.memory.view(torch.float32).normal_()
-    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
-    return pool, [order[i * pages : (i + 1) * pages] for i in range(sequences)]
 
 
 class Attend(Protocol):
@@ -129,18 +120,6 @@ def test_a_cap_draws_scores_in(attend: Attend) -> None:
         assert_agrees(attend, pool, batch, 2, soft_cap=0.0)
 
 
-def written_pool(layout: PageLayout, tokens: int) -> tuple[KvPool, list[np.ndarray]]:
-    """A pool with random K and V in every slot, as the reference writes them; no two slots'
-    magnitudes are alike, so that a wrong scale shows."""
-    pool, tables = filled_pool(replace(layout, dtype="float32"), tokens, 2)
-    pool = KvPool.allocate(layout, pool.page_count)
-    slots = torch.arange(pool.page_count * layout.page_size)
-    k = torch.randn(len(slots), layout.kv_heads, layout.head_dim) * torch.rand(len(slots), 1, 1)
-    for layer in range(layout.layers):
-        kv_write_reference.kv_write(k, k.flip(0), pool, layer, slots)
-    return pool, tables
-
-
 @EITHER
 @pytest.mark.parametrize("dtype", ["float16", "int8", "e4m3"])
 @pytest.mark.parametrize(
@@ -149,7 +128,7 @@ def written_pool(layout: PageLayout, tokens: int) -> tuple[KvPool, list[np.ndarr
 def test_pages_of_every_type_are_read_as_the_reference_reads_them(
     attend: Attend, dtype: KvDtype, layout: PageLayout, heads: int
 ) -> None:
-    pool, tables = written_pool(replace(layout, dtype=dtype), 100)
+    pool, tables = written_pool(replace(layout, dtype=dtype), 100, 2)
     batch = ragged_batch(tables, [70, 5], [3, 1], layout.page_size)
     assert_agrees(attend, pool, batch, heads)
     assert_agrees(attend, pool, batch, heads, window_tokens=20)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kernels.test_kv_dtypes import written_pool
+from tests.kernels.pools import SCALE, written_pool
 
 from pagemesh.kernels.batch import RaggedBatch
 from pagemesh.kernels.layout import KvDtype
@@ -17,7 +17,6 @@ from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, PageLayout, paged_attention, ragged_batch
 from pagemesh.kernels.paged_attention import reference
 
-SCALE = 0.2
 BORDERS = [0, 1, 15, 16, 63, 64, 511, 512, 640, 1300]
 
 

@@ -13,20 +13,11 @@ from tests.unit.engine.models import VOCAB, save_twin, twins
 
 from pagemesh.engine.forward import Decoder
 from pagemesh.kernels.decoder_step import phases
-from pagemesh.kernels.native.library import CpuLevel, library
+from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
 
-LEVELS = [level for level in CpuLevel if level <= library().pm_best_level()]
 LENGTHS = [(0, 70), (69, 1), (33, 5), (0, 1), (600, 1), (199, 1), (17, 300)]
 """Start and row count of each sequence of a mixed batch."""
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: level.name.lower())
-def level(request: pytest.FixtureRequest) -> Iterator[CpuLevel]:
-    before = library().pm_level()
-    assert library().pm_set_level(request.param) == 0
-    yield request.param
-    library().pm_set_level(before)
 
 
 @pytest.fixture(params=[1, 2, 3])
