@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from pagemesh.cli.planning.formats import FORMATS, page_bytes
+from pagemesh.cli.planning.formats import FORMATS
+from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.gateway.tenants import Tenants
@@ -85,15 +86,10 @@ def known_shape(folder: Path) -> ModelShape | None:
 
 
 def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
-    """The pool of a mesh. Raises ``ConfigError`` when it would hold no page."""
+    """The pool of a mesh. Raises ``ConfigError`` when no page can hold K and V of the model, or
+    the pool no page."""
     page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
-    try:
-        size = page_bytes(
-            FORMATS[config.worker.kv_dtype], layers=shape.layer_count, kv_heads=shape.kv_head_count,
-            head_dim=shape.head_dim, page_size=page_size,
-        )  # fmt: skip
-    except ValueError as error:
-        raise ConfigError(f"no page holds K and V of this model: {error}") from None
+    size = page_shape(shape, FORMATS[config.worker.kv_dtype], page_size, 1).page_bytes
     if pool_bytes < size:
         raise ConfigError(
             f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "

@@ -74,6 +74,13 @@ def test_a_model_the_engine_has_not_is_one_line(
     assert named in line and str(folder) in line
 
 
+def test_a_model_whose_heads_no_page_holds_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny", head_dim=1024)
+    assert "no page holds K and V of this model" in up_error(capsys, "--model", str(folder))
+
+
 def test_a_model_without_a_tokenizer_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
