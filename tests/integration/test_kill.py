@@ -72,6 +72,15 @@ async def run_all(
     return streams
 
 
+def check_unhurt(hurt: list[Stream], calm: list[Stream], fault: str) -> None:
+    """Every stream that met ``fault`` came to its end with the tokens it has without."""
+    for index, (one, other) in enumerate(zip(hurt, calm, strict=True)):
+        where = f"stream {index} after {fault}"
+        assert one.done and one.finish == "length", where
+        assert len(one.tokens) == OUTPUT_TOKENS, where
+        assert one.tokens == other.tokens, where
+
+
 def prompts_of(seed: int) -> list[list[int]]:
     """Prompts of mixed length; half share a beginning."""
     draw = random.Random(seed)
@@ -93,9 +102,5 @@ def test_every_stream_survives_the_death_of_a_service(pool_dir: Path, tiny_model
             mesh.wait_ready()
             mesh.wait_idle()
             calm = asyncio.run(run_all(mesh, prompts))
-            for index, (one, other) in enumerate(zip(hurt, calm, strict=True)):
-                where = f"stream {index} after kill -9 of {victim}"
-                assert one.done and one.finish == "length", where
-                assert len(one.tokens) == OUTPUT_TOKENS, where
-                assert one.tokens == other.tokens, where
+            check_unhurt(hurt, calm, f"kill -9 of {victim}")
             mesh.wait_idle()
