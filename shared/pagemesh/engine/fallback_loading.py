@@ -193,14 +193,7 @@ def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: P
             known.add(tensor.data_ptr())
             tensors[name] = tensor.contiguous()
     check_room(path.parent, sum(tensor.nbytes for tensor in tensors.values()))
-    partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
-    try:
-        save_file(tensors, partial)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write prepared weights: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    save_file(tensors, path)
     progress("prepare", stored_bytes, stored_bytes)
 
 

@@ -76,15 +76,16 @@ def load_prepared(
 
 def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict[str, torch.Tensor]:
     """Every tensor of the prepared file ``name`` in ``cache``, mapped. When it is not there,
-    ``write`` is called with the path to make, by one process of the host at a time.
+    ``write`` is called with the path to make, by one process of the host at a time; what it
+    made counts when it is whole.
 
-    Raises ``ConfigError`` like ``write``, and for a broken file.
+    Raises ``ConfigError`` like ``write``, for a disk that is full, and for a broken file.
     """
     path = cache / f"{name}.safetensors"
     with locked(path.with_suffix(".lock")):
         if not path.is_file():
             _make_room(cache)
-            write(path)
+            _write_whole(path, write)
         tensors = _map(path)
         os.utime(path)  # what was loaded last goes last
     return tensors
@@ -115,6 +116,19 @@ def _map(path: Path) -> dict[str, torch.Tensor]:
         raise ConfigError(f"{path}: broken prepared weights ({error}); delete the file") from None
 
 
+def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
+
+    partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
+    try:
+        write(partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: cannot write prepared weights: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def _write(
     path: Path,
     checkpoint: Checkpoint,
@@ -123,19 +137,12 @@ def _write(
 ) -> None:
     header, total = _header(recipes)
     check_room(path.parent, total)
-    partial = path.with_suffix(".partial")  # under the lock, so the name is ours alone
-    try:
-        with partial.open("wb") as file:
-            file.write(header)
-            done = 0
-            for recipe in recipes:
-                done += _write_tensor(file, _prepare(checkpoint, recipe))
-                progress("prepare", done, total)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write prepared weights: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.write(header)
+        done = 0
+        for recipe in recipes:
+            done += _write_tensor(file, _prepare(checkpoint, recipe))
+            progress("prepare", done, total)
 
 
 def check_room(folder: Path, wanted_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ from pagemesh.wire.tokens import U32
 
 TOLERANCE = 1e-4
 """Of the widest logit: float32 in another order of summation."""
+FILE_BYTES_MAX = 256 << 10
+"""Less than the weights of any model here."""
 
 
 def opened(folder: Path) -> tuple[ServedModel, StepDecoder]:
@@ -170,6 +173,23 @@ def test_weights_are_mapped_from_one_file_that_a_second_process_finds(tmp_path: 
     assert prepared.stat().st_ino == inode, "it was not written again"
     assert first.root == second.root
     assert str(prepared) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GemmaForCausalLM"])
+def test_weights_that_find_no_room_are_refused_in_one_line_and_leave_nothing_half_written(
+    architecture: str, tmp_path: Path
+) -> None:
+    save_fallback_twin(tmp_path / "model", architecture)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, before[1]))
+    try:
+        text = refusal(tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot write prepared weights" in text
+    left = sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+    assert left < 1_024, "digests and locks"
+    opened(tmp_path / "model")
 
 
 def test_the_root_is_another_for_other_weights_and_other_pages(tmp_path: Path) -> None:
