@@ -26,7 +26,6 @@ from pagemesh.engine.checkpoint import (
     Progress,
     read_config,
     silent,
-    tokenizer_digest,
     weights_digest,
 )
 from pagemesh.engine.fallback import (
@@ -41,12 +40,11 @@ from pagemesh.engine.fallback import (
     window_obstacle,
 )
 from pagemesh.engine.files import ensure_folder
-from pagemesh.engine.loading import ServedModel
+from pagemesh.engine.loading import ServedModel, root_of
 from pagemesh.engine.prepared import MODULES_FORMAT, check_room, load_or_write
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.identity import model_root
 
 _VERSION = 1
 """Raise it when the same modules compute something else here."""
@@ -102,16 +100,8 @@ def load_fallback(
             f"{reason[0][:200]}"
         ) from None
     layout = replace(layout, dtype=kv_dtype)
-    root = model_root(
-        weights=weights,
-        adapter=b"",
-        tokenizer=tokenizer_digest(folder),
-        positions=json.dumps({"transformers": version("transformers")}),
-        kv_dtype=layout.dtype,
-        kv_scales=b"",
-        layout=layout.digest,
-        page_size=page_size,
-    )
+    positions = json.dumps({"transformers": version("transformers")})
+    root = root_of(folder, layout, weights=weights, positions=positions)
     config = FallbackConfig(
         architecture=source.architectures[0],
         layer_count=layout.layers,

@@ -113,17 +113,22 @@ def load_model(
     with Checkpoint(folder) as checkpoint:
         weights = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress)
-    root = model_root(
+    root = root_of(folder, layout, weights=weights, positions=config.rope.canonical())
+    return LoadedModel(name, config, layout, root, assemble(config, tensors))
+
+
+def root_of(folder: Path, layout: PageLayout, *, weights: bytes, positions: str) -> bytes:
+    """``identity.model_root`` of the model in ``folder`` over pages of ``layout``."""
+    return model_root(
         weights=weights,
         adapter=b"",
         tokenizer=tokenizer_digest(folder),
-        positions=config.rope.canonical(),
+        positions=positions,
         kv_dtype=layout.dtype,
         kv_scales=b"",  # where there are any they are in the page, made of what it holds
         layout=layout.digest,
-        page_size=page_size,
+        page_size=layout.page_size,
     )
-    return LoadedModel(name, config, layout, root, assemble(config, tensors))
 
 
 def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
