@@ -71,12 +71,8 @@ def orphan_pool_bytes(base: Path) -> int:
         return 0
     total = 0
     with _scanning(base):
-        for candidate in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
-            lock = _try_lock(candidate / LOCK_NAME)
-            if lock is None:
-                continue  # another `up` is using it
-            pools = candidate.glob("*" + POOL_SUFFIX)
-            total += sum(pool.stat().st_blocks * 512 for pool in pools)
+        for folder, lock in _orphans(base):
+            total += sum(pool.stat().st_blocks * 512 for pool in folder.glob("*" + POOL_SUFFIX))
             os.close(lock)
     return total
 
@@ -97,18 +93,14 @@ def _adopt_or_make(base: Path) -> tuple[RunFolder, int]:
     adopted: Path | None = None
     adopted_lock = 0
     removed = 0
-    for candidate in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
-        lock = _try_lock(candidate / LOCK_NAME)
-        if lock is None:
-            continue  # another `up` is using it
-        if adopted is None and not _in_use(candidate) and any(candidate.glob("*" + POOL_SUFFIX)):
-            adopted, adopted_lock = candidate, lock
-            _strip(candidate)
+    for orphan, held in _orphans(base):
+        if adopted is None and any(orphan.glob("*" + POOL_SUFFIX)):
+            adopted, adopted_lock = orphan, held
+            _strip(orphan)
             continue
-        if not _in_use(candidate):
-            shutil.rmtree(candidate, ignore_errors=True)
-            removed += 1
-        os.close(lock)
+        shutil.rmtree(orphan, ignore_errors=True)
+        removed += 1
+        os.close(held)
     if adopted is not None:
         return RunFolder(adopted, True, removed), adopted_lock
     path = base / (PREFIX + secrets.token_hex(4))
@@ -117,6 +109,18 @@ def _adopt_or_make(base: Path) -> tuple[RunFolder, int]:
     if lock is None:
         raise ConfigError(f"PAGEMESH_POOL_DIR={base}: file locks do not work there; name another")
     return RunFolder(path, False, removed), lock
+
+
+def _orphans(base: Path) -> Iterator[tuple[Path, int]]:
+    """Folders of killed meshes, each with the descriptor that now holds its lock."""
+    for folder in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
+        lock = _try_lock(folder / LOCK_NAME)
+        if lock is None:
+            continue  # another `up` is using it
+        if _in_use(folder):
+            os.close(lock)
+        else:
+            yield folder, lock
 
 
 def _prepare(base: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.cli.run_folder import LOCK_NAME, run_folder
+from pagemesh.cli.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder
 from pagemesh.wire.errors import ConfigError
 
 
@@ -59,8 +59,10 @@ def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> No
         with run_folder(tmp_path) as folder:
             assert folder.path != left
         assert (left / "host.pool").exists()
+        assert orphan_pool_bytes(tmp_path) == 0, "nobody may take its room"
     finally:
         os.close(holder)
+    assert orphan_pool_bytes(tmp_path) > 0
 
 
 def test_the_secret_is_random_long_and_readable_by_its_owner_only(tmp_path: Path) -> None:
