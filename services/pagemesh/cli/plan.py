@@ -40,8 +40,8 @@ _LENGTHS = Counts(1, 1 << 31, "token counts such as 800,2300,3900")
 @click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=None,
               help="Type of the weights.  [default: the checkpoint's]")  # fmt: skip
 @click.option("--weights", type=_SIZE, help="Size of the weights.  [default: from the model]")
-@click.option("--page-size", type=click.IntRange(1, 256), default=16, show_default=True,
-              help="Tokens a page holds.")  # fmt: skip
+@click.option("--page-size", type=click.IntRange(1, 256),
+              help="Tokens a page holds.  [default: as in `pagemesh up`]")  # fmt: skip
 @click.option("--session-tokens", type=_TOKENS, help="Length of the sessions to count.")
 @click.option("--shared-tokens", type=click.IntRange(0), default=0,
               help="Tokens that all sessions begin with.")  # fmt: skip
@@ -80,6 +80,7 @@ def ask(
     config = read_config(path)
     where = f"model {path}"
     shape = read_shape(config, where)
+    worker = load(WorkerConfig, os.environ)
     stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
     return Asked(
         name=name,
@@ -90,7 +91,7 @@ def ask(
         else weights_of(path.parent, config, shape, dtype or stored),
         memory_bytes=memory,
         pool_bytes=load(PagerConfig, os.environ).pool_bytes if pool_bytes is None else pool_bytes,
-        page_size=rest["page_size"],
+        page_size=rest["page_size"] or worker.page_size,
         device_count=rest["tensor_parallel"],
         share=rest["share"],
         session_tokens=rest["session_tokens"],
@@ -100,7 +101,7 @@ def ask(
         host_bytes=rest["host_memory"],
         disk_bytes=rest["disk"],
         growth_pages=WorkerLimits().growth_pages,
-        up_kv=load(WorkerConfig, os.environ).kv_dtype,
+        up_kv=worker.kv_dtype,
     )
 
 

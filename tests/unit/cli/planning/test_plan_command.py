@@ -95,6 +95,9 @@ def test_without_a_model_the_demo_model_is_planned_as_up_would_run_it(
     assert found["pool"]["pages"] == (512 << 20) // page
     monkeypatch.setenv("PAGEMESH_POOL_BYTES", "1MiB")
     assert as_json(capsys, "--kv-dtype", "float32")["pool"]["pages"] == (1 << 20) // page
+    monkeypatch.setenv("PAGEMESH_PAGE_SIZE", "32")
+    assert as_json(capsys)["kv"]["page_size"] == 32
+    assert as_json(capsys, "--page-size", "16")["kv"]["page_size"] == 16
 
 
 def test_a_plan_of_other_pages_than_up_would_make_says_so(
