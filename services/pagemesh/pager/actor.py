@@ -38,6 +38,8 @@ from pagemesh.wire.presence import Announce
 
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
+_KEYED_PAGES_MAX = 2_048
+"""In one turn: five milliseconds of making keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +252,8 @@ class PagerActor(Behaviour[PagerEvent]):
                     )  # fmt: skip
                 case ev.Notify(worker, message):
                     await self._notify(worker, message)
-                case ev.PagesStored():
-                    life.pages.stored(command)
-                case ev.PagesDropped():
-                    life.pages.dropped(command)
+                case ev.PagesStored() | ev.PagesDropped():
+                    life.pages.note(command)
                 case ev.ProbeHolder(incarnation):
                     if self._holders.is_dead(incarnation):
                         self._died.append(incarnation)
@@ -266,6 +266,7 @@ class PagerActor(Behaviour[PagerEvent]):
                     self._holders.forget(incarnation)
                 case _:
                     raise AssertionError(f"nobody performs {command}")
+        life.pages.work(_KEYED_PAGES_MAX)
         if life.pages.is_full:
             await self._publish_pages(life)
 

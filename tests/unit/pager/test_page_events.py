@@ -1,0 +1,80 @@
+"""The event stream: what listeners can know of the cache, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagemesh.pager.events import PagesDropped, PagesStored
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.page_events import PageEvents
+from pagemesh.wire.identity import prefix_keys
+from pagemesh.wire.tokens import pack
+
+SECRET, ROOT, SIZE = b"s" * 32, b"r" * 32, 4
+PAGES = 64
+NONE = range(0)
+
+
+def stream() -> PageEvents:
+    return PageEvents(PoolFacts("here", 1, 7, PAGES, SIZE, 256, b"l" * 32, "/pool"), SECRET)
+
+
+def stored(pages: range, after: range = NONE) -> PagesStored:
+    """Pages whose tokens are their own numbers."""
+    tokens = [page for page in pages for _ in range(SIZE)]
+    return PagesStored(ROOT, after, pages, pack(tokens))
+
+
+def keys_of(pages: range) -> list[int]:
+    """Of pages in one chain from the root, tokens like ``stored``."""
+    tokens = np.repeat(np.array(pages, np.uint32), SIZE)
+    return list(map(int, prefix_keys(SECRET, ROOT, tokens, SIZE)))
+
+
+def listed(packed: bytes) -> list[int]:
+    return list(map(int, np.frombuffer(packed, "<u8")))
+
+
+def test_a_page_is_told_of_under_the_key_of_its_whole_prefix() -> None:
+    events = stream()
+    events.note(stored(range(3)))
+    events.note(stored(range(3, 5), after=range(2, 3)))
+    events.work(PAGES)
+    changed = events.take()
+    assert changed is not None and changed.sequence == 1 and not changed.removed
+    assert listed(changed.stored) == keys_of(range(5))
+    assert sorted(listed(events.snapshot(0).keys)) == sorted(keys_of(range(5)))
+    assert events.take() is None, "nothing has changed since"
+
+
+def test_what_a_restart_finds_is_told_a_part_at_a_time_and_in_order() -> None:
+    events = stream()
+    for first in range(0, 24, 8):
+        events.note(
+            stored(range(first, first + 8), after=range(first - 1, first) if first else NONE)
+        )
+    events.note(PagesDropped(range(20, 24)))
+    told = []
+    for _ in range(3):
+        events.work(8)
+        changed = events.take()
+        assert changed is not None and not changed.removed
+        told.append(listed(changed.stored))
+    assert told == [keys_of(range(24))[first : first + 8] for first in range(0, 24, 8)]
+    events.work(8)
+    changed = events.take()
+    assert changed is not None and listed(changed.removed) == keys_of(range(24))[20:]
+    assert sorted(listed(events.snapshot(0).keys)) == sorted(keys_of(range(20)))
+
+
+def test_a_page_that_came_and_went_between_two_events_is_told_of_as_gone() -> None:
+    events = stream()
+    events.note(stored(range(2)))
+    events.note(PagesDropped(range(1, 2)))
+    events.work(PAGES)
+    changed = events.take()
+    assert changed is not None
+    assert (listed(changed.stored), listed(changed.removed)) == (
+        keys_of(range(2))[:1],
+        keys_of(range(2))[1:],
+    )
