@@ -14,7 +14,7 @@ and the others wait for that one.
 
 Waiting never deadlocks, since who fills has all pages of its prompt and waits for nobody, and
 who waits holds nothing, so nobody waits for it. Nor does it turn urgency around: nobody waits for
-somebody less urgent, nor for somebody younger (``InFlight.may_wait``).
+somebody less urgent, nor for somebody who came clearly later (``InFlight.may_wait``).
 """
 
 from __future__ import annotations
@@ -204,12 +204,7 @@ class InFlight:
     @property
     def awaited(self) -> set[int]:
         """The incarnations that somebody waits for."""
-        return {
-            wait.lease.incarnation
-            for behind in self._behind.values()
-            for wait in behind.values()
-            if wait.lease is not None
-        }
+        return {wait.lease.incarnation for wait in self.waits.values() if wait.lease is not None}
 
     def wait_for(self, found: Found, start_pages: int, waiter: Waiter, now_ms: int) -> bool:
         """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""

@@ -229,9 +229,13 @@ def test_an_older_sequence_does_not_wait_and_is_told_what_that_cost(worker: Work
     assert old.waterfall.available_tokens == 12 and old.waterfall.lost == {"in_flight": 12}
 
 
-def test_those_that_came_together_wait_for_each_other_in_any_order(worker: Worker) -> None:
-    worker.granted(5, PROMPT)
-    assert is_queued(worker.admit(4, PROMPT))
+def test_those_that_came_together_wait_for_each_other_in_any_order_and_the_oldest_is_next(
+    rig: Rig, worker: Worker
+) -> None:
+    first = worker.granted(5, PROMPT)
+    assert is_queued(worker.admit(6, PROMPT)) and is_queued(worker.admit(4, PROMPT))
+    worker.release(first)
+    assert keys(pushed(rig)) == [key_of(4)]
 
 
 def test_a_prompt_that_may_not_read_the_cache_neither_waits_nor_is_waited_for(
