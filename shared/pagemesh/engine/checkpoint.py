@@ -17,7 +17,7 @@ import torch
 
 from pagemesh.engine.files import write_atomically
 from pagemesh.runtime.model_folder import weight_files
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, first_line
 
 _TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -40,9 +40,8 @@ def read_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # unknown model types and broken JSON alike
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"model {folder}: config.json cannot be used: {reason[0][:300]}"
+            f"model {folder}: config.json cannot be used: {first_line(error)}"
         ) from None
 
 

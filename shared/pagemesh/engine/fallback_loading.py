@@ -44,7 +44,7 @@ from pagemesh.engine.loading import ServedModel, root_of
 from pagemesh.engine.prepared import MODULES_FORMAT, check_room, load_or_write
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1
 """Raise it when the same modules compute something else here."""
@@ -94,10 +94,9 @@ def load_fallback(
     except ConfigError:
         raise
     except Exception as error:  # any code of any architecture ran there
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"{where}: architecture {source.architectures[0]} does not run over pages: "
-            f"{reason[0][:200]}"
+            f"{first_line(error)}"
         ) from None
     layout = replace(layout, dtype=kv_dtype)
     positions = json.dumps({"transformers": version("transformers")})
@@ -166,9 +165,8 @@ def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: P
             use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # its own many kinds
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"model {folder}: transformers cannot load it: {reason[0][:200]}"
+            f"model {folder}: transformers cannot load it: {first_line(error)}"
         ) from None
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"model {folder}: tensor {missing[0]} is missing")

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, first_line
 
 CONFIG_BYTES_MAX = 16 << 20
 INDEX_NAME = "model.safetensors.index.json"
@@ -116,7 +116,6 @@ def _download(model: str, patterns: tuple[str, ...]) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises a dozen unrelated types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ConfigError(
-            f"model {model}: no such folder, and not to be had from the hub ({reason})"
+            f"model {model}: no such folder, and not to be had from the hub ({first_line(error)})"
         ) from None

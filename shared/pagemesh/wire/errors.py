@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_OTHERS_CHARS_MAX = 300
+
 
 class PagemeshError(Exception):
     """Root of every error raised on purpose."""
@@ -98,3 +100,10 @@ class Internal(Fault):
 def fault(code: str, message: str, *, retry_after_ms: int = 0) -> Fault:
     """The fault that a wire code names; an unknown code becomes ``Internal``."""
     return Fault.codes.get(code, Internal)(message, retry_after_ms=retry_after_ms)
+
+
+def first_line(error: Exception) -> str:
+    """What others' code raised, for a line of ours: its first line, cut to length, or its type
+    when it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:_OTHERS_CHARS_MAX]
