@@ -89,6 +89,28 @@ def rows_float32(tensor: torch.Tensor, name: str, width: int) -> torch.Tensor:
     )
 
 
+def check_heads(
+    name: str,
+    rows: torch.Tensor,
+    *,
+    rows_count: int,
+    head_dim: int,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,),
+) -> None:
+    """Raises ``ValueError`` unless ``rows`` is ``[rows_count, heads, head_dim]`` of one of
+    ``dtypes``, with contiguous heads, at any row stride."""
+    shape, stride = rows.shape, rows.stride()
+    fits = len(shape) == 3 and shape[0] == rows_count and shape[2] == head_dim
+    if not fits or rows.dtype not in dtypes:
+        known = "float32" if dtypes == (torch.float32,) else "float"
+        raise ValueError(
+            f"{name}: expected {known} [{rows_count}, heads, {head_dim}], got {rows.dtype} "
+            f"{list(shape)}"
+        )
+    if stride[2] != 1 or (shape[1] > 1 and stride[1] != head_dim):
+        raise ValueError(f"{name}: expected contiguous heads, got stride {list(stride)}")
+
+
 def rows_out(
     out: torch.Tensor | None, rows: int, width: int, *, like: torch.Tensor
 ) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagemesh.kernels.dispatch import check_heads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.layout import PageLayout
 
@@ -72,7 +73,7 @@ def _page_shape(layout: PageLayout, native: bool) -> PageShape:
         value_offset=layout.value_offset,
         scale_offset=layout.scale_offset_bytes,
         kind="e4m3_native" if kind == "e4m3" and native else kind,
-        block_dim=max(DOT_SIDE_MIN, power_of_two(layout.head_dim)),
+        block_dim=max(DOT_SIDE_MIN, triton.next_power_of_2(layout.head_dim)),
     )
 
 
@@ -96,11 +97,6 @@ def elements_to_write(pool: KvPool, layer: int) -> torch.Tensor:
 
 def _without_e4m3(elements: torch.Tensor) -> torch.Tensor:
     return elements.view(torch.uint8) if elements.dtype is torch.float8_e4m3fn else elements
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least ``count`` (and 1)."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def is_interpreted() -> bool:
@@ -132,16 +128,8 @@ def expect_rows(name: str, rows: torch.Tensor, *, width: int) -> None:
 
 def expect_heads(name: str, rows: torch.Tensor, *, rows_count: int, head_dim: int) -> None:
     """Raises ``ValueError`` unless ``rows`` is a float tensor ``[rows_count, heads, head_dim]``
-    with contiguous heads, at any row stride."""
-    shape, stride = rows.shape, rows.stride()
-    fits = len(shape) == 3 and shape[0] == rows_count and shape[2] == head_dim
-    if not fits or rows.dtype not in ROW_TYPES:
-        raise ValueError(
-            f"{name}: expected float [{rows_count}, heads, {head_dim}], got {rows.dtype} "
-            f"{list(shape)}"
-        )
-    if stride[2] != 1 or (shape[1] > 1 and stride[1] != head_dim):
-        raise ValueError(f"{name}: expected contiguous heads, got stride {list(stride)}")
+    with contiguous heads, at any row stride, on the device the kernels run on."""
+    check_heads(name, rows, rows_count=rows_count, head_dim=head_dim, dtypes=ROW_TYPES)
     expect_device(name, rows)
 
 

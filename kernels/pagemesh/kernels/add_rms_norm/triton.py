@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from pagemesh.kernels.rms_norm.triton import normed
-from pagemesh.kernels.triton_support import expect_rows, power_of_two, warps_of
+from pagemesh.kernels.triton_support import expect_rows, warps_of
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def add_rms_norm(
         raise ValueError(f"addend: expected {rows} rows, got {addend.shape[0]}")
     out = torch.empty((rows, width), dtype=stream.dtype, device=stream.device)
     if rows:
-        block = power_of_two(width)
+        block = triton.next_power_of_2(width)
         _add_norm_rows[(rows,)](
             stream, addend, weight, out, stream.stride(0), addend.stride(0), width, epsilon,
             block, num_warps=warps_of(block),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native, threads
+from pagemesh.kernels.dispatch import check_heads, is_native, native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.kv_write import reference
 
@@ -25,15 +25,10 @@ def kv_write(
 ) -> None:
     """See the module. Raises ``ValueError`` on a wrong shape, ``IndexError`` on a wrong slot."""
     at = pool.layout
-    expected = (slots.shape[0], at.kv_heads, at.head_dim)
     for name, rows in (("k", k), ("v", v)):
-        if rows.shape != expected or rows.dtype is not torch.float32:
-            raise ValueError(
-                f"{name}: expected float32 {expected}, got {rows.dtype} {tuple(rows.shape)}"
-            )
-        stride = rows.stride()
-        if stride[2] != 1 or (at.kv_heads > 1 and stride[1] != at.head_dim):
-            raise ValueError(f"{name}: expected contiguous heads, got stride {stride}")
+        check_heads(name, rows, rows_count=slots.shape[0], head_dim=at.head_dim)
+        if rows.shape[1] != at.kv_heads:
+            raise ValueError(f"{name}: expected {at.kv_heads} heads, got {rows.shape[1]}")
     if slots.dtype is not torch.int64 or not slots.is_contiguous():
         raise ValueError(f"slots: expected contiguous int64, got {slots.dtype}")
     if not is_native():

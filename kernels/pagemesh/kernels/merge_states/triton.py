@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.triton_support import expect_device, expect_heads, power_of_two
+from pagemesh.kernels.triton_support import expect_device, expect_heads
 
 _PARTS = 16
 """Parts merged at a time."""
@@ -56,7 +56,7 @@ def merge_states(
     expect_heads("out", out, rows_count=rows, head_dim=head_dim)
     if out.numel():
         _merge[(rows, heads)](
-            states, lse, out, parts, head_dim, out.stride(0), power_of_two(head_dim), _PARTS,
-            num_warps=4,
+            states, lse, out, parts, head_dim, out.stride(0), triton.next_power_of_2(head_dim),
+            _PARTS, num_warps=4,
         )  # fmt: skip
     return out

@@ -25,7 +25,7 @@ import math
 import torch
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
-from pagemesh.kernels.dispatch import is_native, native, threads
+from pagemesh.kernels.dispatch import check_heads, is_native, native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.paged_attention import reference
 
@@ -46,8 +46,7 @@ def paged_attention(
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float32)
     check_shapes(q, pool, batch, out)
-    if not soft_cap > 0 or window_tokens < 1:
-        raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")
+    check_limits(soft_cap, window_tokens)
     if not is_native():
         mixed = reference.paged_attention(
             q, pool, layer, batch, scale, soft_cap=soft_cap, window_tokens=window_tokens
@@ -69,16 +68,21 @@ def paged_attention(
 
 def check_shapes(q: torch.Tensor, pool: KvPool, batch: RaggedBatch, out: torch.Tensor) -> None:
     """Raises ``ValueError`` that says what was expected and what was got."""
-    at = pool.layout
     for name, rows in (("q", q), ("out", out)):
-        shape, stride = rows.shape, rows.stride()
-        if len(shape) != 3 or shape[0] != batch.rows or shape[2] != at.head_dim:
-            raise ValueError(
-                f"{name}: expected [{batch.rows}, heads, {at.head_dim}], got {list(shape)}"
-            )
-        if rows.dtype is not torch.float32 or stride[2] != 1:
-            raise ValueError(f"{name}: expected contiguous float32 heads, got {rows.dtype}")
-        if shape[1] > 1 and stride[1] != at.head_dim:
-            raise ValueError(f"{name}: expected contiguous heads, got stride {stride}")
-    if q.shape[1] != out.shape[1] or q.shape[1] % at.kv_heads:
-        raise ValueError(f"{q.shape[1]} query heads do not share {at.kv_heads} KV heads")
+        check_heads(name, rows, rows_count=batch.rows, head_dim=pool.layout.head_dim)
+    check_sharing(q.shape[1], pool)
+    if q.shape[1] != out.shape[1]:
+        raise ValueError(f"out: expected {q.shape[1]} heads, got {out.shape[1]}")
+
+
+def check_sharing(head_count: int, pool: KvPool) -> None:
+    """Raises ``ValueError`` when so many query heads do not share the KV heads of ``pool``."""
+    kv_heads = pool.layout.kv_heads
+    if head_count < 1 or head_count % kv_heads:
+        raise ValueError(f"{head_count} query heads do not share {kv_heads} KV heads")
+
+
+def check_limits(soft_cap: float, window_tokens: int) -> None:
+    """Raises ``ValueError`` for a cap or a window that means nothing."""
+    if not soft_cap > 0 or window_tokens < 1:
+        raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")

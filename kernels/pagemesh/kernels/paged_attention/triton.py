@@ -21,6 +21,7 @@ import triton.language as tl
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
+from pagemesh.kernels.paged_attention import check_limits, check_sharing
 from pagemesh.kernels.quantise.triton import numbers_of
 from pagemesh.kernels.triton_support import (
     DOT_SIDE_MIN,
@@ -30,7 +31,6 @@ from pagemesh.kernels.triton_support import (
     expect_heads,
     expect_integers,
     page_shape,
-    power_of_two,
 )
 
 SPAN_TOKENS = 256
@@ -68,12 +68,10 @@ def attention_shape(
     """``rows``: at least so many rows of the products. Products are taken in the pages' type,
     or in that of ``q`` where pages have codes. Raises ``ValueError`` when the heads of ``q`` do
     not share the pool's, or for a cap or window that is none."""
-    at, heads = pool.layout, q.shape[1]
-    if heads < 1 or heads % at.kv_heads:
-        raise ValueError(f"{heads} query heads do not share {at.kv_heads} KV heads")
-    if not soft_cap > 0 or window_tokens < 1:
-        raise ValueError(f"expected a cap above 0 and a window, got {soft_cap}, {window_tokens}")
-    group = heads // at.kv_heads
+    at = pool.layout
+    check_sharing(q.shape[1], pool)
+    check_limits(soft_cap, window_tokens)
+    group = q.shape[1] // at.kv_heads
     page = page_shape(at)
     # Wide heads, and e4m3 where it is decoded by arithmetic, take more registers.
     is_large = at.head_dim > 128 or page.kind == "e4m3"
@@ -81,7 +79,7 @@ def attention_shape(
     return AttentionShape(
         page=page,
         group=group,
-        rows=max(rows, DOT_SIDE_MIN, power_of_two(group)),
+        rows=max(rows, DOT_SIDE_MIN, triton.next_power_of_2(group)),
         block=block,
         page_run=math.gcd(at.page_size, block),
         span=SPAN_TOKENS,

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.triton_support import expect_device, expect_rows, power_of_two, warps_of
+from pagemesh.kernels.triton_support import expect_device, expect_rows, warps_of
 
 INT8_TOP = tl.constexpr(127.0)
 E4M3_TOP = tl.constexpr(448.0)
@@ -128,7 +128,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     scales = torch.zeros(rows, dtype=torch.float32, device=x.device)
     kind = _kind(codes)
     if x.numel():
-        block = power_of_two(width)
+        block = triton.next_power_of_2(width)
         _quantise_rows[(rows,)](
             x, _bytes_of(codes), scales, width, x.stride(0), block, kind,
             num_warps=warps_of(block),
@@ -143,7 +143,7 @@ def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     kind = _kind(codes)
     out = torch.empty((rows, width), dtype=torch.float32, device=codes.device)
     if codes.numel():
-        block = power_of_two(width)
+        block = triton.next_power_of_2(width)
         _dequantise_rows[(rows,)](
             _bytes_of(codes), scales, out, width, block, kind, num_warps=warps_of(block)
         )

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.triton_support import expect_rows, power_of_two, warps_of
+from pagemesh.kernels.triton_support import expect_rows, warps_of
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def rms_norm(
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     expect_rows("out", out, width=width)
     if rows:
-        block = power_of_two(width)
+        block = triton.next_power_of_2(width)
         _norm_rows[(rows,)](
             x, weight, out, x.stride(0), out.stride(0), width, epsilon, block,
             num_warps=warps_of(block),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.dispatch import check_heads, is_native, native, rows_float32, threads
 from pagemesh.kernels.rope import reference
 
 
@@ -26,18 +26,16 @@ def rope(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Ten
     shape."""
     rows, heads, head_dim = x.shape
     half = cosine.shape[1]
-    stride = x.stride()
+    check_heads("x", x, rows_count=rows, head_dim=head_dim)
     for name, table in (("cosine", cosine), ("sine", sine)):
         rows_float32(table, name, half)
         if table.shape[0] != rows or not table.is_contiguous():
             raise ValueError(f"{name}: expected contiguous [{rows}, {half}]")
     if 2 * half > head_dim:
         raise ValueError(f"cosine: expected at most {head_dim // 2} columns, got {half}")
-    if x.dtype is not torch.float32 or stride[2] != 1 or (heads > 1 and stride[1] != head_dim):
-        raise ValueError(f"x: expected float32 with contiguous heads, got stride {stride}")
     if is_native():
         native().pm_rope(
-            x.data_ptr(), stride[0], cosine.data_ptr(), sine.data_ptr(), rows, heads,
+            x.data_ptr(), x.stride(0), cosine.data_ptr(), sine.data_ptr(), rows, heads,
             head_dim, 2 * half, threads(),
         )  # fmt: skip
         return x

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.triton_support import expect_heads, expect_rows, power_of_two
+from pagemesh.kernels.triton_support import expect_heads, expect_rows
 
 
 @triton.jit
@@ -44,6 +44,6 @@ def rope(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Ten
         raise ValueError(f"cosine: expected at most {head_dim // 2} columns, got {half}")
     if x.numel() and half:
         _rotate[(rows, heads)](
-            x, cosine, sine, x.stride(0), head_dim, half, power_of_two(half), num_warps=1
+            x, cosine, sine, x.stride(0), head_dim, half, triton.next_power_of_2(half), num_warps=1
         )
     return x

@@ -19,7 +19,6 @@ from pagemesh.kernels.triton_support import (
     expect_integers,
     expect_rows,
     page_shape,
-    power_of_two,
 )
 
 
@@ -109,7 +108,7 @@ def rope_kv_write(
     if not rows:
         return
     query_norm, key_norm = norms if norms is not None else angles  # not read without norms
-    at = JoinedShape(page, heads, half, power_of_two(half), norms is not None)
+    at = JoinedShape(page, heads, half, triton.next_power_of_2(half), norms is not None)
     _prepare_heads[(rows, joined.shape[1])](
         joined, *angles, query_norm, key_norm, elements_to_write(pool, layer), slots,
         joined.stride(0), epsilon, at, num_warps=1,
