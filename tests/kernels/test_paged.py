@@ -267,7 +267,7 @@ def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
     batch = ragged_batch(tables, [0], [1], 16)
     with pytest.raises(ValueError, match="3 query heads do not share 2 KV heads"):
         paged_attention(torch.randn(1, 3, 16), pool, 0, batch, SCALE)
-    with pytest.raises(ValueError, match=r"\[1, heads, 16\], got \[2, 4, 16\]"):
+    with pytest.raises(ValueError, match=r"q: .* \[1, heads, 16\], got torch.float32 \[2, 4, 16\]"):
         paged_attention(torch.randn(2, 4, 16), pool, 0, batch, SCALE)
     with pytest.raises(ValueError, match=r"k: .* float32 \[1, heads, 16\], got .*\[1, 2, 8\]"):
         kv_write(torch.randn(1, 2, 8), torch.randn(1, 2, 8), pool, 0, batch.slots)
