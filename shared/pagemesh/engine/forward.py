@@ -1,6 +1,6 @@
-"""The forward pass of the Llama family over ragged rows and paged K and V.
+"""The forward pass of the lean families over ragged rows and paged K and V.
 
-One definition for Llama, Qwen2 and Qwen3, for prompt chunks and for single tokens. With T
+One definition for all of ``coverage.LEAN``, for prompt chunks and for single tokens. With T
 rows (tokens) and the widths of ``DecoderConfig``:
 
     x [T, hidden] = embedding[tokens]

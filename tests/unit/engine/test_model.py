@@ -12,8 +12,6 @@ from pagemesh.engine.coverage import LEAN
 from pagemesh.engine.model import decoder_config
 from pagemesh.wire.errors import ConfigError
 
-DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-
 
 def named(config: Any, architecture: str) -> Any:
     config.architectures = [architecture]

@@ -292,7 +292,6 @@ def redeem(desk: Desk, sequence: Sequence) -> None:
     if not desk.may_ask:
         return
     sequence.calling = True
-    ticket.tries += 1
     desk.call_pager(
         Redeem(
             key=sequence.key,

@@ -99,7 +99,7 @@ class Ticket:
     handle: Handle | None = None
     """None: offered, and the pager has not answered."""
     tries: int = 0
-    """Calls made in the present phase."""
+    """Calls made in the present phase, by who offers."""
     expired: bool = False
     doubted: bool = False
     """The pager called it stale: it is asked once more, in a new session."""
