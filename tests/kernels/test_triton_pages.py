@@ -177,6 +177,22 @@ def test_what_lies_beyond_a_row_does_not_reach_it(attend: Attend) -> None:
 
 
 @EITHER
+@pytest.mark.parametrize("position", [0, 63, 64, 255, 256, 290])
+def test_a_key_that_is_no_number_shows_in_every_row_that_sees_it_and_in_no_other(
+    attend: Attend, position: int
+) -> None:
+    pool, tables = filled_pool(PageLayout(2, 1, 16, 16), 300, 1)
+    batch = ragged_batch(tables, [288], [5], 16)
+    q = torch.randn(5, 2, 16)
+    pool.keys(1)[int(tables[0][position // 16]), :, 3, position % 16] = float("nan")
+    for window in (WINDOW_TOKENS_MAX, 40):
+        got = attend(q, pool, 1, batch, SCALE, soft_cap=30.0, window_tokens=window)
+        sees = [row >= position > row - window for row in range(288, 293)]
+        assert got.isnan().all(-1).all(-1).tolist() == sees
+        assert got.isnan().any(-1).any(-1).tolist() == sees
+
+
+@EITHER
 def test_very_large_scores_do_not_overflow(attend: Attend) -> None:
     pool, tables = filled_pool(PageLayout(2, 1, 16, 16), 300, 1)
     batch = ragged_batch(tables, [290], [4], 16)

@@ -96,6 +96,13 @@ def test_a_part_without_positions_is_not_read_and_without_any_the_result_is_zero
     assert not got[1].any()
 
 
+def test_a_part_that_is_no_number_shows_in_the_result() -> None:
+    states, lse = torch.randn(2, 1, 20, 16), torch.randn(2, 1, 20)
+    lse[0, 0, 17] = float("nan")
+    for merge in (merge_states_reference.merge_states, merge_states_triton.merge_states):
+        assert merge(states, lse).isnan().all(-1).tolist() == [[True], [False]]
+
+
 def test_merged_softmax_of_parts_is_the_softmax_of_the_whole() -> None:
     scores, values = torch.randn(1, 1, 96) * 5, torch.randn(96, 16)
     parts = scores.view(1, 1, 6, 16)
