@@ -32,7 +32,6 @@ class DeviceMemory:
     def __init__(self, handle: ctypes.c_ulonglong, size_bytes: int, device_index: int) -> None:
         self._handle = handle
         self._address = ctypes.c_ulonglong()
-        self._size_bytes = size_bytes
         size = ctypes.c_size_t(size_bytes)
         with contextlib.ExitStack() as undo:
             undo.callback(driver.call, "cuMemRelease", handle)
@@ -50,7 +49,9 @@ class DeviceMemory:
                 "cuMemSetAccess", self._address, size, ctypes.byref(access), ctypes.c_size_t(1)
             )
             self._undo = undo.pop_all()
-        self.bytes = torch.as_tensor(_Region(self._address.value, size_bytes), device="cuda")
+        self._device = torch.device("cuda", device_index)
+        region = _Region(self._address.value, size_bytes)
+        self.bytes = torch.as_tensor(region, device=self._device)  # elsewhere it would be a copy
 
     @classmethod
     def make(cls, size_bytes: int, device_index: int) -> DeviceMemory:
@@ -90,7 +91,7 @@ class DeviceMemory:
 
     def close(self) -> None:
         """Unmap. The memory goes with the last map and the last descriptor."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         self._undo.close()
 
     def __enter__(self) -> Self:
