@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from ops.bench.bench_attention import shared_pool
 from ops.bench.hardware import describe
 
-from pagemesh.kernels.native.pool_file import PoolFile
-from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.kernels.ops import (
     KvPool,
     PackedLinear,
@@ -35,7 +34,6 @@ from pagemesh.kernels.ops import (
     ragged_batch,
 )
 from pagemesh.kernels.paged_prefill import by_torch
-from pagemesh.wire.pool_format import PoolFormat
 
 HIDDEN, INNER, LAYERS, VOCABULARY = 576, 1536, 30, 49_152
 PRODUCTS = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)] * LAYERS
@@ -115,21 +113,12 @@ def rates(best: dict[str, float]) -> dict[str, object]:
     }
 
 
-def shared_pool(folder: Path, layout: PageLayout, page_count: int) -> KvPool:
-    form = PoolFormat(page_count, layout.page_size, layout.page_bytes)
-    file = PoolFile.create(folder / "bench.pool", Superblock(form, 1, layout.digest))
-    pool = KvPool(layout, file.pages)
-    pool.memory.view(torch.float32).fill_(0.01)
-    file.remove()
-    return pool
-
-
 def bench_attention(turns: int, *, group: int, contexts: list[int]) -> list[dict[str, object]]:
     """All layers of a pool, read by ``sequences`` rows of decode at each context length."""
     layout = PageLayout(layers=8, kv_heads=8, head_dim=128, page_size=16)
     lines: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        pool = shared_pool(Path(folder), layout, 512)
+        pool = shared_pool(Path(folder) / "bench.pool", layout, 512)
     order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
     words = pool.memory.view(torch.float32)
     for context in contexts:
