@@ -77,13 +77,12 @@ class Handover:
             ttl_ms=ttl_ms,
         )
         expires_ms = books.now_ms + ttl_ms
-        ticket = Ticket(ticket_id, lease, session.incarnation, session.worker, handle, expires_ms)
+        ticket = Ticket(ticket_id, lease, session.incarnation, handle, expires_ms)
         lease.life.move(LeaseState.OFFERED, "offer")
         lease.ticket = ticket_id
         books.unhold(lease)
         books.in_flight.leave(lease)
         del session.leases[lease.id]
-        session.offered[ticket_id] = ticket
         books.tickets[ticket_id] = ticket
         return Offered(ticket=ticket_id, handle=handle)
 
@@ -268,9 +267,6 @@ class Handover:
         books.closed[ticket.id] = ticket
         if len(books.closed) > books.limits.ended_count_max:
             books.closed.popitem(last=False)
-        offerer = books.sessions.get(ticket.offerer)
-        if offerer is not None:
-            offerer.offered.pop(ticket.id, None)
         if tell:
             self.tell_closed(ticket)
 

@@ -229,7 +229,6 @@ class Ticket:
     id: str
     lease: Lease
     offerer: int
-    offerer_name: str
     handle: Handle
     expires_ms: int
     redeemer: int = 0
@@ -244,8 +243,7 @@ class Session:
     """One worker incarnation.
 
     ``leases``: those it holds or still has to let go of; ``by_key``: those it holds;
-    ``offered``: its open tickets; ``claimed``: draining pages of an earlier pager life that
-    only it could write.
+    ``claimed``: draining pages of an earlier pager life that only it could write.
     """
 
     incarnation: int
@@ -255,7 +253,6 @@ class Session:
     life: Lifecycle[SessionState]
     leases: dict[int, Lease] = field(default_factory=dict)
     by_key: dict[SequenceKey, Lease] = field(default_factory=dict)
-    offered: dict[str, Ticket] = field(default_factory=dict)
     claimed: U32 = field(default_factory=lambda: EMPTY)
     letting_go: dict[int, U32] = field(default_factory=dict)
     """Draining pages of leases that a declaration named and that are lost."""

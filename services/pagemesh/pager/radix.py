@@ -177,17 +177,6 @@ class Forest:
         """The pages from the root to the end of ``node``."""
         return join_all(self.runs(node))
 
-    def tokens(self, node: Node) -> bytes:
-        """The packed token ids from the root to the end of ``node``."""
-        return b"".join(edge.tokens for edge in reversed(list(self.path(node))))
-
-    @staticmethod
-    def path(node: Node) -> Iterator[Node]:
-        """``node`` and what is above it, without the root."""
-        while not node.is_root:
-            yield node
-            node = node.parent
-
     @staticmethod
     def try_unpin(anchor: Node, taken: dict[Node, int]) -> int:
         """How many more pages would be idle if ``anchor`` were unpinned too; ``taken`` keeps

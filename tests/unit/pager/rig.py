@@ -204,8 +204,10 @@ class Rig:
             assert self.words[lease.slot] == (0 if revoked else lease.id)
             if not revoked:
                 assert (headers.writers[as_table(lease.held_pages)] == lease.incarnation).all()
-            for node in books.forest.path(lease.anchor):
+            node = lease.anchor
+            while not node.is_root:
                 assert headers.tokens[as_table(node.pages)].tobytes() == node.tokens
+                node = node.parent
         assert np.count_nonzero(self.words) == len(books.slots_kept) + sum(
             lease.life.state.value != "revoked" for lease in books.leases.values()
         )

@@ -67,10 +67,6 @@ class ReuseModel:
             self._advance(cohort)
         self._waiting[kind][cohort % COHORTS] += page_count
 
-    def leave(self, kind: int, since: int, page_count: int) -> None:
-        """They do not wait any more, and that says nothing."""
-        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
-
     def use(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They are used."""
         self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
