@@ -1,6 +1,6 @@
 """What fewer bits for K and V cost the demo model: perplexity and recall by type, by our engine.
 
-    python -m ops.demo_model.kv_quality [--documents 60] [--probes 60] [--json figures.json]
+    python -m ops.demo_model.kv_quality [--documents 60] [--probes 60] [--json kv_figures.json]
 
 Every token attends to K and V as they are kept in pages. Documents and probes are those of
 ``ops.demo_model.evaluate``, the same ones for every type.

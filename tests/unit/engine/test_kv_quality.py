@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from ops.demo_model.kv_quality import documents, measure, probes
 
@@ -15,6 +19,7 @@ PERPLEXITY_RATIO_MAX: dict[KvDtype, float] = {
 }  # fmt: skip
 ANSWERS_LOST_MAX: dict[KvDtype, int] = {"float16": 0, "bfloat16": 0, "int8": 0, "e4m3": 1}
 PROBES = 9
+FOLDER = Path(__file__).parents[3] / "ops" / "demo_model"
 
 
 @pytest.mark.timeout(240)
@@ -30,3 +35,15 @@ def test_the_demo_model_keeps_its_perplexity_and_recall_with_every_kv_type() -> 
         assert one.logit_error <= limit, dtype
         assert one.perplexity <= exact.perplexity * PERPLEXITY_RATIO_MAX[dtype], dtype
         assert one.recall >= exact.recall - ANSWERS_LOST_MAX[dtype] / PROBES - 1e-9, dtype
+
+
+def test_the_model_card_tells_the_figures_that_were_measured() -> None:
+    measured = json.loads((FOLDER / "kv_figures.json").read_text())["by_type"]
+    row = r"^\| (\w+) \| [\d,]+ \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) \|$"
+    told = re.findall(row, (FOLDER / "MODEL_CARD.md").read_text(), re.M)
+    assert [dtype for dtype, *_ in told] == list(KV_DTYPES) == list(measured)
+    for dtype, perplexity, recall, logit_error in told:
+        one = measured[dtype]
+        assert float(perplexity) == pytest.approx(one["perplexity"], abs=6e-5), dtype
+        assert float(recall) == round(100 * one["recall"], 1), dtype
+        assert float(logit_error) == pytest.approx(one["logit_error"], rel=0.06), dtype
