@@ -57,6 +57,7 @@ def test_the_last_share_of_the_requests_is_scored(tmp_path: Path) -> None:
         ('{"hash_ids": [1', "truncated"),
         ('{"timestamp": 1}', "missing required field `hash_ids`"),
         ('{"hash_ids": []}', "0 hash_ids"),
+        ('{"hash_ids": [1], "more": ' + "[" * 200_000, "recursion"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens", "lengths alone"),
     ],
 )

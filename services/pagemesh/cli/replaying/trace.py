@@ -72,7 +72,7 @@ def _prompt(line: bytes, where: str, places: dict[tuple[int, int], int]) -> tupl
         )
     try:
         ids = msgspec.json.decode(line, type=_Line).hash_ids
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}; correct or remove it") from None
     if not 0 < len(ids) <= PROMPT_BLOCKS_MAX:
         raise ConfigError(f"{where}: {len(ids)} hash_ids; there must be 1 to {PROMPT_BLOCKS_MAX}")
