@@ -12,7 +12,13 @@ from rich.progress import Progress
 from pagemesh.cli.param_types import Counts
 from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
 from pagemesh.cli.replaying.pager import hit_rate
-from pagemesh.cli.replaying.report import Scores, json_report, save_plot, text_report
+from pagemesh.cli.replaying.report import (
+    Scores,
+    check_plot,
+    json_report,
+    save_plot,
+    text_report,
+)
 from pagemesh.cli.replaying.trace import Trace, read_trace
 from pagemesh.pager.eviction import POLICIES
 
@@ -45,16 +51,18 @@ def replay(
 
     TRACE has one JSON object a line with hash_ids: an id for each block of a prompt.
     """
+    if plot is not None:
+        check_plot()
     read = read_trace(trace, score_last)
     played = read.without_warm_up() if cold else read
     names = tuple(POLICIES) if "all" in policies else policies or ("learned", "lru")
     scores = score(played, tuple(dict.fromkeys(names)), capacity)
-    if plot is not None:
-        save_plot(plot, read, scores)
     if as_json:
         click.echo(json.dumps(json_report(read, scores, cold=cold), indent=2))
     else:
         click.echo(text_report(read, scores, cold=cold))
+    if plot is not None:
+        save_plot(plot, read, scores)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,17 @@ def json_report(trace: Trace, scores: Scores, *, cold: bool) -> dict[str, Any]:
     }
 
 
+def check_plot() -> None:
+    """Raises ``ConfigError`` when nothing here can draw."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; install it: pip install 'pagemesh[plot]'")
+
+
 def save_plot(path: Path, trace: Trace, scores: Scores) -> None:
     """Draw hit rates over capacity; the kind of file is told by its name. Raises
     ``ConfigError``."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "--plot needs matplotlib; install it: pip install 'pagemesh[plot]'"
-        ) from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for policy, rates in scores.rates.items():
