@@ -11,16 +11,6 @@ from pagemesh.wire.pager_messages import Extended, Granted, Queued
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def test_the_second_request_reads_what_the_first_computed(rig: Rig, worker: Worker) -> None:
     first = worker.granted(1, range(10), 12)
     assert first.cached_tokens == 0 and table_of(first) == [0, 1, 2]

@@ -14,16 +14,6 @@ YOUNG = 1_000_000
 """What is so much younger is not waited for, so the same is computed twice."""
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def test_full_pages_can_be_read_while_the_writer_goes_on(rig: Rig, worker: Worker) -> None:
     lease = worker.granted(1, range(10), 12)
     assert worker.committed(lease, range(10), 7) == 4

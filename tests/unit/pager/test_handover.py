@@ -15,11 +15,6 @@ TICKET = "a" * 32
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
 def prefill(rig: Rig) -> Worker:
     return Worker(rig, "prefill", 1)
 

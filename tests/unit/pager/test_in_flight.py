@@ -30,11 +30,6 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
-@pytest.fixture
 def other(rig: Rig) -> Worker:
     return Worker(rig, "other", 2)
 

@@ -21,16 +21,6 @@ from pagemesh.wire.pager_messages import Admit, Extended, Granted, Revoke, Ticke
 from pagemesh.wire.pool_format import HeaderState
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def revoked(rig: Rig) -> list[int]:
     return [n.lease for n in rig.taken(Revoke) if isinstance(n, Revoke)]
 

@@ -23,16 +23,6 @@ from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState
 from pagemesh.wire.tokens import pack, pack_extents
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def line(
     lease: Granted, number: int, tokens: list[int], *, table: list[int] | None = None,
     granted_at: int = 0, ticket: str | None = None,

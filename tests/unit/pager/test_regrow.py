@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.unit.pager.rig import Rig, Worker, table_of
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
 
 
 def test_answers_that_grew_side_by_side_are_one_edge_each_again(rig: Rig, worker: Worker) -> None:

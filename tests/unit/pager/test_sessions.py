@@ -22,16 +22,6 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.tokens import pack
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig(16)
-
-
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def held(lease: Granted, number: int, tokens: int = 0) -> HeldLease:
     return HeldLease(
         lease=lease.lease, lease_slot=lease.lease_slot, key=lease.key, order=order_of(number),
