@@ -184,7 +184,7 @@ class Bench:
         plan = self.plan
         assert plan is not None, "no step is running"
         self.plan = None
-        self.handle(ev.StepsFinished((_result(plan, token, revoked=revoked),)))
+        self.handle(ev.StepsFinished((result_of(plan, token, revoked=revoked),)))
         return plan
 
     def run(self, *tokens: int, goes_on: bool = True) -> list[ev.Command]:
@@ -194,7 +194,7 @@ class Bench:
         for token in tokens:
             plan = self.plan
             assert plan is not None, "no run goes on"
-            results.append(_result(plan, token, revoked=False))
+            results.append(result_of(plan, token))
             self.plan = plan_after(plan, results[-1])
         if not goes_on:
             self.plan = None
@@ -260,16 +260,16 @@ class Bench:
         return [have[position] for position in range(len(have))]
 
 
-def _result(plan: StepPlan, token: int, *, revoked: bool) -> StepResult:
+def result_of(
+    plan: StepPlan, token: int, *, revoked: bool = False, spoiled: SequenceKey | None = None
+) -> StepResult:
+    """``token`` wherever one is wanted; no numbers in the row of ``spoiled``."""
     rows = tuple(
-        RowResult(
-            row.key,
-            row.lease,
-            revoked=revoked,
-            drawn=() if revoked else tuple(Drawn(one.key, token) for one in row.samples),
-        )
+        RowResult(row.key, row.lease, revoked=revoked, drawn=() if revoked else tuple(
+            Drawn(one.key, token, poisoned=row.key == spoiled) for one in row.samples
+        ))
         for row in plan.rows
-    )
+    )  # fmt: skip
     return StepResult(plan.step, rows)
 
 

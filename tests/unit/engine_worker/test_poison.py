@@ -6,32 +6,15 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from tests.unit.engine_worker.bench import Bench, key, submit
+from tests.unit.engine_worker.bench import Bench, key, result_of, submit
 
 from pagemesh.engine.worker import events as ev
-from pagemesh.engine.worker.plan import (
-    Drawn,
-    RowResult,
-    StepPlan,
-    StepResult,
-    TokenScores,
-    plan_after,
-)
+from pagemesh.engine.worker.plan import StepResult, TokenScores, plan_after
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Release
 from pagemesh.wire.work_messages import Finish
 
 OTHER = SequenceKey(request="2" * 32, attempt=1, choice=0)
-
-
-def _result(plan: StepPlan, token: int, *, spoiled: SequenceKey | None = None) -> StepResult:
-    rows = tuple(
-        RowResult(row.key, row.lease, revoked=False, drawn=tuple(
-            Drawn(one.key, token, poisoned=row.key == spoiled) for one in row.samples
-        ))
-        for row in plan.rows
-    )  # fmt: skip
-    return StepResult(plan.step, rows)
 
 
 def _finish(bench: Bench, *results: StepResult) -> None:
@@ -60,7 +43,7 @@ def _two_decoding() -> Bench:
 def test_a_poisoned_row_ends_its_sequence_with_its_reason_and_the_others_go_on() -> None:
     bench = _two_decoding()
     assert bench.plan is not None and len(bench.plan.rows) == 2
-    _finish(bench, _result(bench.plan, 51, spoiled=OTHER))
+    _finish(bench, result_of(bench.plan, 51, spoiled=OTHER))
     assert _ends(bench, OTHER.request) == [("error", "Internal")]
     assert bench.plan is not None and [row.key for row in bench.plan.rows] == [key()]
     assert bench.tokens()[-1] == 51
@@ -72,10 +55,10 @@ def test_tokens_drawn_before_a_run_was_poisoned_are_delivered() -> None:
     bench = _two_decoding()
     plan = bench.plan
     assert plan is not None and plan.repeat_count
-    sound = _result(plan, 52)
+    sound = result_of(plan, 52)
     following = plan_after(plan, sound)
     assert following is not None
-    spoiled = _result(following, 53, spoiled=OTHER)
+    spoiled = result_of(following, 53, spoiled=OTHER)
     assert plan_after(following, spoiled) is None, "the scheduler has to decide"
     _finish(bench, sound, spoiled)
     told = [frame for frame in bench.frames if frame.key == OTHER][-2:]
@@ -88,7 +71,7 @@ def test_all_choices_that_draw_from_a_poisoned_row_end_at_once() -> None:
     bench.ask(submit(6, choices=3))
     bench.grant()
     assert bench.plan is not None
-    _finish(bench, _result(bench.plan, 50, spoiled=key()))
+    _finish(bench, result_of(bench.plan, 50, spoiled=key()))
     assert _ends(bench, key().request) == [("error", "Internal")] * 3
     bench.settle()
     assert bench.core.idle
@@ -100,6 +83,6 @@ def test_a_prompt_whose_scores_are_no_numbers_is_not_answered() -> None:
     bench.grant()
     assert bench.plan is not None
     scores = TokenScores(np.full(5, np.nan, "<f4").tobytes())
-    (row,) = _result(bench.plan, 50).rows
+    (row,) = result_of(bench.plan, 50).rows
     _finish(bench, StepResult(bench.plan.step, (replace(row, prompt_scores=scores),)))
     assert _ends(bench, key().request) == [("error", "Internal")]
