@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, of_kind, submit
+from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, child_of, of_kind, submit
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
-from pagemesh.wire.pager_messages import AckRevoke, Extend, Release, Revoke
+from pagemesh.engine.worker.settings import RoleSettings
+from pagemesh.wire.pager_messages import AckRevoke, Extend, Fork, Forked, Release, Revoke
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Abort, Submit
 
@@ -39,10 +40,28 @@ def test_a_decoding_sequence_may_run_as_far_as_its_slots_and_its_limit_reach() -
     assert plan_of(decoding(pages=40, max_tokens=100)).repeat_count == 31, "run_steps_max"
 
 
-def test_prompts_choices_and_scores_are_never_computed_in_a_run() -> None:
-    bench = Bench(PREFILL).start()
-    bench.ask(submit(4, choices=2))
+@pytest.mark.parametrize(
+    "asked", [submit(10), submit(4), submit(4, choices=2), submit(4, prompt_logprobs=True)]
+)
+@pytest.mark.parametrize("role", [PREFILL, DECODE], ids=lambda role: role.role)
+def test_prompts_choices_and_scores_are_never_computed_in_a_run(
+    role: RoleSettings, asked: Submit
+) -> None:
+    bench = Bench(role).start()
+    bench.ask(asked)
     bench.grant()
+    assert plan_of(bench).repeat_count == 0
+
+
+def test_a_choice_that_computes_its_tail_again_is_not_computed_in_a_run() -> None:
+    bench = Bench(DECODE).start()
+    bench.ask(submit(10, choices=2, max_tokens=30))
+    bench.grant(cached=8)
+    bench.step(51)
+    fork = bench.asked(Fork)
+    child = bench.granted(child_of(fork, fork.children[0]), cached=10, pages=8)
+    bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[]))
+    assert sorted(len(row.tokens) for row in plan_of(bench).rows) == [1, 3]
     assert plan_of(bench).repeat_count == 0
 
 
