@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -62,6 +63,7 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack, unpack_extents
 
+M = TypeVar("M", bound=Message)
 LAYOUT = bytes(range(32))
 ROOT = bytes(reversed(range(32)))
 PAGE_SIZE = 4
@@ -212,7 +214,7 @@ class Rig:
             lease.life.state.value != "revoked" for lease in books.leases.values()
         )
 
-    def taken(self, kind: type[Message]) -> list[Message]:
+    def taken(self, kind: type[M]) -> list[M]:
         """Notices of a kind since the last call, forgotten now."""
         found = [n.message for n in self.notices if isinstance(n.message, kind)]
         self.notices = [n for n in self.notices if not isinstance(n.message, kind)]

@@ -35,7 +35,7 @@ def offered(prefill: Worker, lease: Granted) -> Offered:
 
 
 def outcomes(rig: Rig) -> list[str]:
-    return [n.outcome for n in rig.taken(TicketClosed) if isinstance(n, TicketClosed)]
+    return [n.outcome for n in rig.taken(TicketClosed)]
 
 
 def test_redeeming_moves_ownership_the_write_right_and_brings_growth(

@@ -35,7 +35,7 @@ def other(rig: Rig) -> Worker:
 
 
 def pushed(rig: Rig) -> list[Granted]:
-    return [notice for notice in rig.taken(Granted) if isinstance(notice, Granted)]
+    return rig.taken(Granted)
 
 
 def keys(granted: list[Granted]) -> list[SequenceKey]:
@@ -206,7 +206,7 @@ def test_whoever_waits_for_a_preempted_sequence_is_looked_at_anew() -> None:
     assert is_queued(worker.admit(LATER + 1, PROMPT))
     old = worker.admit(1, range(100, 120))
     assert is_queued(old), "it takes pages back, and waits until they are let go of"
-    assert [r.lease for r in rig.taken(Revoke) if isinstance(r, Revoke)] == [young.lease]
+    assert [r.lease for r in rig.taken(Revoke)] == [young.lease]
     assert is_queued(worker.admit(LATER + 1, PROMPT)), "behind the old one, for room"
     worker.ack(young)
     [granted] = pushed(rig)
@@ -282,7 +282,7 @@ def test_a_served_waiter_without_room_queues_for_it_and_keeps_its_account() -> N
     worker.admit(2, PROMPT, 28)
     rig.now_ms += 20
     worker.committed(first, PROMPT)
-    revoked = [r.lease for r in rig.taken(Revoke) if isinstance(r, Revoke)]
+    revoked = [r.lease for r in rig.taken(Revoke)]
     assert revoked == [filler.lease] and not pushed(rig)
     rig.now_ms += 500
     worker.ack(filler)
