@@ -32,13 +32,13 @@ import numpy as np
 from ops.bench.hardware import describe
 
 from pagemesh.kernels.native.header_writer import HeaderWriter
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_store import PoolStore
-from pagemesh.pager.radix import Node
 from pagemesh.pager.state import PagerCore
+from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.pager_messages import PoolSpec
-from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState
 from pagemesh.wire.tokens import U32, pack_extents
 
 PAGE_SIZE, PAGE_BYTES = 16, 64
@@ -56,7 +56,7 @@ class Filled:
         self._pages = pages
         self._tokens = np.random.default_rng(7)
         self._at = 0
-        self._number = store.facts.epoch << 40
+        self._number = store.facts.epoch << EPOCH_SHIFT
 
     @property
     def left(self) -> int:
@@ -103,7 +103,8 @@ def restart(folder: Path) -> dict[str, float]:
     times.append(time.perf_counter())
     found = store.recovered(())
     times.append(time.perf_counter())
-    core = PagerCore(PagerLimits(), store.facts, Lru[Node]())
+    policy = make_policy(PagerConfig().eviction, store.facts.page_count)
+    core = PagerCore(PagerLimits(), store.facts, policy)
     commands = core.handle(found, 0)
     times.append(time.perf_counter())
     for command in commands:
