@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.unit.engine.fallback_twins import save_fallback_twin
 from tests.unit.engine.harness import PAGE_SIZE, Pages, some_tokens
 from tests.unit.engine.models import VOCAB
@@ -22,6 +23,7 @@ from pagemesh.engine.executor import StepDecoder
 from pagemesh.engine.fallback import FallbackDecoder, PagedStep
 from pagemesh.engine.loading import LoadedModel, ServedModel
 from pagemesh.engine.opening import open_model
+from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
@@ -32,9 +34,14 @@ FILE_BYTES_MAX = 256 << 10
 """Less than the weights of any model here."""
 
 
-def opened(folder: Path) -> tuple[ServedModel, StepDecoder]:
+def opened(
+    folder: Path, *, page_size: int = PAGE_SIZE, kv_dtype: KvDtype = "float32"
+) -> tuple[ServedModel, StepDecoder]:
     cache = folder.parent / "cache"
-    return open_model(folder, name="tiny", page_size=PAGE_SIZE, cache=cache, deterministic=False)
+    return open_model(
+        folder, name="tiny", page_size=page_size, cache=cache, deterministic=False,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
 
 
 def refusal(folder: Path) -> str:
@@ -192,13 +199,22 @@ def test_weights_that_find_no_room_are_refused_in_one_line_and_leave_nothing_hal
     opened(tmp_path / "model")
 
 
-def test_the_root_is_another_for_other_weights_and_other_pages(tmp_path: Path) -> None:
-    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
-    roots = {opened(tmp_path / "model")[0].root}
-    config = tmp_path / "model" / "config.json"
+def test_the_root_is_another_for_anything_that_changes_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "GemmaForCausalLM")
+    roots = [opened(folder)[0].root]
+    changes: list[dict[str, Any]] = [{"page_size": 2 * PAGE_SIZE}, {"kv_dtype": "float16"}]
+    roots += [opened(folder, **change)[0].root for change in changes]
+    config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
-    roots.add(opened(tmp_path / "model")[0].root)
-    assert len(roots) == 2
+    roots.append(opened(folder)[0].root)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    roots.append(opened(folder)[0].root)
+    (folder / "tokenizer.json").write_text('{"version": "2.0"}')
+    roots.append(opened(folder)[0].root)
+    assert len(set(roots)) == len(roots) == 6
 
 
 @pytest.mark.parametrize(
