@@ -164,7 +164,8 @@ long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages, cons
                      int threads);
 
 // --- What the machine can do (for benchmarks) -------------------------------------------------
-// The sum of `floats` (a multiple of 16) floats, read once and in order.
+// Reads `floats` (a multiple of 16) floats, once and in order. Returns what some thread's share of
+// them sums to, so that no read can be left out.
 float pm_probe_stream(const float* data, long floats, int threads);
 // `rounds` rounds of vector multiply-adds a thread; how many multiply-adds that were in all.
 long pm_probe_arithmetic(long rounds, int threads);

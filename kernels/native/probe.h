@@ -7,7 +7,6 @@ namespace {
 constexpr long kProbePiece = 1 << 14;  // floats a thread takes at a time
 constexpr int kProbeChains = 24;
 
-// Reads `floats` (a multiple of 16) floats; the sum is returned so that no read can be left out.
 float probe_stream(const float* data, long floats, int threads) {
   pm::Counter work;
   float total = 0.0f;
