@@ -113,14 +113,15 @@ class DecoderStep:
         for a token, position, slot or page that is not there; nothing is written then.
         """
         # Not the pool itself, which would keep its memory mapped.
-        inputs = (tokens, batch, wanted, pool.layer_pointers, logits, threads())
+        thread_count = threads()
+        inputs = (tokens, batch, wanted, pool.layer_pointers, logits, thread_count)
         # A batch that goes on is the same objects with other numbers in them.
         if not all(map(operator.is_, inputs, self._inputs)):
-            self._prepare(tokens, batch, wanted, pool, logits, threads())
+            self._prepare(tokens, batch, wanted, pool, logits, thread_count)
             self._inputs = inputs
         hidden, scores = self._results
         bad = native().pm_decoder_step(
-            *self._arguments, None if phase_us is None else phase_us.data_ptr(), threads()
+            *self._arguments, None if phase_us is None else phase_us.data_ptr(), thread_count
         )
         if bad:
             row = bad & 0xFFFF_FFFF
