@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -84,8 +84,7 @@ def device_pool(dtype: KvDtype, pages: int, layers: int = 1) -> KvPool:
 
 
 def on_device(batch: RaggedBatch) -> RaggedBatch:
-    names = ("tables", "table_indptr", "row_indptr", "row_sequence", "row_position", "slots")
-    return RaggedBatch(*(getattr(batch, name).cuda() for name in names))
+    return RaggedBatch(*(getattr(batch, field.name).cuda() for field in fields(batch)))
 
 
 def filled(dtype: KvDtype, sequences: int, past: int, rows: int) -> tuple[KvPool, RaggedBatch]:
