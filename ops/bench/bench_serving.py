@@ -1,0 +1,127 @@
+"""Serving against others: the same requests to each server in turn, over HTTP.
+
+    python -m ops.bench.bench_serving [--model FOLDER] [--vs NAME=URL ...] [--workloads NAME ...]
+
+pagemesh is started here on ``FOLDER`` (without one, on a small random model made for the
+purpose), or is found at ``--url``. The others are started by you, with the same weights and as
+many threads: ops/bench/serving/README.md says how. Every round has prompts of its own, which all
+servers get, one server after the other. Ratios are those of rounds, ours by the best peer's.
+``--out`` keeps rows of other models and workloads, so that each can be measured when there is
+time for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from ops.bench.hardware import describe
+from ops.bench.serving import plot, table
+from ops.bench.serving.client import RequestFailedError, Server, find_server
+from ops.bench.serving.load import Round, run_round
+from ops.bench.serving.workloads import WORKLOADS, Word, words_of_model
+from tests.integration.mesh import Mesh
+
+DEFAULT_MODEL = "S"
+POOL_BYTES = 2 << 30
+
+
+def main() -> None:
+    arguments = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or made_model(Path(folder))
+        words = words_of_model(model)
+        try:
+            peers = [
+                find_server(name, url, plain=name in arguments.plain) for name, url in arguments.vs
+            ]
+            with (
+                ours(model, arguments.url) as own,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                lines = runner.run(measure([own, *peers], words, arguments))
+        except RequestFailedError as error:
+            raise SystemExit(str(error)) from error
+    report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    rows = table.merged(report, [line | {"on": describe()} for line in lines])
+    arguments.out.write_text(json.dumps({"benchmark": "serving", "rows": rows}, indent=1) + "\n")
+    print(table.as_text(rows))
+    print(f"written to {arguments.out}")
+    if arguments.plot:
+        plot.draw(rows, arguments.plot)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="Hugging Face folder that every server serves")
+    parser.add_argument("--label", help="what the table calls the model; default: its folder")
+    parser.add_argument("--url", help="a pagemesh that runs already; default: one is started")
+    parser.add_argument(
+        "--vs", type=named_url, action="append", default=[], metavar="NAME=URL", help="a peer"
+    )
+    parser.add_argument(
+        "--plain", action="append", default=[], metavar="NAME",
+        help="this peer takes text only, and no field that OpenAI does not have",
+    )  # fmt: skip
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=[*WORKLOADS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", default="1", help="prompts; a seed used before meets its cache")
+    parser.add_argument("--out", type=Path, default=Path("ops/bench/results/serving.json"))
+    parser.add_argument("--plot", type=Path, help="also draw every row of the report here")
+    return parser.parse_args()
+
+
+def named_url(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    if not name or name == table.OURS or not url.startswith("http://"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT of a peer")
+    return name, url
+
+
+def made_model(folder: Path) -> Path:
+    from ops.bench.serving.random_model import save  # loads torch, which others need not wait for
+
+    save(DEFAULT_MODEL, folder / DEFAULT_MODEL)
+    return folder / DEFAULT_MODEL
+
+
+@contextmanager
+def ours(model: Path, url: str | None) -> Iterator[Server]:
+    """pagemesh at ``url``, or one that lives as long as the context."""
+    if url:
+        yield find_server(table.OURS, url)
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        pool_dir = Path(folder) / "mesh"
+        pool_dir.mkdir()
+        with Mesh(pool_dir, model=model, pool_bytes=POOL_BYTES) as mesh:
+            yield find_server(table.OURS, mesh.url)
+
+
+async def measure(
+    servers: Sequence[Server], words: list[Word], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """A line of the report for each workload. Raises ``RequestFailedError``."""
+    label = arguments.label or (arguments.model.name if arguments.model else DEFAULT_MODEL)
+    lines = []
+    for name in arguments.workloads:
+        rounds: dict[str, list[Round]] = {server.name: [] for server in servers}
+        for turn in range(arguments.rounds):
+            for server in servers:
+                seed = f"{arguments.seed} {name} {turn}"
+                found = await run_round(server, WORKLOADS[name], words, seed)
+                rounds[server.name].append(found)
+                print(f"{label} {name}: {server.name} {found.as_json()}", flush=True)
+        lines.append(table.row(label, name, rounds))
+    return lines
+
+
+if __name__ == "__main__":
+    main()

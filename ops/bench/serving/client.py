@@ -1,0 +1,190 @@
+"""A client that costs as little as it can: what it uses, the servers on the same cores lack.
+
+Bytes are stamped when they come and read after the last of them. Every request has a connection
+of its own: some servers close one after a stream, and one to the same machine costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httptools
+import httpx
+
+_SHOWN_MAX = 300
+"""Characters of a refusal that its error repeats."""
+
+
+class RequestFailedError(Exception):
+    """The server refused, broke off, or gave fewer tokens than were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An OpenAI-compatible server at ``url``, without a path.
+
+    A ``plain`` one refuses fields that OpenAI does not have, and token ids for a prompt: it is
+    asked with text, and its model must not know an end.
+    """
+
+    name: str
+    url: str
+    model: str
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. Times are readings of one clock, in seconds; ``arrivals_s`` are those of the
+    chunks that brought text. ``cached_tokens`` is None where the server does not say."""
+
+    sent_s: float
+    arrivals_s: tuple[float, ...]
+    ended_s: float
+    text: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+
+
+def find_server(name: str, url: str, *, plain: bool = False) -> Server:
+    """Asks ``url`` what it serves. Raises ``RequestFailedError`` when it does not say."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        answer = httpx.get(f"{base}/v1/models", timeout=30.0).raise_for_status()
+        model = answer.json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        raise RequestFailedError(f"{name} at {base} names no model: {error}") from error
+    return Server(name, base, model, plain)
+
+
+def completion(server: Server, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
+    """The body of a greedy completion of exactly ``output_tokens``."""
+    body: dict[str, Any] = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    if not server.plain:
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+async def complete(server: Server, prompt: list[int] | str, output_tokens: int) -> Reply:
+    """One streamed completion. Raises ``RequestFailedError``."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    body = json.dumps(completion(server, prompt, output_tokens)).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    exchange = _Exchange(head.encode() + body, loop.create_future())
+    try:
+        transport, _ = await loop.create_connection(lambda: exchange, host, int(port or 80))
+    except OSError as error:
+        raise RequestFailedError(f"{server.name} is not at {server.url}: {error}") from error
+    try:
+        ended_s = await exchange.ended
+    finally:
+        transport.close()
+    if exchange.status != 200:
+        said = b"".join(data for _, data in exchange.pieces).decode(errors="replace")
+        raise RequestFailedError(f"{server.name}: status {exchange.status}: {said[:_SHOWN_MAX]}")
+    reply = read_stream(exchange.pieces, exchange.sent_s, ended_s, output_tokens)
+    if reply.output_tokens != output_tokens:
+        raise RequestFailedError(
+            f"{server.name}: asked for {output_tokens} tokens, got {reply.output_tokens}"
+        )
+    return reply
+
+
+def read_stream(
+    pieces: list[tuple[float, bytes]], sent_s: float, ended_s: float, output_tokens: int
+) -> Reply:
+    """What server-sent events say; ``pieces`` are times and bytes, cut anywhere. Tokens that make
+    no whole character bring no text, so they are counted by the usage, or where a server does not
+    give it by ``output_tokens`` and the reason for the end. Raises ``RequestFailedError``."""
+    arrivals: list[float] = []
+    texts: list[str] = []
+    usage: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
+    finish = ""
+    rest = b""
+    for at_s, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RequestFailedError(str(event["error"])[:_SHOWN_MAX])
+            usage = event.get("usage") or usage
+            timings = event.get("timings") or timings
+            for choice in event.get("choices") or []:
+                finish = choice.get("finish_reason") or finish
+                if choice.get("text"):
+                    arrivals.append(at_s)
+                    texts.append(choice["text"])
+    if not finish or not arrivals:
+        raise RequestFailedError("the stream ended early" if arrivals else "no text came back")
+    counted = output_tokens if finish == "length" else len(arrivals)
+    details = usage.get("prompt_tokens_details") or {}
+    return Reply(
+        sent_s,
+        tuple(arrivals),
+        ended_s,
+        "".join(texts),
+        usage.get("prompt_tokens", 0),
+        usage.get("completion_tokens", counted),
+        details.get("cached_tokens", timings.get("cache_n")),
+    )
+
+
+class _Exchange(asyncio.Protocol):
+    """Sends a request as soon as there is a connection; ``ended`` is when its answer was whole."""
+
+    def __init__(self, request: bytes, ended: asyncio.Future[float]) -> None:
+        self.ended = ended
+        self.sent_s = 0.0
+        self.status = 0
+        self.pieces: list[tuple[float, bytes]] = []
+        self._request = request
+        self._now_s = 0.0
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.sent_s = time.perf_counter()
+        cast(asyncio.WriteTransport, transport).write(self._request)  # uvloop's is none by class
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"no HTTP: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the connection was lost: {exc or 'closed'}")
+
+    # What the parser finds.
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append((self._now_s, body))
+
+    def on_message_complete(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(self._now_s)
+
+    def _fail(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(RequestFailedError(reason))

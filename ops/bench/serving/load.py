@@ -1,0 +1,83 @@
+"""One round of a workload against one server, and what was seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from ops.bench.serving import workloads
+from ops.bench.serving.client import Reply, Server, complete
+from ops.bench.serving.workloads import Prompt, Word, Workload
+
+WARM_UP_TOKENS, WARM_UP_OUTPUT_TOKENS = 32, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Figures of one round. ``first_ms`` is the time to the first text of a request, ``gap_ms``
+    that between chunks with text (of one or of several tokens), ``token_ms`` that of a token
+    after the first: medians over requests, gaps and requests. ``gap_p99_ms`` is the worst but
+    one of a hundred gaps."""
+
+    output_tokens_s: float
+    first_ms: float
+    gap_ms: float
+    gap_p99_ms: float
+    token_ms: float
+    wall_s: float
+    cached_tokens: int | None
+
+    def as_json(self) -> dict[str, float | int | None]:
+        return {
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
+
+
+async def run_round(server: Server, workload: Workload, words: list[Word], seed: str) -> Round:
+    """A small request that is not counted, then everything. Raises ``RequestFailedError``."""
+    warm_up = Workload(1, 1, 0, WARM_UP_TOKENS, 0, WARM_UP_OUTPUT_TOKENS, 1.0)
+    await _ask(server, warm_up, workloads.prompts(warm_up, words, f"warm-up {seed}")[0])
+    everyone = workloads.prompts(workload, words, seed)
+    started_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        users = [group.create_task(_ask(server, workload, said)) for said in everyone]
+    wall_s = time.perf_counter() - started_s
+    return summary([reply for user in users for reply in user.result()], wall_s)
+
+
+async def _ask(server: Server, workload: Workload, said: list[Prompt]) -> list[Reply]:
+    """One user's questions. A talk goes on with the text that came back, as a client's does."""
+    replies: list[Reply] = []
+    talk = ""
+    for prompt in said:
+        if workload.is_talk:
+            talk += workloads.text(prompt)
+        as_text = server.plain or workload.is_talk
+        asked = (talk or workloads.text(prompt)) if as_text else workloads.ids(prompt)
+        replies.append(await complete(server, asked, workload.output_tokens))
+        if workload.is_talk:
+            talk += replies[-1].text
+    return replies
+
+
+def summary(replies: list[Reply], wall_s: float) -> Round:
+    """The figures of ``replies``, which took ``wall_s`` seconds together."""
+    gaps_s = [later - earlier for reply in replies for earlier, later in pairwise(reply.arrivals_s)]
+    per_token_s = [
+        (reply.arrivals_s[-1] - reply.arrivals_s[0]) / max(1, reply.output_tokens - 1)
+        for reply in replies
+    ]
+    known = [reply.cached_tokens for reply in replies if reply.cached_tokens is not None]
+    return Round(
+        output_tokens_s=sum(reply.output_tokens for reply in replies) / wall_s,
+        first_ms=1e3 * statistics.median(r.arrivals_s[0] - r.sent_s for r in replies),
+        gap_ms=1e3 * statistics.median(gaps_s) if gaps_s else 0.0,
+        gap_p99_ms=1e3 * sorted(gaps_s)[round(0.99 * (len(gaps_s) - 1))] if gaps_s else 0.0,
+        token_ms=1e3 * statistics.median(per_token_s),
+        wall_s=wall_s,
+        cached_tokens=sum(known) if known else None,
+    )

@@ -1,0 +1,91 @@
+"""Medians over rounds, ratios to the best peer, and how they stand to what is wanted. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ops.bench.serving.load import Round
+from ops.bench.serving.workloads import WORKLOADS
+
+OURS = "pagemesh"
+_SIZES = ("S", "M", "L")
+_MEDIANS = ("output_tokens_s", "first_ms", "gap_ms", "gap_p99_ms", "token_ms", "wall_s")
+
+
+def medians(rounds: Sequence[Round]) -> dict[str, float]:
+    return {
+        name: round(statistics.median(getattr(one, name) for one in rounds), 3) for name in _MEDIANS
+    }
+
+
+def row(model: str, workload: str, rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
+    """A workload's line of the report: each server's medians and rounds, in the order of
+    ``rounds``, and with peers the ratios of ours to the best of them, fastest and soonest."""
+    servers: dict[str, dict[str, Any]] = {
+        name: {"median": medians(ran), "rounds": [one.as_json() for one in ran]}
+        for name, ran in rounds.items()
+    }
+    peers = [name for name in rounds if name != OURS]
+    line: dict[str, Any] = {"model": model, "workload": workload, "servers": servers}
+    if OURS not in rounds or not peers:
+        return line
+    fastest = max(peers, key=lambda name: servers[name]["median"]["output_tokens_s"])
+    soonest = min(peers, key=lambda name: servers[name]["median"]["first_ms"])
+    speeds = _ratios(rounds[OURS], rounds[fastest], "output_tokens_s")
+    firsts = _ratios(rounds[OURS], rounds[soonest], "first_ms")
+    return line | {
+        "speed": {"peer": fastest, "aim": WORKLOADS[workload].speed_aim, **speeds},
+        "first": {"peer": soonest, "aim": 1.0, **firsts},
+    }
+
+
+def _ratios(ours: Sequence[Round], theirs: Sequence[Round], name: str) -> dict[str, float]:
+    """Rounds are compared in pairs: what disturbs the machine disturbs neighbours alike."""
+    found = [getattr(a, name) / getattr(b, name) for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "ratio": round(statistics.median(found), 3),
+        "ratio_min": round(min(found), 3),
+        "ratio_max": round(max(found), 3),
+    }
+
+
+def merged(report: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of ``report`` with ``lines`` in the place of those of the same model and
+    workload: long ones are measured one at a time."""
+    rows = {_place(line): line for line in [*report.get("rows", ()), *lines]}
+    return [rows[place] for place in sorted(rows)]
+
+
+def _place(line: Mapping[str, Any]) -> tuple[int, str, int]:
+    model, workload = line["model"], line["workload"]
+    size = _SIZES.index(model) if model in _SIZES else len(_SIZES)
+    return size, model, list(WORKLOADS).index(workload)
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table: output tokens a second, ms to the first text, ms a token of everyone."""
+    names = list(dict.fromkeys(name for one in rows for name in one["servers"]))
+    head = ["", *(f"{name}: tok/s, first ms, ms a token" for name in names)]
+    lines = [[*head, "speed / best peer (aim)", "first / best peer"]]
+    for one in rows:
+        cells = [f"{one['model']} {one['workload']}"]
+        for name in names:
+            found = one["servers"].get(name, {}).get("median")
+            cells.append(
+                f"{found['output_tokens_s']:.1f}, {found['first_ms']:.0f}, {found['token_ms']:.1f}"
+                if found
+                else "-"
+            )
+        cells += [_verdict(one.get("speed"), higher=True), _verdict(one.get("first"), higher=False)]
+        lines.append(cells)
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _verdict(found: Mapping[str, Any] | None, *, higher: bool) -> str:
+    if found is None:
+        return "-"
+    met = found["ratio"] >= found["aim"] if higher else found["ratio"] <= found["aim"]
+    return f"{found['ratio']:.2f} ({found['aim']:g}{'' if met else ', missed'}), {found['peer']}"

@@ -1,0 +1,216 @@
+"""The serving benchmark has to ask everyone the same, and to count honestly what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from ops.bench.serving import table, workloads
+from ops.bench.serving.client import Reply, RequestFailedError, Server, complete, read_stream
+from ops.bench.serving.load import Round, run_round, summary
+from ops.bench.serving.workloads import WORKLOADS, Word, Workload, prompts, words_of
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+WORDS = [Word(token, f" word{token}") for token in range(50)]
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def chunk(text: str, finish: str | None = None) -> bytes:
+    return event(choices=[{"text": text, "finish_reason": finish}])
+
+
+# Workloads ---------------------------------------------------------------------------------------
+
+
+def test_every_server_is_asked_the_same_and_every_round_something_new() -> None:
+    workload = WORKLOADS["8 at once"]
+    assert prompts(workload, WORDS, "a") == prompts(workload, WORDS, "a")
+    assert prompts(workload, WORDS, "a") != prompts(workload, WORDS, "b")
+
+
+def test_users_share_the_prefix_of_a_workload_and_nothing_else() -> None:
+    workload = Workload(3, 1, 20, 10, 0, 4, 1.0)
+    said = [user[0] for user in prompts(workload, WORDS, "a")]
+    assert {len(prompt) for prompt in said} == {30}
+    assert len({prompt[:20] for prompt in said}) == 1
+    assert len({prompt[20:] for prompt in said}) == 3
+
+
+def test_a_talk_adds_a_little_in_each_turn_and_other_turns_are_new_prompts() -> None:
+    talk = prompts(Workload(1, 3, 0, 10, 2, 4, 1.0), WORDS, "a")[0]
+    assert [len(prompt) for prompt in talk] == [10, 2, 2]
+    apart = prompts(Workload(1, 3, 0, 10, 0, 4, 1.0), WORDS, "a")[0]
+    assert [len(prompt) for prompt in apart] == [10, 10, 10]
+
+
+def test_a_model_without_words_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="only 0 tokens of the model are whole words"):
+        words_of(Tokenizer(WordLevel({"a": 0}, unk_token="a")))
+
+
+# Reading streams ---------------------------------------------------------------------------------
+
+
+def test_text_counts_when_its_event_is_whole_however_the_bytes_were_cut() -> None:
+    first, second = chunk("a"), chunk("b", "length")
+    pieces = [(1.0, first[:9]), (2.0, first[9:] + second[:5]), (3.0, second[5:])]
+    reply = read_stream(pieces, 0.5, 3.5, 2)
+    assert reply.arrivals_s == (2.0, 3.0)
+    assert (reply.text, reply.output_tokens, reply.cached_tokens) == ("ab", 2, None)
+
+
+def test_tokens_without_text_are_counted_by_the_usage_and_bring_no_arrival() -> None:
+    usage = {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}}
+    stream = chunk("") + chunk("a") + chunk("", "length") + event(choices=[], usage=usage)
+    reply = read_stream([(1.0, stream + b"data: [DONE]\n\n")], 0.0, 1.0, 3)
+    assert (len(reply.arrivals_s), reply.output_tokens, reply.cached_tokens) == (1, 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        (chunk("a"), "the stream ended early"),
+        (chunk("", "length"), "no text came back"),
+        (chunk("a") + event(error={"message": "out of pages"}), "out of pages"),
+    ],
+)
+def test_half_an_answer_is_a_failure(stream: bytes, message: str) -> None:
+    with pytest.raises(RequestFailedError, match=message):
+        read_stream([(1.0, stream)], 0.0, 1.0, 1)
+
+
+# Against a server --------------------------------------------------------------------------------
+
+
+class Answering:
+    """A server that gives as many tokens as it is asked for, ``less`` some."""
+
+    def __init__(self, *, less: int = 0, status: int = 200) -> None:
+        self.bodies: list[dict[str, object]] = []
+        self._less = less
+        self._status = status
+
+    @asynccontextmanager
+    async def listening(self, *, plain: bool = False) -> AsyncIterator[Server]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            yield Server("other", f"http://127.0.0.1:{port}", "m", plain)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = json.loads(await reader.readexactly(length))
+        self.bodies.append(body)
+        count = body["max_tokens"] - self._less
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        said = [chunk(" so")] * count + [chunk("", "length"), event(choices=[], usage=usage)]
+        writer.write(f"HTTP/1.1 {self._status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        for data in said:
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_round_counts_every_token_and_not_the_warm_up() -> None:
+    server = Answering()
+    async with server.listening() as found:
+        seen = await run_round(found, Workload(2, 2, 0, 6, 0, 5, 1.0), WORDS, "a")
+    assert round(seen.output_tokens_s * seen.wall_s) == 20
+    assert [len(body["prompt"]) for body in server.bodies] == [32, 6, 6, 6, 6]  # type: ignore[arg-type]
+    assert all(body["ignore_eos"] for body in server.bodies)
+
+
+async def test_a_talk_goes_on_with_what_was_answered() -> None:
+    server = Answering()
+    async with server.listening() as found:
+        await run_round(found, Workload(1, 2, 0, 3, 1, 2, 1.0), WORDS, "a")
+    said = prompts(Workload(1, 2, 0, 3, 1, 2, 1.0), WORDS, "a")[0]
+    first, second = (body["prompt"] for body in server.bodies[1:])
+    assert first == workloads.text(said[0])
+    assert second == f"{first} so so{workloads.text(said[1])}"
+
+
+async def test_a_plain_server_gets_text_and_only_what_openai_has() -> None:
+    server = Answering()
+    async with server.listening(plain=True) as found:
+        await run_round(found, Workload(1, 1, 0, 3, 0, 2, 1.0), WORDS, "a")
+    assert all(isinstance(body["prompt"], str) for body in server.bodies)
+    assert not any({"ignore_eos", "stream_options"} & set(body) for body in server.bodies)
+
+
+async def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
+    async with Answering(less=1).listening() as found:
+        with pytest.raises(RequestFailedError, match="asked for 4 tokens, got 3"):
+            await complete(found, [1, 2], 4)
+
+
+async def test_a_refusal_is_told_with_its_status() -> None:
+    async with Answering(status=503).listening() as found:
+        with pytest.raises(RequestFailedError, match="other: status 503"):
+            await complete(found, [1, 2], 4)
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    async with Answering().listening() as found:
+        pass
+    with pytest.raises(RequestFailedError, match="other is not at http://127"):
+        await complete(found, [1, 2], 4)
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def reply(sent_s: float, arrivals_s: Sequence[float], output_tokens: int) -> Reply:
+    return Reply(sent_s, tuple(arrivals_s), arrivals_s[-1], "", 4, output_tokens, None)
+
+
+def test_times_are_medians_over_requests_and_speed_is_over_the_whole_round() -> None:
+    seen = summary([reply(0, [1, 2, 3], 3), reply(1, [4, 6], 5), reply(0, [5, 9], 3)], 10.0)
+    assert seen.output_tokens_s == pytest.approx(1.1)
+    assert (seen.first_ms, seen.gap_ms, seen.gap_p99_ms) == (3_000, 1_500, 4_000)
+    assert seen.token_ms == 1_000
+    assert seen.cached_tokens is None
+
+
+def figures(output_tokens_s: float, first_ms: float) -> Round:
+    return Round(output_tokens_s, first_ms, 1.0, 1.0, 1.0, 1.0, None)
+
+
+def test_ours_is_held_against_the_fastest_and_against_the_soonest_round_by_round() -> None:
+    line = table.row("S", "chat", {
+        "pagemesh": [figures(30, 10), figures(60, 10), figures(45, 10)],
+        "fast": [figures(20, 40), figures(20, 40), figures(20, 40)],
+        "soon": [figures(5, 20), figures(5, 5), figures(5, 20)],
+    })  # fmt: skip
+    assert (line["speed"]["peer"], line["speed"]["ratio"]) == ("fast", 2.25)
+    assert (line["speed"]["ratio_min"], line["speed"]["ratio_max"]) == (1.5, 3.0)
+    assert (line["first"]["peer"], line["first"]["ratio"]) == ("soon", 0.5)
+
+
+def test_a_report_keeps_the_rows_that_were_not_measured_again() -> None:
+    rounds = {"pagemesh": [figures(30, 10)]}
+    old = [table.row("M", "single", rounds), table.row("S", "chat", rounds)]
+    new = [table.row("S", "chat", {"pagemesh": [figures(99, 10)]})]
+    rows = table.merged({"rows": old}, new)
+    assert [(one["model"], one["workload"]) for one in rows] == [("S", "chat"), ("M", "single")]
+    assert rows[0]["servers"]["pagemesh"]["median"]["output_tokens_s"] == 99
+
+
+def test_the_table_says_which_aims_were_missed() -> None:
+    met = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
+    missed = {"pagemesh": [figures(11, 30)], "other": [figures(10, 20)]}
+    text = table.as_text([table.row("S", "single", met), table.row("S", "shared", missed)])
+    assert "| S single | 30.0, 10, 1.0 | 10.0, 20, 1.0 | 3.00 (1.3), other | 0.50 (1), other |" in (
+        text
+    )
+    assert "1.10 (2, missed), other | 1.50 (1, missed), other |" in text
