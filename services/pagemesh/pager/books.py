@@ -24,6 +24,7 @@ from pagemesh.pager.events import (
 from pagemesh.pager.eviction import EvictionPolicy
 from pagemesh.pager.in_flight import InFlight
 from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticket
+from pagemesh.pager.leaving import Why
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node, Tree
@@ -183,7 +184,7 @@ class Books:
     def uproot(self, tree: Tree) -> None:
         """Forget a tree that no lease uses, with all it caches."""
         for node in reversed(list(self.forest.below(tree.root))):
-            self.drop(node, 0)
+            self.drop(node, 0, Why.EVICTED)
         self.forest.fell(tree)
         self.roots.append(tree.index)
         self.out.append(StoreRoot(tree.index, tree.digest, False))
@@ -280,14 +281,14 @@ class Books:
             self.ended.popitem(last=False)
         self.freed = True
 
-    def drop(self, node: Node, above_pages: int) -> None:
+    def drop(self, node: Node, above_pages: int, why: Why) -> None:
         """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
         while self.may_evict() and not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
                 return
             pages, parent = node.pages[len(node.pages) - count :], node.parent
-            self.forest.trim(node, count)
+            self.forest.trim(node, count, why)
             self.set_states(pages, HeaderState.FREE)
             self.late.append(PagesDropped(pages))
             node = parent

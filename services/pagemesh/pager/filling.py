@@ -9,6 +9,7 @@ from __future__ import annotations
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.lease import Lease, LeaseState
+from pagemesh.pager.leaving import Why
 from pagemesh.pager.radix import Inserted
 from pagemesh.pager.runs import Pages
 from pagemesh.wire.errors import Gone, Malformed
@@ -56,7 +57,7 @@ class Filling:
         anchor = lease.anchor
         books.end(lease, "release")
         if not message.cache:
-            books.drop(anchor, lease.matched_pages)
+            books.drop(anchor, lease.matched_pages, Why.INVALIDATED)
         return Ok()
 
     def require(self, lease: Lease, fill: Fill) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.leaving import Leaver, Why
 from pagemesh.pager.pool import Grant, PagePool
 from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
 from pagemesh.wire.tokens import U32
@@ -106,16 +107,32 @@ class Forest:
         self._policy = policy
         self._width = 4 * page_size
         self.trees: dict[bytes, Tree] = {}
+        self.left_pages = dict.fromkeys(Why, 0)
+        """Pages that left the trees so far."""
+        self._leavers: list[Leaver] = []
+        self._planted: dict[Node, Tree] = {}
+        """By the node it starts with."""
+
+    def on_leave(self, leaver: Leaver) -> None:
+        """Have ``leaver`` told of whatever leaves from now on."""
+        self._leavers.append(leaver)
 
     def plant(self, digest: bytes, index: int) -> Tree:
         """Start an empty tree."""
         tree = self.trees[digest] = Tree(index, digest, Node(None, b"", NO_PAGES))
+        self._planted[tree.root] = tree
         return tree
+
+    def tree_of(self, node: Node) -> Tree:
+        """The tree that ``node`` is in."""
+        while not node.is_root:
+            node = node.parent
+        return self._planted[node]
 
     def fell(self, tree: Tree) -> None:
         """Forget an unused tree."""
         assert tree.is_unused
-        del self.trees[tree.digest]
+        del self.trees[tree.digest], self._planted[tree.root]
 
     # Looking
 
@@ -266,7 +283,9 @@ class Forest:
             yield node
             open_nodes.extend(node.children.values())
 
-    def reuse(self, count: int, spare_pages_max: int) -> tuple[list[Grant], list[Pages]]:
+    def reuse(
+        self, count: int, spare_pages_max: int, why: Why = Why.EVICTED
+    ) -> tuple[list[Grant], list[Pages]]:
         """Evict ``count`` idle pages (there must be so many) that are held anew at once, leaves
         first and each leaf from its end, and at most ``spare_pages_max`` more, which are free:
         an edge that goes whole leaves one run, and cutting a long one page by page would copy it
@@ -275,7 +294,7 @@ class Forest:
         while count:
             node, pages_max = self._policy.victim()
             run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
-            self._cut_off(node, len(run))
+            self._cut_off(node, len(run), why)
             beyond = max(0, len(run) - count)
             if beyond:
                 self._pool.evict(run[:beyond])
@@ -286,13 +305,17 @@ class Forest:
             count -= len(taken)
         return grants, spare
 
-    def trim(self, node: Node, count: int) -> None:
+    def trim(self, node: Node, count: int, why: Why) -> None:
         """Free the last ``count`` pages of an idle leaf."""
-        self._pool.evict(node.pages[len(node.pages) - count :])
-        self._cut_off(node, count)
+        pages = node.pages[len(node.pages) - count :]
+        self._cut_off(node, count, why)
+        self._pool.evict(pages)
 
-    def _cut_off(self, node: Node, count: int) -> None:
+    def _cut_off(self, node: Node, count: int, why: Why) -> None:
         assert not node.children and not node.pins and not node.is_root
+        self.left_pages[why] += count
+        for leaver in self._leavers:
+            leaver(node, count, why)
         keep = len(node.pages) - count
         if not keep:
             del node.parent.children[node.tokens[: self._width]]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
+from pagemesh.pager.leaving import Why
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import EDGE_PAGES_MAX, Forest, Node, Tree
-from pagemesh.wire.tokens import pack
+from pagemesh.wire.tokens import pack, unpack
 
 SIZE = 4
 
@@ -90,6 +91,38 @@ def test_pinning_a_match_cuts_the_edge_and_leaves_other_anchors_where_they_were(
     assert (upper.depth, deep.depth, deep.parent) == (2, 4, upper)
     assert len(garden.forest.table(deep)) == 4
     assert (garden.pool.pinned, garden.pool.idle) == (4, 0)
+
+
+def test_whatever_leaves_is_told_of_before_it_has_left_with_its_reason(garden: Garden) -> None:
+    told: list[tuple[list[int], int, Why]] = []
+
+    def leaver(node: Node, page_count: int, why: Why) -> None:
+        garden.check()  # nothing has changed yet
+        assert garden.forest.tree_of(node) is garden.tree
+        path = unpack(b"".join(n.tokens for n in path_to(node))).tolist()
+        told.append((path, page_count, why))
+
+    garden.put(range(8))
+    other = garden.put([0, 1, 2, 3, 9, 9, 9, 9])
+    garden.forest.on_leave(leaver)
+    garden.forest.trim(other, 1, Why.EXPIRED)
+    garden.evict(1)
+    assert told == [
+        ([0, 1, 2, 3, 9, 9, 9, 9], 1, Why.EXPIRED),
+        ([*range(8)], 1, Why.EVICTED),
+    ]
+    assert garden.forest.left_pages == {
+        Why.EVICTED: 1, Why.EXPIRED: 1, Why.QUOTA: 0, Why.INVALIDATED: 0,
+    }  # fmt: skip
+    garden.check()
+
+
+def path_to(node: Node) -> list[Node]:
+    above: list[Node] = []
+    while not node.is_root:
+        above.append(node)
+        node = node.parent
+    return above[::-1]
 
 
 def test_inserting_what_is_there_keeps_the_first_pages_and_reports_the_rest(
