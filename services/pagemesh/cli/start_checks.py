@@ -52,7 +52,8 @@ class PoolPlan:
 def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     """What can be judged before a model is fetched. Raises ``ConfigError``."""
     _ = config.telemetry.traces_url
-    _ = Tenants(config.gateway.api_keys.reveal(), config.host.secret.reveal_bytes())
+    gate = config.gateway
+    _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     config.worker.check_supported()
     if not own_nats:
         _ = config.bus.servers

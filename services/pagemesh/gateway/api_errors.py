@@ -22,6 +22,7 @@ from pagemesh.wire.errors import (
     Malformed,
     NoCapacity,
     NotReady,
+    OverQuota,
 )
 
 _TYPES = {
@@ -87,6 +88,8 @@ def unsupported(param: str, what: str = "") -> ApiError:
 def from_fault(fault: Fault) -> ApiError:
     """What a fault of the mesh looks like from outside. Faults that tell of a bug, or of
     our inner workings, are not quoted."""
+    if isinstance(fault, OverQuota) and not fault.retry_after_ms:
+        return ApiError(400, fault.message, code="quota_exceeded")
     if isinstance(fault, NoCapacity) and not fault.retry_after_ms:
         return ApiError(400, fault.message, code="context_length_exceeded")
     after_ms = fault.retry_after_ms or 1_000

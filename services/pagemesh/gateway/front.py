@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pagemesh.gateway.prepare import Work, fit, tokenise
 from pagemesh.gateway.render import Renderer
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.spec import RequestLimits, RequestSpec, Usage
+from pagemesh.gateway.tenant_limits import TenantLimits
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime import trace
@@ -82,6 +84,8 @@ class Front:
         self._trace_ratio = trace_ratio
         self._limits = limits or RequestLimits()
         self._call_count = 0
+        self._calls_of: Counter[str] = Counter()
+        """By tenant, of those that are limited."""
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -123,9 +127,10 @@ class Front:
         context = trace.accept(caller.headers, ratio=self._trace_ratio)
         facts = CallFacts(ask, caller.door, context, understood.arrival_us)
         lives: list[Life] = []
+        limits = self.tenants.limits_of(caller.tenant)
         try:
-            with trace.use(context):
-                works = await self._works(understood)
+            with self._counted(caller.tenant, limits.requests_max), trace.use(context):
+                works = await self._works(understood, limits)
                 outbox = Outbox()
                 lives += self._lives(understood, works, caller, outbox, context)
                 self._begin(lives)
@@ -144,7 +149,24 @@ class Front:
                 life.feed(ev.ClientGone())
             facts.close([life.core for life in lives], self.gateway.clock.now_us())
 
-    async def _works(self, understood: Understood) -> list[Work]:
+    @contextlib.contextmanager
+    def _counted(self, tenant: str, requests_max: int) -> Iterator[None]:
+        """One more call of ``tenant``. Raises ``ApiError`` when it has enough (0: it never has)."""
+        if not requests_max:
+            yield
+            return
+        if self._calls_of[tenant] >= requests_max:
+            text = f"{requests_max} requests of yours are open, which is all you may have at once"
+            raise ApiError(429, text, code="quota_exceeded", retry_after_ms=1_000)
+        self._calls_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls_of[tenant] -= 1
+            if not self._calls_of[tenant]:
+                del self._calls_of[tenant]
+
+    async def _works(self, understood: Understood, limits: TenantLimits) -> list[Work]:
         ask = understood.ask
         if not self.gateway.room(len(ask.prompts)):
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
@@ -161,7 +183,10 @@ class Front:
                     code="context_length_exceeded",
                 )
         seed = secrets.randbits(63)
-        return fit(ask, understood.prompts, facts, self.tokens.end_tokens, seed)
+        quota_tokens = limits.quota_tokens(facts.pool_pages, facts.page_size)
+        return fit(
+            ask, understood.prompts, facts, self.tokens.end_tokens, seed, quota_tokens=quota_tokens
+        )
 
     def _lives(
         self,
@@ -173,6 +198,7 @@ class Front:
     ) -> list[Life]:
         ask = understood.ask
         salt = self.tenants.salt(caller.tenant, ask.cache_salt)
+        terms = self.tenants.limits_of(caller.tenant).terms(caller.tenant, ask.cache_ttl_s)
         scored = ask.echo and ask.logprobs is not None
         now_ms = self.gateway.clock.now_ms()
         made: list[Life] = []
@@ -189,6 +215,7 @@ class Front:
                 deadline_ms=now_ms + self._request_timeout_ms,
                 prompt_logprobs=scored,
                 read_cache=not scored,
+                terms=terms,
                 own_stops=frozenset(ask.stop_tokens),
                 show_stop=ask.show_stop,
             )

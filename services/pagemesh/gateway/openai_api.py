@@ -82,6 +82,8 @@ class Ask:
     cache_salt: str
     priority: int
     label: str
+    cache_ttl_s: int
+    """0: what is cached stays for as long as there is room."""
     """The client's own name for the request: for its trace, never used."""
 
 
@@ -303,6 +305,7 @@ def _ask(
         label=form.request_id or "",
     )
 
+        cache_ttl_s=form.cache_ttl_s or 0,
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if len(biases) > LOGIT_BIASES_MAX:

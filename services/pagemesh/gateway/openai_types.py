@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from pagemesh.wire.pager_messages import CACHE_TTL_S_MAX
 from pagemesh.wire.work_messages import CHOICES_MAX, TOP_LOGPROBS_MAX
 
 STOPS_MAX = 16
@@ -68,6 +69,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    cache_ttl_s: Annotated[int, Meta(ge=1, le=CACHE_TTL_S_MAX)] | None = None
+    """What the request leaves in the cache is dropped so many seconds after its last use."""
     """Lower goes first."""
     request_id: _Label | None = None
 

@@ -36,6 +36,7 @@ def submit(
         sampling=spec.sampling,
         prompt_logprobs=not scored,
         read_cache=spec.read_cache,
+        terms=spec.terms,
         decode=route.decode.name if route.decode else None,
         deadline_ms=deadline_ms,
     )

@@ -59,12 +59,17 @@ def render(prompt: ChatPrompt, tokens: Tokens) -> str:
 
 
 def fit(
-    ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int
-) -> list[Work]:
-    """Each prompt with its sampling, checked against the model. Raises ``ApiError`` that
-    gives both numbers when something is too long."""
+    ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int,
+    *, quota_tokens: int = REQUEST_TOKENS_MAX,
+) -> list[Work]:  # fmt: skip
+    """Each prompt with its sampling, checked against the model and the slots that its tenant
+    may use. Raises ``ApiError`` that gives both numbers when something is too long."""
     _check_tokens(ask, prompts, facts)
-    return [Work(prompt, _sampling(ask, prompt, facts, end_tokens, seed)) for prompt in prompts]
+    works: list[Work] = []
+    for prompt in prompts:
+        limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
+        works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed)))
+    return works
 
 
 def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
@@ -82,9 +87,7 @@ def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
             raise bad("stop_token_ids", f"token {token} is not below {vocab}")
 
 
-def _sampling(
-    ask: Ask, prompt: U32, facts: ModelFacts, end_tokens: frozenset[int], seed: int
-) -> Sampling:
+def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) -> Sampling:
     stop_tokens = set(ask.stop_tokens) | (frozenset() if ask.ignore_eos else end_tokens)
     return Sampling(
         temperature=ask.temperature,
@@ -96,19 +99,26 @@ def _sampling(
         repetition_penalty=ask.repetition_penalty,
         logit_bias=ask.logit_bias,
         seed=(ask.seed if ask.seed is not None else seed) % (1 << 64),
-        max_tokens=_max_tokens(ask, len(prompt), facts),
+        max_tokens=max_tokens,
         min_tokens=ask.min_tokens,
         stop_tokens=sorted(stop_tokens)[:64],
         logprobs=ask.logprobs,
     )
 
 
-def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts) -> int:
+def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: int) -> int:
     """How many tokens may be generated after a prompt."""
     _check_room(ask, str(prompt_tokens), prompt_tokens, facts)
+    slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
+    if slots > quota_tokens:
+        message = (
+            f"prompt and max_tokens take {slots} token slots, and all requests of yours together "
+            f"may use {quota_tokens}: shorten the prompt or max_tokens, or ask for a larger quota"
+        )
+        raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
         return ask.max_tokens
-    return min(limit for limit, _ in _limits(facts)) - prompt_tokens
+    return min(quota_tokens, *(limit for limit, _ in _limits(facts))) - prompt_tokens
 
 
 def _limits(facts: ModelFacts) -> tuple[tuple[int, str], ...]:

@@ -27,7 +27,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     Raises ``ConfigError`` for a wrong key, model folder or port, or without a NATS server.
     """
     secret = config.host.required_secret()
-    tenants = Tenants(config.gateway.api_keys.reveal(), secret)
+    gate = config.gateway
+    tenants = Tenants(gate.api_keys.reveal(), secret, gate.tenant_limits)
     tokens = await asyncio.to_thread(Tokens.load, Path(config.worker.model))
     name = config.host.name
     async with Bus.connect(config.bus, role="gateway", name=name, patient=True) as bus:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pagemesh.gateway.choice import Choice
 from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
+from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 
@@ -31,6 +32,7 @@ class RequestSpec:
     """On the caller's clock, the one ``now_ms`` is read from."""
     prompt_logprobs: bool = False
     read_cache: bool = True
+    terms: CacheTerms = NO_TERMS
     own_stops: frozenset[int] = frozenset()
     show_stop: bool = False
 

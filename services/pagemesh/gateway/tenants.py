@@ -11,6 +11,13 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
+from pagemesh.gateway.tenant_limits import (
+    EVERYBODY_ELSE,
+    NO_LIMITS,
+    TENANT_CHARACTERS_MAX,
+    TenantLimits,
+    parse_limits,
+)
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import canonical
 
@@ -28,9 +35,11 @@ class _Key:
 
 class Tenants:
     """Parses ``name:key,name:key`` (a bare key is its own tenant). Raises ``ConfigError``
-    for a key that is empty, short or given twice; without any key everybody may ask."""
+    for a key that is empty, short or given twice; without any key everybody may ask.
+    ``limits``: see ``tenant_limits``."""
 
-    def __init__(self, keys: str, secret: bytes) -> None:
+    def __init__(self, keys: str, secret: bytes, limits: str = "") -> None:
+        self._limits = parse_limits(limits)
         self._secret = secret
         self._keys = [_parse(part.strip()) for part in keys.split(",")] if keys.strip() else []
         if len(self._keys) > KEYS_MAX:
@@ -54,6 +63,10 @@ class Tenants:
                 found = known.tenant
         return found
 
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """What ``tenant`` may take."""
+        return self._limits.get(tenant) or self._limits.get(EVERYBODY_ELSE) or NO_LIMITS
+
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""
         message = canonical({"tenant": tenant, "cache_salt": cache_salt})
@@ -75,6 +88,11 @@ def _parse(text: str) -> _Key:
         raise ConfigError(
             f"PAGEMESH_API_KEYS: {shown} is shorter than {KEY_CHARACTERS_MIN} characters; "
             "make one with: openssl rand -hex 32"
+        )
+    if len(name) > TENANT_CHARACTERS_MAX:
+        raise ConfigError(
+            f"PAGEMESH_API_KEYS: {name[:20]!r}... has more than {TENANT_CHARACTERS_MAX} "
+            "characters; give the tenant a shorter name"
         )
     digest = hashlib.sha256(key.encode()).digest()
     return _Key(digest, name or f"key-{digest.hex()[:16]}")

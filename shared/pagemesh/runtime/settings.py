@@ -238,6 +238,10 @@ class GatewayConfig:
     )
     request_timeout_ms: int = setting(
         10 * MINUTE_MS, "REQUEST_TIMEOUT_MS", "longest life of a request",
+    tenant_limits: str = setting(
+        "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
+        "cache_ttl_s=600,*:pages=40%",
+    )  # fmt: skip
         minimum=100, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     body_bytes_max: int = setting(

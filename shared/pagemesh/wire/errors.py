@@ -7,6 +7,7 @@ PagemeshError
     |   |-- NotReady      no worker is there (yet): the same
     |   |-- Disconnected  the bus is away; whether the peer got it is unknown: ask again
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
+    |   |-- OverQuota     its tenant may not use so many pages: the same, or ask for a larger quota
     |-- Stale           the handle, lease or epoch is of another life: admit again
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
@@ -67,6 +68,10 @@ class Disconnected(Busy):
 
 class NoCapacity(Fault):
     """There are not enough pages, now or ever (the message says which)."""
+
+
+class OverQuota(NoCapacity):
+    """More pages than the tenant may use, now or ever (the message gives the numbers)."""
 
 
 class Stale(Fault):

@@ -43,6 +43,36 @@ from pagemesh.wire.messages import (
     registered,
 )
 
+CACHE_TTL_S_MAX = 30 * 86_400
+
+
+class CacheTerms(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In whose name a sequence takes pages, and how long what it caches is kept. The gateway
+    sets it; every hop passes it on.
+
+    The pages that a tenant's sequences use at once are limited by the smaller of ``pool_share``
+    of the pool and ``pages_max``; 0 is no limit."""
+
+    tenant: Annotated[str, Meta(max_length=64)] = ""
+    """A label, not a secret."""
+    pool_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    pages_max: Count = 0
+    ttl_s: Annotated[int, Meta(ge=0, le=CACHE_TTL_S_MAX)] = 0
+    """Seconds after the last use; 0: for as long as there is room."""
+
+    def quota_pages(self, total_pages: int) -> int:
+        """Pages of a pool of ``total_pages`` that the tenant may use at once: all of them
+        without a limit, at least one with any."""
+        quota = total_pages
+        if self.pool_share:
+            quota = int(total_pages * self.pool_share)
+        if self.pages_max:
+            quota = min(quota, self.pages_max)
+        return max(quota, 1)
+
+
+NO_TERMS = CacheTerms()
+
 
 class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shape of a page, as the engine lays it out. Two pools with equal digests are
@@ -145,6 +175,7 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token ids of every filled slot, from the start."""
     ticket: RequestId | None = None
     """Set while the lease is offered and the offer is not known to be closed."""
+    terms: CacheTerms = NO_TERMS
 
 
 @registered("pager.declare")
@@ -193,6 +224,7 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_cache: bool = True
     deadline_ms: Millis
 
+    terms: CacheTerms = NO_TERMS
 
 @registered("pager.granted")
 class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):

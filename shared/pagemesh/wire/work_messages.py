@@ -30,7 +30,7 @@ from pagemesh.wire.messages import (
     Value,
     registered,
 )
-from pagemesh.wire.pager_messages import Handle, Waterfall
+from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Handle, Waterfall
 
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
@@ -88,6 +88,7 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sampling: Sampling
     prompt_logprobs: bool = False
     read_cache: bool = True
+    terms: CacheTerms = NO_TERMS
     decode: Name | None = None
     deadline_ms: Millis
 
@@ -116,6 +117,7 @@ class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ticket: RequestId
     handle: Handle
     read_cache: bool = True
+    terms: CacheTerms = NO_TERMS
     deadline_ms: Millis
 
 

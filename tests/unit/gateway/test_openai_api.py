@@ -247,6 +247,24 @@ def test_tokens_and_limits_are_the_models() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "fields", "numbers"),
+def test_an_answer_is_as_long_as_its_tenants_quota_allows() -> None:
+    prompt = np.arange(10, dtype="<u4")
+    (work,) = fit(chat(), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)
+    assert work.sampling.max_tokens == 22
+    with pytest.raises(ApiError) as caught:
+        fit(chat(max_tokens=23), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)
+    assert (caught.value.status, caught.value.code) == (400, "quota_exceeded")
+    assert "33" in caught.value.message and "32" in caught.value.message
+
+
+def test_how_long_the_cache_is_kept_is_asked_for_in_seconds() -> None:
+    assert chat().cache_ttl_s == 0 and chat(cache_ttl_s=60).cache_ttl_s == 60
+    for wrong in (0, -1, 30 * 86_400 + 1, "60"):
+        with pytest.raises(ApiError) as caught:
+            chat(cache_ttl_s=wrong)
+        assert caught.value.param == "cache_ttl_s"
+
+
     [
         (list(range(10)), {"max_tokens": 91}, ("101", "100")),
         (list(range(10)), {"max_tokens": 71}, ("81", "80")),

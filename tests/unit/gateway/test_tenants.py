@@ -6,6 +6,7 @@ import pytest
 
 from pagemesh.gateway.api_errors import ApiError
 from pagemesh.gateway.idempotency import IdempotencyStore
+from pagemesh.gateway.tenant_limits import TenantLimits
 from pagemesh.gateway.tenants import ANYBODY, Tenants, bearer
 from pagemesh.wire.errors import ConfigError
 
@@ -92,3 +93,52 @@ def test_a_streamed_answer_is_not_generated_twice() -> None:
     with pytest.raises(ApiError) as used:
         store.begin("t", "k", b"", 1)
     assert used.value.code == "idempotency_key_used"
+
+
+def test_limits_are_a_tenants_own_or_those_of_everybody_else() -> None:
+    tenants = Tenants(
+        f"alice:{ALICE},bob:{BOB}", SECRET,
+        "alice:pages=25% cache_ttl_s=600, *:pages=40 requests=8",
+    )  # fmt: skip
+    assert tenants.limits_of("alice") == TenantLimits(pool_share=0.25, cache_ttl_s=600)
+    assert tenants.limits_of("bob") == TenantLimits(pages_max=40, requests_max=8)
+    assert Tenants("", SECRET).limits_of(ANYBODY) == TenantLimits()
+
+
+@pytest.mark.parametrize(
+    ("limits", "wrong"),
+    [
+        ("alice", "alice"), (":pages=4", ":pages=4"), ("a:pages=0%", "pages=0%"),
+        ("a:pages=101%", "pages=101%"), ("a:pages=x%", "pages=x%"), ("a:pages=0", "pages=0"),
+        ("a:ttl=5", "ttl=5"), ("a:cache_ttl_s=9999999", "cache_ttl_s=9999999"),
+        ("a:pages=4,a:pages=5", "a is listed twice"), ("a:requests=1.5", "requests=1.5"),
+    ],
+)  # fmt: skip
+def test_a_wrong_limit_stops_start_up_and_is_named(limits: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match="PAGEMESH_TENANT_LIMITS") as caught:
+        Tenants("", SECRET, limits)
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cap_s", "wanted_s", "kept_s"),
+    [(0, 0, 0), (0, 60, 60), (600, 0, 600), (600, 60, 60), (60, 600, 60)],
+)  # fmt: skip
+def test_a_cache_lives_as_long_as_wanted_and_not_longer_than_its_tenant_may(
+    cap_s: int, wanted_s: int, kept_s: int
+) -> None:
+    assert TenantLimits(cache_ttl_s=cap_s).terms("alice", wanted_s).ttl_s == kept_s
+
+
+@pytest.mark.parametrize(
+    ("limits", "pages"),
+    [
+        (TenantLimits(), 200), (TenantLimits(pool_share=0.25), 50),
+        (TenantLimits(pages_max=10), 10), (TenantLimits(pool_share=0.25, pages_max=100), 50),
+        (TenantLimits(pool_share=0.001), 1),
+    ],
+)  # fmt: skip
+def test_a_quota_is_the_smaller_of_share_and_pages_and_at_least_one_page(
+    limits: TenantLimits, pages: int
+) -> None:
+    assert limits.quota_tokens(pool_pages=200, page_size=16) == 16 * pages

@@ -59,6 +59,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             tokens=pack(sequence.tokens.view(0, sequence.tokens.length)),
             reserve_tokens=reserve(desk, sequence),
             read_cache=_reads_cache(sequence),
+            terms=sequence.terms,
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),
@@ -125,10 +126,14 @@ def _admit_refused(desk: Desk, sequence: Sequence, refused: Refused) -> None:
     if refused.code in ("Stale", "Gone"):
         desk.session_doubted = True
         _later(desk, sequence)
-    elif unanswered(refused) or (refused.code == "NoCapacity" and refused.retry_after_ms):
+    elif unanswered(refused) or (_lacks_pages(refused) and refused.retry_after_ms):
         _later(desk, sequence, refused.retry_after_ms)
     else:
         ending.fail(desk, sequence, refused.error())
+
+
+def _lacks_pages(refused: Refused) -> bool:
+    return refused.code in ("NoCapacity", "OverQuota")
 
 
 def heard_of(desk: Desk, message: Granted | Extended) -> None:
@@ -187,7 +192,7 @@ def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
             desk.session_doubted = True
             lease.retry_ms = desk.pause(lease.retries)
             lease.retries += 1
-        case Refused(code="NoCapacity", retry_after_ms=0):
+        case Refused(code="NoCapacity" | "OverQuota", retry_after_ms=0):
             ending.fail(desk, sequence, message.error())
         case Refused():
             lease.retry_ms = desk.pause(lease.retries, message.retry_after_ms)

@@ -159,6 +159,7 @@ def _attach_or_withdraw(desk: Desk, sequence: Sequence) -> None:
             ticket=ticket.ticket,
             handle=ticket.handle,
             read_cache=sequence.read_cache,
+            terms=sequence.terms,
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_attach_answered, desk, sequence, ticket),

@@ -74,7 +74,7 @@ class Intake:
             generated,
             message.deadline_ms,
         )
-        sequence.read_cache = message.read_cache
+        sequence.read_cache, sequence.terms = message.read_cache, message.terms
         sequence.ticket = Ticket(
             message.ticket, self._desk.now + message.handle.ttl_ms, handle=message.handle
         )
@@ -195,7 +195,7 @@ class Intake:
             message.deadline_ms,
         )
         sequence.prompt_logprobs = message.prompt_logprobs
-        sequence.read_cache = message.read_cache
+        sequence.read_cache, sequence.terms = message.read_cache, message.terms
         sequence.decode = message.decode
         self._start(sequence)
         _finished_before(self._desk, sequence)

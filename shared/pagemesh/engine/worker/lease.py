@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Fill
+from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Fill
 from pagemesh.wire.tokens import U32, pack
 
 
@@ -72,6 +72,7 @@ class Lease:
     key: SequenceKey
     order: Order
     root: bytes
+    terms: CacheTerms
     tokens: TokenBuffer
     """The sequence's own buffer: ids of filled slots, and perhaps more."""
     page_size: int
@@ -106,6 +107,7 @@ class Lease:
         key: SequenceKey,
         order: Order,
         root: bytes,
+        terms: CacheTerms = NO_TERMS,
         tokens: TokenBuffer,
         page_size: int,
         pages: U32,
@@ -122,6 +124,7 @@ class Lease:
             key=key,
             order=order,
             root=root,
+            terms=terms,
             tokens=tokens,
             page_size=page_size,
             _pages=table,

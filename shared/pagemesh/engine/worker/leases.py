@@ -30,6 +30,7 @@ def take(desk: Desk, sequence: Sequence, granted: Granted, *, filled: int) -> Le
         key=sequence.key,
         order=sequence.order,
         root=sequence.root,
+        terms=sequence.terms,
         tokens=sequence.tokens,
         page_size=desk.page_size,
         pages=pages,

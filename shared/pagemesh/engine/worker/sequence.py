@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pagemesh.engine.worker.lease import Lease, TokenBuffer
 from pagemesh.engine.worker.plan import TokenScores
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Handle, Waterfall
+from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Handle, Waterfall
 from pagemesh.wire.work_messages import Failure, Finish, Sampling
 
 
@@ -122,6 +122,7 @@ class Sequence:
     decode: str | None
     read_cache: bool
     marks: Marks
+    terms: CacheTerms = NO_TERMS
     prompt_logprobs: bool = False
     phase: Phase = Phase.WAITING
     lease: Lease | None = None

@@ -273,6 +273,7 @@ def _held(lease: Lease) -> HeldLease:
         granted_at=lease.granted_at,
         extents=pack_extents(lease.table),
         tokens=pack(lease.tokens.view(0, lease.filled)),
+        terms=lease.terms,
         ticket=lease.ticket,
     )
 

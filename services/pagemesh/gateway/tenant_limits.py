@@ -1,0 +1,95 @@
+"""What a tenant may take: pages, requests at once, and for how long it is cached.
+
+``PAGEMESH_TENANT_LIMITS`` lists tenants with commas, limits with spaces; ``*`` is everybody
+who is not named:
+
+    alice:pages=25% cache_ttl_s=600, *:pages=40% requests=32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pager_messages import CACHE_TTL_S_MAX, CacheTerms
+
+EVERYBODY_ELSE = "*"
+TENANTS_MAX = 1_024
+TENANT_CHARACTERS_MAX = 64
+_NUMBER_MAX = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """0 is no limit. ``cache_ttl_s``: the longest that a request may have its cache kept."""
+
+    pool_share: float = 0.0
+    pages_max: int = 0
+    requests_max: int = 0
+    cache_ttl_s: int = 0
+
+    def terms(self, tenant: str, wanted_ttl_s: int) -> CacheTerms:
+        """What the pager is told with a request of ``tenant``, which wants its cache to go
+        ``wanted_ttl_s`` seconds after its last use (0: never)."""
+        wished = [ttl_s for ttl_s in (wanted_ttl_s, self.cache_ttl_s) if ttl_s]
+        return CacheTerms(
+            tenant=tenant,
+            pool_share=self.pool_share,
+            pages_max=self.pages_max,
+            ttl_s=min(wished, default=0),
+        )
+
+    def quota_tokens(self, pool_pages: int, page_size: int) -> int:
+        """Token slots of the pages that the tenant may use at once."""
+        return self.terms("", 0).quota_pages(pool_pages) * page_size
+
+
+NO_LIMITS = TenantLimits()
+
+
+def parse_limits(text: str) -> Mapping[str, TenantLimits]:
+    """Limits by tenant. Raises ``ConfigError`` that says which part is wrong."""
+    found: dict[str, TenantLimits] = {}
+    for part in text.split(",") if text.strip() else []:
+        tenant, colon, rest = part.strip().partition(":")
+        if not colon or not tenant or len(tenant) > TENANT_CHARACTERS_MAX:
+            raise _wrong(part, "write tenant:limit=value, for example alice:pages=25%")
+        if tenant in found:
+            raise _wrong(part, f"{tenant} is listed twice")
+        limits = NO_LIMITS
+        for wish in rest.split():
+            limits = _with(limits, wish)
+        found[tenant] = limits
+    if len(found) > TENANTS_MAX:
+        raise ConfigError(f"PAGEMESH_TENANT_LIMITS lists more than {TENANTS_MAX} tenants")
+    return found
+
+
+def _with(limits: TenantLimits, wish: str) -> TenantLimits:
+    name, _, value = wish.partition("=")
+    if name == "pages" and value.endswith("%"):
+        try:
+            share = float(value[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0.0 < share <= 1.0:
+            raise _wrong(wish, "a share of the pool is above 0% and at most 100%")
+        return replace(limits, pool_share=share)
+    if not (value.isascii() and value.isdigit() and 0 < int(value) <= _NUMBER_MAX):
+        raise _wrong(wish, "a limit is a number above 0, or for pages a share such as 25%")
+    match name:
+        case "pages":
+            return replace(limits, pages_max=int(value))
+        case "requests":
+            return replace(limits, requests_max=int(value))
+        case "cache_ttl_s" if int(value) <= CACHE_TTL_S_MAX:
+            return replace(limits, cache_ttl_s=int(value))
+        case "cache_ttl_s":
+            raise _wrong(wish, f"at most {CACHE_TTL_S_MAX} seconds")
+        case _:
+            raise _wrong(wish, "there are pages, requests and cache_ttl_s")
+
+
+def _wrong(part: str, what: str) -> ConfigError:
+    return ConfigError(f"PAGEMESH_TENANT_LIMITS: {part.strip()[:80]!r}: {what}")
