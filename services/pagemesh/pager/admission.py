@@ -16,6 +16,7 @@ from pagemesh.pager.lease import Lease
 from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.runs import NO_PAGES, Pages, last_extents, pack_runs
+from pagemesh.pager.tiers import OnDisk, Tiers
 from pagemesh.pager.waiting import Waiter, place_of
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.messages import Order, SequenceKey
@@ -25,8 +26,9 @@ from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queue
 class Admission:
     """Admit and extend, at once or from the queue."""
 
-    def __init__(self, books: Books, preemption: Preemption) -> None:
+    def __init__(self, books: Books, preemption: Preemption, tiers: Tiers) -> None:
         self._books = books
+        self._tiers = tiers
         self._preemption = preemption
         self._page_size = books.facts.page_size
 
@@ -180,7 +182,10 @@ class Admission:
         tree = books.tree_of(message.root)
         if match.node is _NO_TREE:
             match = Match(tree.root, tree.root, 0)
-        waterfall = self._waterfall(message, match, found)
+        on_disk = self._tiers.find(match, message) if books.disk is not None else None
+        if on_disk is not None and on_disk.is_worth and self._fetch(tree, match, on_disk, message):
+            return self._queued(message, 0)
+        waterfall = self._waterfall(message, match, found, on_disk)
         anchor = books.forest.pin_match(match)
         fresh = books.take_pages(count, message.incarnation, tree)
         lease = self.start_lease(
@@ -192,6 +197,17 @@ class Admission:
         if message.read_cache and prompt_pages > match.pages:
             books.in_flight.enter(lease, prompt_pages)
         return self.granted(lease)
+
+    def _fetch(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> bool:
+        """Read what is on disk and let the sequence wait for it; False: too many wait."""
+        books = self._books
+        waiter = self._waiter(message, message.order)
+        if not books.in_flight.has_place(waiter.name):
+            return False
+        there = self._tiers.load(tree, match, on_disk, message)
+        found = books.in_flight.find(there, message)
+        assert found is not None and found.is_fit, "nobody sees what is being read"
+        return books.in_flight.wait_for(found, match.pages, waiter, books.now_ms)
 
     def start_lease(
         self,
@@ -263,7 +279,9 @@ class Admission:
             return books.pool.free
         return books.room - books.forest.idle_pages(match)
 
-    def _waterfall(self, message: Admit, match: Match, found: Found | None) -> Waterfall:
+    def _waterfall(
+        self, message: Admit, match: Match, found: Found | None, on_disk: OnDisk | None
+    ) -> Waterfall:
         size = self._page_size
         matched = match.pages * size
         if not message.read_cache:
@@ -275,14 +293,16 @@ class Admission:
         lost, near = {}, self._books.forest.near_tokens(match, message.tokens)
         if found is not None:
             lost["in_flight"], near = found.pages * size, 0
-        available = matched + near + lost.get("in_flight", 0)
+        elif on_disk is not None:
+            lost["on_disk"], near = len(on_disk.records) * size, 0
+        available = matched + near + sum(lost.values())
         if near and available == len(message.tokens) // 4:
             lost["last_token"] = 1
             near -= 1
         if near:
             lost["partial_page"] = near
-        saved, waited_ms = (
-            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0)
+        saved, fetched, waited_ms = (
+            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0, 0)
         )
         return Waterfall(
             available_tokens=available,
@@ -290,19 +310,21 @@ class Admission:
             delivered_tokens=matched,
             lost=lost,
             awaited_tokens=saved,
+            fetched_tokens=fetched,
             awaited_ms=waited_ms,
         )
 
-    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int]:
-        """Tokens that waiting for others saved the sequence to compute, and for how many
-        milliseconds it did."""
+    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int, int]:
+        """Tokens that waiting for others saved the sequence to compute, those that were read from
+        disk for it, and for how many milliseconds it waited."""
         flights = self._books.in_flight
         wait = flights.end_wait((message.incarnation, message.key))
         if wait is None:
-            return 0, 0
-        saved_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
-        flights.saved_tokens += saved_tokens
-        return saved_tokens, wait.waited_ms
+            return 0, 0, 0
+        gained_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
+        fetched_tokens = min(wait.fetched_pages * self._page_size, gained_tokens)
+        flights.saved_tokens += gained_tokens - fetched_tokens
+        return gained_tokens - fetched_tokens, fetched_tokens, wait.waited_ms
 
     def _require_admissible(self, message: Admit) -> None:
         count, extra = divmod(len(message.tokens), 4)

@@ -64,7 +64,9 @@ def check_books(books: Books) -> None:
     _check_tickets(books)
     for session in books.sessions.values():
         assert books.sessions[session.incarnation] is session
-    books.in_flight.check(books.leases)
+    books.in_flight.check({**books.leases, **books.loads})
+    if books.disk is not None:
+        books.disk.check()
     for waiter in [*books.waiting, *books.in_flight.waiters()]:
         session = books.sessions[waiter.message.incarnation]
         assert session.is_open, "a waiter without a session"
@@ -95,6 +97,8 @@ def _check_pages(books: Books) -> None:
         shared = np.setdiff1d(table, table_of(lease.held_pages))
         path = books.forest.table(lease.anchor)
         assert np.isin(shared, path).all(), "a lease reads pages that it does not pin"
+    for load in books.loads.values():
+        own(load.pages, HeaderState.HELD)
     for session in books.sessions.values():
         own(session.claimed, HeaderState.DRAINING)
         for pages in session.letting_go.values():
@@ -131,7 +135,7 @@ def _check_leases(books: Books) -> None:
     assert books.revoked.keys() <= books.leases.keys(), "a lease is over and revoked still"
     assert len(slots) == books.limits.lease_count_max, "a lease slot is lost"
     counted = sum(tree.lease_count for tree in books.forest.trees.values())
-    assert counted == len(books.leases)
+    assert counted == len(books.leases) + len(books.loads)
     held = sum(len(session.leases) for session in books.sessions.values())
     assert held + len(books.tickets) == len(books.leases), "a lease has no owner or two"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from pagemesh.pager.disk_tier import DiskTier, Load
 from pagemesh.pager.events import (
     Command,
     Notify,
@@ -70,6 +71,10 @@ class Books:
         """Live incarnations that may use pages in ways this pager life has not heard of."""
         self.limbo: U32 = EMPTY
         """Draining pages that any of the unsettled may use."""
+        self.disk: DiskTier | None = None
+        """None: there is no disk tier, or it has failed."""
+        self.loads: dict[int, Load] = {}
+        """What is being read from disk."""
         self.out: list[Command] = []
         self.late: list[Command] = []
         self.now_ms = 0
@@ -336,4 +341,4 @@ class Books:
         )
 
     def anchors(self) -> Iterable[Node]:
-        return (lease.anchor for lease in self.leases.values())
+        return (one.anchor for some in (self.leases, self.loads) for one in some.values())

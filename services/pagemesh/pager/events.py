@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.runs import Pages
+from pagemesh.pager.tier_events import TierCommand, TierEvent
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
@@ -93,7 +94,7 @@ class Tick:
     """Time passed. Several times a second."""
 
 
-Event = Asked | HolderDied | Recovered | Tick
+Event = Asked | HolderDied | Recovered | Tick | TierEvent
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -230,4 +231,5 @@ Command = (
     | KillHolder
     | RememberHolder
     | ForgetHolder
+    | TierCommand
 )

@@ -130,7 +130,12 @@ class Filling:
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
         if lease.prompt_pages:
-            self._books.in_flight.committed(lease, self._books.now_ms)
+            books = self._books
+            if books.disk is not None:
+                done_pages = lease.committed_pages - lease.matched_pages
+                took_ms = books.now_ms - lease.granted_ms
+                books.disk.cost.computed(done_pages * self._page_size, took_ms)
+            books.in_flight.committed(lease, books.now_ms)
         if lease.made:
             self._publish(lease, inserted, run, tokens)
 

@@ -19,20 +19,45 @@ somebody less urgent, nor for somebody who came clearly later (``InFlight.may_wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
+from typing import Protocol
 
-from pagemesh.pager.lease import Lease
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.radix import Forest, Match
+from pagemesh.pager.radix import Forest, Match, Node
 from pagemesh.pager.waiting import Name, Place, Waiter
-from pagemesh.wire.messages import Order
+from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit
 
 _FILLING_MAX = 16
 """Leases at one place that are compared; more are there only if they may not wait."""
+
+
+class Filler(Protocol):
+    """A lease, or what the pager itself reads from disk."""
+
+    id: int
+    key: SequenceKey
+    order: Order
+    incarnation: int
+    anchor: Node
+    """Where its committed pages end."""
+    tokens: bytes
+    tokens_first: int
+    prompt_pages: int
+    """How far it fills; 0: it does not."""
+    place: tuple[Node, bytes] | None
+    """Where it is registered."""
+
+    @property
+    def committed_pages(self) -> int: ...
+
+    @property
+    def may_fill(self) -> bool: ...
+
+    def known_from(self, position: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +65,7 @@ class Found:
     """``lease`` is about to commit ``pages`` pages beyond a match. ``is_fit``: they may be
     waited for."""
 
-    lease: Lease
+    lease: Filler
     pages: int
     is_fit: bool
 
@@ -54,10 +79,12 @@ class Wait:
     start_pages: int
     """Cached when it began to wait."""
     since_ms: int
-    lease: Lease | None = None
+    lease: Filler | None = None
     """Whom it waits for; None: it is due, or queues for room."""
     pages: int = 0
     waited_ms: int = 0
+    fetched_pages: int = 0
+    """Of those it waited for, read from disk."""
 
 
 class InFlight:
@@ -68,8 +95,8 @@ class InFlight:
         self._limits = limits
         self._page_size = page_size
         self._width = 4 * page_size
-        self._filling: dict[tuple[object, bytes], list[Lease]] = {}
-        self._latest: Lease | None = None
+        self._filling: dict[tuple[object, bytes], list[Filler]] = {}
+        self._latest: Filler | None = None
         """Fills, and is registered only when somebody looks: if nobody comes meanwhile, as
         under light load, it never has to be."""
         self.waits: dict[Name, Wait] = {}
@@ -84,13 +111,13 @@ class InFlight:
 
     # Who fills
 
-    def enter(self, lease: Lease, prompt_pages: int) -> None:
+    def enter(self, lease: Filler, prompt_pages: int) -> None:
         """``lease`` is about to fill the first ``prompt_pages`` pages."""
         self._register_latest()
         lease.prompt_pages = prompt_pages
         self._latest = lease
 
-    def committed(self, lease: Lease, now_ms: int) -> None:
+    def committed(self, lease: Filler, now_ms: int) -> None:
         """``lease``, which fills, has more committed pages than before."""
         done = lease.committed_pages
         is_complete = done >= lease.prompt_pages
@@ -110,7 +137,12 @@ class InFlight:
         for wait in [wait for wait in behind.values() if wait.pages <= done]:
             self._make_due(wait)
 
-    def leave(self, lease: Lease) -> None:
+    def fetched(self, lease: Filler, first_page: int) -> None:
+        """The pages of ``lease`` from ``first_page`` on came from disk: tell who waited."""
+        for wait in self._behind.get(lease.id, {}).values():
+            wait.fetched_pages += max(0, min(wait.pages, lease.committed_pages) - first_page)
+
+    def leave(self, lease: Filler) -> None:
         """``lease`` commits no more of its prompt. Harmless when it does not fill."""
         if not lease.prompt_pages:
             return
@@ -127,7 +159,7 @@ class InFlight:
             self._register(self._latest)
             self._latest = None
 
-    def _register(self, lease: Lease) -> None:
+    def _register(self, lease: Filler) -> None:
         at = 4 * (lease.anchor.depth * self._page_size - lease.tokens_first)
         lease.place = place = (lease.anchor, lease.tokens[at : at + self._width])
         there = self._filling.get(place)
@@ -136,7 +168,7 @@ class InFlight:
         else:
             there.append(lease)
 
-    def _unregister(self, lease: Lease) -> None:
+    def _unregister(self, lease: Filler) -> None:
         place, lease.place = lease.place, None
         assert place is not None, "who does not fill is registered"
         there = self._filling[place]
@@ -184,7 +216,7 @@ class InFlight:
         together_us = 1_000 * self._limits.in_flight_together_ms
         return filling.arrival_us <= order.arrival_us + together_us
 
-    def _common_pages(self, lease: Lease, tokens: bytes, at: int, pages_max: int) -> int:
+    def _common_pages(self, lease: Filler, tokens: bytes, at: int, pages_max: int) -> int:
         start = lease.committed_pages
         pages = min(lease.prompt_pages - start, pages_max)
         rest = lease.known_from(start * self._page_size)
@@ -196,6 +228,10 @@ class InFlight:
     def wait_count(self) -> int:
         """Sequences that wait for others to commit."""
         return sum(map(len, self._behind.values()))
+
+    def has_place(self, name: Name) -> bool:
+        """Whether ``wait_for`` would let ``name`` wait."""
+        return name in self.waits or len(self.waits) < self._limits.waiter_count_max
 
     @property
     def has_due(self) -> bool:
@@ -210,7 +246,7 @@ class InFlight:
         """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""
         wait = self.waits.get(waiter.name)
         if wait is None:
-            if len(self.waits) >= self._limits.waiter_count_max:
+            if not self.has_place(waiter.name):
                 return False
             wait = self.waits[waiter.name] = Wait(waiter, start_pages, now_ms)
         else:
@@ -286,7 +322,7 @@ class InFlight:
         """Those who wait for somebody."""
         return (wait.waiter for wait in self.waits.values() if wait.lease is not None)
 
-    def check(self, leases: dict[int, Lease]) -> None:
+    def check(self, leases: Mapping[int, Filler]) -> None:
         """Raise ``AssertionError`` unless every registration is of a standing lease of
         ``leases``, and every wait for one of them that will end it."""
         assert not self._due, "somebody was not asked anew"
@@ -300,7 +336,7 @@ class InFlight:
         for place, some in self._filling.items():
             assert some and all(lease.place == place for lease in some)
         for lease in filling.values():
-            assert lease.life.state.value == "held", "a lease fills that is not held"
+            assert lease.may_fill, "a lease fills that is not held"
             assert lease.committed_pages < lease.prompt_pages, "what is complete fills"
             rest = lease.known_from(lease.committed_pages * self._page_size)
             assert lease.place == (lease.anchor, rest[: self._width]), "it fills elsewhere"

@@ -27,8 +27,8 @@ import msgspec
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
-from pagemesh.wire.tokens import EMPTY, U32, unpack_extents
+from pagemesh.wire.pager_messages import Handle, HeldLease, Waterfall
+from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
 RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
@@ -169,6 +169,11 @@ class Lease(msgspec.Struct, eq=False):
     @property
     def committed_pages(self) -> int:
         return self.anchor.depth
+
+    @property
+    def may_fill(self) -> bool:
+        """Its holder may commit more."""
+        return self.life.state is LeaseState.HELD
 
     @property
     def known_tokens(self) -> int:

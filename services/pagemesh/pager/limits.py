@@ -59,6 +59,8 @@ class PagerLimits:
     """How long a worker whose prefix is waited for may commit nothing."""
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
+    staged_bytes_max: int = 64 << 20
+    """Of pages that were evicted and wait to be written to disk."""
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
     """In all parts of a declaration, which are kept until the last one comes."""

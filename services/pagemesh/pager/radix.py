@@ -38,7 +38,7 @@ _SIBLINGS_MAX = 8
 class Node:
     """An edge and the place it leads to. ``depth``: pages from the root to its end."""
 
-    __slots__ = ("children", "depth", "note", "pages", "parent", "pins", "rank", "tokens")
+    __slots__ = ("chain", "children", "depth", "note", "pages", "parent", "pins", "rank", "tokens")
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
         self.parent: Node = parent or self  # the root is its own parent
@@ -48,6 +48,7 @@ class Node:
         self.pins = 0
         self.rank = 0
         self.note: Any = None  # the eviction policy's own
+        self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
         self.depth: int = (parent.depth if parent else 0) + len(pages)
 
     @property

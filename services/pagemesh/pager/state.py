@@ -4,6 +4,7 @@
     HolderDied   -> its leases end, its pages are free
     Recovered    -> ledger and tree of an earlier life are rebuilt (once, first)
     Tick         -> sessions and tickets expire, the silent are chased
+    TierEvent    -> what the disk has found, written, read, or failed at
 
 After each, waiters are served if something became available. See ``books`` for what is known
 and the modules beside it for what is decided.
@@ -26,6 +27,8 @@ from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.sessions import Sessions
+from pagemesh.pager.tier_events import DiskFailed, DiskFound, PagesLoaded, PagesWritten
+from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import (
@@ -62,7 +65,8 @@ class PagerCore:
         self.books = books(limits, pool, policy)
         self._filling = Filling(self.books)
         self._preemption = Preemption(self.books, self._close_offer)
-        self._admission = Admission(self.books, self._preemption)
+        self.tiers = Tiers(self.books)
+        self._admission = Admission(self.books, self._preemption, self.tiers)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
         self._recovery = Recovery(self.books, self._admission, self._handover, self._sessions)
@@ -97,6 +101,8 @@ class PagerCore:
                 self._recovery.recover(event)
             case Tick():
                 self._tick()
+            case DiskFound() | PagesWritten() | PagesLoaded() | DiskFailed():
+                self.tiers.handle(event)
         if books.in_flight.has_due:
             self._admission.serve_due()
         if books.freed and len(books.waiting):

@@ -99,3 +99,15 @@ def key_chain(
         chain = root + key.to_bytes(8, "little") + data[start : start + width]
         key = int.from_bytes(hashlib.blake2b(chain, digest_size=8, key=secret).digest(), "little")
         yield key
+
+
+def page_digests(key: bytes, root: bytes, tokens: bytes, page_size: int) -> Iterator[bytes]:
+    """A keyed 32-byte digest for each full page of packed ``tokens``, which start at the root: it
+    names root and all tokens up to the page's end, and is believed where pages have left the
+    process that computed them. ``key``: 1 to 64 bytes."""
+    width, digest = 4 * page_size, root
+    for start in range(0, len(tokens) - width + 1, width):
+        digest = hashlib.blake2b(
+            digest + tokens[start : start + width], digest_size=32, key=key
+        ).digest()
+        yield digest

@@ -108,13 +108,15 @@ class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What became of each cached token: available -> selected -> delivered.
 
     ``lost`` maps a reason (``last_token``, ``partial_page``, ``not_read``, ``in_flight``, ...) to
-    tokens. ``awaited_tokens`` of the delivered were in flight: they took ``awaited_ms``."""
+    tokens. Of the delivered, ``awaited_tokens`` were in flight and ``fetched_tokens`` were read
+    from disk: they took ``awaited_ms``."""
 
     available_tokens: Count = 0
     selected_tokens: Count = 0
     delivered_tokens: Count = 0
     lost: dict[ShortText, Count] = {}
     awaited_tokens: Count = 0
+    fetched_tokens: Count = 0
     awaited_ms: Count = 0
 
 

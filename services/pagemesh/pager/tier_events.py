@@ -1,0 +1,100 @@
+"""Events and commands of the disk tier; they are among those of ``events``.
+
+    commands                               events, when the disk has done it
+    StorePages   take these bytes, write   PagesWritten
+    LoadPages    read into these pages     PagesLoaded      always, be it with no page
+    ForgetSlots  these hold nothing now
+                                           DiskFound        once: the tier is on, and has this
+                                           DiskFailed       nothing is written or read any more
+
+A *slot* is the place of one page on disk. Which slot holds what, and who may use it, is decided by
+the core alone. What was commanded of one slot is done in the order it was commanded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.runs import Pages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundRecords:
+    """Whole records on disk, one entry each, the oldest first: ``slots`` uint32, ``chains`` uint64
+    (``disk_tier.chain_keys``), ``root_indexes`` into ``roots``, which are digests."""
+
+    slots: NDArray[np.uint32]
+    chains: NDArray[np.uint64]
+    root_indexes: NDArray[np.intp]
+    roots: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFound:
+    """The disk is open. ``dropped_count``: records that are not whole, or of another secret."""
+
+    slot_count: int
+    records: FoundRecords
+    dropped_count: int
+
+
+class PagesWritten(msgspec.Struct, frozen=True):
+    """The records in ``slots`` are whole."""
+
+    slots: tuple[int, ...]
+
+
+class PagesLoaded(msgspec.Struct, frozen=True):
+    """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: the record
+    of the next one is not what it should be. It took ``read_us``."""
+
+    load: int
+    page_count: int
+    read_us: int
+    bad_slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFailed:
+    """The disk cannot be used; ``why`` in a line, for people."""
+
+    why: str
+
+
+class StorePages(msgspec.Struct, frozen=True, eq=False):
+    """Take the bytes of ``pages`` before the next command is performed, and write them into
+    ``slots``. The i-th holds page ``indexes[i]`` of the path ``tokens`` (packed, from the root
+    on)."""
+
+    pages: Pages
+    slots: tuple[int, ...]
+    indexes: tuple[int, ...]
+    chains: tuple[int, ...]
+    root: bytes
+    tokens: bytes
+
+
+class LoadPages(msgspec.Struct, frozen=True, eq=False):
+    """Read ``slots`` into ``pages``, in order, until one is not what it should be: pages
+    ``first_index`` and on of the path ``tokens`` under ``root``."""
+
+    load: int
+    pages: Pages
+    slots: tuple[int, ...]
+    root: bytes
+    tokens: bytes
+    first_index: int
+
+
+class ForgetSlots(msgspec.Struct, frozen=True):
+    """What is in ``slots`` must not be found again."""
+
+    slots: tuple[int, ...]
+
+
+TierEvent = DiskFound | PagesWritten | PagesLoaded | DiskFailed
+TierCommand = StorePages | LoadPages | ForgetSlots

@@ -1,0 +1,280 @@
+"""What moves between the pool and the disk, and when.
+
+    evicted from the pool --StorePages--> a slot on disk
+    an admission that misses, and whose next pages are on disk and quicker read than computed:
+
+        HELD by the pager itself --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
+                 ^                                   |           who waited for them
+                 |                                   `--> FREE   what was not as it should be
+                 admissions wait as for any prefix in flight (``in_flight``)
+
+A page's bytes are taken before anybody else is told that it is his; so no page waits for the disk.
+A page that is being read into is held by nobody but the pager until what was read is verified, and
+given back only when the reader is done with it, whatever happens meanwhile.
+
+When the disk fails the tier is off for the rest of this pager's life, and everything else
+goes on as if there had never been one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.disk_tier import PAGER, DiskTier, Load, Record, chain_at, chain_keys, chain_over
+from pagemesh.pager.events import PagesStored, WriteHeaders
+from pagemesh.pager.leaving import Why
+from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.runs import Pages, join_all, own, run_of, table_of
+from pagemesh.pager.tier_events import (
+    DiskFailed,
+    DiskFound,
+    ForgetSlots,
+    LoadPages,
+    PagesLoaded,
+    PagesWritten,
+    StorePages,
+    TierEvent,
+)
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.pool_format import HeaderState
+
+_LOAD_PAGES_MAX = 1_024
+"""In one load; what follows is loaded by who comes to where it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Pages of a prompt that follow its match and are on disk."""
+
+    records: list[Record]
+    is_worth: bool
+    """Reading them is quicker than computing them."""
+
+
+class Tiers:
+    """Stores what is evicted; loads what is asked for."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._page_size = books.facts.page_size
+        self._width = books.facts.page_token_bytes
+
+    def handle(self, event: TierEvent) -> None:
+        """The disk was opened, has done something, or has failed."""
+        match event:
+            case DiskFound():
+                self._found(event)
+            case PagesWritten(slots):
+                disk = self._books.disk
+                if disk is not None:
+                    self._forget(disk.written(slots))
+            case PagesLoaded():
+                self._loaded(event)
+            case DiskFailed():
+                self._books.disk = None
+
+    def retire(self, root: bytes) -> None:
+        """No page of that root is ever read again."""
+        for load in self._books.loads.values():
+            if load.tree.digest == root:
+                load.is_unwanted = True
+                self._books.in_flight.leave(load)
+        disk = self._books.disk
+        if disk is not None:
+            self._forget(disk.retire(root))
+
+    # Out of the pool
+
+    def leaving(self, node: Node, page_count: int, why: Why) -> None:
+        """The last pages of an idle leaf leave the pool: keep them if they were only evicted."""
+        disk = self._books.disk
+        if disk is None:
+            return
+        if why is Why.EVICTED:
+            self._store(disk, node, page_count)
+        elif why is not Why.QUOTA:
+            known = [disk.find(chain) for chain in self._chains_of(node, page_count)]
+            slots = [disk.drop(record) for record in known if record is not None]
+            self._forget([slot for slot in slots if slot is not None])
+        node.chain = None
+
+    def _store(self, disk: DiskTier, node: Node, page_count: int) -> None:
+        chains = self._chains_of(node, page_count)
+        first = node.depth - page_count
+        wanted: list[tuple[int, Record]] = []
+        root = self._books.forest.tree_of(node).digest
+        for at in range(page_count - 1, -1, -1):  # the last is the first to go from disk
+            known = disk.find(chains[at])
+            if known is not None:
+                disk.touch((known,))
+                continue
+            record = disk.claim(chains[at], root)
+            if record is None:
+                disk.counts.not_stored += at + 1
+                break
+            wanted.append((at, record))
+        if not wanted:
+            return
+        tail = node.pages[len(node.pages) - page_count :]
+        pages = tail
+        if len(wanted) < page_count:
+            pages = table_of(tail)[[at for at, _ in wanted]]
+        else:
+            wanted.reverse()
+        self._books.out.append(
+            StorePages(
+                own(pages),
+                tuple(record.slot for _, record in wanted),
+                tuple(first + at for at, _ in wanted),
+                tuple(record.chain for _, record in wanted),
+                root,
+                b"".join(self._path(node)),
+            )
+        )
+
+    def _chains_of(self, node: Node, page_count: int) -> list[int]:
+        """The chain keys of the last pages of ``node``."""
+        root = self._books.forest.tree_of(node).digest
+        start = chain_at(node.parent, root, self._width)
+        keys = chain_keys(start, node.tokens, 0, len(node.tokens), self._width)
+        return list(keys)[-page_count:]
+
+    @staticmethod
+    def _path(node: Node) -> list[bytes]:
+        parts: list[bytes] = []
+        while not node.is_root:
+            parts.append(node.tokens)
+            node = node.parent
+        parts.reverse()
+        return parts
+
+    # Into the pool
+
+    def find(self, match: Match, message: Admit) -> OnDisk | None:
+        """What follows ``match`` on disk, if anything does."""
+        books = self._books
+        disk = books.disk
+        if disk is None or not disk.page_count or not message.read_cache:
+            return None
+        last = len(message.tokens) // 4 - 1
+        pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
+        if pages_max <= 0:
+            return None
+        at = match.pages * self._width
+        node_at = match.node.depth * self._width
+        start = chain_at(match.node, message.root, self._width)
+        start = chain_over(start, message.tokens, node_at, at, self._width)
+        records = disk.run(message.root, start, message.tokens, at, pages_max)
+        if not records:
+            return None
+        is_worth = disk.cost.is_fetch_quicker(len(records), disk.loading_pages, books.now_ms)
+        if not is_worth:
+            disk.counts.declined += len(records)
+        return OnDisk(records, is_worth)
+
+    def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Match:
+        """Begin to read ``on_disk``, for which there is room. Returns where it is registered as
+        being filled."""
+        books, records = self._books, on_disk.records
+        disk = books.disk
+        assert disk is not None
+        start, count = match.pages, len(records)
+        anchor = books.forest.pin_match(match)
+        pages = run_of_parts(books.take_pages(count, PAGER, tree))
+        number = books.pool.number()
+        at, end = start * self._width, (start + count) * self._width
+        load = Load(
+            number, SequenceKey(request=f"{number:032x}", attempt=1, choice=0), tree, anchor,
+            pages, message.tokens[at:end], start * self._page_size, records, start,
+        )  # fmt: skip
+        tree.lease_count += 1
+        books.loads[number] = load
+        disk.hold(records)
+        disk.touch(records)
+        disk.loading_pages += count
+        slots = tuple(record.slot for record in records)
+        tokens = message.tokens[:end]
+        books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start))
+        books.in_flight.enter(load, start + count)
+        return Match(anchor, anchor, 0)
+
+    def _loaded(self, event: PagesLoaded) -> None:
+        """Commit what is verified, give the rest back, and let those go on who waited."""
+        books = self._books
+        load = books.loads.pop(event.load)
+        disk = books.disk
+        if disk is not None:
+            disk.release(load.records)
+            disk.loading_pages -= len(load.records)
+            if event.page_count:
+                disk.cost.read(event.page_count, event.read_us, books.now_ms)
+            if event.bad_slot is not None:
+                self._drop_bad(disk, load, event.bad_slot)
+            disk.counts.loaded += event.page_count
+        good = 0 if load.is_unwanted else event.page_count
+        rest = load.pages[good:]
+        if good:
+            rest = self._commit(load, load.pages[:good], rest)
+        books.pool.give(rest)
+        books.set_states(rest, HeaderState.FREE)
+        if load.prompt_pages:
+            books.in_flight.fetched(load, load.first_page)
+            books.in_flight.committed(load, books.now_ms)
+            books.in_flight.leave(load)
+        books.forest.unpin(load.anchor)
+        load.tree.lease_count -= 1
+        books.freed = True
+
+    def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:
+        """Put ``pages`` into the tree. Returns ``rest`` and those that somebody else has computed
+        meanwhile."""
+        books, tree = self._books, load.tree
+        tokens = load.tokens[: len(pages) * self._width]
+        before = load.anchor
+        inserted = books.forest.insert(before, tokens, pages, grow=False)
+        books.forest.unpin(before)
+        load.anchor = inserted.node
+        known, after = inserted.known_pages, inserted.after
+        fresh = pages[known:]
+        if len(fresh):
+            fresh_tokens = tokens[known * self._width :]
+            books.out.append(
+                WriteHeaders(
+                    fresh, HeaderState.COMMITTED, books.pool.sequences_of(fresh), PAGER,
+                    tree.index, inserted.first_identity,
+                    int(books.pool.identities[after[0]]) if len(after) else 0, fresh_tokens,
+                )
+            )  # fmt: skip
+            books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
+        return run_of_parts([pages[:known], rest])
+
+    def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> None:
+        """What is not what it should be is never tried again."""
+        for record in load.records:
+            if record.slot == slot and not record.is_dropped:
+                disk.counts.corrupt += 1
+                gone = disk.drop(record)
+                self._forget([] if gone is None else [gone])
+
+    # Both
+
+    def _found(self, event: DiskFound) -> None:
+        books = self._books
+        staged = max(1, books.limits.staged_bytes_max // books.facts.page_bytes)
+        books.disk = DiskTier(books.facts, event, staged)
+        books.forest.on_leave(self.leaving)
+
+    def _forget(self, slots: list[int]) -> None:
+        if slots:
+            self._books.out.append(ForgetSlots(tuple(slots)))
+
+
+def run_of_parts(parts: list[Pages]) -> Pages:
+    """``parts`` as one list of pages."""
+    some = [part for part in parts if len(part)]
+    if len(some) == 1:
+        return some[0]
+    table = join_all(some)
+    return run_of(table) if len(table) and (table[1:] > table[:-1]).all() else table

@@ -1,0 +1,118 @@
+"""A pager core with a fake pool and a fake disk, which does what it is told when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from tests.unit.pager.rig import LIMITS, ROOT, Rig
+
+from pagemesh.pager.events import Command
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.runs import table_of
+from pagemesh.pager.tier_events import (
+    DiskFailed,
+    DiskFound,
+    ForgetSlots,
+    FoundRecords,
+    LoadPages,
+    PagesLoaded,
+    PagesWritten,
+    StorePages,
+)
+
+Prefix = tuple[bytes, bytes]
+"""Root and all tokens up to the end of a page."""
+
+
+class DiskRig(Rig):
+    """What is stored is kept by slot, as the prefix that the page is of. Nothing is done before
+    ``write`` and ``load``."""
+
+    def __init__(
+        self, page_count: int = 16, slot_count: int = 64, *, limits: PagerLimits = LIMITS
+    ) -> None:
+        super().__init__(page_count, limits=limits)
+        self.slot_count = slot_count
+        self.slots: dict[int, tuple[Prefix, int]] = {}
+        """Prefix and chain key of what is whole in each slot, in the order written."""
+        self.stores: list[StorePages] = []
+        self.loads: list[LoadPages] = []
+        self.open()
+
+    @property
+    def width(self) -> int:
+        return 4 * self.page_size
+
+    def open(self) -> None:
+        """The disk tier starts, with what is there."""
+        roots = list(dict.fromkeys(root for (root, _), _ in self.slots.values()))
+        records = FoundRecords(
+            np.array(list(self.slots), np.uint32),
+            np.array([chain for _, chain in self.slots.values()], np.uint64),
+            np.array([roots.index(root) for (root, _), _ in self.slots.values()], np.intp),
+            tuple(roots),
+        )
+        self.handle(DiskFound(self.slot_count, records, 0))
+
+    def restart_with_an_empty_pool(self) -> None:
+        """The machine was switched off: only the disk is left."""
+        slots = self.slots
+        epoch = self.epoch
+        self.__init__(self.page_count, self.slot_count, limits=self.limits)  # type: ignore[misc]
+        self.epoch = epoch
+        self.core = self._new_core()
+        self.slots = slots
+        self.open()
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case StorePages():
+                self._check_pages(command.pages, command.tokens, command.indexes)
+                self.stores.append(command)
+            case LoadPages():
+                self.loads.append(command)
+            case ForgetSlots(slots):
+                for slot in slots:
+                    self.slots.pop(slot, None)
+            case _:
+                super().perform(command)
+
+    def _check_pages(
+        self, pages: range | np.ndarray, tokens: bytes, indexes: Iterable[int]
+    ) -> None:
+        """The bytes are taken while the pages still hold what they are said to hold."""
+        for page, index in zip(table_of(pages).tolist(), indexes, strict=True):
+            part = tokens[index * self.width : (index + 1) * self.width]
+            assert self.headers.tokens[page].tobytes() == part
+            assert self.headers.states[page] == 3, "it was given to somebody before"
+
+    def write(self) -> None:
+        """The disk has written what it was told to."""
+        stores, self.stores = self.stores, []
+        for store in stores:
+            rows = zip(store.slots, store.indexes, store.chains, strict=True)
+            for slot, index, chain in rows:
+                self.slots.pop(slot, None)
+                prefix = (store.root, store.tokens[: (index + 1) * self.width])
+                self.slots[slot] = (prefix, chain)
+            self.handle(PagesWritten(store.slots))
+
+    def load(self, *, bad_at: int | None = None, took_us: int = 100) -> None:
+        """The disk has read what it was told to; the record ``bad_at`` is damaged."""
+        loads, self.loads = self.loads, []
+        for load in loads:
+            for number, slot in enumerate(load.slots):
+                prefix, _ = self.slots[slot]
+                end = (load.first_index + number + 1) * self.width
+                assert prefix == (load.root, load.tokens[:end]), "another page is there"
+            good = len(load.slots) if bad_at is None else min(bad_at, len(load.slots))
+            bad = None if good == len(load.slots) else load.slots[good]
+            self.handle(PagesLoaded(load.load, good, took_us, bad))
+
+    def fail(self) -> None:
+        self.handle(DiskFailed("disk: no space left on device"))
+
+    def prefixes(self, root: bytes = ROOT) -> set[bytes]:
+        """What is on disk of a root."""
+        return {tokens for (found, tokens), _ in self.slots.values() if found == root}
