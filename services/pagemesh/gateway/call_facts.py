@@ -48,7 +48,7 @@ class CallFacts:
         prompt = sum(usage.prompt_tokens for usage in usages)
         output = sum(usage.completion_tokens for usage in usages)
         cached = sum(usage.cached_tokens for usage in usages)
-        choices = len(self._ask.prompts) * self._ask.n
+        choices = len(self._ask.prompts) * self._ask.best_of
         whole = len(self.finish_reasons) == choices
         outcome = "failed" if self._error else "completed" if whole else "cancelled"
         measures.requests.labels(self._door, self.endpoint, outcome).inc()
@@ -100,6 +100,8 @@ class CallFacts:
         }
         if ask.max_tokens is not None:
             found[semconv.GEN_AI_REQUEST_MAX_TOKENS] = ask.max_tokens
+        if ask.selects:
+            found["pagemesh.best_of"] = ask.best_of
         if ask.seed is not None:
             found[semconv.GEN_AI_REQUEST_SEED] = ask.seed
         if ask.stops:

@@ -210,7 +210,7 @@ class Front:
                 priority=ask.priority,
                 arrival_us=understood.arrival_us,
                 prompt=work.prompt,
-                choice_count=ask.n,
+                choice_count=ask.best_of,
                 sampling=work.sampling,
                 deadline_ms=now_ms + self._request_timeout_ms,
                 prompt_logprobs=scored,
@@ -226,7 +226,7 @@ class Front:
                     skip_special_tokens=ask.skip_special_tokens,
                     min_tokens=ask.min_tokens,
                 )
-                for _ in range(ask.n)
+                for _ in range(ask.best_of)
             ]
             core = RequestCore(spec, self._limits, texts, now_ms)
             made.append(

@@ -48,12 +48,14 @@ Prompt = str | list[int] | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call of an endpoint: each of ``prompts`` is answered ``n`` times."""
+    """One call of an endpoint: each of ``prompts`` is answered ``n`` times, with the likeliest
+    of ``best_of`` choices."""
 
     chat: bool
     model: str
     prompts: tuple[Prompt, ...]
     n: int
+    best_of: int
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -85,6 +87,11 @@ class Ask:
     cache_ttl_s: int
     """0: what is cached stays for as long as there is room."""
     """The client's own name for the request: for its trace, never used."""
+
+    @property
+    def selects(self) -> bool:
+        """More choices are made than given."""
+        return self.best_of > self.n
 
 
 def parse_chat(body: bytes, *, served: str) -> Ask:
@@ -121,8 +128,6 @@ def parse_chat(body: bytes, *, served: str) -> Ask:
 def parse_completion(body: bytes, *, served: str) -> Ask:
     """``/v1/completions``; ``served`` is the model of a body that names none."""
     form = decode(body, CompletionBody)
-    if form.best_of is not None and form.best_of != (form.n or 1):
-        raise unsupported("best_of", "best_of other than n")
     if form.suffix:
         raise unsupported("suffix")
     if form.use_beam_search:
@@ -263,9 +268,7 @@ def _ask(
     logprobs: int | None,
     echo: bool = False,
 ) -> Ask:
-    n = form.n or 1
-    if n * len(prompts) > CHOICES_MAX:
-        raise bad("n", f"{len(prompts)} prompts x n = {n} exceed {CHOICES_MAX} choices")
+    n, best_of = _choice_counts(form, len(prompts))
     min_tokens = form.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {max_tokens}")
@@ -278,6 +281,7 @@ def _ask(
         model=served if form.model is None else form.model,
         prompts=prompts,
         n=n,
+        best_of=best_of,
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
@@ -306,6 +310,22 @@ def _ask(
     )
 
         cache_ttl_s=form.cache_ttl_s or 0,
+
+def _choice_counts(form: Common, prompt_count: int) -> tuple[int, int]:
+    """How many choices a prompt gets, and how many are made."""
+    n = form.n or 1
+    best_of = form.best_of or n
+    name = "best_of" if best_of > n else "n"
+    if best_of * prompt_count > CHOICES_MAX:
+        raise bad(name, f"{prompt_count} prompts x {name} = {best_of} exceed {CHOICES_MAX} choices")
+    if best_of < n:
+        raise bad(
+            "best_of", f"best_of {best_of} is below n {n}: that many cannot be chosen from it"
+        )
+    if best_of > n and form.stream:
+        raise bad("best_of", "which choices are the best shows at their end: leave stream out")
+    return n, best_of
+
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if len(biases) > LOGIT_BIASES_MAX:

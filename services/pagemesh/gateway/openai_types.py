@@ -46,6 +46,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str, Meta(max_length=1024)] | None = None
     """Left out: the one that is served."""
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: _Tokens | None = None
@@ -89,7 +90,6 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/completions``."""
 
     prompt: str | list[str | _Token | list[_Token]]
-    best_of: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     echo: bool | None = None
     suffix: str | None = None

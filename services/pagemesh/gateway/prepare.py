@@ -102,7 +102,7 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
         max_tokens=max_tokens,
         min_tokens=ask.min_tokens,
         stop_tokens=sorted(stop_tokens)[:64],
-        logprobs=ask.logprobs,
+        logprobs=0 if ask.logprobs is None and ask.selects else ask.logprobs,
     )
 
 

@@ -62,6 +62,12 @@ class _Collected:
     rows: list[Row] = field(default_factory=list)
     finish: Literal["stop", "length"] = "length"
     stop_reason: str | int | None = None
+    logprob_sum: float = 0.0
+    scored_count: int = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob_sum / self.scored_count if self.scored_count else 0.0
 
 
 class Renderer:
@@ -85,7 +91,7 @@ class Renderer:
         """The whole answer. ``prompts`` are the token ids that were asked about."""
         ask = self._ask
         choices: list[dict[str, Any]] = []
-        for index, one in enumerate(collected.choices):
+        for index, one in enumerate(collected.given):
             prompt = prompts[index // ask.n]
             choices.append(self._choice(index, one, prompt, collected))
         body: dict[str, Any] = {**self._head, "object": self._kind, "choices": choices}
@@ -230,20 +236,36 @@ class Collector:
     """Gathers the events of a call that is answered in one piece."""
 
     def __init__(self, ask: Ask) -> None:
-        self._n = ask.n
-        self.choices = [_Collected() for _ in range(len(ask.prompts) * ask.n)]
+        self._ask = ask
+        self._choices = [_Collected() for _ in range(len(ask.prompts) * ask.best_of)]
         self.prompt_scores: dict[int, TopLogprobs] = {}
 
+    @property
+    def given(self) -> list[_Collected]:
+        """``n`` for each prompt. When more were made, those with the highest log-probability a
+        token, the best first: the whole of it would prefer answers that say nothing."""
+        ask, found = self._ask, self._choices
+        if not ask.selects:
+            return found
+        best: list[_Collected] = []
+        for first in range(0, len(found), ask.best_of):
+            made = found[first : first + ask.best_of]
+            best += sorted(made, key=lambda one: -one.mean_logprob)[: ask.n]
+        return best
+
     def delivered(self, prompt_index: int, event: Deliver) -> None:
-        one = self.choices[prompt_index * self._n + event.choice]
+        one = self._choices[prompt_index * self._ask.best_of + event.choice]
         one.texts.append(event.text)
         one.token_ids += event.tokens.tolist()
         if event.logprobs is not None:
+            chosen = np.frombuffer(event.logprobs.chosen, "<f4")
+            one.logprob_sum += float(chosen.sum(dtype=np.float64))
+            one.scored_count += len(chosen)
             shown = len(event.tokens) - event.hidden_count
             one.rows += rows(event.tokens[:shown].tolist(), event.logprobs)
 
     def ended(self, prompt_index: int, event: ChoiceEnded) -> None:
-        one = self.choices[prompt_index * self._n + event.choice]
+        one = self._choices[prompt_index * self._ask.best_of + event.choice]
         one.texts.append(event.text)
         one.finish = event.finish
         one.stop_reason = event.stop_reason

@@ -73,6 +73,8 @@ class FakeWorker:
     step_tokens: int = 1
     cached_tokens: int = 0
     refusal: Fault | None = None
+    choice_logprobs: dict[int, float] = field(default_factory=dict)
+    """Of every token of a choice; -0.5 unless it is here."""
     incarnation: int = field(default_factory=new_incarnation)
     submits: list[Submit] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
@@ -184,7 +186,9 @@ class FakeWorker:
                 tokens=pack(fresh),
                 finish=finish,
                 stop_token=stop_token,
-                logprobs=None if sampling.logprobs is None else scores(fresh, sampling.logprobs),
+                logprobs=None
+                if sampling.logprobs is None
+                else scores(fresh, sampling.logprobs, self.choice_logprobs.get(key.choice, -0.5)),
                 prompt_logprobs=scores(prompt[1:], sampling.logprobs or 0)
                 if message.prompt_logprobs and first
                 else None,
@@ -209,12 +213,12 @@ class FakeWorker:
             await rpc.send(self.bus, subjects.gateway(self._gateway), message)
 
 
-def scores(tokens: list[int], width: int) -> TopLogprobs:
-    """Log-probability -0.5 for each token; alternatives are 65, 66, ... at -1, -2, ..."""
+def scores(tokens: list[int], width: int, logprob: float = -0.5) -> TopLogprobs:
+    """``logprob`` for each token; alternatives are 65, 66, ... at -1, -2, ..."""
     ids = np.tile(np.arange(65, 65 + width), len(tokens))
     values = np.tile(-1.0 - np.arange(width), len(tokens))
     return TopLogprobs(
-        chosen=np.full(len(tokens), -0.5, "<f4").tobytes(),
+        chosen=np.full(len(tokens), logprob, "<f4").tobytes(),
         width=width,
         top_tokens=ids.astype("<u4").tobytes(),
         top_values=values.astype("<f4").tobytes(),

@@ -217,7 +217,9 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": ["a"] * 100, "best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -68,6 +68,23 @@ async def test_a_stream_has_the_role_first_and_usage_last(
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_the_best_of_more_choices_come_first_and_all_of_them_are_paid_for(
+    mesh: FakeMesh, client: AsyncOpenAI
+) -> None:
+    says(mesh, "abc")
+    mesh.worker.choice_logprobs = {0: -2.0, 1: -0.25, 2: -3.0, 3: -1.0}
+    answer = await client.completions.create(
+        model=MODEL, prompt=["x", "y"], n=2, best_of=4, logprobs=0, max_tokens=9
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    found = [choice.logprobs.token_logprobs for choice in answer.choices if choice.logprobs]
+    assert found == [[-0.25] * 3, [-1.0] * 3] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 4 * 4, "three letters and the end, each time"
+    quiet = await client.completions.create(model=MODEL, prompt="x", best_of=2, max_tokens=9)
+    assert [choice.logprobs for choice in quiet.choices] == [None]
+
+
 async def test_n_choices_are_numbered_and_each_ends(mesh: FakeMesh, client: AsyncOpenAI) -> None:
     says(mesh, "abc")
     answer = await client.chat.completions.create(

@@ -1,0 +1,44 @@
+"""Which of the choices that were made are given."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from pagemesh.gateway.events import ChoiceEnded, Deliver
+from pagemesh.gateway.openai_api import parse_completion
+from pagemesh.gateway.render import Collector
+from pagemesh.wire.work_messages import TopLogprobs
+
+
+def collected(logprobs: list[list[float]], *, n: int, hidden: int = 0) -> Collector:
+    """Of one prompt, a choice for each list; the text of a choice is its number."""
+    body = {"prompt": "x", "n": n, "best_of": len(logprobs)}
+    made = Collector(parse_completion(json.dumps(body).encode(), served="tiny"))
+    for choice, own in enumerate(logprobs):
+        scores = TopLogprobs(chosen=np.array(own, "<f4").tobytes())
+        ids = np.arange(len(own), dtype="<u4")
+        made.delivered(0, Deliver(choice, 0, ids, str(choice), scores, hidden))
+        made.ended(0, ChoiceEnded(choice, "stop", None, ""))
+    return made
+
+
+def given(made: Collector) -> list[str]:
+    return ["".join(one.texts) for one in made.given]
+
+
+def test_the_best_is_the_likeliest_by_token_and_not_the_shortest() -> None:
+    assert given(collected([[-1.0], [-0.5, -0.5, -0.5], [-0.9]], n=2)) == ["1", "2"]
+
+
+def test_the_end_token_counts_although_nobody_sees_it() -> None:
+    assert given(collected([[-1.0, -9.0], [-2.0, -2.0]], n=1, hidden=1)) == ["1"]
+
+
+def test_of_equals_the_first_made_comes_first() -> None:
+    assert given(collected([[-1.0], [-2.0], [-1.0]], n=2)) == ["0", "2"]
+
+
+def test_choices_that_are_all_given_keep_their_order() -> None:
+    assert given(collected([[-2.0], [-1.0]], n=2)) == ["0", "1"]
