@@ -80,7 +80,7 @@ class Running:
                 rows.append(result)
             else:
                 rows.append(RowResult(row.key, row.lease, revoked=True))
-        return StepResult(self.plan.step, tuple(rows), duration_us=1)
+        return StepResult(self.plan.step, tuple(rows))
 
     def _row(self, row: StepRow) -> RowResult:
         memory, size, table = self.memory, self.memory.page_size, row.page_table.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
@@ -17,6 +18,8 @@ from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.work_messages import Frames
 
+_TOKEN_MS = 0.1
+"""What a token adds to a step: enough for prompts to be cut where others draw."""
 _GATHERED = 0.5
 """Share of a run's steps whose results wait for those of the next."""
 _LATE_REPORTS = 0.2
@@ -169,7 +172,9 @@ class WorkerNode(Process):
             fence_after=not self._bugs.skip_second_fence,
         )
         dice = self.world.random
-        span = self.slowness * (1.0 + 0.1 * len(plan.rows) + self.step_ms * dice.random())
+        tokens_count = sum(len(row.tokens) for row in plan.rows)
+        work_ms = 1.0 + 0.1 * len(plan.rows) + _TOKEN_MS * tokens_count
+        span = self.slowness * (work_ms + self.step_ms * dice.random())
         middle = span * dice.random()
 
         def compute() -> None:
@@ -177,7 +182,7 @@ class WorkerNode(Process):
             self.at(span - middle, finish)
 
         def finish() -> None:
-            result = running.finish()
+            result = replace(running.finish(), duration_us=int(1_000 * span))
             # Whatever the executor says: nothing is published under a lease that has ended.
             for row, outcome in zip(plan.rows, result.rows, strict=True):
                 stands = memory.words.get(row.lease_slot, 0) == row.lease

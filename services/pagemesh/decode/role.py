@@ -1,18 +1,17 @@
-"""What decode does with the shared worker: draw tokens, and prompts in small chunks."""
+"""What decode does with the shared worker: draw tokens, and compute prompts beside them."""
 
 from __future__ import annotations
 
 from pagemesh.engine.worker.settings import RoleSettings
 from pagemesh.runtime.settings import WorkerConfig
 
-_CHUNK_SHARE = 4
-
 
 def role_settings(config: WorkerConfig) -> RoleSettings:
-    """A prompt gets a part of each step, so that those who draw are not held up for long."""
+    """A prompt may fill a step that nobody draws in: how much it gets of the others is decided
+    anew for each."""
     return RoleSettings(
         role="decode",
         hand_over=False,
         step_tokens_max=config.step_tokens_max,
-        chunk_tokens_max=max(1, config.step_tokens_max // _CHUNK_SHARE),
+        chunk_tokens_max=config.step_tokens_max,
     )

@@ -153,6 +153,13 @@ class PagerConfig:
     eviction: Literal["learned", "lru", "lfu", "s3-fifo", "priority", "cost"] = setting(
         "learned", "EVICTION", "which cached pages go first when room is needed"
     )
+    disk_dir: str = setting(
+        "", "DISK_DIR", "folder where evicted pages are kept; empty: nowhere. Best on a local SSD"
+    )
+    disk_bytes: int = setting(
+        16 << 30, "DISK_BYTES", "most that the pages kept there may take",
+        minimum=1 << 16, maximum=1 << 50, size=True,
+    )  # fmt: skip
     session_ttl_ms: int = setting(
         3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
         minimum=100, maximum=MINUTE_MS,
@@ -208,6 +215,11 @@ class WorkerConfig:
     step_tokens_max: int = setting(
         512, "STEP_TOKENS_MAX", "tokens computed in one step", minimum=1, maximum=1 << 16
     )
+    itl_target_ms: int = setting(
+        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: twice "
+        "what it is without them",
+        minimum=0, maximum=MINUTE_MS,
+    )  # fmt: skip
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )
@@ -233,15 +245,15 @@ class GatewayConfig:
     api_keys: Secret = setting(
         Secret(), "API_KEYS", "accepted keys, with commas; empty: no key is asked for"
     )
+    tenant_limits: str = setting(
+        "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
+        "cache_ttl_s=600,*:pages=40%",
+    )  # fmt: skip
     request_count_max: int = setting(
         1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
     )
     request_timeout_ms: int = setting(
         10 * MINUTE_MS, "REQUEST_TIMEOUT_MS", "longest life of a request",
-    tenant_limits: str = setting(
-        "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
-        "cache_ttl_s=600,*:pages=40%",
-    )  # fmt: skip
         minimum=100, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     body_bytes_max: int = setting(

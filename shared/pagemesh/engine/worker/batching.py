@@ -1,53 +1,137 @@
 """Which sequences a step computes, and how many tokens of each: a pure choice.
 
-Sequences that draw tokens go first, so that nobody who reads an answer waits for somebody
-else's prompt; then prompts share what is left of the step's tokens, in order.
+    drawing rows       all of them, so that nobody who reads an answer waits for a prompt
+    prompts, in order  what fits beside them into the time between two tokens
+
+With nobody to wait for it a prompt has the whole step. Otherwise a step may take the target of
+the time between two tokens: what was asked for, or twice what the drawing rows take alone. How
+many prompt tokens that is, is learnt from the steps that were run (``costs``).
+
+Prompts are computed by priority, then by the time at which they came plus the time that the
+rest of them takes to compute. So who needs little, because it is short or cached, goes before
+who needs much, but only before what came not long before it: a prompt never waits for one that
+came later by more than its own time to compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
 
+from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
+from pagemesh.engine.worker.desk import Row
+from pagemesh.engine.worker.plan import StepResult
 from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.messages import Order
+
+CHUNK_TOKENS_MIN = 16
+"""What a prompt gets of each step however long that takes: it must come to its end."""
+CHUNK_TOKENS_STEP = 8
+"""Chunks are multiples of it: products are computed so many rows at a time."""
+UNKNOWN_TOKENS_MAX = 64
+"""Prompt tokens beside drawing rows before it is known what they cost."""
+IDLE_US_MIN = 4_000
+"""A step without prompts counts as no shorter: tokens are reported no more often."""
+TARGET_RATIO = 2.0
+"""Of the step without prompts, where no target is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``count`` tokens of ``sequence`` could be computed now: they are known, and have slots."""
+    """``count`` tokens of ``sequence`` from position ``start`` on could be computed now: they are
+    known, and have slots."""
 
     sequence: Sequence
+    start: int
     count: int
 
-
-class Batching(Protocol):
-    def choose(self, wishes: Iterable[Wish]) -> list[Wish]:
-        """Part of ``wishes`` (in order of precedence), each with at least one token and at
-        most as many as wished."""
-        ...
+    @property
+    def draws(self) -> bool:
+        return _draws(self.sequence, self.count)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedBudget:
-    """The same number of tokens for every step."""
+def _draws(sequence: Sequence, count: int) -> bool:
+    """Whether somebody waits for the token that these ``count`` ones lead to."""
+    return sequence.phase is Phase.DECODE and count == 1
+
+
+@dataclass(slots=True)
+class Batching:
+    """``itl_target_ms``: the longest a step should take while somebody draws; 0: twice the step
+    without prompts."""
 
     step_tokens_max: int
     chunk_tokens_max: int
+    """Tokens of one sequence in one step."""
     rows_max: int
+    itl_target_ms: int = 0
+    costs: StepCosts = field(default_factory=StepCosts)
+
+    def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
+        """``results`` of steps over ``rows``, whose leases do not count them as filled yet."""
+        if not results or not rows:
+            return
+        shape = StepShape()
+        middle = (len(results) - 1) // 2
+        for row in rows:
+            start = row.lease.filled
+            draws = _draws(row.sequence, row.count)
+            shape += drawing(start + middle) if draws else prompt(start, row.count)
+        duration_us = sum(result.duration_us for result in results) / len(results)
+        self.costs.observe(shape, duration_us)
 
     def choose(self, wishes: Iterable[Wish]) -> list[Wish]:
-        drawing: list[Wish] = []
+        """Part of ``wishes`` (in order of precedence), each with at least one token and at
+        most as many as wished."""
+        draws: list[Wish] = []
         prompts: list[Wish] = []
         for wish in wishes:
-            decodes = wish.sequence.phase is Phase.DECODE and wish.count == 1
-            (drawing if decodes else prompts).append(wish)
-        chosen = drawing[: min(self.rows_max, self.step_tokens_max)]
-        budget = self.step_tokens_max - len(chosen)
-        for wish in prompts:
-            if budget == 0 or len(chosen) == self.rows_max:
-                break
-            count = min(wish.count, self.chunk_tokens_max, budget)
-            chosen.append(Wish(wish.sequence, count))
-            budget -= count
+            (draws if wish.draws else prompts).append(wish)
+        chosen = draws[: min(self.rows_max, self.step_tokens_max)]
+        room = self.step_tokens_max - len(chosen)
+        if prompts and room and len(chosen) < self.rows_max:
+            chosen += self._prompts(prompts, chosen, room)
         return chosen
+
+    def _prompts(self, wishes: list[Wish], draws: list[Wish], room: int) -> list[Wish]:
+        """What of ``wishes`` goes beside ``draws`` into ``room`` tokens; never nothing."""
+        chosen: list[Wish] = []
+        spare_us = self._spare_us(draws) if draws and self.costs.knows_prompts else None
+        if draws and spare_us is None:
+            room = min(room, UNKNOWN_TOKENS_MAX)
+        for wish in sorted(wishes, key=self._precedence):
+            count = min(wish.count, self.chunk_tokens_max, room)
+            if spare_us is not None:
+                count = min(count, self._chunk(wish, spare_us, first=not chosen))
+                spare_us -= self.costs.prompt_us(wish.start, count) if count else 0.0
+            if count == 0 or len(draws) + len(chosen) == self.rows_max:
+                break
+            chosen.append(Wish(wish.sequence, wish.start, count))
+            room -= count
+        return chosen
+
+    def _spare_us(self, draws: list[Wish]) -> float:
+        """Time for prompts in a step with ``draws``."""
+        alone = StepShape()
+        for wish in draws:
+            alone += drawing(wish.start)
+        alone_us = self.costs.us(alone)
+        if self.itl_target_ms:
+            return 1_000.0 * self.itl_target_ms - alone_us
+        return TARGET_RATIO * max(alone_us, IDLE_US_MIN) - alone_us
+
+    def _chunk(self, wish: Wish, spare_us: float, *, first: bool) -> int:
+        """Tokens of ``wish`` for ``spare_us``. Less than a useful chunk is none, but for the
+        ``first`` prompt of a step."""
+        count = self.costs.tokens_within(spare_us, wish.start)
+        if count >= wish.count:
+            return wish.count
+        if count < CHUNK_TOKENS_MIN:
+            return CHUNK_TOKENS_MIN if first else 0
+        return count - count % CHUNK_TOKENS_STEP
+
+    def _precedence(self, wish: Wish) -> tuple[int, float, Order]:
+        sequence = wish.sequence
+        rest_ms = self.costs.prompt_us(wish.start, wish.count) / 1_000
+        return sequence.order.priority, sequence.marks.submitted_ms + rest_ms, sequence.order

@@ -18,7 +18,7 @@ from pagemesh.engine.worker import (
     session,
     steps,
 )
-from pagemesh.engine.worker.batching import Batching, FixedBudget
+from pagemesh.engine.worker.batching import Batching
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import (
     Answer,
@@ -39,6 +39,7 @@ from pagemesh.engine.worker.events import (
 )
 from pagemesh.engine.worker.intake import Intake, waiting_tokens
 from pagemesh.engine.worker.lease import Hold
+from pagemesh.engine.worker.plan import StepResult
 from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
@@ -58,14 +59,15 @@ class WorkerCore:
         role: RoleSettings,
         limits: WorkerLimits,
         make_ticket: Callable[[], str],
-        *,
-        batching: Batching | None = None,
     ) -> None:
         self._desk = Desk(identity, role, limits, make_ticket)
         self._session = Session(self._desk)
         self._intake = Intake(self._desk)
-        self._batching: Batching = batching or FixedBudget(
-            role.step_tokens_max, role.chunk_tokens_max, limits.step_rows_max
+        self._batching = Batching(
+            step_tokens_max=role.step_tokens_max,
+            chunk_tokens_max=role.chunk_tokens_max,
+            rows_max=limits.step_rows_max,
+            itl_target_ms=limits.itl_target_ms,
         )
         self._drain_until_ms = 0.0
         self._drained = False
@@ -111,6 +113,7 @@ class WorkerCore:
         desk = self._desk
         match event:
             case StepsFinished():
+                self._learn(event.results)
                 steps.finish(desk, event.results, goes_on=event.goes_on)
             case PagerAnswered() | PeerAnswered():
                 desk.answered(event.call_id, event.message)
@@ -131,6 +134,12 @@ class WorkerCore:
             case Drain():
                 self._intake.draining = True
                 self._drain_until_ms = desk.now + event.grace_ms
+
+    def _learn(self, results: tuple[StepResult, ...]) -> None:
+        step = self._desk.step
+        if step is not None and not step.copies:
+            own = [result for result in results if result.step == step.number]
+            self._batching.learn(step.rows, own)
 
     # Messages -------------------------------------------------------------------------------
 

@@ -137,6 +137,7 @@ class Worker:
             context_tokens_max=model.config.context_tokens_max,
             sequences_max=worker.sequence_count_max + worker.waiting_count_max,
             step_rows_max=worker.sequence_count_max,
+            itl_target_ms=worker.itl_target_ms,
             tick_ms=_TICK_MS,
         )
         who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec)

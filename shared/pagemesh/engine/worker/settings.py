@@ -42,6 +42,8 @@ class WorkerLimits:
     waiting_tokens_max: int = 1 << 21
     """Context tokens accepted and not computed yet."""
     step_rows_max: int = 256
+    itl_target_ms: int = 0
+    """The longest a step with prompts should take while somebody draws; 0: twice one without."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
     commit_pages: int = 4

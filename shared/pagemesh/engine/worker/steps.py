@@ -76,13 +76,13 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
             length = sequence.prompt_count if scored else sequence.tokens.length
             count = min(length, lease.capacity) - lease.filled
             if count > 0:
-                yield Wish(sequence, count)
+                yield Wish(sequence, lease.filled, count)
 
 
 def _row(wish: Wish) -> tuple[Row, StepRow]:
     sequence, lease = wish.sequence, wish.sequence.lease
     assert lease is not None
-    start, end = lease.filled, lease.filled + wish.count
+    start, end = wish.start, wish.start + wish.count
     samples: tuple[Sample, ...] = ()
     followers: tuple[Sequence, ...] = ()
     if end == sequence.tokens.length and sequence.sampling.max_tokens:

@@ -1,0 +1,168 @@
+"""What a step costs, learnt from the steps that were run. Pure: durations are data.
+
+    us = base + a * drawing rows + b * slots they read + c * prompt tokens + d * pairs
+
+A **pair** is a prompt token and a slot that it attends to. Steps with prompts and steps without
+are remembered apart, so that neither kind is forgotten while only the other is run. The fit is
+by least squares of relative errors (a step of a millisecond counts as much as one of a second),
+and no part of a step may cost less than nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+Costs = tuple[float, float, float, float, float]
+"""Microseconds of each part: the base, a drawing row, a slot, a prompt token, a pair."""
+_SCALES = np.array([1.0, 8.0, 8_192.0, 64.0, 65_536.0])
+"""Usual sizes of the five parts, so that they weigh alike in the fit."""
+_DRAWING_PARTS = 3
+"""So many of them, the first ones, are what a step without prompts is made of."""
+_RIDGE = 1e-4
+_KEPT_DRAWING, _KEPT_PROMPTS = 0.95, 0.9
+"""What an observation weighs after the next of its kind: some 20 and 10 count."""
+_OUTLIER = 3.0
+"""A step that took longer than so many times what was expected was held up by something else;
+it counts as that much, so that a machine that did become slower is learnt within a few steps."""
+_KNOWN_WEIGHT = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the time of a step depends on."""
+
+    drawing_rows: int = 0
+    read_slots: int = 0
+    """Slots that drawing rows attend to."""
+    prompt_tokens: int = 0
+    pairs: float = 0.0
+
+    def __add__(self, other: StepShape) -> StepShape:
+        return StepShape(
+            self.drawing_rows + other.drawing_rows,
+            self.read_slots + other.read_slots,
+            self.prompt_tokens + other.prompt_tokens,
+            self.pairs + other.pairs,
+        )
+
+    @property
+    def features(self) -> F64:
+        """float64 [5], each about 1 where it is usual."""
+        parts = (1.0, self.drawing_rows, self.read_slots, self.prompt_tokens, self.pairs)
+        scaled: F64 = np.array(parts, np.float64) / _SCALES
+        return scaled
+
+
+def drawing(start: int) -> StepShape:
+    """A row of one token at position ``start``."""
+    return StepShape(drawing_rows=1, read_slots=start + 1)
+
+
+def prompt(start: int, count: int) -> StepShape:
+    """A row of ``count`` tokens from position ``start`` on."""
+    return StepShape(prompt_tokens=count, pairs=count * (start + (count + 1) / 2))
+
+
+class _Seen:
+    """Weighted sums over the observations of one kind."""
+
+    __slots__ = ("_kept", "products", "sums", "weight")
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self.products: F64 = np.zeros((5, 5))
+        self.sums: F64 = np.zeros(5)
+        self.weight = 0.0
+
+    def add(self, features: F64, duration_us: float) -> None:
+        relative = features / duration_us
+        self.products = self.products * self._kept + np.outer(relative, relative)
+        self.sums = self.sums * self._kept + relative
+        self.weight = self.weight * self._kept + 1.0
+
+
+class StepCosts:
+    """``observe`` steps, then ask what others would take."""
+
+    def __init__(self) -> None:
+        self._drawing = _Seen(_KEPT_DRAWING)
+        self._prompts = _Seen(_KEPT_PROMPTS)
+        self._fitted: Costs | None = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether prompts were seen to cost anything."""
+        return self.prompt_us(0, 1) > 0.0
+
+    def observe(self, shape: StepShape, duration_us: float) -> None:
+        """A step of ``shape`` took so long. One that took no time tells nothing."""
+        if duration_us <= 0.0:
+            return
+        seen = self._prompts if shape.prompt_tokens else self._drawing
+        if seen.weight >= _KNOWN_WEIGHT:
+            duration_us = min(duration_us, _OUTLIER * max(self.us(shape), 1.0))
+        seen.add(shape.features, duration_us)
+        self._fitted = None
+
+    def us(self, shape: StepShape) -> float:
+        """What a step of ``shape`` would take, in microseconds; 0 before anything is known."""
+        base, per_row, per_slot, per_token, per_pair = self._costs()
+        drawing_us = per_row * shape.drawing_rows + per_slot * shape.read_slots
+        return base + drawing_us + per_token * shape.prompt_tokens + per_pair * shape.pairs
+
+    def prompt_us(self, start: int, count: int) -> float:
+        """What ``count`` prompt tokens from position ``start`` on add to a step."""
+        *_, per_token, per_pair = self._costs()
+        return per_token * count + per_pair * prompt(start, count).pairs
+
+    def tokens_within(self, spare_us: float, start: int) -> int:
+        """How many prompt tokens from position ``start`` on add at most ``spare_us``; only when
+        ``knows_prompts``."""
+        *_, per_token, per_pair = self._costs()
+        if spare_us <= 0.0:
+            return 0
+        # per_pair / 2 * n^2 + slope * n = spare_us
+        slope = per_token + per_pair * (start + 0.5)
+        root = math.sqrt(slope * slope + 2.0 * per_pair * spare_us)
+        return int(2.0 * spare_us / (slope + root))
+
+    def _costs(self) -> Costs:
+        if self._fitted is None:
+            base, row, slot, token, pair = (self._solve() / _SCALES).tolist()
+            self._fitted = (base, row, slot, token, pair)
+        return self._fitted
+
+    def _solve(self) -> F64:
+        """Steps without prompts say what drawing costs, the others what prompts add to it."""
+        fitted: F64 = np.zeros(5)
+        known = 0
+        if self._drawing.weight:
+            known = _DRAWING_PARTS
+            fitted[:known] = _fit(
+                self._drawing.products[:known, :known], self._drawing.sums[:known]
+            )
+        rest = self._prompts.sums - self._prompts.products @ fitted
+        fitted[known:] = _fit(self._prompts.products[known:, known:], rest[known:])
+        return fitted
+
+
+def _fit(products: F64, sums: F64) -> F64:
+    """Non-negative least squares by leaving out what would be negative, the worst first."""
+    # The ridge follows the size of what is fitted: relative features shrink as steps grow.
+    size = len(sums)
+    products = products + np.eye(size) * (_RIDGE * float(np.trace(products)) / size)
+    fitted: F64 = np.zeros(size)
+    part = [index for index in range(size) if sums[index] > 0.0]
+    while part:
+        found = np.linalg.solve(products[np.ix_(part, part)], sums[part])
+        worst = int(found.argmin())
+        if found[worst] >= 0.0:
+            fitted[part] = found
+            break
+        del part[worst]
+    return fitted

@@ -1,0 +1,244 @@
+"""What a step computes, by what steps cost."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tests.unit.engine_worker.bench import ROOT
+
+from pagemesh.engine.worker.batching import (
+    CHUNK_TOKENS_MIN,
+    IDLE_US_MIN,
+    UNKNOWN_TOKENS_MAX,
+    Batching,
+    Wish,
+)
+from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
+from pagemesh.engine.worker.lease import TokenBuffer
+from pagemesh.engine.worker.sequence import Marks, Owner, Phase, Sequence
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.work_messages import Sampling
+
+BASE_US, ROW_US, SLOT_US, TOKEN_US, PAIR_US = 20_000.0, 400.0, 0.5, 500.0, 0.04
+CONTEXT_TOKENS = 1_000
+
+
+def true_us(shape: StepShape) -> float:
+    drawing_us = ROW_US * shape.drawing_rows + SLOT_US * shape.read_slots
+    return BASE_US + drawing_us + TOKEN_US * shape.prompt_tokens + PAIR_US * shape.pairs
+
+
+def draws(count: int) -> StepShape:
+    shape = StepShape()
+    for _ in range(count):
+        shape += drawing(CONTEXT_TOKENS)
+    return shape
+
+
+def learnt(*, noise: float = 0.0, prompts: bool = True) -> StepCosts:
+    """Costs after steps of many kinds, the duration of each off by up to ``noise``."""
+    dice, costs = random.Random(1), StepCosts()
+    for index in range(60):
+        shape = StepShape()
+        for _ in range(dice.randrange(1, 9)):
+            shape += drawing(dice.randrange(2_000))
+        if prompts and index % 2:
+            shape += prompt(dice.randrange(3_000), dice.randrange(8, 200))
+        costs.observe(shape, true_us(shape) * dice.uniform(1 - noise, 1 + noise))
+    return costs
+
+
+def wish(
+    number: int,
+    count: int = 1,
+    *,
+    filled: int = 0,
+    phase: Phase = Phase.PREFILL,
+    submitted_ms: float = 0.0,
+    priority: int = 0,
+) -> Wish:
+    request = f"{number:032x}"
+    key = SequenceKey(request=request, attempt=1, choice=0)
+    order = Order(priority=priority, arrival_us=number, request=request, choice=0)
+    tokens = TokenBuffer(np.zeros(filled + count, np.uint32), filled + count)
+    sequence = Sequence(
+        key=key, order=order, owner=Owner("gw", 1), root=ROOT, sampling=Sampling(max_tokens=9),
+        tokens=tokens, prompt_count=filled + count, start_count=0, deadline_ms=1e9, decode=None,
+        read_cache=True, marks=Marks(submitted_ms), phase=phase,
+    )  # fmt: skip
+    return Wish(sequence, filled, count)
+
+
+def drawing_wishes(count: int) -> list[Wish]:
+    return [wish(number + 1, filled=CONTEXT_TOKENS, phase=Phase.DECODE) for number in range(count)]
+
+
+def batching(costs: StepCosts | None = None, **changes: int) -> Batching:
+    limits = {"step_tokens_max": 512, "chunk_tokens_max": 512, "rows_max": 64, **changes}
+    return Batching(**limits, costs=costs or StepCosts())
+
+
+def shape_of(wishes: list[Wish]) -> StepShape:
+    shape = StepShape()
+    for one in wishes:
+        shape += drawing(one.start) if one.draws else prompt(one.start, one.count)
+    return shape
+
+
+def numbers(wishes: list[Wish]) -> list[int]:
+    return [int(one.sequence.key.request, 16) for one in wishes]
+
+
+# What steps cost -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "error"), [(0.0, 0.02), (0.15, 0.2)])
+def test_the_time_of_a_step_is_learnt_from_the_steps_before(noise: float, error: float) -> None:
+    costs = learnt(noise=noise)
+    for shape in (draws(1), draws(8), draws(4) + prompt(500, 64), draws(2) + prompt(2_000, 256)):
+        assert costs.us(shape) == pytest.approx(true_us(shape), rel=error)
+
+
+def test_tokens_within_a_time_take_that_time() -> None:
+    costs = learnt()
+    for start in (0, 1_000, 6_000):
+        count = costs.tokens_within(100_000, start)
+        assert costs.prompt_us(start, count) <= 100_000 < costs.prompt_us(start, count + 2)
+    assert costs.tokens_within(100_000, 6_000) < costs.tokens_within(100_000, 0)
+
+
+def test_long_decoding_does_not_make_the_cost_of_prompts_forgotten() -> None:
+    costs = learnt()
+    for _ in range(2_000):
+        costs.observe(draws(4), true_us(draws(4)))
+    assert costs.prompt_us(0, 100) == pytest.approx(true_us(prompt(0, 100)) - BASE_US, rel=0.1)
+
+
+def test_a_machine_that_became_slower_is_learnt_within_some_steps() -> None:
+    costs = learnt()
+    for _ in range(100):
+        costs.observe(draws(4), 3 * true_us(draws(4)))
+    assert costs.us(draws(4)) == pytest.approx(3 * true_us(draws(4)), rel=0.2)
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    costs = learnt()
+    costs.observe(draws(4), 100 * true_us(draws(4)))
+    assert costs.us(draws(4)) == pytest.approx(true_us(draws(4)), rel=0.1)
+
+
+def test_nothing_costs_less_than_nothing() -> None:
+    costs = StepCosts()
+    for rows in range(1, 20):
+        costs.observe(draws(rows), 10_000 - 400 * rows)
+    assert costs.us(StepShape(drawing_rows=10_000)) > 0
+    assert costs.us(StepShape()) >= 0
+
+
+def test_a_step_without_a_duration_teaches_nothing() -> None:
+    costs = StepCosts()
+    costs.observe(prompt(0, 8), 0)
+    assert not costs.knows_prompts
+
+
+# How many tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_step_with_prompts_takes_at_most_twice_one_without(rows: int) -> None:
+    chosen = batching(learnt()).choose([*drawing_wishes(rows), wish(99, 4_000)])
+    assert len(chosen) == rows + 1
+    ratio = true_us(shape_of(chosen)) / true_us(draws(rows))
+    assert 1.6 < ratio <= 2.05, "and is not much shorter: prompts are to get on"
+
+
+def test_a_target_in_milliseconds_is_kept_to() -> None:
+    chosen = batching(learnt(), itl_target_ms=60).choose([*drawing_wishes(4), wish(99, 4_000)])
+    assert 50_000 < true_us(shape_of(chosen)) <= 61_000
+
+
+def test_where_a_target_cannot_be_kept_prompts_still_come_to_their_end() -> None:
+    chosen = batching(learnt(), itl_target_ms=1).choose(
+        [*drawing_wishes(4), wish(99, 4_000), wish(100, 4_000)]
+    )
+    assert [one.count for one in chosen] == [1, 1, 1, 1, CHUNK_TOKENS_MIN]
+
+
+def test_a_prompt_that_nobody_waits_beside_has_the_whole_step() -> None:
+    assert [one.count for one in batching(learnt()).choose([wish(1, 4_000)])] == [512]
+
+
+def test_before_it_is_known_what_prompts_cost_they_get_little_beside_others() -> None:
+    for costs in (StepCosts(), learnt(prompts=False)):
+        chosen = batching(costs).choose([*drawing_wishes(1), wish(99, 4_000)])
+        assert [one.count for one in chosen] == [1, UNKNOWN_TOKENS_MAX]
+
+
+def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports() -> None:
+    costs = StepCosts()
+    for count in range(1, 100):
+        costs.observe(drawing(10), 1_000)
+        costs.observe(drawing(10) + prompt(0, count), 1_000 + 100 * count)
+    chosen = batching(costs).choose([wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)])
+    assert chosen[-1].count == pytest.approx((2 * IDLE_US_MIN - 1_000) / 100, abs=10)
+
+
+def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> None:
+    costs = learnt()
+    early = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000)])
+    late = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000, filled=8_000)])
+    assert late[-1].count < early[-1].count
+
+
+def test_rows_and_tokens_of_a_step_are_bounded() -> None:
+    many = [*drawing_wishes(10), *(wish(100 + number, 30) for number in range(10))]
+    for rows_max, tokens_max in ((64, 64), (12, 512), (10, 512), (4, 512), (64, 5)):
+        chosen = batching(learnt(), rows_max=rows_max, step_tokens_max=tokens_max).choose(many)
+        assert len(chosen) <= rows_max and sum(one.count for one in chosen) <= tokens_max
+        assert all(one.count >= 1 for one in chosen)
+        assert numbers(chosen)[:4] == [1, 2, 3, 4]
+
+
+# Whose turn ------------------------------------------------------------------------------------
+
+
+def test_of_those_that_came_together_who_needs_least_goes_first() -> None:
+    long, short = wish(1, 3_000), wish(2, 60)
+    cached = wish(3, 40, filled=2_960)
+    chosen = batching(learnt()).choose([long, short, cached])
+    assert numbers(chosen) == [3, 2, 1]
+
+
+def test_a_prompt_waits_for_later_ones_no_longer_than_it_takes_itself() -> None:
+    costs = learnt()
+    alone_ms = costs.prompt_us(0, 3_000) / 1_000
+    for later_ms, first in ((0.5 * alone_ms, 2), (1.1 * alone_ms, 1)):
+        long, short = wish(1, 3_000), wish(2, 60, submitted_ms=later_ms)
+        assert numbers(batching(costs).choose([long, short]))[0] == first
+
+
+def test_nobody_starves_while_short_prompts_keep_coming() -> None:
+    costs, policy = learnt(), batching(learnt())
+    long, now_ms, steps, computed = wish(1, 2_000), 0.0, 0, 0
+    while computed < 2_000:
+        short = wish(2 + steps, 500, submitted_ms=now_ms)
+        rest = wish(1, 2_000 - computed, filled=computed)
+        for one in policy.choose([rest, short]):
+            now_ms += costs.prompt_us(one.start, one.count) / 1_000
+            computed += one.count if one.sequence.key == long.sequence.key else 0
+        steps += 1
+        assert now_ms < 3 * costs.prompt_us(0, 2_000) / 1_000, "it starves"
+    assert steps > 4, "it did wait for some"
+
+
+def test_priority_goes_before_length_and_age() -> None:
+    old = wish(1, 30, priority=1)
+    urgent = wish(2, 3_000, submitted_ms=1e6, priority=-1)
+    assert numbers(batching(learnt()).choose([old, urgent])) == [2]
+
+
+def test_before_anything_is_measured_prompts_go_as_they_came() -> None:
+    first, second = wish(1, 3_000, submitted_ms=1.0), wish(2, 30, submitted_ms=2.0)
+    assert numbers(batching().choose([first, second])) == [1]
