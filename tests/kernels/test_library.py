@@ -20,7 +20,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 def run(code: str, **environment: str) -> str:
     # Other tests of this run may have bounded their own threads' spinning.
-    inherited = {name: value for name, value in os.environ.items() if name != SPIN_VARIABLE}
+    without = (SPIN_VARIABLE, *dispatch.BINDING_VARIABLES)
+    inherited = {name: value for name, value in os.environ.items() if name not in without}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=inherited | environment,
@@ -159,3 +160,33 @@ def test_idle_threads_spin_briefly_unless_the_user_said_otherwise(
     variable: str, value: str, expected: str
 ) -> None:
     assert run(SPINNING, **{variable: value}) == expected
+
+
+PLACES = """
+import os, threading
+import torch
+from pagemesh.kernels.dispatch import use_threads
+from pagemesh.kernels.ops import linear, pack_linear
+
+everywhere = os.sched_getaffinity(0)
+weights, rows = pack_linear(torch.randn(2048, 512)), torch.randn(256, 512)
+
+def compute():
+    use_threads(len(everywhere))
+    linear(rows, weights)
+    masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+    print(sorted(core for mask in masks if len(mask) == 1 for core in mask) == sorted(everywhere))
+    use_threads(1)
+    print(os.sched_getaffinity(0) == everywhere)
+
+computing = threading.Thread(target=compute)
+computing.start()
+computing.join()
+print(os.sched_getaffinity(os.getpid()) == everywhere)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is the place of all")
+def test_as_many_threads_as_cores_have_one_each_and_fewer_or_others_run_anywhere() -> None:
+    assert run(PLACES) == "True\nTrue\nTrue"

@@ -15,6 +15,7 @@ import ctypes
 import enum
 import functools
 import os
+import sys
 
 import torch
 
@@ -22,6 +23,7 @@ from pagemesh.kernels.native import library
 from pagemesh.wire.errors import ConfigError
 
 BACKEND_VARIABLE = "PAGEMESH_KERNELS"
+BINDING_VARIABLES = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
 class Backend(enum.Enum):
@@ -59,6 +61,16 @@ def native() -> ctypes.CDLL:
 def threads() -> int:
     """Threads a kernel may use: torch's own bound, so that both share one pool."""
     return torch.get_num_threads()
+
+
+def use_threads(count: int) -> None:
+    """Let what this thread computes from now on use ``count`` threads. When they are as many as
+    the cores of this process, each has a core of its own, unless the user has bound them."""
+    torch.set_num_threads(count)
+    if is_native():
+        cores = sorted(os.sched_getaffinity(os.getpid())) if sys.platform == "linux" else []
+        bound = len(cores) == count and not any(map(os.environ.get, BINDING_VARIABLES))
+        library.bind_threads(cores if bound else [])
 
 
 def identity() -> str:

@@ -14,6 +14,7 @@ import enum
 import functools
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
@@ -133,6 +134,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_set_level": (_I, (_I,)),
     "pm_level": (_I, ()),
     "pm_lend_threads": (None, (_P, _P, _P, _P)),
+    "pm_bind_threads": (None, (_P, _I)),
     "pm_check_word": (_U64, (_P, _L)),
     "pm_headers_write": (_L, (_P, _P, _L, _P, _P)),
     "pm_headers_mark": (_L, (_P, _P, _L, _P)),
@@ -231,6 +233,16 @@ def lend_threads() -> bool:
         library().pm_lend_threads(*entries)
         return True
     return False
+
+
+def bind_threads(cores: Sequence[int]) -> None:
+    """Have thread ``i`` of what this thread computes run on ``cores[i]`` alone, this thread being
+    the first; with no cores, wherever they may. Not while anything computes.
+
+    A scheduler likes to wake a thread on the core of whoever wakes it, and leaves it there: two
+    threads of a step then share one core and take turns. Does nothing but on Linux.
+    """
+    library().pm_bind_threads((ctypes.c_int * len(cores))(*cores), len(cores))
 
 
 def _openmp_candidates() -> list[Path]:
