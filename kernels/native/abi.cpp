@@ -30,7 +30,7 @@ const pm::Kernels* kernels = &pm::kPortableKernels;
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 2; }
+PM_EXPORT int pm_abi_version(void) { return 3; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -58,9 +58,10 @@ PM_EXPORT void pm_linear_pack(const float* weight, long row_stride, float* packe
   }
 }
 
-PM_EXPORT void pm_linear(const float* x, long x_stride, const float* packed, const float* bias,
-                         float* out, long out_stride, long rows, long n, long k, int threads) {
-  kernels->linear(x, x_stride, packed, bias, out, out_stride, rows, n, k, threads);
+PM_EXPORT void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
+                         const float* bias, float* out, long out_stride, long rows, long n,
+                         long k, int threads) {
+  kernels->linear(x, x_stride, panels, weight_type, bias, out, out_stride, rows, n, k, threads);
 }
 
 PM_EXPORT void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out,

@@ -168,7 +168,6 @@ struct Run {
   int count;
 };
 
-inline void fetch(const void* p) { prefetch(static_cast<const float*>(p)); }
 
 // Of so many vectors of codes one begins a cache line.
 template <typename T>
@@ -190,7 +189,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
       key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
     }
     if (N == kBlockVectors && Q <= kFetchQueries && d % kLineVectors<T> == 0) {
-      for (int j = 0; j < N; ++j) fetch(block.values[j * kLanes] + d * kLanes);
+      for (int j = 0; j < N; ++j) prefetch(block.values[j * kLanes] + d * kLanes);
     }
     for (int i = 0; i < Q; ++i) {
       V value = splat(q[i * columns + d]);
@@ -292,7 +291,7 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     if (Q <= kFetchQueries) {
       const long row = (slot % kLanes * columns + at) / kLanes;
       for (int j = 0; j < N; j += kLineVectors<T>) {
-        fetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
+        prefetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
       }
     }
     for (int i = 0; i < Q; ++i) {

@@ -21,16 +21,13 @@ inline LinearPlan plan_gated(long rows, long n, int threads) {
 // [row][panel][16].
 void gate_tile(const LinearCall& call, long row, long height, long panel, long count,
                const float* gates, const float* ups) {
-  const long half = call.n / 2;
+  const long half = call.n / 2 / kLanes;
   for (long r = 0; r < height; ++r) {
     for (long p = 0; p < count; ++p) {
-      const long at = (r * count + p) * kLanes, column = (panel + p) * kLanes;
-      V gate = load(gates + at), up = load(ups + at);
-      if (call.bias) {
-        gate = add(gate, load(call.bias + column));
-        up = add(up, load(call.bias + half + column));
-      }
-      store(call.out + (row + r) * call.out_stride + column, gated_by(gate, up));
+      const long at = (r * count + p) * kLanes;
+      const V gate = settle(call, panel + p, load(gates + at), kLanes);
+      const V up = settle(call, half + panel + p, load(ups + at), kLanes);
+      store(call.out + (row + r) * call.out_stride + (panel + p) * kLanes, gated_by(gate, up));
     }
   }
 }
@@ -52,15 +49,13 @@ void gate_unit(const LinearCall& call, const Unit& unit, const float* gates, con
 }
 
 void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* carry, Next after) {
-  const long floats = call.k * kLanes;
   float* ups = carry + (unit.last - unit.first) * unit.panel_carry;
   for (long begin = 0; begin < call.k; begin += kBlockDepth) {
     const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
-    const float* gate = call.packed + unit.first * floats;
-    const Next up{gate + apart * floats + begin * kLanes, floats};
-    const Next again{gate + end * kLanes, floats};
+    const Next up = next_at(call.weights, apart + unit.first, begin);
+    const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
     block_span(call, unit, 0, begin, end, carry, up);
-    block_span(call, unit, apart, begin, end, ups, end < call.k ? again : after);
+    block_span(call, unit, apart, begin, end, ups, next);
   }
   gate_unit(call, unit, carry, ups);
 }
@@ -69,14 +64,14 @@ void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* car
 // [rows][n / 2].
 void gated_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                  int team, float* carry, Next after) {
-  const StreamPanel stream = stream_panel_of(call.rows);
+  const StreamPanel stream = stream_panel_of(call);
   const long apart = plan.panels;
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
     if (call.rows > kStreamRows) {
       return gated_unit(call, Unit(plan, call.rows, unit), apart, carry, ahead);
     }
     float* ups = carry + kStreamRows * kLanes;
-    stream(call, unit, carry, call.packed + (apart + unit) * call.k * kLanes);
+    stream(call, unit, carry, call.weights.panel(apart + unit));
     stream(call, apart + unit, ups, ahead.at);
     gate_tile(call, 0, call.rows, unit, 1, carry, ups);
   });

@@ -5,7 +5,10 @@
 // Few rows read the weight once, at memory speed: one panel at a time for all of them. More rows
 // go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels wide,
 // for all rows of a unit. A sum that is carried from one block to the next is the same chain.
+// Codes become floats in registers where they are read once, and once a block elsewhere.
 #pragma once
+
+#include "weights.h"
 
 namespace {
 
@@ -25,7 +28,7 @@ constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
 struct LinearCall {
   const float* x;
   long x_stride;
-  const float* packed;
+  Weights weights;
   const float* bias;  // or null
   float* out;
   long out_stride;
@@ -58,12 +61,12 @@ LinearPlan plan_linear(long rows, long n, int threads, long unit_panels = kUnitP
 // What one unit carries from block to block, per thread.
 constexpr long kCarryFloats = kUnitRows * kUnitPanels * kLanes;
 
-// Weights that come next, to be fetched meanwhile: panels from `at` on, `stride` floats apart.
-// Without any, `at` is null.
-struct Next {
-  const float* at;
-  long stride;
-};
+// What a panel's sum, or the first `width` columns of it, comes to.
+inline V settle(const LinearCall& call, long panel, V sum, int width) {
+  if (call.weights.scaled) sum = mul(sum, call.weights.scales(panel));
+  if (call.bias) sum = add(sum, load_some(call.bias + panel * kLanes, width));
+  return sum;
+}
 
 template <int R, int P>
 void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
@@ -71,8 +74,7 @@ void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
     const long column = (panel + p) * kLanes;
     const int width = call.n - column < kLanes ? static_cast<int>(call.n - column) : kLanes;
     for (int r = 0; r < R; ++r) {
-      V value = sum[r][p];
-      if (call.bias) value = add(value, load_some(call.bias + column, width));
+      V value = settle(call, panel + p, sum[r][p], width);
       float* to = call.out + (row + r) * call.out_stride + column;
       if (call.add) value = add(load_some(to, width), value);
       store_some(to, value, width);
@@ -81,45 +83,76 @@ void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
 }
 
 // One panel for R rows, all of K. Fetches ahead in this panel, and at its end the next one.
-template <int R>
-void stream_panel(const LinearCall& call, long panel, float* carry, const float* next) {
-  const float* weight = call.packed + panel * call.k * kLanes;
+template <typename T, int R>
+void stream_panel(const LinearCall& call, long panel, float* carry, const char* next) {
+  constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
+  constexpr long kAhead = kAheadLines * (kLineBytes / kRowBytes);  // in values of K
+  const char* weight = call.weights.panel(panel);
   V sum[R][1];
   for (int r = 0; r < R; ++r) sum[r][0] = zero();
-  const long own = call.k > kAheadLines ? call.k - kAheadLines : 0;
-  const float* ahead = weight + (call.k - own) * kLanes;
-  for (long begin = 0, end = own; begin < call.k; begin = end, end = call.k) {
+  auto multiply = [&](long k) {
+    const V w = T::decode(reinterpret_cast<const typename T::Code*>(weight + k * kRowBytes));
+    for (int r = 0; r < R; ++r) {
+      sum[r][0] = fma(splat(call.x[r * call.x_stride + k]), w, sum[r][0]);
+    }
+  };
+  const long own = call.k > kAhead ? call.k - kAhead : 0;
+  const char* ahead = weight + (call.k - own) * kRowBytes;
+  long k = 0;
+  for (long end = own; k < call.k; end = call.k) {
+    for (; k + 4 <= end; k += 4, ahead += 4 * kRowBytes) {
 #pragma GCC unroll 4
-    for (long k = begin; k < end; ++k) {
-      const V w = load(weight + k * kLanes);
-      prefetch(ahead + (k - begin) * kLanes);
-      for (int r = 0; r < R; ++r) {
-        sum[r][0] = fma(splat(call.x[r * call.x_stride + k]), w, sum[r][0]);
+      for (int i = 0; i < 4; ++i) {
+        if (i * kRowBytes % kLineBytes == 0) prefetch(ahead + i * kRowBytes);
+        multiply(k + i);
       }
     }
+    for (; k < end; ++k) multiply(k);
     ahead = next ? next : weight;
   }
   if (!call.hold) return finish_tile<R, 1>(call, 0, panel, sum);
   for (int r = 0; r < R; ++r) store(carry + r * kLanes, sum[r][0]);
 }
 
-// A tile's share of a block: values [begin, end) of K. Sums come from and go to `carry`,
-// [R][P][16], except at the ends of K. Fetches as many lines from `next` when FETCH.
+// Panels as floats over a block of K: the first at `at`, the others `stride` floats apart.
+struct Floats {
+  const float* at;
+  long stride;
+};
+
+// Of P panels from `panel` on, over values [begin, end) of K: where they are, or in `room`,
+// [P][kBlockDepth][16].
+template <int P>
+Floats floats_of(const LinearCall& call, long panel, long begin, long end, float* room) {
+  const Weights& weights = call.weights;
+  const char* first = weights.panel(panel) + begin * weights.row_bytes;
+  if (!weights.scaled) return {reinterpret_cast<const float*>(first), call.k * kLanes};
+  for (long p = 0; p < P; ++p) {
+    const auto* codes = reinterpret_cast<const int8_t*>(first + p * weights.panel_bytes);
+    float* to = room + p * kBlockDepth * kLanes;
+    for (long i = 0; i < (end - begin) * kLanes; i += kLanes) {
+      store(to + i, Int8::decode(codes + i));
+    }
+  }
+  return {room, kBlockDepth * kLanes};
+}
+
+// A tile's share of a block: values [begin, end) of K, whose weights are `floats`. Sums come
+// from and go to `carry`, [R][P][16], except at the ends of K. Fetches as many rows of `next` when
+// FETCH.
 template <int R, int P, bool FETCH>
-void block_tile(const LinearCall& call, long row, long panel, long begin, long end, float* carry,
-                const float* next) {
-  const float* x = call.x + row * call.x_stride;
-  const long panel_floats = call.k * kLanes;
-  const float* weight = call.packed + panel * panel_floats;
+void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Floats floats,
+                float* carry, Next next) {
+  const float* x = call.x + row * call.x_stride + begin;
   V sum[R][P];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) sum[r][p] = begin ? load(carry + (r * P + p) * kLanes) : zero();
   }
 #pragma GCC unroll 4
-  for (long k = begin; k < end; ++k) {
+  for (long k = 0; k < end - begin; ++k) {
     V w[P];
-    for (int p = 0; p < P; ++p) w[p] = load(weight + p * panel_floats + k * kLanes);
-    if (FETCH) prefetch_far(next + (k - begin) * kLanes);
+    for (int p = 0; p < P; ++p) w[p] = load(floats.at + p * floats.stride + k * kLanes);
+    if (FETCH) prefetch_far(next.at + k * next.row_bytes);
     for (int r = 0; r < R; ++r) {
       V value = splat(x[r * call.x_stride + k]);
       for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
@@ -131,32 +164,38 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
   }
 }
 
-using StreamPanel = void (*)(const LinearCall&, long, float*, const float*);
-using BlockTile = void (*)(const LinearCall&, long, long, long, long, float*, const float*);
+using StreamPanel = void (*)(const LinearCall&, long, float*, const char*);
+using BlockTile = void (*)(const LinearCall&, long, long, long, long, Floats, float*, Next);
 
-StreamPanel stream_panel_of(long rows) {
+template <typename T>
+StreamPanel stream_panel_for(long rows) {
   switch (rows) {
-    case 1: return stream_panel<1>;
+    case 1: return stream_panel<T, 1>;
 #if PM_LEVEL > 0
-    case 2: return stream_panel<2>;
-    case 3: return stream_panel<3>;
-    case 4: return stream_panel<4>;
-    case 5: return stream_panel<5>;
+    case 2: return stream_panel<T, 2>;
+    case 3: return stream_panel<T, 3>;
+    case 4: return stream_panel<T, 4>;
+    case 5: return stream_panel<T, 5>;
 #endif
 #if PM_LEVEL == 2
-    case 6: return stream_panel<6>;
-    case 7: return stream_panel<7>;
-    case 8: return stream_panel<8>;
-    case 9: return stream_panel<9>;
-    case 10: return stream_panel<10>;
-    case 11: return stream_panel<11>;
-    case 12: return stream_panel<12>;
-    case 13: return stream_panel<13>;
-    case 14: return stream_panel<14>;
-    case 15: return stream_panel<15>;
+    case 6: return stream_panel<T, 6>;
+    case 7: return stream_panel<T, 7>;
+    case 8: return stream_panel<T, 8>;
+    case 9: return stream_panel<T, 9>;
+    case 10: return stream_panel<T, 10>;
+    case 11: return stream_panel<T, 11>;
+    case 12: return stream_panel<T, 12>;
+    case 13: return stream_panel<T, 13>;
+    case 14: return stream_panel<T, 14>;
+    case 15: return stream_panel<T, 15>;
 #endif
-    default: return stream_panel<kStreamRows>;
+    default: return stream_panel<T, kStreamRows>;
   }
+}
+
+StreamPanel stream_panel_of(const LinearCall& call) {
+  return call.weights.scaled ? stream_panel_for<Int8>(call.rows)
+                             : stream_panel_for<Float32>(call.rows);
 }
 
 template <int P, bool FETCH>
@@ -182,13 +221,15 @@ BlockTile block_tile_of(long rows) {
 template <int P>
 void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
                   long end, float* carry, Next next) {
+  alignas(kLineBytes) float room[P * kBlockDepth * kLanes];
+  const Floats floats = floats_of<P>(call, panel, begin, end, room);
   const long tiles = pieces(row_end - row, kTileRows);
   for (long tile = 0; tile < tiles; ++tile) {
     const long height = pieces(row_end - row, tiles - tile);
     const bool fetch = next.at && tile < P;
-    const float* to_come = fetch ? next.at + tile * next.stride : nullptr;
     (fetch ? block_tile_of<P, true>(height) : block_tile_of<P, false>(height))(
-        call, row, panel, begin, end, carry, to_come);
+        call, row, panel, begin, end, floats, carry, next);
+    if (fetch) next.at += next.panel_bytes;
     row += height;
     carry += kTileRows * P * kLanes;
   }
@@ -211,11 +252,10 @@ struct Unit {
 // Panels of a unit, `apart` panels further on, over one block of K; `after` comes after them.
 void block_span(const LinearCall& call, const Unit& unit, long apart, long begin, long end,
                 float* carry, Next after) {
-  const long floats = call.k * kLanes;
   for (long panel = unit.first; panel < unit.last;) {
     const long width = unit.last - panel >= kTilePanels ? kTilePanels : 1;
-    const float* weight = call.packed + (apart + panel + width) * floats + begin * kLanes;
-    const Next next = panel + width < unit.last ? Next{weight, floats} : after;
+    const bool last = panel + width == unit.last;
+    const Next next = last ? after : next_at(call.weights, apart + panel + width, begin);
     float* sums = carry + (panel - unit.first) * unit.panel_carry;
     if (width == 1) {
       block_panels<1>(call, unit.row, unit.row_end, apart + panel, begin, end, sums, next);
@@ -228,16 +268,15 @@ void block_span(const LinearCall& call, const Unit& unit, long apart, long begin
 }
 
 void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next after) {
-  const long floats = call.k * kLanes;
   for (long begin = 0; begin < call.k; begin += kBlockDepth) {
     const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
-    const Next again{call.packed + unit.first * floats + end * kLanes, floats};
-    block_span(call, unit, 0, begin, end, carry, end < call.k ? again : after);
+    const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
+    block_span(call, unit, 0, begin, end, carry, next);
   }
 }
 
-inline const float* unit_weights(const LinearPlan& plan, const float* packed, long k, long unit) {
-  return packed + unit / plan.row_blocks * plan.unit_panels * k * kLanes;
+inline Next next_unit(const LinearPlan& plan, const Weights& weights, long unit) {
+  return next_at(weights, unit / plan.row_blocks * plan.unit_panels);
 }
 
 // One thread's share of a product's units, as body(unit, what this thread reads next). Of a team
@@ -251,32 +290,32 @@ void share_units(const LinearCall& call, const LinearPlan& plan, pm::Counter& wo
   for (bool more = unit < plan.units; more; unit = next) {
     more = work.take(plan.units - team, 1, &next, &end);
     next += team;
-    Next ahead = after;
-    if (more) ahead = {unit_weights(plan, call.packed, call.k, next), call.k * kLanes};
-    body(unit, ahead);
+    body(unit, more ? next_unit(plan, call.weights, next) : after);
   }
 }
 
 // `carry`: kCarryFloats of this thread's own.
 void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                   int team, float* carry, Next after) {
-  const StreamPanel stream = stream_panel_of(call.rows);
+  const StreamPanel stream = stream_panel_of(call);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
     if (call.rows <= kStreamRows) stream(call, unit, carry, ahead.at);
     else block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
   });
 }
 
-void linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
-            long out_stride, long rows, long n, long k, int threads) {
+void linear(const float* x, long x_stride, const void* panels, long weight_type,
+            const float* bias, float* out, long out_stride, long rows, long n, long k,
+            int threads) {
   if (rows == 0) return;
-  const LinearCall call{x, x_stride, packed, bias, out, out_stride, rows, n, k, false, false};
+  const Weights weights = weights_of({panels, bias, n, k, weight_type});
+  const LinearCall call{x, x_stride, weights, bias, out, out_stride, rows, n, k, false, false};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
   const LinearPlan plan = plan_linear(rows, n, threads);
   pm::Counter work;
   pm::parallel(threads, [&] {
-    alignas(64) float carry[kCarryFloats];
-    linear_share(call, plan, work, pm::thread_index(), pm::thread_count(), carry, {nullptr, 0});
+    alignas(kLineBytes) float carry[kCarryFloats];
+    linear_share(call, plan, work, pm::thread_index(), pm::thread_count(), carry, kNothingNext);
   });
 }
 

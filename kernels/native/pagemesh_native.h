@@ -66,9 +66,13 @@ void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots
                    const uint64_t* expected, long count, uint8_t* same);
 
 // --- Kernels (contracts: pagemesh/kernels/<operation>) -----------------------------------------
+// How the panels of a packed weight are kept (weights.h).
+enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1 };
+
 void pm_linear_pack(const float* weight, long row_stride, float* packed, long n, long k);
-void pm_linear(const float* x, long x_stride, const float* packed, const float* bias, float* out,
-               long out_stride, long rows, long n, long k, int threads);
+void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
+               const float* bias, float* out, long out_stride, long rows, long n, long k,
+               int threads);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
 void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,
@@ -112,9 +116,10 @@ long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_
 
 // --- A whole forward pass (contract: pagemesh/kernels/decoder_step) ---------------------------
 struct PmMatrix {
-  const float* panels;  // as pm_linear_pack leaves them
-  const float* bias;    // or null
+  const void* panels;
+  const float* bias;  // or null
   long n, k;
+  long weight_type;  // PmWeightType
 };
 
 struct PmLayer {

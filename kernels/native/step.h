@@ -123,19 +123,17 @@ const float* norm_step(const StepCall& step, Hand& hand, const float* x, long ro
 
 // What this thread reads first of the product after this one.
 Next first_unit(const PmMatrix& matrix, const LinearPlan& plan, const Hand& hand) {
-  return {unit_weights(plan, matrix.panels, matrix.k, hand.thread), matrix.k * kLanes};
+  return next_unit(plan, weights_of(matrix), hand.thread);
 }
 
 Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
   return first_unit(matrix, plan_linear(rows, matrix.n, hand.threads), hand);
 }
 
-constexpr Next kNothingNext{nullptr, 0};
-
 // out (+)= x * matrix^T + bias for rows that lie one after the other.
 void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix& matrix,
                   float* out, long rows, bool add, Next after) {
-  const LinearCall call{x, matrix.k, matrix.panels, matrix.bias, out, matrix.n,
+  const LinearCall call{x, matrix.k, weights_of(matrix), matrix.bias, out, matrix.n,
                         rows, matrix.n, matrix.k, add, false};
   const LinearPlan plan = plan_linear(rows, matrix.n, hand.threads);
   linear_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
@@ -225,7 +223,7 @@ void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float
     product_step(hand, work, normed, matrix, step.memory.gate_up, rows, false, after);
     return gate_step(step, hand, rows);
   }
-  const LinearCall call{normed, matrix.k, matrix.panels, matrix.bias, step.memory.gated,
+  const LinearCall call{normed, matrix.k, weights_of(matrix), matrix.bias, step.memory.gated,
                         matrix.n / 2, rows, matrix.n, matrix.k, false, true};
   const LinearPlan plan = plan_gated(rows, matrix.n, hand.threads);
   gated_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);

@@ -45,9 +45,9 @@ inline V scale_by_bits(V a, V t) {
   __m512i n = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), n))};
 }
-inline void prefetch(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-inline void prefetch_far(const float* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 
 #elif PM_LEVEL == 1
@@ -99,9 +99,9 @@ inline __m256 scale_half(__m256 a, __m256 t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), n));
 }
 inline V scale_by_bits(V x, V t) { return {scale_half(x.a, t.a), scale_half(x.b, t.b)}; }
-inline void prefetch(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-inline void prefetch_far(const float* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 
 #else
@@ -152,8 +152,8 @@ inline V zero_below(V a, V x, float limit) {
   PM_EACH4(pick4((U4)(x.q[i] >= splat4(limit)), a.q[i], splat4(0.0f)));
 }
 inline V scale_by_bits(V a, V t) { PM_EACH4((F4)((U4)a.q[i] + ((U4)t.q[i] << 23))); }
-inline void prefetch(const float* p) { __builtin_prefetch(p); }
-inline void prefetch_far(const float* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 #undef PM_EACH4
 
 #endif

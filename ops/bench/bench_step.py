@@ -1,12 +1,14 @@
 """A worker's step against the machine: the fraction of its floor that it reaches, and the rest.
 
-    python -m ops.bench.bench_step [--models S M L] [--threads 2] [--turns 15] [--out PATH]
+    python -m ops.bench.bench_step [--models S M L] [--weights float32 int8] [--threads 2]
+        [--turns 15] [--out PATH]
 
 Random weights in the shapes of ``random_models``. One step of the production executor, sampling
 included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
 tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
 V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
-the nearest cache, all in the same run, in turns with the steps. For ``of_floor`` the best turn
+the nearest cache, all in the same run, in turns with the steps. The weights are float32 or int8,
+and each has the floor of its own bytes. For ``of_floor`` the best turn
 counts on both sides; ``of_floor_median`` is the median over the turns, each by its own floor.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
@@ -47,6 +49,7 @@ from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.kernels.ops import PackedLinear, PageLayout, identity
+from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pool_format import HeaderState, PoolFormat
 from pagemesh.wire.tokens import U32, pack_extents
@@ -94,9 +97,9 @@ class TimedDecoder(Decoder):
 class Bench:
     """One model over a pool file whose pages hold random K and V, all of it granted."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, weight_type: WeightType, folder: Path) -> None:
         self.config = random_config(name)
-        self.weights = random_weights(self.config)
+        self.weights = random_weights(self.config, weight_type)
         layout = PageLayout(
             self.config.layer_count, self.config.kv_head_count, self.config.head_dim, PAGE_SIZE
         )
@@ -134,7 +137,7 @@ class Bench:
 
     def read_bytes(self, case: Case) -> int:
         kv = 2 * self.config.kv_size * self.config.layer_count * CONTEXT_TOKENS * case.batch
-        return 4 * (sum(matrix.n * matrix.k for matrix in self.matrices) + kv)
+        return sum(matrix.panels.nbytes for matrix in self.matrices) + 4 * kv
 
     def operations(self, case: Case) -> int:
         """Two for each multiply-add. A prompt's logits are those of its last token."""
@@ -146,7 +149,8 @@ class Bench:
 
     def stream(self, threads: int) -> None:
         for matrix in self.matrices:
-            native().pm_probe_stream(matrix.panels.data_ptr(), matrix.panels.numel(), threads)
+            floats = matrix.panels.nbytes // 64 * 16
+            native().pm_probe_stream(matrix.panels.data_ptr(), floats, threads)
 
 
 def grant(file: PoolFile, pages: U32) -> None:
@@ -223,13 +227,16 @@ def report(
     }
 
 
-def bench_model(name: str, threads: int, turns: int) -> list[dict[str, object]]:
+def bench_model(
+    name: str, weight_type: WeightType, threads: int, turns: int
+) -> list[dict[str, object]]:
     lines = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        bench = Bench(name, Path(folder))
+        bench = Bench(name, weight_type, Path(folder))
         for case in CASES:
             count = turns if case.tokens == 1 else max(3, turns // 4)
-            lines.append({"model": name, **measure(bench, case, threads, count)})
+            found = measure(bench, case, threads, count)
+            lines.append({"model": name, "weights": weight_type, **found})
             print(row_text(lines[-1]), flush=True)
         bench.executor.close()
         bench.file.remove()
@@ -241,7 +248,7 @@ def row_text(line: dict[str, object]) -> str:
     assert isinstance(parts, dict)
     share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
     return (
-        f"{line['model']} {line['case']:<12} {line['step_ms']:>8} ms  "
+        f"{line['model']} {line['weights']:<7} {line['case']:<12} {line['step_ms']:>8} ms  "
         f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f} "
         f"(median {line['of_floor_median']:.2f})  "
         f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"
@@ -251,15 +258,17 @@ def row_text(line: dict[str, object]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["S", "M", "L"], choices=["S", "M", "L"])
+    parser.add_argument("--weights", nargs="+", default=WEIGHT_TYPES, choices=WEIGHT_TYPES)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("ops/bench/results/step.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     kept = json.loads(options.out.read_text())["results"] if options.out.exists() else []
-    lines = [line for line in kept if line["model"] not in options.models]
-    for name in options.models:
-        lines += bench_model(name, options.threads, options.turns)
+    asked = [(name, weights) for name in options.models for weights in options.weights]
+    lines = [line for line in kept if (line["model"], line["weights"]) not in asked]
+    for name, weights in asked:
+        lines += bench_model(name, weights, options.threads, options.turns)
     report = {
         "benchmark": "step", **describe(), "threads": options.threads, "backend": identity(),
         "pinned": os.environ.get("GOMP_CPU_AFFINITY", ""),

@@ -11,6 +11,8 @@ import torch
 
 from pagemesh.engine.model import DecoderConfig, Rope
 from pagemesh.engine.weights import DecoderWeights, assemble, recipes
+from pagemesh.kernels.ops import pack_linear
+from pagemesh.kernels.weight_types import WeightType
 
 _SCALE = 0.02
 
@@ -62,15 +64,17 @@ def random_config(name: str) -> DecoderConfig:
     )
 
 
-def random_weights(config: DecoderConfig) -> DecoderWeights:
-    """Weights of ``config``, packed; norms are one."""
+def random_weights(config: DecoderConfig, weight_type: WeightType = "float32") -> DecoderWeights:
+    """Weights of ``config``, packed as ``weight_type``; norms are one."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for recipe in recipes(config):
-        tensor = torch.empty(recipe.prepared_shape)
+        tensor = torch.empty(recipe.shape)
         if "norm" in recipe.name:
             tensor.fill_(1.0)
         else:
             tensor.normal_(0.0, _SCALE, generator=generator)
+        if recipe.matrix:
+            tensor = pack_linear(tensor, weight_type=weight_type).panels
         tensors[recipe.name] = tensor
     return assemble(config, tensors)

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,21 +89,34 @@ def measure(
     """Every type on the same texts and questions. The first must be float32."""
     if dtypes[0] != "float32":
         raise ValueError(f"the first type is {dtypes[0]}, not float32")
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        found, exact = {}, None
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[KvDtype, Quality] = {}
+        exact: list[torch.Tensor] = []
         for dtype in dtypes:
             model = load_model(
                 WEIGHTS, name="demo", page_size=PAGE_SIZE, cache=Path(folder), kv_dtype=dtype
             )
-            decoder = Decoder(model.config, model.weights, deterministic=True)
-            logits = [_centred(part) for part in _logits(model, decoder, texts)]
-            exact = exact or logits
-            found[dtype] = Quality(
-                logit_error=_root_mean_square(logits, exact),
-                perplexity=_perplexity(logits, texts),
-                recall=_recalled(_logits(model, decoder, asked), asked),
-            )
+            found[dtype] = judge(model, texts, asked, exact)
     return found
+
+
+@torch.inference_mode()
+def judge(
+    model: LoadedModel,
+    texts: Sequence[Scored],
+    asked: Sequence[Scored],
+    exact: list[torch.Tensor],
+) -> Quality:
+    """How well ``model`` does. ``exact``: logits that its own are held against; where they are
+    none its own are put there."""
+    decoder = Decoder(model.config, model.weights, deterministic=True)
+    logits = [_centred(part) for part in _logits(model, decoder, texts)]
+    exact[:] = exact or logits
+    return Quality(
+        logit_error=_root_mean_square(logits, exact),
+        perplexity=_perplexity(logits, texts),
+        recall=_recalled(_logits(model, decoder, asked), asked),
+    )
 
 
 def _logits(
@@ -158,22 +171,32 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     found = measure(KV_DTYPES, documents(arguments.documents), probes(arguments.probes))
-    print("| K and V | perplexity | exact recall | logit error, root mean square |")
+    tell("K and V", found.items())
+    if arguments.json is not None:
+        report = {"documents": arguments.documents, "probes": arguments.probes}
+        keep(arguments.json, report, found.items())
+
+
+def tell(what: str, found: Iterable[tuple[str, Quality]]) -> None:
+    """Print a Markdown table of qualities by type."""
+    print(f"| {what} | perplexity | exact recall | logit error, root mean square |")
     print("| --- | --- | --- | --- |")
-    for dtype, one in found.items():
+    for dtype, one in found:
         print(
             f"| {dtype} | {one.perplexity:.4f} | {100 * one.recall:.1f} % | {one.logit_error:.1e} |"
         )
-    if arguments.json is not None:
-        lines = {
-            dtype: {
-                "perplexity": round(one.perplexity, 5), "recall": round(one.recall, 4),
-                "logit_error": float(f"{one.logit_error:.2e}"),
-            }
-            for dtype, one in found.items()
-        }  # fmt: skip
-        report = {"documents": arguments.documents, "probes": arguments.probes, "by_type": lines}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def keep(path: Path, measured: Mapping[str, int], found: Iterable[tuple[str, Quality]]) -> None:
+    """Write qualities by type as JSON, with what they were ``measured`` on."""
+    lines = {
+        dtype: {
+            "perplexity": round(one.perplexity, 5), "recall": round(one.recall, 4),
+            "logit_error": float(f"{one.logit_error:.2e}"),
+        }
+        for dtype, one in found
+    }  # fmt: skip
+    path.write_text(json.dumps({**measured, "by_type": lines}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,10 @@ from pagemesh.engine.fallback import (
 )
 from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel, root_of
-from pagemesh.engine.prepared import MODULES_FORMAT, check_room, load_or_write
+from pagemesh.engine.prepared import check_room, kept_digest, load_or_write, prepared_name
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
+from pagemesh.kernels.weight_types import WeightType
 from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1
@@ -73,9 +74,11 @@ def load_fallback(
     cache: Path,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
+    weight_type: WeightType = "float32",
 ) -> tuple[ServedModel, FallbackDecoder]:
-    """The model in ``folder``, float32, its weights mapped as ``loading.load_model`` has them;
-    proven with float32 K and V, then run with ``kv_dtype``.
+    """The model in ``folder``, computing in float32, its weights mapped as ``loading.load_model``
+    has them; proven with float32 K and V, then run with ``kv_dtype``. ``weight_type`` is that of
+    the matrices whose modules ``PackedModule`` stands in for.
 
     Raises ``ConfigError``, one sentence, for a folder that is broken and for a model that does
     not compute over pages what it computes without.
@@ -84,8 +87,9 @@ def load_fallback(
     where = f"model {folder}"
     source = read_config(folder)
     with Checkpoint(folder) as checkpoint:
-        weights = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
-    model = _modules(folder, source, weights, cache, progress)
+        stored = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
+    weights = kept_digest(stored, weight_type)
+    model = _modules(folder, source, weights, cache, progress, weight_type)
     try:
         decoder = FallbackDecoder(model)
         with torch.inference_mode():
@@ -115,7 +119,14 @@ def _config_digest(folder: Path) -> bytes:
     return hashlib.sha256(made_by + (folder / "config.json").read_bytes()).digest()
 
 
-def _modules(folder: Path, source: Any, digest: bytes, cache: Path, progress: Progress) -> Any:
+def _modules(
+    folder: Path,
+    source: Any,
+    digest: bytes,
+    cache: Path,
+    progress: Progress,
+    weight_type: WeightType,
+) -> Any:
     """The modules with mapped weights and our attention. Raises ``ConfigError``."""
     import transformers
     from transformers.initialization import no_init_weights
@@ -126,9 +137,9 @@ def _modules(folder: Path, source: Any, digest: bytes, cache: Path, progress: Pr
     kind = getattr(transformers, source.architectures[0])
 
     def write(path: Path) -> None:
-        _write_modules(kind, folder, source, path, progress)
+        _write_modules(kind, folder, source, path, progress, weight_type)
 
-    tensors = load_or_write(f"{digest.hex()[:32]}.{MODULES_FORMAT}", cache, write)
+    tensors = load_or_write(prepared_name(digest, weight_type, "modules-"), cache, write)
     with no_init_weights():  # what they would be filled with is replaced at once
         model = kind(source).eval()
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -153,7 +164,14 @@ def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
             model.set_submodule(own, PackedModule(packed))
 
 
-def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: Progress) -> None:
+def _write_modules(
+    kind: Any,
+    folder: Path,
+    source: Any,
+    path: Path,
+    progress: Progress,
+    weight_type: WeightType,
+) -> None:
     """Each tensor once, however many names it has: ties are the modules' own knowledge."""
     from safetensors.torch import save_file
 
@@ -173,7 +191,7 @@ def _write_modules(kind: Any, folder: Path, source: Any, path: Path, progress: P
     tensors: dict[str, torch.Tensor] = {}
     packed: set[str] = set()
     for name, module in linears(model):
-        tensors[f"{name}.{_PANELS}"] = pack_linear(module.weight).panels
+        tensors[f"{name}.{_PANELS}"] = pack_linear(module.weight, weight_type=weight_type).panels
         packed.add(f"{name}.weight")
     known: set[int] = set()
     for name, tensor in model.state_dict().items():

@@ -24,10 +24,11 @@ from pagemesh.engine.checkpoint import (
 )
 from pagemesh.engine.files import ensure_folder, write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
-from pagemesh.engine.prepared import load_prepared
+from pagemesh.engine.prepared import kept_digest, load_prepared
 from pagemesh.engine.weights import DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout
+from pagemesh.kernels.weight_types import WeightType
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
 from pagemesh.wire.pager_messages import PoolSpec
@@ -100,9 +101,11 @@ def load_model(
     cache: Path,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
+    weight_type: WeightType = "float32",
 ) -> LoadedModel:
-    """The model in ``folder``, float32, its weights mapped and shared with every other
-    process of the host that uses the same ``cache`` folder; K and V as ``kv_dtype``.
+    """The model in ``folder``, computing in float32, its weights mapped and shared with every
+    other process of the host that uses the same ``cache`` folder; K and V as ``kv_dtype``,
+    matrices as ``weight_type``.
 
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
     ``ConfigError``, one sentence, for a folder that is broken or not supported.
@@ -111,8 +114,9 @@ def load_model(
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:
-        weights = weights_digest(checkpoint.paths, config.digest(), cache, progress)
-        tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress)
+        stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
+        weights = kept_digest(stored, weight_type)
+        tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress, weight_type)
     root = root_of(folder, layout, weights=weights, positions=config.rope.canonical())
     return LoadedModel(name, config, layout, root, assemble(config, tensors))
 

@@ -11,6 +11,7 @@ from pagemesh.engine.executor import StepDecoder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
 from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.weight_types import WeightType
 from pagemesh.runtime.model_folder import read_config
 from pagemesh.wire.errors import ConfigError
 
@@ -24,6 +25,7 @@ def open_model(
     deterministic: bool,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
+    weight_type: WeightType = "float32",
 ) -> tuple[ServedModel, StepDecoder]:
     """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a folder
     that is broken or a model that cannot run so."""
@@ -36,7 +38,7 @@ def open_model(
     if path == "lean":
         loaded = load_model(
             folder, name=name, page_size=page_size, cache=cache, progress=progress,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype, weight_type=weight_type,
         )  # fmt: skip
         return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:
@@ -48,5 +50,6 @@ def open_model(
     from pagemesh.engine.fallback_loading import load_fallback
 
     return load_fallback(
-        folder, name=name, page_size=page_size, cache=cache, progress=progress, kv_dtype=kv_dtype
-    )
+        folder, name=name, page_size=page_size, cache=cache, progress=progress, kv_dtype=kv_dtype,
+        weight_type=weight_type,
+    )  # fmt: skip

@@ -6,6 +6,8 @@ so the first one writes them to a file, under a lock, and all map it: the host's
 holds them once. Tensors that the checkpoint already has as they are needed (float32, not
 packed) are mapped from there and are not written again.
 
+Matrices are kept as float32 or quantised to int8, once, here; everything else is float32.
+
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
 
@@ -17,6 +19,7 @@ it again. What else lies in the cache (digests, configurations, locks) is under 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -32,16 +35,15 @@ from pagemesh.engine.files import locked
 from pagemesh.engine.weights import Recipe
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
+from pagemesh.kernels.weight_types import WeightType
 from pagemesh.wire.errors import ConfigError
 
-FORMAT = "f32-panels16-1"
+_FORMATS: dict[WeightType, str] = {"float32": "f32-panels16-1", "int8": "i8-panels16-1"}
 """Part of the file's name: weights prepared in another way are another file."""
 PREPARED_COUNT_MAX = 4
-"""Files kept, each as large as its model in float32."""
-MODULES_FORMAT = f"modules-{FORMAT}"
-"""Likewise, for the weights of ``engine.fallback``: as its modules hold them."""
+"""Files kept, each up to as large as its model in float32."""
 _NAMES = "[0-9a-f]" * 32 + ".*-panels*"
-"""Ours and nobody else's, of whatever ``FORMAT``: users may name any folder as the cache."""
+"""Ours and nobody else's, of whatever format: users may name any folder as the cache."""
 _ALIGN_BYTES = 64
 _SPARE_BYTES = 64 << 20
 
@@ -52,10 +54,11 @@ def load_prepared(
     digest: bytes,
     cache: Path,
     progress: Progress,
+    weight_type: WeightType = "float32",
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of ``recipes`` by name, float32, mapped from ``checkpoint`` (an open one) or
-    from the prepared file in ``cache``, which is written when it is not there. Nobody may
-    write to them.
+    """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``, mapped from
+    ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written when it
+    is not there. Nobody may write to them. ``digest``: see ``kept_digest``.
 
     Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full.
     """
@@ -69,9 +72,24 @@ def load_prepared(
             wanted.append(recipe)
 
     def write(path: Path) -> None:
-        _write(path, checkpoint, wanted, progress)
+        _write(path, checkpoint, wanted, progress, weight_type)
 
-    return tensors | load_or_write(f"{digest.hex()[:32]}.{FORMAT}", cache, write)
+    return tensors | load_or_write(prepared_name(digest, weight_type), cache, write)
+
+
+def kept_digest(digest: bytes, weight_type: WeightType) -> bytes:
+    """What names weights of ``digest`` that are kept as ``weight_type``: others compute other
+    K and V, so it goes into the model's root."""
+    if weight_type == "float32":
+        return digest
+    return hashlib.sha256(
+        digest + f"{weight_type} symmetric, a scale an output, 1".encode()
+    ).digest()
+
+
+def prepared_name(digest: bytes, weight_type: WeightType, made_by: str = "") -> str:
+    """Of the file that ``load_or_write`` keeps; ``made_by`` tells apart what is named alike."""
+    return f"{digest.hex()[:32]}.{made_by}{_FORMATS[weight_type]}"
 
 
 def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict[str, torch.Tensor]:
@@ -134,14 +152,15 @@ def _write(
     checkpoint: Checkpoint,
     recipes: list[Recipe],
     progress: Progress,
+    weight_type: WeightType,
 ) -> None:
-    header, total = _header(recipes)
+    header, total = _header(recipes, weight_type)
     check_room(path.parent, total)
     with path.open("wb") as file:
         file.write(header)
         done = 0
         for recipe in recipes:
-            done += _write_tensor(file, _prepare(checkpoint, recipe))
+            done += _write_tensor(file, _prepare(checkpoint, recipe, weight_type))
             progress("prepare", done, total)
 
 
@@ -155,25 +174,28 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
         )
 
 
-def _prepare(checkpoint: Checkpoint, recipe: Recipe) -> torch.Tensor:
+def _prepare(checkpoint: Checkpoint, recipe: Recipe, weight_type: WeightType) -> torch.Tensor:
     parts = [checkpoint.tensor(name, shape).to(torch.float32) for name, shape in recipe.parts]
     whole = recipe.join(parts)
-    return pack_linear(whole).panels if recipe.matrix else whole.contiguous()
+    if not recipe.matrix:
+        return whole.contiguous()
+    return pack_linear(whole, weight_type=weight_type).panels
 
 
 def _write_tensor(file: IO[bytes], tensor: torch.Tensor) -> int:
     return file.write(tensor.numpy().data.cast("B"))
 
 
-def _header(recipes: list[Recipe]) -> tuple[bytes, int]:
+def _header(recipes: list[Recipe], weight_type: WeightType) -> tuple[bytes, int]:
     """The safetensors header, padded so that data starts aligned, and the data's size."""
     entries: dict[str, object] = {}
     offset = 0
     for recipe in recipes:
-        shape = recipe.prepared_shape
-        end = offset + 4 * math.prod(shape)
+        shape = recipe.prepared_shape(weight_type)
+        dtype, item_bytes = ("I8", 1) if recipe.matrix and weight_type == "int8" else ("F32", 4)
+        end = offset + item_bytes * math.prod(shape)
         entries[recipe.name] = {
-            "dtype": "F32",
+            "dtype": dtype,
             "shape": list(shape),
             "data_offsets": [offset, end],
         }

@@ -13,6 +13,7 @@ import torch
 
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.kernels.ops import LayerWeights, PackedLinear, packed_shape
+from pagemesh.kernels.weight_types import WeightType
 
 Tensor = torch.Tensor
 
@@ -42,9 +43,11 @@ class Recipe:
         first = self.parts[0][1]
         return (sum(shape[0] for _, shape in self.parts), *first[1:])
 
-    @property
-    def prepared_shape(self) -> tuple[int, ...]:
-        return packed_shape(self.shape[0], self.shape[1]) if self.matrix else self.shape
+    def prepared_shape(self, weight_type: WeightType = "float32") -> tuple[int, ...]:
+        """Of the tensor that is kept, with matrices as ``weight_type``."""
+        if not self.matrix:
+            return self.shape
+        return packed_shape(self.shape[0], self.shape[1], weight_type)
 
     @property
     def is_as_stored(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import host_name
 from pagemesh.wire.errors import ConfigError
@@ -189,8 +190,8 @@ class WorkerConfig:
         "", "CACHE_DIR", "folder of prepared weights; empty: in the user's cache folder"
     )
     device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
-    dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "DTYPE", "type of weights"
+    dtype: Literal["float32", "int8", "bfloat16", "float16"] = setting(
+        "float32", "DTYPE", "type of weights; int8 ones are computed with in float32"
     )
     kv_dtype: KvDtype = setting(
         "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"
@@ -224,15 +225,21 @@ class WorkerConfig:
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )
 
+    @property
+    def weight_type(self) -> WeightType:
+        """Of matrices on a CPU."""
+        return "int8" if self.dtype == "int8" else "float32"
+
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""
         if self.device != "cpu":
             raise ConfigError(
                 f"PAGEMESH_DEVICE={self.device} (--device) is not supported yet; use cpu"
             )
-        if self.dtype != "float32":
+        if self.dtype not in WEIGHT_TYPES:
             raise ConfigError(
-                f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on cpu; use float32"
+                f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on cpu; use "
+                f"{' or '.join(WEIGHT_TYPES)}"
             )
 
 

@@ -11,17 +11,24 @@ import torch
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.kernels.ops import KvPool, ragged_batch
+from pagemesh.kernels.weight_types import WeightType
 from pagemesh.wire.tokens import U32
 
 PAGE_SIZE = 16
 
 
-def load_decoder(folder: Path, *, deterministic: bool = True, page_size: int = PAGE_SIZE) -> tuple[
-    Decoder, KvPool
-]:  # fmt: skip
+def load_decoder(
+    folder: Path,
+    *,
+    deterministic: bool = True,
+    page_size: int = PAGE_SIZE,
+    weight_type: WeightType = "float32",
+) -> tuple[Decoder, KvPool]:
     """A decoder and an empty pool of 256 pages for it."""
     cache = folder.parent / "cache"
-    model = load_model(folder, name="tiny", page_size=page_size, cache=cache)
+    model = load_model(
+        folder, name="tiny", page_size=page_size, cache=cache, weight_type=weight_type
+    )
     decoder = Decoder(model.config, model.weights, deterministic=deterministic)
     return decoder, KvPool.allocate(model.layout, 256)
 

@@ -35,6 +35,7 @@ from pagemesh.kernels.native.library import (
     MatrixStruct,
     RowsStruct,
 )
+from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 Tensor = torch.Tensor
 _BAD = {
@@ -194,7 +195,8 @@ def phases() -> Tensor:
 
 def _matrix(packed: PackedLinear) -> MatrixStruct:
     bias = packed.bias.data_ptr() if packed.has_bias else None
-    return MatrixStruct(packed.panels.data_ptr(), bias, packed.n, packed.k)
+    weight_type = WEIGHT_TYPES.index(packed.weight_type)
+    return MatrixStruct(packed.panels.data_ptr(), bias, packed.n, packed.k, weight_type)
 
 
 def _layer(layer: LayerWeights) -> LayerStruct:

@@ -3,11 +3,12 @@
     out[r, n] = sum over k of x[r, k] * weight[n, k]  + bias[n]
 
 x       float32 [rows, K], rows contiguous (any row stride)
-packed  ``PackedLinear``: float32 [ceil(N / 16)][K][16], padding columns zero
+packed  ``PackedLinear``: float32 or int8 [ceil(N / 16)][K][16], padding columns zero
 out     float32 [rows, N]; written, returned; allocated when not given
 
 Native: each element is one chain of multiply-adds over ascending k, so a row's result is the
-same to the last bit whatever the number of rows, the tiling and the threads. The packing in
+same to the last bit whatever the number of rows, the tiling and the threads. Of int8 weights
+the chain is over codes, and what it comes to is multiplied by the column's scale. The packing in
 panels of sixteen columns is the one BLIS (Van Zee and van de Geijn, 2015) uses for operand B.
 """
 

@@ -6,6 +6,7 @@ import torch
 
 from pagemesh.kernels.dispatch import native, threads
 from pagemesh.kernels.linear.packed import PackedLinear
+from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor) -> None:
@@ -13,6 +14,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor) -> None:
         x.data_ptr(),
         x.stride(0),
         packed.panels.data_ptr(),
+        WEIGHT_TYPES.index(packed.weight_type),
         packed.bias.data_ptr() if packed.has_bias else None,
         out.data_ptr(),
         out.stride(0),

@@ -7,14 +7,24 @@ from dataclasses import dataclass
 import torch
 
 from pagemesh.kernels.dispatch import is_native, native
+from pagemesh.kernels.weight_types import WeightType
 
 PANEL = 16
+_SCALE_ROWS = 4
+"""Rows of sixteen bytes that a panel's sixteen scales take."""
+_DTYPES: dict[WeightType, torch.dtype] = {"float32": torch.float32, "int8": torch.int8}
+_CODE_MAX = 127
+_PANELS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight ``[n, k]`` as float32 ``panels`` ``[ceil(n / 16), k, 16]``; ``bias`` is float32
-    ``[n]`` or empty. ``panels`` may lie in memory shared between processes."""
+    """A weight ``[n, k]`` as ``panels``; ``bias`` is float32 ``[n]`` or empty. ``panels`` may
+    lie in memory shared between processes.
+
+    float32  [ceil(n / 16), k, 16]
+    int8     [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
+    """
 
     n: int
     k: int
@@ -22,11 +32,11 @@ class PackedLinear:
     bias: torch.Tensor
 
     def __post_init__(self) -> None:
-        shape = packed_shape(self.n, self.k)
+        if self.panels.dtype not in _DTYPES.values() or self.bias.dtype is not torch.float32:
+            raise ValueError("panels are float32 or int8 and bias is float32")
+        shape = packed_shape(self.n, self.k, self.weight_type)
         if tuple(self.panels.shape) != shape or not self.panels.is_contiguous():
             raise ValueError(f"panels: expected {shape}, got {tuple(self.panels.shape)}")
-        if self.panels.dtype is not torch.float32 or self.bias.dtype is not torch.float32:
-            raise ValueError("panels and bias are float32")
         if self.bias.shape not in {(0,), (self.n,)} or not self.bias.is_contiguous():
             raise ValueError(f"bias: expected [{self.n}] or [0], got {list(self.bias.shape)}")
 
@@ -34,14 +44,22 @@ class PackedLinear:
     def has_bias(self) -> bool:
         return self.bias.shape[0] > 0
 
+    @property
+    def weight_type(self) -> WeightType:
+        return "int8" if self.panels.dtype is torch.int8 else "float32"
 
-def packed_shape(n: int, k: int) -> tuple[int, int, int]:
+
+def packed_shape(n: int, k: int, weight_type: WeightType = "float32") -> tuple[int, int, int]:
     """Shape of the panels of a weight ``[n, k]``."""
-    return (-(-n // PANEL), k, PANEL)
+    return (-(-n // PANEL), k + (_SCALE_ROWS if weight_type == "int8" else 0), PANEL)
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    weight_type: WeightType = "float32",
 ) -> PackedLinear:
     """Pack ``weight`` ``[n, k]`` (any float dtype), into ``out`` when it is given.
 
@@ -51,20 +69,56 @@ def pack_linear(
     if weight.dim() != 2:
         raise ValueError(f"weight: expected [n, k], got {list(weight.shape)}")
     n, k = weight.shape
-    shape = packed_shape(n, k)
-    panels = torch.empty(shape, dtype=torch.float32) if out is None else out
+    shape = packed_shape(n, k, weight_type)
+    panels = torch.empty(shape, dtype=_DTYPES[weight_type]) if out is None else out
     plain_bias = torch.empty(0) if bias is None else bias.detach().float().contiguous()
     packed = PackedLinear(n, k, panels, plain_bias)
+    if packed.weight_type == "int8":
+        _pack_codes(weight.detach(), panels)
+        return packed
     plain = weight.detach().float()
     if is_native() and (k <= 1 or plain.stride(1) == 1):
         native().pm_linear_pack(plain.data_ptr(), plain.stride(0), panels.data_ptr(), n, k)
-        return packed
-    padded = torch.zeros((shape[0] * PANEL, k))
-    padded[:n] = plain
-    panels.copy_(padded.view(shape[0], PANEL, k).transpose(1, 2))
+    else:
+        panels.copy_(_in_panels(plain))
     return packed
 
 
+def _in_panels(plain: torch.Tensor) -> torch.Tensor:
+    """``plain`` [n, k] as [panels, k, 16]; columns beyond it are zero."""
+    missing = -plain.shape[0] % PANEL
+    padded = torch.nn.functional.pad(plain, (0, 0, 0, missing))
+    return padded.view(-1, PANEL, plain.shape[1]).transpose(1, 2)
+
+
+def _pack_codes(weight: torch.Tensor, panels: torch.Tensor) -> None:
+    """Some panels at a time, since what is between weights and codes takes memory as well."""
+    k = weight.shape[1]
+    for first in range(0, panels.shape[0], _PANELS_AT_ONCE):
+        part = panels[first : first + _PANELS_AT_ONCE]
+        rows = weight[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL].float()
+        codes, scales = quantised(rows)
+        part[:, :k] = _in_panels(codes)
+        padded = torch.nn.functional.pad(scales, (0, -len(scales) % PANEL))
+        part[:, k:] = padded.view(torch.int8).view(len(part), _SCALE_ROWS, PANEL)
+
+
+def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 [n, k] and scales float32 [n] of ``weight``, float32 [n, k].
+
+    Symmetric, to the nearest code, ties to even. A row with something infinite or no number in
+    it has codes of zero and a scale that makes no number of whatever it is multiplied with.
+    """
+    scales = weight.abs().amax(1) / _CODE_MAX
+    codes = torch.round(weight / scales[:, None]).clamp(-_CODE_MAX, _CODE_MAX)
+    is_finite = (scales > 0) & scales.isfinite()
+    return torch.where(is_finite[:, None], codes, 0.0).to(torch.int8), scales
+
+
 def unpack_linear(packed: PackedLinear) -> torch.Tensor:
-    """The weight ``[n, k]`` that was packed, as a copy."""
-    return packed.panels.transpose(1, 2).reshape(-1, packed.k)[: packed.n].contiguous()
+    """The weight ``[n, k]`` that was packed, as a float32 copy: of int8, what its codes mean."""
+    rows = packed.panels[:, : packed.k].transpose(1, 2).reshape(-1, packed.k).float()
+    if packed.weight_type == "int8":
+        scales = packed.panels[:, packed.k :].reshape(-1).view(torch.float32)
+        rows *= scales[:, None]
+    return rows[: packed.n].contiguous()

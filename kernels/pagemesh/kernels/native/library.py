@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -53,13 +53,14 @@ class PagesStruct(ctypes.Structure):
 
 
 class MatrixStruct(ctypes.Structure):
-    """``PmMatrix``: packed panels, bias or null, and the shape [n, k]."""
+    """``PmMatrix``: packed panels, bias or null, the shape [n, k] and ``PmWeightType``."""
 
     _fields_ = [
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("n", ctypes.c_long),
         ("k", ctypes.c_long),
+        ("weight_type", ctypes.c_long),
     ]
 
 
@@ -144,7 +145,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_word_load": (_U64, (_P,)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
     "pm_linear_pack": (None, (_P, _L, _P, _L, _L)),
-    "pm_linear": (None, (_P, _L, _P, _P, _P, _L, _L, _L, _L, _I)),
+    "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),

@@ -254,11 +254,12 @@ def _load(config: WorkerConfig) -> tuple[ServedModel, StepDecoder]:
     model, decoder = open_model(
         folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
         deterministic=config.deterministic, progress=_logged_progress(),
-        kv_dtype=config.kv_dtype,
+        kv_dtype=config.kv_dtype, weight_type=config.weight_type,
     )  # fmt: skip
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
-        kv_dtype=config.kv_dtype, seconds=round(time.monotonic() - began, 2), kernels=identity(),
+        dtype=config.dtype, kv_dtype=config.kv_dtype, kernels=identity(),
+        seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
     return model, decoder
 

@@ -1,0 +1,162 @@
+"""Models whose weights are kept as int8: their bits, their files, their name, what they lose."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ops.demo_model.kv_quality import documents, probes
+from ops.demo_model.weight_quality import measure
+from tests.unit.engine.fallback_twins import save_fallback_twin
+from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, logits_of, some_tokens
+from tests.unit.engine.models import SHAPE, VOCAB, save_twin, twins
+from transformers import LlamaConfig
+
+from pagemesh.engine.fallback import linears
+from pagemesh.engine.fallback_loading import load_fallback
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.kernels.linear.packed import unpack_linear
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.ops import KvPool, pack_linear, ragged_batch
+from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
+
+PROBES = 9
+FIGURES = Path(__file__).parents[3] / "ops" / "demo_model"
+LOGIT_ERROR_MAX = 0.08
+PERPLEXITY_RATIO_MAX = 1.003
+
+
+def load(folder: Path, weight_type: WeightType) -> LoadedModel:
+    cache = folder.parent / "cache"
+    return load_model(folder, name="tiny", page_size=16, cache=cache, weight_type=weight_type)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all models, so that each is made once."""
+    return tmp_path_factory.mktemp("int8")
+
+
+@pytest.mark.parametrize("name", ["llama-tied-biased", "qwen3-head-norm", "phi3-fused"])
+def test_a_whole_step_has_the_bits_of_its_operations_and_of_each_row_alone(
+    name: str, level: CpuLevel, folders: Path
+) -> None:
+    if not (folders / name).exists():
+        save_twin(folders / name, twins()[name])
+    decoder, pool = load_decoder(folders / name, weight_type="int8")
+    pages = Pages(pool)
+    tokens = [some_tokens(count, vocab=VOCAB, seed=count) for count in (70, 3, 1)]
+    tables = [pages.table(len(own)) for own in tokens]
+    together = logits_of(
+        decoder, pool, [(t, own, 0) for t, own in zip(tables, tokens, strict=True)]
+    )
+    batch = ragged_batch(tables, [0] * 3, [len(own) for own in tokens], 16)
+    joined = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
+    _, whole = decoder.step(joined, batch, torch.arange(batch.rows), pool, logits=True)
+    assert whole is not None
+    assert torch.equal(whole, torch.cat(together))
+    apart = logits_in_chunks(decoder, pool, pages.table(70), tokens[0], (33, 17))
+    assert torch.equal(apart, together[0])
+
+
+def test_matrices_are_codes_of_the_checkpoint_and_all_else_stays_float32(tmp_path: Path) -> None:
+    twin = save_twin(tmp_path / "model", LlamaConfig(**SHAPE, attention_bias=True))
+    own, layer = load(tmp_path / "model", "int8").weights, twin.model.layers[1]
+    assert torch.equal(own.embedding, twin.model.embed_tokens.weight)
+    assert torch.equal(own.layers[1].mlp_norm, layer.post_attention_layernorm.weight)
+    assert torch.equal(own.layers[1].output.bias, layer.self_attn.o_proj.bias)
+    for packed, weight in (
+        (own.head, twin.lm_head.weight),
+        (own.layers[1].down, layer.mlp.down_proj.weight),
+    ):
+        assert packed.weight_type == "int8"
+        half_code = weight.abs().amax(1, keepdim=True) / 254
+        assert ((unpack_linear(packed) - weight).abs() <= half_code * 1.00001).all()
+
+
+def test_each_type_is_a_file_of_its_own_that_every_load_maps(tmp_path: Path) -> None:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE))
+    sizes = {}
+    for weight_type in WEIGHT_TYPES:
+        before = set((tmp_path / "cache").glob("*.safetensors"))
+        first = load(tmp_path / "model", weight_type)
+        [made] = set((tmp_path / "cache").glob("*.safetensors")) - before
+        sizes[weight_type] = made.stat().st_size
+        again = load(tmp_path / "model", weight_type)
+        for model in (first, again):
+            assert str(made) in mapped_file(model.weights.head.panels)
+    assert sizes["int8"] < 0.3 * sizes["float32"]
+
+
+def mapped_file(tensor: torch.Tensor) -> str:
+    """The line of this process's memory map that holds ``tensor``."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(word, 16) for word in line.split()[0].split("-"))
+        if low <= tensor.data_ptr() < high:
+            return line
+    return "private memory"
+
+
+def test_quantised_weights_are_another_root_and_the_same_one_every_time(tmp_path: Path) -> None:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE))
+    roots = [load(tmp_path / "model", kind).root for kind in ("float32", "int8", "int8")]
+    assert roots[0] != roots[1] == roots[2]
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "GPTNeoXForCausalLM"])
+def test_the_fallback_gives_what_its_modules_give_over_what_the_codes_mean(
+    tmp_path: Path, architecture: str
+) -> None:
+    twin = save_fallback_twin(tmp_path / "model", architecture)
+    for _, module in linears(twin):
+        meant = unpack_linear(pack_linear(module.weight, weight_type="int8"))
+        module.weight = torch.nn.Parameter(meant)  # its own, also where it was tied
+    model, decoder = load_fallback(
+        tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache", weight_type="int8"
+    )
+    pool = KvPool.allocate(model.layout, 4)
+    batch = ragged_batch([np.arange(4, dtype=np.uint32)], [0], [60], 16)
+    tokens = torch.from_numpy(some_tokens(60, vocab=VOCAB).astype(np.int64))
+    with torch.inference_mode():
+        expected = twin(input_ids=tokens[None], use_cache=False).logits[0]
+        _, found = decoder.step(tokens, batch, torch.arange(60), pool, logits=True)
+    assert found is not None
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_the_fallback_has_a_root_for_each_type_of_weights(tmp_path: Path) -> None:
+    save_fallback_twin(tmp_path / "model", "GPTNeoXForCausalLM")
+    roots = set()
+    for weight_type in WEIGHT_TYPES:
+        model, _ = load_fallback(
+            tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache",
+            weight_type=weight_type,
+        )  # fmt: skip
+        roots.add(model.root)
+    assert len(roots) == len(WEIGHT_TYPES)
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_model_keeps_its_perplexity_and_recall_with_int8_weights() -> None:
+    found = measure(documents(10), probes(PROBES))
+    exact, int8 = found["float32"], found["int8"]
+    assert exact.recall > 0.5, "there is something to lose"
+    assert 0 < int8.logit_error <= LOGIT_ERROR_MAX
+    assert int8.perplexity <= exact.perplexity * PERPLEXITY_RATIO_MAX
+    assert int8.recall >= exact.recall - 1 / PROBES - 1e-9
+
+
+def test_the_model_card_tells_the_figures_that_were_measured() -> None:
+    measured = json.loads((FIGURES / "weight_figures.json").read_text())["by_type"]
+    row = r"^\| weights as (\w+) \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) \|$"
+    told = re.findall(row, (FIGURES / "MODEL_CARD.md").read_text(), re.M)
+    assert [kind for kind, *_ in told] == list(WEIGHT_TYPES) == list(measured)
+    for kind, perplexity, recall, logit_error in told:
+        one = measured[kind]
+        assert float(perplexity) == pytest.approx(one["perplexity"], abs=6e-5), kind
+        assert float(recall) == round(100 * one["recall"], 1), kind
+        assert float(logit_error) == pytest.approx(one["logit_error"], rel=0.06), kind
