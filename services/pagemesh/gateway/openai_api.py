@@ -82,10 +82,10 @@ class Ask:
     """How many alternatives; None: no log-probabilities."""
     echo: bool
     cache_salt: str
-    priority: int
-    label: str
     cache_ttl_s: int
     """0: what is cached stays for as long as there is room."""
+    priority: int
+    label: str
     """The client's own name for the request: for its trace, never used."""
 
     @property
@@ -305,11 +305,11 @@ def _ask(
         logprobs=logprobs,
         echo=echo,
         cache_salt=form.cache_salt or "",
+        cache_ttl_s=form.cache_ttl_s or 0,
         priority=form.priority or 0,
         label=form.request_id or "",
     )
 
-        cache_ttl_s=form.cache_ttl_s or 0,
 
 def _choice_counts(form: Common, prompt_count: int) -> tuple[int, int]:
     """How many choices a prompt gets, and how many are made."""

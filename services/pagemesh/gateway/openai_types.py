@@ -69,9 +69,9 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     cache_ttl_s: Annotated[int, Meta(ge=1, le=CACHE_TTL_S_MAX)] | None = None
     """What the request leaves in the cache is dropped so many seconds after its last use."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     """Lower goes first."""
     request_id: _Label | None = None
 

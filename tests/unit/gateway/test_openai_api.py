@@ -247,8 +247,6 @@ def test_tokens_and_limits_are_the_models() -> None:
     assert (work.sampling.seed, work.sampling.stop_tokens) == (5, [])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "fields", "numbers"),
 def test_an_answer_is_as_long_as_its_tenants_quota_allows() -> None:
     prompt = np.arange(10, dtype="<u4")
     (work,) = fit(chat(), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)
@@ -267,6 +265,8 @@ def test_how_long_the_cache_is_kept_is_asked_for_in_seconds() -> None:
         assert caught.value.param == "cache_ttl_s"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "fields", "numbers"),
     [
         (list(range(10)), {"max_tokens": 91}, ("101", "100")),
         (list(range(10)), {"max_tokens": 71}, ("81", "80")),
