@@ -64,7 +64,7 @@ class Pager:
 
     def __init__(self, url: str, folder: Path, bus: Bus) -> None:
         self.folder, self.bus, self.host = folder, bus, "testhost"
-        self._environ = os.environ | {
+        self.environ = os.environ | {
             "PAGEMESH_NATS": url,
             "PAGEMESH_HOST": self.host,
             "PAGEMESH_NAME": "pager-test",
@@ -77,7 +77,7 @@ class Pager:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pagemesh.cli", "serve", "pager", env=self._environ
+            sys.executable, "-m", "pagemesh.cli", "serve", "pager", env=self.environ
         )
         async with asyncio.timeout(20):
             while True:
@@ -85,6 +85,11 @@ class Pager:
                     await self.ask(SnapshotWanted(), PagesSnapshot, timeout_ms=500)
                     return
                 await asyncio.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the pager does not run"
+        return self._process.pid
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         process, self._process = self._process, None

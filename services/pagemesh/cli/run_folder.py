@@ -10,6 +10,7 @@ first orphan that has a pool, so that the cache is still warm, and removes the o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -35,12 +36,22 @@ class RunFolder:
     adopted: bool
     removed_count: int
 
-    def secret(self) -> str:
-        """The mesh's secret: the adopted one, or a new one."""
-        file = self.path / SECRET_NAME
-        if not file.exists():
-            write_private(file, secrets.token_hex(32))
-        return file.read_text()
+    def secret(self, disk_dir: str = "") -> str:
+        """The mesh's secret: the adopted one, or a new one. With a disk tier, whose pages are
+        keyed with it, it is kept there; if that folder cannot be used, nor will the tier be."""
+        if disk_dir:
+            with contextlib.suppress(OSError):
+                folder = Path(disk_dir).expanduser()
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return _secret_in(folder)
+        return _secret_in(self.path)
+
+
+def _secret_in(folder: Path) -> str:
+    file = folder / SECRET_NAME
+    if not file.exists():
+        write_private(file, secrets.token_hex(32))
+    return file.read_text()
 
 
 def write_private(path: Path, text: str) -> None:

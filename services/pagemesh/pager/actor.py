@@ -1,7 +1,8 @@
 """The pager's actor: one task that feeds the core and performs its commands, in order.
 
-    bus --> [ inbox ] --> decode -> core -> pool file, answers, notices, locks
+    bus --> [ inbox ] --> decode -> core -> pool file, answers, notices, locks, disk
     tick -----^                              later: keyed page events
+    disk -----'
 
 There is no core until a pool exists: an earlier pager's is adopted at the start, otherwise the
 first session brings the shape of its pages. A crash ends this life of the pager, and the next
@@ -13,10 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagemesh.pager import events as ev
+from pagemesh.pager.disk import Disk
+from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PagerLimits
@@ -24,6 +27,8 @@ from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.tier_events import DiskFailed, DiskFound, TierEvent
+from pagemesh.pager.tier_measures import TierMeasures
 from pagemesh.runtime.actor import Behaviour
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import Clock
@@ -47,7 +52,12 @@ class TickDue:
     """Time to look around."""
 
 
-PagerEvent = Delivery | TickDue
+@dataclass(frozen=True, slots=True)
+class DiskDue:
+    """The disk tier has something to say."""
+
+
+PagerEvent = Delivery | TickDue | DiskDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,8 @@ class PagerSettings:
     limits: PagerLimits
     kill_holders: bool
     eviction: str
+    disk: DiskPlace | None = None
+    """None: there is no disk tier."""
 
 
 @dataclass(slots=True)
@@ -73,6 +85,8 @@ class _Life:
     core: PagerCore
     pages: PageEvents
     measures: Measures
+    disk: Disk | None = None
+    tier_measures: TierMeasures = field(default_factory=TierMeasures)
 
 
 class PagerBoard:
@@ -109,7 +123,15 @@ class PagerBoard:
 class PagerActor(Behaviour[PagerEvent]):
     """One life: from the adoption of the pool to a crash or the end."""
 
-    def __init__(self, settings: PagerSettings, bus: Bus, clock: Clock, board: PagerBoard) -> None:
+    def __init__(
+        self,
+        settings: PagerSettings,
+        bus: Bus,
+        clock: Clock,
+        board: PagerBoard,
+        wake: Callable[[], None],
+    ) -> None:
+        """``wake`` has the actor handle ``DiskDue`` soon; it may fail to."""
         self._settings = settings
         self._bus = bus
         self._clock = clock
@@ -117,6 +139,8 @@ class PagerActor(Behaviour[PagerEvent]):
         self._holders = Holders(settings.folder, settings.host)
         self._life: _Life | None = None
         self._died: deque[int] = deque()
+        self._from_disk: deque[TierEvent | BaseException] = deque()
+        self._wake = wake
 
     # A life
 
@@ -135,15 +159,23 @@ class PagerActor(Behaviour[PagerEvent]):
             await self._start(store, adopted=True)
 
     async def end(self) -> None:
-        if self._life is not None:
-            self._life.store.close()
-            self._life = None
+        life, self._life = self._life, None
+        if life is not None:
+            if life.disk is not None:
+                await life.disk.close()  # it reads into pages of the pool
+            self._from_disk.clear()
+            life.store.close()
 
     async def handle(self, event: PagerEvent) -> None:
-        if isinstance(event, TickDue):
-            await self._tick()
-        else:
-            await self._request(event)
+        match event:
+            case TickDue():
+                await self._tick()
+            case Delivery():
+                await self._request(event)
+            case DiskDue():
+                pass
+        while self._from_disk and self._life is not None:
+            await self._hear_disk(self._life, self._from_disk.popleft())
 
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts
@@ -153,6 +185,9 @@ class PagerActor(Behaviour[PagerEvent]):
         if adopted:
             holders = self._holders.living()
             await self._feed(self._life, store.recovered(holders))
+        if settings.disk is not None:
+            disk = self._life.disk = Disk(settings.disk, facts, store.file.pages, self._disk_says)
+            disk.open()
         self._sample(self._life)
         self._board.began(facts.epoch)
         _log.info(
@@ -242,6 +277,8 @@ class PagerActor(Behaviour[PagerEvent]):
         for command in commands:
             if life.store.perform(command):
                 continue
+            if life.disk is not None and await life.disk.perform(command):
+                continue
             match command:
                 case ev.Answer(call, message):
                     assert isinstance(call, _Call)
@@ -283,6 +320,31 @@ class PagerActor(Behaviour[PagerEvent]):
             # Not lost for good: revocations are repeated, waiters and offerers ask again.
             _log.warning("pager.notice_not_sent", worker=worker, error=fault)
 
+    # The disk tier
+
+    def _disk_says(self, event: TierEvent | BaseException) -> None:
+        self._from_disk.append(event)
+        self._wake()
+
+    async def _hear_disk(self, life: _Life, event: TierEvent | BaseException) -> None:
+        match event:
+            case BaseException():
+                raise event
+            case DiskFound(slot_count, records, dropped_count):
+                _log.info(
+                    "pager.disk_found", slots=slot_count, pages=len(records.slots),
+                    dropped=dropped_count,
+                )  # fmt: skip
+            case DiskFailed(why):
+                _log.error(
+                    "pager.disk_off", why=why,
+                    next="serving goes on without; mend the disk, then restart the pager",
+                )  # fmt: skip
+                life.tier_measures.failed()
+            case _:
+                pass
+        await self._feed(life, event)
+
     # Now and then
 
     async def _tick(self) -> None:
@@ -303,6 +365,7 @@ class PagerActor(Behaviour[PagerEvent]):
 
     def _sample(self, life: _Life) -> None:
         life.measures.sample(life.core.books)
+        life.tier_measures.sample(life.core.books.disk)
         self._board.free_pages = life.core.books.room
         self._board.event_sequence = life.pages.sequence
 

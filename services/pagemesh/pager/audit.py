@@ -19,7 +19,7 @@ _LINES_MAX = 4_096
 
 def report(books: Books) -> PagerReport:
     """Ledger, counters and (at most 4,096) leases."""
-    pool, facts = books.pool, books.facts
+    pool, facts, disk = books.pool, books.facts, books.disk
     return PagerReport(
         host=facts.host,
         epoch=facts.epoch,
@@ -37,6 +37,8 @@ def report(books: Books) -> PagerReport:
         session_count=sum(1 for session in books.sessions.values() if session.is_open),
         ticket_count=len(books.tickets),
         waiter_count=len(books.waiting) + books.in_flight.wait_count,
+        disk_slots=0 if disk is None else disk.slot_count,
+        disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
         leases=[_line(books, lease) for lease in list(books.leases.values())[:_LINES_MAX]],
     )
 

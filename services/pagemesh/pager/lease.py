@@ -27,8 +27,8 @@ import msgspec
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Handle, HeldLease, Waterfall
-from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
+from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
+from pagemesh.wire.tokens import EMPTY, U32, unpack_extents
 
 _HISTORY_MAX = 32
 RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]

@@ -85,6 +85,8 @@ class Measures:
             if waterfall.awaited_tokens or waterfall.awaited_ms:
                 attributes[semconv.PAGEMESH_IN_FLIGHT_TOKENS] = waterfall.awaited_tokens
                 attributes[semconv.PAGEMESH_IN_FLIGHT_WAITED_MS] = waterfall.awaited_ms
+            if waterfall.fetched_tokens:
+                attributes[semconv.PAGEMESH_DISK_TOKENS] = waterfall.fetched_tokens
             for reason, count in waterfall.lost.items():
                 _tokens.labels(f"lost_{reason}").inc(count)
                 attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count

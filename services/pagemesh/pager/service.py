@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from pagemesh.pager.actor import PagerActor, PagerBoard, PagerEvent, PagerSettings, TickDue
+from pagemesh.pager.actor import (
+    DiskDue,
+    PagerActor,
+    PagerBoard,
+    PagerEvent,
+    PagerSettings,
+    TickDue,
+)
+from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
@@ -34,7 +43,16 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
         ),
         kill_holders=config.pager.kill_holders,
         eviction=config.pager.eviction,
+        disk=_disk_place(config),
     )
+
+
+def _disk_place(config: ServiceConfig) -> DiskPlace | None:
+    folder = config.pager.disk_dir
+    if not folder:
+        return None
+    host, secret = config.host.host, config.host.required_secret()
+    return DiskPlace(Path(folder).expanduser(), host, config.pager.disk_bytes, secret)
 
 
 async def run(config: ServiceConfig, stop: Stop) -> None:
@@ -45,9 +63,13 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     clock = MonotonicClock()
     board = PagerBoard(settings)
     async with Bus.connect(config.bus, role="pager", name=settings.name, patient=True) as bus:
+
+        def wake() -> None:
+            actor.try_admit(DiskDue())
+
         actor: Actor[PagerEvent] = Actor(
             "pager",
-            lambda: PagerActor(settings, bus, clock, board),
+            lambda: PagerActor(settings, bus, clock, board, wake),
             inbox_count_max=config.pager.inbox_count_max,
         )
         presence = Presence(bus, clock, board.announce)

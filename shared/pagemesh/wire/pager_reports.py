@@ -53,6 +53,9 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     session_count: Count
     ticket_count: Count
     waiter_count: Count
+    disk_slots: Count = 0
+    """0: pages are not kept on disk, or not any more."""
+    disk_pages: Count = 0
     leases: list[LeaseLine]
 
 

@@ -243,6 +243,8 @@ def _waterfall(waterfall: Waterfall) -> dict[str, Attribute]:
     if waterfall.awaited_tokens or waterfall.awaited_ms:
         more[semconv.PAGEMESH_IN_FLIGHT_TOKENS] = waterfall.awaited_tokens
         more[semconv.PAGEMESH_IN_FLIGHT_WAITED_MS] = waterfall.awaited_ms
+    if waterfall.fetched_tokens:
+        more[semconv.PAGEMESH_DISK_TOKENS] = waterfall.fetched_tokens
     return {
         semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
         semconv.PAGEMESH_TOKENS_SELECTED: waterfall.selected_tokens,

@@ -1,0 +1,169 @@
+"""The disk tier's hands: a thread that writes, one that reads, and what they have to say.
+
+    actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
+          --load-----------------------> reader --> PagesLoaded -----+--> events for the core
+          --forget---------------------> writer                      |
+                                         either --> DiskFailed ------+
+
+Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
+read, is the core's to bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.runs import where
+from pagemesh.pager.tier_events import (
+    DiskFailed,
+    ForgetSlots,
+    LoadPages,
+    PagesLoaded,
+    PagesWritten,
+    StorePages,
+    TierEvent,
+)
+
+_Bytes = NDArray[np.uint8]
+_INLINE_BYTES_MAX = 1 << 20
+"""Copied on the event loop: that takes as long as waking a thread."""
+
+
+class Disk:
+    """The disk of one pager life. ``pool`` is uint8 [page_count * page_bytes], mapped; ``report``
+    gets each event on the event loop, or the exception that ended a thread's work."""
+
+    def __init__(
+        self,
+        place: DiskPlace,
+        facts: PoolFacts,
+        pool: _Bytes,
+        report: Callable[[TierEvent | BaseException], None],
+        opener: Opener = PlainFile,
+    ) -> None:
+        self._place, self._facts, self._opener = place, facts, opener
+        self._pool = pool.reshape(facts.page_count, facts.page_bytes)
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._file: DiskFile | None = None
+        self._closing = threading.Event()
+        self._failed = threading.Event()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
+
+    # What the actor asks for
+
+    async def perform(self, command: object) -> bool:
+        """Do what ``command`` says, if it is one for the disk; True when it was."""
+        match command:
+            case StorePages():
+                await self.take(command)
+            case LoadPages():
+                self.load(command)
+            case ForgetSlots():
+                self.forget(command)
+            case _:
+                return False
+        return True
+
+    def open(self) -> None:
+        """Find out what is there; ``DiskFound`` or ``DiskFailed`` comes."""
+        self._start(self._writer, self._open)
+
+    async def take(self, command: StorePages) -> None:
+        """Copy the pages' bytes, then have them written. Nobody may write into the pages before
+        this returns."""
+        if len(command.slots) * self._facts.page_bytes <= _INLINE_BYTES_MAX:
+            taken = self._copy(command)
+        else:
+            taken = await asyncio.to_thread(self._copy, command)
+        self._start(self._writer, lambda: self._store(command, taken))
+
+    def load(self, command: LoadPages) -> None:
+        """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
+        self._start(self._reader, lambda: self._load(command))
+
+    def forget(self, command: ForgetSlots) -> None:
+        """Let nothing be found in these slots."""
+        self._start(self._writer, lambda: self._forget(command))
+
+    async def close(self) -> None:
+        """Write what was taken, read no more, and let go of the files."""
+        self._closing.set()
+        await asyncio.to_thread(self._shut)
+
+    def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
+        executor.submit(work).add_done_callback(self._finished)
+
+    def _finished(self, future: Future[list[TierEvent]]) -> None:
+        error = future.exception()
+        for event in [error] if error is not None else future.result():
+            self._loop.call_soon_threadsafe(self._report, event)
+
+    # On the threads
+
+    def _open(self) -> list[TierEvent]:
+        try:
+            self._file, found = DiskFile.open(self._place, self._facts, self._opener)
+        except OSError as error:
+            return self._fail(error)
+        return [found]
+
+    def _copy(self, command: StorePages) -> _Bytes:
+        return self._pool[where(command.pages)].copy()
+
+    def _store(self, command: StorePages, taken: _Bytes) -> list[TierEvent]:
+        if self._file is None or self._failed.is_set():
+            return []
+        try:
+            self._file.store(command, taken)
+        except OSError as error:
+            return self._fail(error)
+        return [PagesWritten(command.slots)]
+
+    def _load(self, command: LoadPages) -> list[TierEvent]:
+        began_ns = time.perf_counter_ns()
+        count, bad_slot = 0, None
+        failed: list[TierEvent] = []
+        if self._file is not None and not self._failed.is_set():
+            try:
+                count, bad_slot = self._file.load(command, self._pool, self._closing.is_set)
+            except OSError as error:
+                failed = self._fail(error)
+        took_us = (time.perf_counter_ns() - began_ns) // 1_000
+        return [PagesLoaded(command.load, count, took_us, bad_slot), *failed]
+
+    def _forget(self, command: ForgetSlots) -> list[TierEvent]:
+        if self._file is None or self._failed.is_set():
+            return []
+        try:
+            for slot in command.slots:
+                self._file.forget(slot)
+        except OSError as error:
+            return self._fail(error)
+        return []
+
+    def _fail(self, error: OSError) -> list[TierEvent]:
+        """The first failure ends it: what cannot be relied on is not used."""
+        if self._failed.is_set():
+            return []
+        self._failed.set()
+        reason = error.strerror or type(error).__name__
+        place = error.filename or self._place.folder
+        return [DiskFailed(f"{place}: {reason[:1].lower()}{reason[1:]}")]
+
+    def _shut(self) -> None:
+        self._writer.shutdown(wait=True)
+        self._reader.shutdown(wait=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,237 @@
+"""The disk tier with real processes: pages that were evicted come back, also after the machine
+was switched off, and what is damaged is computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration.test_pager_service import (
+    PAGE_BYTES,
+    PAGE_COUNT,
+    PAGE_SIZE,
+    ROOT,
+    Client,
+    Pager,
+    pool_folder,
+)
+from tests.unit.pager.rig import key_of, order_of, table_of
+
+from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.rpc import call
+from pagemesh.wire import subjects
+from pagemesh.wire.pager_messages import Admit, Granted, Queued
+from pagemesh.wire.tokens import pack
+
+__all__ = ["pool_folder"]
+PROMPT = list(range(100, 100 + 4 * PAGE_SIZE + 5))
+FULL_PAGES = 4
+
+
+@pytest.fixture
+def disk_folder(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def blocked_folder(disk_folder: Path) -> Path:
+    """Where no folder can be made."""
+    disk_folder.write_text("a file is in the way")
+    return disk_folder
+
+
+@pytest.fixture
+async def pager(
+    shared_nats_server: NatsServer, bus: Bus, pool_folder: Path, disk_folder: Path,
+    no_stray_processes: None,
+) -> AsyncIterator[Pager]:  # fmt: skip
+    made = Pager(shared_nats_server.url, pool_folder, bus)
+    made.environ |= {"PAGEMESH_DISK_DIR": str(disk_folder), "PAGEMESH_DISK_BYTES": "1MiB"}
+    await made.start()
+    yield made
+    assert await made.end() == 0
+
+
+class Reader(Client):
+    """A worker that can wait for its pages."""
+
+    async def admit_soon(self, number: int, tokens: list[int]) -> Granted:
+        """The grant, asked for until it is there."""
+        assert self.opened is not None
+        message = Admit(
+            key=key_of(number), order=order_of(number), worker=self.name,
+            incarnation=self.incarnation, epoch=self.opened.epoch, root=ROOT,
+            tokens=pack(tokens), reserve_tokens=len(tokens), deadline_ms=10_000,
+        )  # fmt: skip
+        async with asyncio.timeout(20):
+            while True:
+                subject = subjects.pager(self.pager.host)
+                answer = await call(
+                    self.pager.bus, subject, message, Granted, Queued, timeout_ms=5_000
+                )
+                if isinstance(answer, Granted):
+                    return answer
+                await asyncio.sleep(0.02)
+
+    def bytes_of(self, granted: Granted) -> np.ndarray:
+        """uint8 [FULL_PAGES, PAGE_BYTES] of its first pages."""
+        assert self.opened is not None
+        with PoolFile.attach(Path(self.opened.pool_path)) as pool:
+            pages: np.ndarray = pool.pages.reshape(-1, PAGE_BYTES)[table_of(granted)[:FULL_PAGES]]
+            return pages.copy()
+
+    async def compute(self, number: int, tokens: list[int]) -> np.ndarray:
+        """Fill and cache ``tokens``; what was written into their full pages."""
+        assert self.opened is not None
+        granted = await self.admit_soon(number, tokens)
+        content = np.random.default_rng(number).integers(0, 256, (FULL_PAGES, PAGE_BYTES), np.uint8)
+        with PoolFile.attach(Path(self.opened.pool_path)) as pool:
+            pool.pages.reshape(-1, PAGE_BYTES)[table_of(granted)[:FULL_PAGES]] = content
+        await self.release(granted, tokens)
+        return content
+
+    async def flood(self, number: int) -> None:
+        """Want the whole pool for a moment, so that all that is cached is evicted."""
+        lease = await self.admit(number, [number], PAGE_COUNT * PAGE_SIZE)
+        await self.release(lease, [])
+
+
+async def disk_pages(pager: Pager, wanted: int) -> None:
+    """Wait until the tier is on and has so many pages, and none is being written."""
+    async with asyncio.timeout(20):
+        while True:
+            report = await pager.report()
+            if report.disk_slots and report.disk_pages == wanted:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def computed_and_evicted(pager: Pager) -> np.ndarray:
+    worker = Reader(pager, "prefill", 11)
+    await worker.open()
+    await disk_pages(pager, 0)
+    content = await worker.compute(1, PROMPT)
+    await worker.flood(900)
+    await disk_pages(pager, FULL_PAGES)
+    worker.lock.close()
+    return content
+
+
+async def restarted_without_its_pool(pager: Pager) -> Reader:
+    """As after a reboot: the process and its shared memory are gone."""
+    await pager.end(signal.SIGTERM)
+    for path in pager.folder.glob("*.pool"):
+        path.unlink()
+    await pager.start()
+    worker = Reader(pager, "prefill", 12)
+    await worker.open()
+    await disk_pages(pager, FULL_PAGES)
+    return worker
+
+
+async def test_what_was_evicted_is_read_back_as_it_was(pager: Pager) -> None:
+    content = await computed_and_evicted(pager)
+    worker = Reader(pager, "decode", 13)
+    await worker.open()
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == granted.waterfall.fetched_tokens == FULL_PAGES * PAGE_SIZE
+    assert np.array_equal(worker.bytes_of(granted), content)
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+
+
+async def test_it_survives_the_process_and_the_pool(pager: Pager) -> None:
+    content = await computed_and_evicted(pager)
+    worker = await restarted_without_its_pool(pager)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == FULL_PAGES * PAGE_SIZE
+    assert np.array_equal(worker.bytes_of(granted), content)
+    report = await pager.report()
+    assert report.held_pages + report.pinned_pages == 5
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+
+
+async def test_a_damaged_page_and_what_follows_it_are_computed_again(
+    pager: Pager, disk_folder: Path
+) -> None:
+    content = await computed_and_evicted(pager)
+    await pager.end()
+    path = disk_folder / "testhost.disk.pages"
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(content[2].tobytes())
+    data[at + 17] ^= 1
+    path.write_bytes(data)
+    worker = await restarted_without_its_pool(pager)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == 2 * PAGE_SIZE
+    assert np.array_equal(worker.bytes_of(granted)[:2], content[:2])
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+
+
+async def test_a_killed_pager_leaves_no_record_that_is_believed_wrongly(pager: Pager) -> None:
+    content = await computed_and_evicted(pager)
+    await pager.end(signal.SIGKILL)
+    for path in pager.folder.glob("*.pool"):
+        path.unlink()
+    await pager.start()
+    worker = Reader(pager, "prefill", 12)
+    await worker.open()
+    granted = await worker.admit_soon(2, PROMPT)
+    pages = granted.cached_tokens // PAGE_SIZE
+    assert np.array_equal(worker.bytes_of(granted)[:pages], content[:pages])
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+
+
+async def test_a_disk_that_cannot_be_used_switches_the_tier_off_and_serving_goes_on(
+    shared_nats_server: NatsServer, bus: Bus, pool_folder: Path, blocked_folder: Path,
+    no_stray_processes: None,
+) -> None:  # fmt: skip
+    pager = Pager(shared_nats_server.url, pool_folder, bus)
+    pager.environ |= {"PAGEMESH_DISK_DIR": str(blocked_folder)}
+    await pager.start()
+    worker = Reader(pager, "prefill", 11)
+    await worker.open()
+    await worker.compute(1, PROMPT)
+    await worker.flood(900)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == 0
+    await worker.release(granted, PROMPT)
+    assert (await pager.report()).disk_slots == 0
+    worker.lock.close()
+    assert await pager.end() == 0
+
+
+async def test_a_disk_that_is_full_switches_the_tier_off_and_serving_goes_on(
+    shared_nats_server: NatsServer, bus: Bus, pool_folder: Path, disk_folder: Path,
+    no_stray_processes: None,
+) -> None:  # fmt: skip
+    pager = Pager(shared_nats_server.url, pool_folder, bus)
+    # What a process may write into one file: the pool is made before, the pages do not fit.
+    pager.environ |= {"PAGEMESH_DISK_DIR": str(disk_folder)}
+    await pager.start()
+    worker = Reader(pager, "prefill", 11)
+    await worker.open()
+    await disk_pages(pager, 0)
+    resource.prlimit(pager.pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, 2 * PAGE_BYTES))
+    await worker.compute(1, PROMPT)
+    await worker.flood(900)
+    async with asyncio.timeout(20):
+        while True:
+            if not (await pager.report()).disk_slots:
+                break
+            await asyncio.sleep(0.02)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == 0
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+    assert await pager.end() == 0
