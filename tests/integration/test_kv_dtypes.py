@@ -4,47 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from tests.integration.exact import Answer, answers, asks_for, mixed_prompts
 from tests.integration.mesh import Mesh
+from tests.integration.one_process import PAGE_SIZE, OneProcess
 
-from pagemesh.engine.forward import Decoder
-from pagemesh.engine.loading import load_model
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.ops import KvPool, ragged_batch
 
 MODEL = "tiny"
 VOCAB_TOKENS = 256
-PAGE_SIZE = 16
 ROW_BYTES: dict[KvDtype, int] = {"float16": 2 * 16, "int8": 16 + 4, "e4m3": 16 + 4}
 """A head's K or V of one token: codes, and their scale."""
 
 
 def tokens_of(found: list[Answer]) -> list[object]:
     return [(answer.tokens, answer.logprobs) for answer in found]
-
-
-class OneProcess:
-    """The engine alone, over a pool of the same layout: whole contexts at once."""
-
-    def __init__(self, folder: Path, cache: Path, kv_dtype: KvDtype) -> None:
-        self._model = load_model(
-            folder, name=MODEL, page_size=PAGE_SIZE, cache=cache, kv_dtype=kv_dtype
-        )
-        self._decoder = Decoder(self._model.config, self._model.weights, deterministic=True)
-
-    def greedy(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """The most likely token after ``prompt`` and each beginning of ``tokens``."""
-        context = [*prompt, *tokens[:-1]]
-        table = np.arange(-(-len(context) // PAGE_SIZE), dtype=np.uint32)
-        pool = KvPool.allocate(self._model.layout, len(table))
-        batch = ragged_batch([table], [0], [len(context)], PAGE_SIZE)
-        wanted = torch.arange(len(prompt) - 1, len(context))
-        with torch.inference_mode():
-            hidden = self._decoder.hidden(torch.tensor(context), batch, wanted, pool)
-            return tuple(self._decoder.logits(hidden).argmax(-1).tolist())
 
 
 @pytest.mark.slow
@@ -69,7 +43,7 @@ def test_narrow_kv_gives_the_same_tokens_cold_warm_after_a_kill_and_in_one_proce
         after = answers(mesh, MODEL, plain)
         mesh.wait_idle()
     assert tokens_of(cold) == tokens_of(warm) == tokens_of(hot) == tokens_of(after)
-    alone = OneProcess(tiny_model, tmp_path / "cache", kv_dtype)
+    alone = OneProcess(tiny_model, tmp_path / "cache", kv_dtype=kv_dtype)
     for prompt, answer in zip(prompts, cold, strict=True):
         [tokens] = answer.tokens
         assert alone.greedy(prompt, tokens) == tokens

@@ -12,7 +12,7 @@ from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
@@ -27,22 +27,40 @@ class Weights:
 
 
 def weights_of(folder: Path, config: Config, shape: ModelShape, dtype: str) -> Weights | None:
-    """The weights in ``dtype``, None when nothing says how large they are.
+    """The weights in ``dtype``, None when nothing says how large they are. Of int8 the scales are
+    left out, which are under 1 %.
 
     ``folder`` may hold safetensors, their index, or neither. Raises ``ConfigError`` for broken
     files.
     """
-    item_bytes = DTYPE_BYTES[dtype]
+    item_bytes, table_bytes = DTYPE_BYTES[dtype], _table_bytes(config, shape, dtype)
     files = weight_files(folder)
     if files and all(path.is_file() for path in files):
         stored = sum(map(_element_count, files))
-        return Weights(stored * item_bytes, f"{dtype}, {_short(stored)} parameters, from its files")
+        size = stored * item_bytes + table_bytes
+        return Weights(size, f"{dtype}, {_short(stored)} parameters, from its files")
     if config.get("quantization_config"):
         return None
     count = parameter_count(config, shape)
     if count is None:
         return None
-    return Weights(count * item_bytes, f"{dtype}, {_short(count)} parameters, from config.json")
+    size = count * item_bytes + table_bytes
+    return Weights(size, f"{dtype}, {_short(count)} parameters, from config.json")
+
+
+def _table_bytes(config: Config, shape: ModelShape, dtype: str) -> int:
+    """What a table of embeddings takes beyond ``dtype``: beside int8 matrices it stays float32,
+    and a head that is tied to it is a matrix of its own."""
+    config = decoder_part(config)
+    try:
+        count = _count(config, "vocab_size") * _count(config, "hidden_size")
+    except KeyError:
+        return 0
+    return (4 if _is_tied(config, shape) else 3) * count if dtype == "int8" else 0
+
+
+def _is_tied(config: Config, shape: ModelShape) -> bool:
+    return bool(config.get("tie_word_embeddings", shape.family == "gemma"))
 
 
 def parameter_count(config: Config, shape: ModelShape) -> int | None:
@@ -69,8 +87,7 @@ def parameter_count(config: Config, shape: ModelShape) -> int | None:
         attention += queries + 2 * pairs + (hidden if family != "qwen2" else 0)
     if family in ("qwen3", "qwen3_moe"):
         attention += 2 * shape.head_dim
-    tied = config.get("tie_word_embeddings", family == "gemma")
-    embeddings = vocab * hidden * (1 if tied else 2)
+    embeddings = vocab * hidden * (1 if _is_tied(config, shape) else 2)
     return embeddings + shape.layer_count * (attention + mlp + 2 * hidden) + hidden
 
 

@@ -13,6 +13,7 @@ from tests.unit.cli.planning.test_memory import LLAMA_70B
 from tests.unit.cli.test_command_line import error_of
 
 from pagemesh.cli.main import run
+from pagemesh.engine.loading import load_model
 from pagemesh.kernels.layout import PageLayout
 
 
@@ -118,6 +119,19 @@ def test_weights_are_counted_in_their_files(
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert as_json(capsys, folder)["weights_bytes"] == 22 * 2
     assert as_json(capsys, folder, "--dtype", "float32")["weights_bytes"] == 22 * 4
+
+
+def test_int8_weights_are_planned_as_they_are_loaded_but_for_their_scales(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    demo = Path(__file__).parents[4] / "ops" / "demo_model" / "weights"
+    model = load_model(demo, name="m", page_size=16, cache=tmp_path, weight_type="int8")
+    layers, head = model.weights.layers, model.weights.head
+    matrices = [m for at in layers for m in (at.qkv, at.output, at.gate_up, at.down)]
+    loaded = model.weights.embedding.nbytes
+    loaded += sum(matrix.panels.nbytes for matrix in (*matrices, head))
+    planned = as_json(capsys, demo, "--dtype", "int8")["weights_bytes"]
+    assert 0.98 * loaded < planned < loaded
 
 
 def test_weights_of_a_quantised_checkpoint_are_not_guessed(
