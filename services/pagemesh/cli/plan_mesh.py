@@ -69,7 +69,6 @@ def plan_services(
     up: UpConfig, config: ServiceConfig, nats: NatsServer | None
 ) -> tuple[ChildSpec, ...]:
     """The services of one host; with ``nats``, each in the role's own name at that server."""
-    config = replace(config, worker=replace(config.worker, thread_count=_threads(up, config)))
     names: list[tuple[BusRole, str]] = [("pager", "pager")]
     names += [("decode", f"decode-{index}") for index in range(up.decode_count)]
     names += [("prefill", f"prefill-{index}") for index in range(up.prefill_count)]
@@ -104,14 +103,6 @@ def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer |
     )  # fmt: skip
     environ = _inherited() | service_environ(own)
     return ChildSpec(name, role, STAGES[role], command, environ, pulse_flag="--pulse-fd")
-
-
-def _threads(up: UpConfig, config: ServiceConfig) -> int:
-    """Workers of one host share its cores; each taking them all makes all of them slow."""
-    if config.worker.thread_count:
-        return config.worker.thread_count
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // (up.prefill_count + up.decode_count))
 
 
 def _inherited() -> dict[str, str]:

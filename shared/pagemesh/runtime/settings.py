@@ -201,7 +201,8 @@ class WorkerConfig:
         False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
     )
     thread_count: int = setting(
-        0, "THREADS", "threads of the model step; 0: the cores this process may use",
+        0, "THREADS", "threads of the model step; 0: the cores this process may use, shared with "
+        "the workers of the host that compute at the same time",
         minimum=0, maximum=1024,
     )  # fmt: skip
     kernels: Literal["", "native", "reference"] = setting(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.cores import Cores
 from pagemesh.engine.worker.events import (
     Answer,
     CallPager,
@@ -83,7 +84,7 @@ class Surroundings:
     name: str
     host: str
     vocab_tokens: int
-    thread_count: int
+    cores: Cores
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
@@ -114,7 +115,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self._told, self._told_us = Load(), 0
         self._stepper = Stepper(
             executor,
-            thread_count=around.thread_count,
+            cores=around.cores,
             on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
             on_pool_missing=self._pool_missing,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pagemesh.engine.loading import ServedModel
 from pagemesh.engine.opening import open_model
 from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.cores import LOCK_PREFIX, Cores, FixedCores, SharedCores
 from pagemesh.engine.worker.events import (
     Drain,
     GatewayLost,
@@ -26,6 +28,7 @@ from pagemesh.engine.worker.events import (
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.engine.worker.stepper import bounded_threads
+from pagemesh.kernels.dispatch import is_native
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.kernels.ops import identity
 from pagemesh.runtime.actor import Actor
@@ -69,10 +72,10 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         model, decoder = await asyncio.to_thread(_load, config.worker)
         spare_loaded()
         ensure_folder(config.host.pool_dir)
-        lock_name = f"worker-{incarnation:016x}"
+        lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
-        await worker.serve(model, decoder, lock_name, stop)
+        await worker.serve(model, decoder, lock_name, _cores(config.worker, lock.path), stop)
 
 
 class Worker:
@@ -96,12 +99,17 @@ class Worker:
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
 
     async def serve(
-        self, model: ServedModel, decoder: StepDecoder, lock_name: str, stop: Stop
+        self,
+        model: ServedModel,
+        decoder: StepDecoder,
+        lock_name: str,
+        cores: Cores,
+        stop: Stop,
     ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
         self._model = model
         self._core = self._make_core(model, lock_name)
-        actor = self._actor = self._make_actor(self._core, model, decoder)
+        actor = self._actor = self._make_actor(self._core, model, decoder, cores)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
@@ -144,7 +152,7 @@ class Worker:
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(
-        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder
+        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder, cores: Cores
     ) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
@@ -155,7 +163,7 @@ class Worker:
             name=host.name,
             host=host.host,
             vocab_tokens=model.config.vocab_tokens,
-            thread_count=bounded_threads(worker.thread_count),
+            cores=cores,
             admit=self._tell,
             on_pool=self._on_pool,
             on_state=self.presence.announce_soon,
@@ -245,6 +253,14 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
+
+
+def _cores(config: WorkerConfig, lock_path: Path) -> Cores:
+    """Shared with the other workers of the pool folder, unless a number was asked for. The bits
+    of torch's own products depend on the threads, those of the native kernels do not."""
+    if config.thread_count or (config.deterministic and not is_native()):
+        return FixedCores(bounded_threads(config.thread_count))
+    return SharedCores(lock_path, os.sched_getaffinity(0), time.monotonic_ns)
 
 
 def _load(config: WorkerConfig) -> tuple[ServedModel, StepDecoder]:

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagemesh.engine.worker.cores import Cores
 from pagemesh.engine.worker.plan import Executor, RowResult, StepPlan, StepResult, plan_after
 from pagemesh.kernels.dispatch import use_threads
 from pagemesh.runtime.clock import Clock
@@ -63,7 +64,7 @@ class Stepper:
         self,
         executor: PoolingExecutor,
         *,
-        thread_count: int,
+        cores: Cores,
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
@@ -78,8 +79,9 @@ class Stepper:
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
         self._reported_us = 0
-        # Bounds are per thread that asks, so the computing thread sets its own.
-        self._thread = ThreadPoolExecutor(1, "pagemesh-step", use_threads, (thread_count,))
+        self._cores = cores
+        self._thread_count = 0
+        self._thread = ThreadPoolExecutor(1, "pagemesh-step")
 
     def use_pool(self, opened: SessionOpened) -> None:
         """Map another pool, after what was handed over before and before what comes. When it is
@@ -101,6 +103,7 @@ class Stepper:
         self.end_run()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
         self._executor.close()
+        self._cores.close()
 
     def _use(self, opened: SessionOpened) -> None:
         try:
@@ -115,7 +118,7 @@ class Stepper:
         plan: StepPlan | None = first
         steps: list[tuple[StepPlan, StepResult]] = []
         while plan is not None:
-            result = revoked(plan) if self._pool_missing else self._executor.run(plan)
+            result = revoked(plan) if self._pool_missing else self._compute(plan)
             steps.append((plan, result))
             plan = None if self._end_run.is_set() else plan_after(plan, result)
             now_us = self._clock.now_us()
@@ -124,6 +127,18 @@ class Stepper:
                 done = StepsDone(tuple(steps), plan is not None)
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        """Run a step on the cores that are ours now."""
+        thread_count = self._cores.enter()
+        if thread_count != self._thread_count:
+            # Bounds are per thread that asks, so the computing thread sets its own.
+            use_threads(thread_count)
+            self._thread_count = thread_count
+        try:
+            return self._executor.run(plan)
+        finally:
+            self._cores.leave()
 
     def _hand_over(self, work: Callable[[], None]) -> None:
         def on_thread(future: Future[None]) -> None:
