@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.sim.disk import DiskMemory
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
@@ -14,6 +15,7 @@ class Host:
     def __init__(self, name: str, page_count: int, page_size: int) -> None:
         self.name = name
         self.pager_name = f"pager-{name}"
+        self.disk: DiskMemory | None = None
         self.roots: dict[str, bytes] = {}
         """The tree of each request, which a model knows as its own start value."""
         self.drawers: dict[tuple[SequenceKey, int], int] = {}

@@ -3,9 +3,11 @@ and what goes wrong. Everything follows from the seed."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from tests.sim.bugs import Bugs
+from tests.sim.disk import DiskMemory
 from tests.sim.gateway_node import GatewayNode
 from tests.sim.host import Host
 from tests.sim.pager_node import PagerNode
@@ -75,6 +77,8 @@ class Shape:
     chunk_tokens_max: int
     step_ms: float
     """How long a step may take, on a quick worker."""
+    disk_slots: int = 0
+    """Pages that the disk of a host holds; 0: there is no disk tier."""
 
 
 @dataclass(slots=True)
@@ -108,6 +112,9 @@ class Mesh:
         for number in range(shape.hosts_count):
             host = Host(f"h{number}", shape.page_count, shape.page_size)
             host.restart = mesh.restart
+            if shape.disk_slots:
+                dice = random.Random(world.seed * 97 + number)
+                host.disk = DiskMemory(shape.disk_slots, dice)
             mesh.hosts.append(host)
             mesh.pagers.append(PagerNode(world, mesh.network, host, PAGER_LIMITS, spec, bugs))
             for role, count in (("prefill", shape.prefill_count), ("decode", shape.decode_count)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.bugs import Bugs
+from tests.sim.disk import DiskHands
 from tests.sim.host import Host
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Network, Process, Reply, World
@@ -54,6 +55,9 @@ class PagerNode(Process):
         self._network = network
         self._limits = limits
         self._spec = spec
+        self._bugs = bugs
+        self._disk: DiskHands | None = None
+        self._loaded_pages = 0
         self._books: type[Books] = Books
         if bugs.free_before_ack:
             self._books = _FreesBeforeAck
@@ -70,6 +74,12 @@ class PagerNode(Process):
         """Tokens that sequences did not compute since others just did, over all lives."""
         now = self.core.books.in_flight.saved_tokens if self.core is not None else 0
         return self._saved_tokens + now
+
+    @property
+    def loaded_pages(self) -> int:
+        """Pages read from disk, over all lives."""
+        disk = self.core.books.disk if self.core is not None else None
+        return self._loaded_pages + (disk.counts.loaded if disk is not None else 0)
 
     def start(self) -> None:
         self.begin()
@@ -99,12 +109,15 @@ class PagerNode(Process):
             ),
         )
         self.handle(found)
+        disk = self.host.disk
+        self._disk = DiskHands(self, memory, disk, self._bugs, self.handle) if disk else None
         self._tick()
 
     def stop(self) -> None:
         if self.core is not None:
             self.preempted_count += self.core.report().preempted_count
             self._saved_tokens = self.saved_tokens
+            self._loaded_pages = self.loaded_pages
         self.kill()
         self.core = None
 
@@ -152,6 +165,8 @@ class PagerNode(Process):
         self.handle(ev.Asked(reply, message))
 
     def _perform(self, memory: PoolMemory, command: ev.Command) -> None:
+        if self._disk is not None and self._disk.perform(command):
+            return
         match command:
             case ev.Answer():
                 if callable(command.call):

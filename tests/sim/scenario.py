@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tests.sim import model
 from tests.sim.bugs import NONE, Bugs
+from tests.sim.disk import DiskMemory
 from tests.sim.gateway_node import Ask, Client
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.world import Process, Weather, World
@@ -33,6 +36,8 @@ class Outcome:
     tokens_count: int
     saved_count: int
     """Tokens that were waited for, since others were computing them, and so not computed."""
+    loaded_count: int
+    """Pages that were read from disk."""
     failures: tuple[str, ...]
 
 
@@ -45,6 +50,7 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
     clients = _Clients(world, mesh)
     if dice.random() < 0.85:
         _storm(world, mesh)
+        _disk_storm(world, mesh)
     world.at(_STORM_MS, lambda: _peace(mesh))
     clients.begin()
     limit = _STORM_MS + _PATIENCE_MS + _QUIET_MS_MAX
@@ -71,6 +77,7 @@ def _shape(world: World) -> Shape:
     tiny = dice.random() < 0.6
     tokens = dice.randrange(112, 170) if tiny else dice.randrange(300, 700)
     chunk = dice.choice([3, 8, 16, 64])
+    disk = random.Random(world.seed)  # of its own: what happens without a disk stays as it was
     return Shape(
         hosts_count=1 if dice.random() < 0.8 else 2,
         prefill_count=dice.choice([1, 1, 2]),
@@ -81,6 +88,7 @@ def _shape(world: World) -> Shape:
         step_tokens_max=max(chunk, dice.choice([16, 64])),
         chunk_tokens_max=chunk,
         step_ms=dice.choice([1.0, 4.0, 4.0, 25.0]),
+        disk_slots=disk.randrange(4, 3 * tokens // page_size) if disk.random() < 0.6 else 0,
     )
 
 
@@ -246,6 +254,28 @@ def _freeze(world: World, worker: Process, span_ms: float) -> None:
     world.at(span_ms, worker.thaw)
 
 
+_DISK_FAULTS = ("damage", "damage", "damage", "damage", "damage", "slow", "full")
+
+
+def _disk_storm(world: World, mesh: Mesh) -> None:
+    """The disk is damaged, slow or full for a while, or from some moment on."""
+    for disk in [host.disk for host in mesh.hosts if host.disk is not None]:
+        dice = disk.dice
+        for _ in range(dice.choice([0, 2, 4, 8])):
+            start_ms, kind = dice.random() * _STORM_MS, dice.choice(_DISK_FAULTS)
+            world.at(start_ms, partial(_strike_disk, disk, kind))
+
+
+def _strike_disk(disk: DiskMemory, kind: str) -> None:
+    match kind:
+        case "damage":
+            disk.damage()
+        case "slow":
+            disk.slowness = disk.dice.choice([20.0, 500.0])
+        case _:
+            disk.refuses = True
+
+
 def _lose_pool(mesh: Mesh, host_name: str) -> None:
     """The pager dies and its pool file goes with it."""
     for pager in mesh.pagers:
@@ -256,6 +286,9 @@ def _lose_pool(mesh: Mesh, host_name: str) -> None:
 
 def _peace(mesh: Mesh) -> None:
     mesh.network.calm()
+    for host in mesh.hosts:
+        if host.disk is not None:
+            host.disk.slowness = 1.0
     for process in mesh.processes:
         process.thaw()
         process.slowness = 1.0
@@ -284,6 +317,7 @@ def _outcome(world: World, mesh: Mesh, clients: _Clients) -> Outcome:
         orphaned_count=orphaned,
         attempts_count=sum(gateway.attempts_count for gateway in mesh.gateways),
         preempted_count=sum(worker.preempted_count for worker in mesh.workers),
+        loaded_count=sum(pager.loaded_pages for pager in mesh.pagers),
         saved_count=sum(pager.saved_tokens for pager in mesh.pagers),
         tokens_count=sum(len(t) for client in everyone for t in client.delivered.values()),
         failures=tuple(failures),

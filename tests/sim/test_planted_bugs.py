@@ -25,6 +25,8 @@ _SEEDS_MAX = 60
             ["goes back", "go backwards"],
             id="sequence goes back",
         ),
+        pytest.param(Bugs(take_late=True), ["delivered"], id="take late"),
+        pytest.param(Bugs(trust_disk=True), ["delivered"], id="trust disk"),
     ],
 )
 def test_a_planted_bug_breaks_a_seed(

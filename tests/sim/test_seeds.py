@@ -17,14 +17,16 @@ _SEEDS = 1_000 if os.environ.get("PAGEMESH_LONG") == "1" else 120
 
 @pytest.mark.parametrize("first", range(0, _SEEDS, _BLOCK_SEEDS))
 def test_every_seed_delivers_each_token_once_and_gives_every_page_back(first: int) -> None:
-    saved_count = 0
+    saved_count = loaded_count = 0
     for seed in range(first, first + _BLOCK_SEEDS):
         result = play(seed)
         if isinstance(result, Breakage):
             pytest.fail(f"seed {seed}\n" + "\n".join(result.trace) + f"\n{result.what}")
         assert result.completed_count or result.orphaned_count or result.cancelled_count
         saved_count += result.saved_count
+        loaded_count += result.loaded_count
     assert saved_count, "crowds came, and nobody waited for what another computed"
+    assert loaded_count, "pages were evicted, and none came back from disk"
 
 
 def test_a_seed_always_gives_the_same_run() -> None:

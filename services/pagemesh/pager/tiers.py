@@ -181,6 +181,8 @@ class Tiers:
         disk = books.disk
         assert disk is not None
         start, count = match.pages, len(records)
+        disk.touch(records)
+        disk.hold(records)  # first: what is evicted for them must not take their slots
         anchor = books.forest.pin_match(match)
         pages = run_of_parts(books.take_pages(count, PAGER, tree))
         number = books.pool.number()
@@ -191,8 +193,6 @@ class Tiers:
         )  # fmt: skip
         tree.lease_count += 1
         books.loads[number] = load
-        disk.hold(records)
-        disk.touch(records)
         disk.loading_pages += count
         slots = tuple(record.slot for record in records)
         tokens = message.tokens[:end]

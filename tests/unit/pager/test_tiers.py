@@ -322,6 +322,19 @@ def test_a_prompt_for_which_there_is_no_room_reads_nothing_until_there_is(
     assert [one.cached_tokens for one in pushed(rig)] == [16]
 
 
+def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> None:
+    rig = DiskRig(5, slot_count=4)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    flood(worker)
+    rig.write()
+    cache(worker, 2, range(50, 66))
+    assert is_queued(worker.admit(3, PROMPT))
+    rig.write()
+    rig.load()
+    assert [one.cached_tokens for one in pushed(rig)] == [16]
+
+
 def test_a_growing_lease_commits_below_what_was_read(rig: DiskRig, worker: Worker) -> None:
     cache(worker, 1, PROMPT)
     flood(worker)
