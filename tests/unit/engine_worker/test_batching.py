@@ -23,6 +23,7 @@ from pagemesh.wire.work_messages import Sampling
 
 BASE_US, ROW_US, SLOT_US, TOKEN_US, PAIR_US = 20_000.0, 400.0, 0.5, 500.0, 0.04
 CONTEXT_TOKENS = 1_000
+NOW_MS = 1_000_000.0
 
 
 def true_us(shape: StepShape) -> float:
@@ -148,31 +149,33 @@ def test_a_step_without_a_duration_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_a_step_with_prompts_takes_at_most_twice_one_without(rows: int) -> None:
-    chosen = batching(learnt()).choose([*drawing_wishes(rows), wish(99, 4_000)])
+    chosen = batching(learnt()).choose([*drawing_wishes(rows), wish(99, 4_000)], NOW_MS)
     assert len(chosen) == rows + 1
     ratio = true_us(shape_of(chosen)) / true_us(draws(rows))
     assert 1.6 < ratio <= 2.05, "and is not much shorter: prompts are to get on"
 
 
 def test_a_target_in_milliseconds_is_kept_to() -> None:
-    chosen = batching(learnt(), itl_target_ms=60).choose([*drawing_wishes(4), wish(99, 4_000)])
+    chosen = batching(learnt(), itl_target_ms=60).choose(
+        [*drawing_wishes(4), wish(99, 4_000)], NOW_MS
+    )
     assert 50_000 < true_us(shape_of(chosen)) <= 61_000
 
 
 def test_where_a_target_cannot_be_kept_prompts_still_come_to_their_end() -> None:
     chosen = batching(learnt(), itl_target_ms=1).choose(
-        [*drawing_wishes(4), wish(99, 4_000), wish(100, 4_000)]
+        [*drawing_wishes(4), wish(99, 4_000), wish(100, 4_000)], NOW_MS
     )
     assert [one.count for one in chosen] == [1, 1, 1, 1, CHUNK_TOKENS_MIN]
 
 
 def test_a_prompt_that_nobody_waits_beside_has_the_whole_step() -> None:
-    assert [one.count for one in batching(learnt()).choose([wish(1, 4_000)])] == [512]
+    assert [one.count for one in batching(learnt()).choose([wish(1, 4_000)], NOW_MS)] == [512]
 
 
 def test_before_it_is_known_what_prompts_cost_they_get_little_beside_others() -> None:
     for costs in (StepCosts(), learnt(prompts=False)):
-        chosen = batching(costs).choose([*drawing_wishes(1), wish(99, 4_000)])
+        chosen = batching(costs).choose([*drawing_wishes(1), wish(99, 4_000)], NOW_MS)
         assert [one.count for one in chosen] == [1, UNKNOWN_TOKENS_MAX]
 
 
@@ -181,21 +184,25 @@ def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports()
     for count in range(1, 100):
         costs.observe(drawing(10), 1_000)
         costs.observe(drawing(10) + prompt(0, count), 1_000 + 100 * count)
-    chosen = batching(costs).choose([wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)])
+    chosen = batching(costs).choose(
+        [wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS
+    )
     assert chosen[-1].count == pytest.approx((2 * IDLE_US_MIN - 1_000) / 100, abs=10)
 
 
 def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> None:
     costs = learnt()
-    early = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000)])
-    late = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000, filled=8_000)])
+    early = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000)], NOW_MS)
+    late = batching(costs).choose([*drawing_wishes(4), wish(99, 4_000, filled=8_000)], NOW_MS)
     assert late[-1].count < early[-1].count
 
 
 def test_rows_and_tokens_of_a_step_are_bounded() -> None:
     many = [*drawing_wishes(10), *(wish(100 + number, 30) for number in range(10))]
     for rows_max, tokens_max in ((64, 64), (12, 512), (10, 512), (4, 512), (64, 5)):
-        chosen = batching(learnt(), rows_max=rows_max, step_tokens_max=tokens_max).choose(many)
+        chosen = batching(learnt(), rows_max=rows_max, step_tokens_max=tokens_max).choose(
+            many, NOW_MS
+        )
         assert len(chosen) <= rows_max and sum(one.count for one in chosen) <= tokens_max
         assert all(one.count >= 1 for one in chosen)
         assert numbers(chosen)[:4] == [1, 2, 3, 4]
@@ -207,38 +214,43 @@ def test_rows_and_tokens_of_a_step_are_bounded() -> None:
 def test_of_those_that_came_together_who_needs_least_goes_first() -> None:
     long, short = wish(1, 3_000), wish(2, 60)
     cached = wish(3, 40, filled=2_960)
-    chosen = batching(learnt()).choose([long, short, cached])
+    chosen = batching(learnt()).choose([long, short, cached], NOW_MS)
     assert numbers(chosen) == [3, 2, 1]
 
 
-def test_a_prompt_waits_for_later_ones_no_longer_than_it_takes_itself() -> None:
+def test_a_prompt_that_came_later_goes_first_once_it_waited_more_times_its_own_length() -> None:
     costs = learnt()
-    alone_ms = costs.prompt_us(0, 3_000) / 1_000
-    for later_ms, first in ((0.5 * alone_ms, 2), (1.1 * alone_ms, 1)):
-        long, short = wish(1, 3_000), wish(2, 60, submitted_ms=later_ms)
-        assert numbers(batching(costs).choose([long, short]))[0] == first
+    long_ms, short_ms = costs.prompt_us(0, 3_000) / 1_000, costs.prompt_us(0, 60) / 1_000
+    long = wish(1, 3_000, submitted_ms=NOW_MS - 2 * long_ms)
+    for waits, first in ((1.9, 1), (2.1, 2)):
+        short = wish(2, 60, submitted_ms=NOW_MS - waits * short_ms)
+        assert numbers(batching(costs).choose([long, short], NOW_MS))[0] == first
 
 
-def test_nobody_starves_while_short_prompts_keep_coming() -> None:
-    costs, policy = learnt(), batching(learnt())
-    long, now_ms, steps, computed = wish(1, 2_000), 0.0, 0, 0
+def test_nobody_starves_while_shorter_prompts_keep_coming() -> None:
+    costs, policy = learnt(), batching(learnt(), chunk_tokens_max=128, step_tokens_max=128)
+    now_ms, computed, steps = 0.0, 0, 0
+    shorts: list[Wish] = []
     while computed < 2_000:
-        short = wish(2 + steps, 500, submitted_ms=now_ms)
-        rest = wish(1, 2_000 - computed, filled=computed)
-        for one in policy.choose([rest, short]):
-            now_ms += costs.prompt_us(one.start, one.count) / 1_000
-            computed += one.count if one.sequence.key == long.sequence.key else 0
         steps += 1
-        assert now_ms < 3 * costs.prompt_us(0, 2_000) / 1_000, "it starves"
-    assert steps > 4, "it did wait for some"
+        # As many tokens come as a step has room for: somebody must wait.
+        shorts.append(wish(1 + steps, 128, submitted_ms=now_ms))
+        rest = wish(1, 2_000 - computed, filled=computed)
+        for one in policy.choose([rest, *shorts], now_ms):
+            now_ms += costs.prompt_us(one.start, one.count) / 1_000
+            if one.sequence.order.arrival_us == 1:
+                computed += one.count
+            shorts = [short for short in shorts if short.sequence is not one.sequence]
+        assert steps < 400, "it starves"
+    assert steps > 2_000 // 128 + 4, "it did let others by"
 
 
 def test_priority_goes_before_length_and_age() -> None:
     old = wish(1, 30, priority=1)
-    urgent = wish(2, 3_000, submitted_ms=1e6, priority=-1)
-    assert numbers(batching(learnt()).choose([old, urgent])) == [2]
+    urgent = wish(2, 3_000, submitted_ms=NOW_MS, priority=-1)
+    assert numbers(batching(learnt()).choose([old, urgent], NOW_MS)) == [2]
 
 
-def test_before_anything_is_measured_prompts_go_as_they_came() -> None:
-    first, second = wish(1, 3_000, submitted_ms=1.0), wish(2, 30, submitted_ms=2.0)
-    assert numbers(batching().choose([first, second])) == [1]
+def test_before_anything_is_measured_shorter_prompts_go_first_too() -> None:
+    first, second = wish(1, 3_000), wish(2, 30)
+    assert numbers(batching().choose([first, second], NOW_MS)) == [2, 1]

@@ -7,10 +7,10 @@ With nobody to wait for it a prompt has the whole step. Otherwise a step may tak
 the time between two tokens: what was asked for, or twice what the drawing rows take alone. How
 many prompt tokens that is, is learnt from the steps that were run (``costs``).
 
-Prompts are computed by priority, then by the time at which they came plus the time that the
-rest of them takes to compute. So who needs little, because it is short or cached, goes before
-who needs much, but only before what came not long before it: a prompt never waits for one that
-came later by more than its own time to compute.
+Prompts are computed by priority, then by how many times longer than the rest of them takes to
+compute they have been here (highest response ratio next). So who needs little, because it is
+short, cached or almost done, soon goes before who needs much; and since the ratio of who waits
+grows without end, nobody starves.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ IDLE_US_MIN = 4_000
 """A step without prompts counts as no shorter: tokens are reported no more often."""
 TARGET_RATIO = 2.0
 """Of the step without prompts, where no target is set."""
+GUESSED_TOKEN_US = 100.0
+"""What a prompt token takes, before it was seen what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ class Batching:
         duration_us = sum(result.duration_us for result in results) / len(results)
         self.costs.observe(shape, duration_us)
 
-    def choose(self, wishes: Iterable[Wish]) -> list[Wish]:
-        """Part of ``wishes`` (in order of precedence), each with at least one token and at
-        most as many as wished."""
+    def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
+        """Part of ``wishes`` (rows that draw in order of precedence), each with at least one
+        token and at most as many as wished. ``now_ms``: the clock of ``Marks``."""
         draws: list[Wish] = []
         prompts: list[Wish] = []
         for wish in wishes:
@@ -91,16 +93,18 @@ class Batching:
         chosen = draws[: min(self.rows_max, self.step_tokens_max)]
         room = self.step_tokens_max - len(chosen)
         if prompts and room and len(chosen) < self.rows_max:
+            prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
             chosen += self._prompts(prompts, chosen, room)
         return chosen
 
     def _prompts(self, wishes: list[Wish], draws: list[Wish], room: int) -> list[Wish]:
-        """What of ``wishes`` goes beside ``draws`` into ``room`` tokens; never nothing."""
+        """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens; never
+        nothing."""
         chosen: list[Wish] = []
         spare_us = self._spare_us(draws) if draws and self.costs.knows_prompts else None
         if draws and spare_us is None:
             room = min(room, UNKNOWN_TOKENS_MAX)
-        for wish in sorted(wishes, key=self._precedence):
+        for wish in wishes:
             count = min(wish.count, self.chunk_tokens_max, room)
             if spare_us is not None:
                 count = min(count, self._chunk(wish, spare_us, first=not chosen))
@@ -131,7 +135,8 @@ class Batching:
             return CHUNK_TOKENS_MIN if first else 0
         return count - count % CHUNK_TOKENS_STEP
 
-    def _precedence(self, wish: Wish) -> tuple[int, float, Order]:
+    def _precedence(self, wish: Wish, now_ms: float) -> tuple[int, float, Order]:
         sequence = wish.sequence
-        rest_ms = self.costs.prompt_us(wish.start, wish.count) / 1_000
-        return sequence.order.priority, sequence.marks.submitted_ms + rest_ms, sequence.order
+        rest_us = self.costs.prompt_us(wish.start, wish.count) or GUESSED_TOKEN_US * wish.count
+        waited_us = 1_000.0 * (now_ms - sequence.marks.submitted_ms)
+        return sequence.order.priority, -waited_us / rest_us, sequence.order

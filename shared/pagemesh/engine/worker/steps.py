@@ -22,7 +22,7 @@ def launch(desk: Desk, batching: Batching) -> None:
     step = desk.step
     if step is not None and not step.may_repeat:
         return
-    chosen = batching.choose(_wishes(desk)) if desk.running else []
+    chosen = batching.choose(_wishes(desk), desk.now) if desk.running else []
     if step is not None:
         if desk.copies or _is_outdated(step, chosen):
             step.may_repeat = False
