@@ -96,7 +96,7 @@ class Mesh:
                 priority=parent.order.priority, arrival_us=parent.order.arrival_us,
                 request=parent.order.request, choice=child.key.choice,
             )  # fmt: skip
-            peer.granted(child, Wish(order, parent.root, tokens))
+            peer.granted(child, Wish(order, parent.root, tokens, parent.terms))
 
     def offered(self, peer: Peer, message: Message, answer: Offered) -> None:
         view = peer.views.get(answer.handle.lease)

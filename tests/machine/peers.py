@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tests.unit.pager.rig import LAYOUT, PAGE_SIZE, Rig
 
 from pagemesh.pager.events import Holder
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
@@ -76,6 +77,7 @@ class View:
     """Slots that a running step is about to write."""
     ticket: str = ""
     handle: Handle | None = None
+    terms: CacheTerms = NO_TERMS
 
     @property
     def id(self) -> int:
@@ -97,6 +99,7 @@ class Wish:
     order: Order
     root: bytes
     tokens: list[int]
+    terms: CacheTerms = NO_TERMS
 
 
 @dataclass
@@ -155,6 +158,7 @@ class Peer:
             lease=view.id, lease_slot=view.granted.lease_slot, key=view.key, order=view.order,
             root=view.root, granted_at=view.granted_at, extents=pack_extents(view.table),
             tokens=pack(view.tokens[: view.filled]), ticket=view.ticket or None,
+            terms=view.terms,
         )  # fmt: skip
 
     # What the pager says
@@ -168,7 +172,7 @@ class Peer:
         assert len(table) * PAGE_SIZE >= cached
         view = View(
             answer, wish.order, wish.root, list(wish.tokens), table, cached,
-            answer.granted_at, self.epoch,
+            answer.granted_at, self.epoch, terms=wish.terms,
         )  # fmt: skip
         self.views[answer.lease] = view
         self.check_view(view)

@@ -20,6 +20,7 @@ from tests.machine.peers import Peer, View, Wish
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
 
 from pagemesh.pager.lease import LeaseState
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,
@@ -39,6 +40,11 @@ from pagemesh.wire.tokens import pack
 LONG = os.environ.get("PAGEMESH_LONG") == "1"
 PAGES = 12
 ROOTS = (b"a" * 32, b"b" * 32)
+TERMS = {
+    root: {ttl_s: CacheTerms(tenant=tenant, pages_max=quota, ttl_s=ttl_s) for ttl_s in (0, 1, 3)}
+    for root, tenant, quota in zip(ROOTS, ("", "b"), (0, 7), strict=True)
+}
+"""The second root's tenant may use seven of the twelve pages."""
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 picks = st.integers(0, 1 << 16)
 masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
@@ -137,18 +143,21 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
     @rule(
         pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=st.integers(0, 12),
         read_cache=st.booleans(), priority=st.integers(-1, 1),
+        ttl_s=st.sampled_from([0, 0, 0, 1, 3]),
     )  # fmt: skip
     def admits(
-        self, pick: int, prompt: list[int], root: bytes, more: int, read_cache: bool, priority: int
-    ) -> None:
+        self, pick: int, prompt: list[int], root: bytes, more: int, read_cache: bool,
+        priority: int, ttl_s: int = 0,
+    ) -> None:  # fmt: skip
         peer = self.peer(pick)
         self.number += 1
-        order = order_of(self.number, priority=priority)
-        peer.wishes[key_of(self.number)] = Wish(order, root, prompt)
+        order, terms = order_of(self.number, priority=priority), TERMS[root][ttl_s]
+        peer.wishes[key_of(self.number)] = Wish(order, root, prompt, terms)
         message = Admit(
             key=key_of(self.number), order=order, worker=peer.name, incarnation=peer.incarnation,
             epoch=peer.epoch, root=root, tokens=pack(prompt),
-            reserve_tokens=len(prompt) + more, read_cache=read_cache, deadline_ms=60_000,
+            reserve_tokens=len(prompt) + more, read_cache=read_cache,
+            terms=terms, deadline_ms=60_000,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
 
@@ -276,7 +285,7 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
             key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
             ticket=view.ticket, handle=view.handle, reserve_tokens=view.filled + more,
         )  # fmt: skip
-        wish = Wish(view.order, view.root, view.tokens)
+        wish = Wish(view.order, view.root, view.tokens, view.terms)
         answer = self.ask(peer, message)
         if isinstance(answer, Granted) and peer.granted(answer, wish) is None:
             assert answer.lease in peer.views or answer.lease in peer.dead_leases

@@ -15,6 +15,7 @@ from pagemesh.gateway.choice import TokensOnly
 from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.spec import RequestLimits, RequestSpec
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import Busy, Stale
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.work_messages import Accepted, Frames, Sampling
@@ -37,6 +38,7 @@ class Ask:
     leaves_ms: float | None
     """When the client goes away, after its start; None: it stays."""
     prompt_logprobs: bool
+    terms: CacheTerms
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class GatewayNode(Process):
             sampling=ask.sampling,
             deadline_ms=int(client.deadline_ms),
             prompt_logprobs=ask.prompt_logprobs,
+            terms=ask.terms,
         )
         texts = [TokensOnly() for _ in range(ask.choice_count)]
         core = RequestCore(spec, self._limits, texts, int(world.now))

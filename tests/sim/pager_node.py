@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.sim.bugs import Bugs
 from tests.sim.disk import DiskHands
 from tests.sim.host import Host
@@ -96,8 +98,11 @@ class PagerNode(Process):
             layout_digest=self._spec.layout_digest,
             path=f"/{self.host.name}.pool",
         )
-        policy = make_policy(PagerConfig().eviction, facts.page_count)
-        self.core = PagerCore(self._limits, facts, policy, books=self._books)
+        new_policy = partial(make_policy, PagerConfig().eviction)
+        self.core = PagerCore(
+            self._limits, facts, new_policy(facts.page_count), new_policy=new_policy,
+            books=self._books,
+        )  # fmt: skip
         found = ev.Recovered(
             memory.header_table(),
             tuple(memory.root_table.values()),

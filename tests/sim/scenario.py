@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 
 from tests.sim import model
 from tests.sim.bugs import NONE, Bugs
@@ -15,6 +16,7 @@ from tests.sim.mesh import Mesh, Shape
 from tests.sim.world import Process, Weather, World
 
 from pagemesh.gateway.events import Completed, Failed
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.work_messages import Sampling
 
 _STORM_MS = 4_000.0
@@ -102,6 +104,9 @@ class _Clients:
         self._made = 0
         dice = world.random
         self._roots = [bytes([65 + index]) * 32 for index in range(dice.choice([1, 1, 2]))]
+        self._terms_dice = Random(f"terms {world.seed}")
+        self._ttls_s = self._terms_dice.choice([[0], [0, 1, 2], [1, 3]])
+        self._quota_pages = -(-112 // mesh.hosts[0].memory.page_size)
         self._prefixes = [self._words(dice.randrange(4, 30)) for _ in range(3)]
 
     @property
@@ -188,7 +193,15 @@ class _Clients:
             patience_ms=_PATIENCE_MS if dice.random() < 0.9 else dice.randrange(50, 1_500),
             leaves_ms=dice.random() * 300.0 if leaves else None,
             prompt_logprobs=dice.random() < 0.1,
+            terms=self._terms(root),
         )
+
+    def _terms(self, root: bytes) -> CacheTerms:
+        """In some worlds much is cached for a short time only; the second tenant has a quota,
+        which holds little more than one of its sequences."""
+        quota_pages = self._quota_pages if root != self._roots[0] else 0
+        ttl_s = self._terms_dice.choice(self._ttls_s)
+        return CacheTerms(tenant=root[:1].decode(), pages_max=quota_pages, ttl_s=ttl_s)
 
 
 # What goes wrong ----------------------------------------------------------------------------

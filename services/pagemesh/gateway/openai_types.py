@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from pagemesh.wire.pager_messages import CACHE_TTL_S_MAX
+from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX
 from pagemesh.wire.work_messages import CHOICES_MAX, TOP_LOGPROBS_MAX
 
 STOPS_MAX = 16

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagemesh.gateway.choice import Choice
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
-from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 

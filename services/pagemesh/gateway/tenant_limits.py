@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX, CacheTerms
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pager_messages import CACHE_TTL_S_MAX, CacheTerms
 
 EVERYBODY_ELSE = "*"
 TENANTS_MAX = 1_024

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pagemesh.pager import events as ev
@@ -180,7 +181,8 @@ class PagerActor(Behaviour[PagerEvent]):
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts
         policy = make_policy(settings.eviction, facts.page_count)
-        core = PagerCore(settings.limits, facts, policy)
+        new_policy = partial(make_policy, settings.eviction)
+        core = PagerCore(settings.limits, facts, policy, new_policy=new_policy)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
             holders = self._holders.living()

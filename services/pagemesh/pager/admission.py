@@ -14,6 +14,7 @@ from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.in_flight import Found
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.preemption import Preemption
+from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.runs import NO_PAGES, Pages, last_extents, pack_runs
 from pagemesh.pager.tiers import OnDisk, Tiers
@@ -26,10 +27,11 @@ from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queue
 class Admission:
     """Admit and extend, at once or from the queue."""
 
-    def __init__(self, books: Books, preemption: Preemption, tiers: Tiers) -> None:
+    def __init__(self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers) -> None:
         self._books = books
         self._tiers = tiers
         self._preemption = preemption
+        self._quotas = quotas
         self._page_size = books.facts.page_size
 
     # Requests
@@ -55,6 +57,7 @@ class Admission:
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
         self._require_fitting(message.page_count)
+        self._quotas.require_growing(lease.account, message.page_count)
         if message.page_count <= lease.page_count:
             self._books.waiting.discard(message.incarnation, message.key)
             return self._extended(lease, message)
@@ -67,6 +70,8 @@ class Admission:
             if not len(books.waiting):
                 return
             waiter = books.waiting.first
+            if self._is_held_back(waiter):
+                continue
             reply = self._try(waiter.message)
             if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
                 reply = self._try(waiter.message)
@@ -75,6 +80,18 @@ class Admission:
                     self._preemption.shed_copies(books.leases[waiter.message.lease])
                 return
             books.waiting.discard(*waiter.name)
+            if not isinstance(reply, Queued):
+                books.notify(waiter.message.worker, reply)
+
+    def serve_held_back(self) -> None:
+        """Let those go on who waited for their own tenants, as far as these use less now."""
+        books = self._books
+        for waiter in self._quotas.firsts():
+            if self._is_held_back(waiter):
+                self._quotas.shed_copies(waiter)
+                continue
+            books.waiting.discard(*waiter.name)
+            reply = self._serve_or_queue(waiter.message, waiter.order)
             if not isinstance(reply, Queued):
                 books.notify(waiter.message.worker, reply)
 
@@ -128,6 +145,8 @@ class Admission:
 
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
+        if self._quotas.are_there and self._is_held_back(self._waiter(message, order)):
+            return self._queued(message, 0)
         if not len(waiting):  # most of the time: nobody is overtaken
             reply = self._try(message)
             if reply is not None:
@@ -144,6 +163,23 @@ class Admission:
                 return reply
         waiting.put(waiter)
         return self._queued(message, waiting.ahead_of(waiter.place))
+
+    def _is_held_back(self, waiter: Waiter) -> bool:
+        """Whether ``waiter`` waits, from now on, until its tenant uses less."""
+        if not self._quotas.are_there:
+            return False
+        books, message = self._books, waiter.message
+        if isinstance(message, Extend):
+            need_pages = message.page_count - books.leases[message.lease].page_count
+        else:
+            match = self._match(message)
+            need_pages = books.facts.pages_for(message.reserve_tokens) - match.pages
+            need_pages += books.forest.idle_pages(match)
+        return self._quotas.holds_back(waiter, need_pages)
+
+    def quota_room(self, lease: Lease) -> int:
+        """Pages that the tenant of ``lease`` may still use."""
+        return self._quotas.room(lease.account)
 
     def _queued(self, message: Admit | Extend, ahead_count: int) -> Queued:
         ask_again_ms = self._books.limits.ask_again_ms
@@ -179,7 +215,7 @@ class Admission:
         count = books.facts.pages_for(message.reserve_tokens) - match.pages
         if count > books.pool.free and count > self._room_beside(match):
             return None
-        tree = books.tree_of(message.root)
+        tree = books.tree_of(message.root, message.terms)
         if match.node is _NO_TREE:
             match = Match(tree.root, tree.root, 0)
         on_disk = self._tiers.find(match, message) if books.disk is not None else None
@@ -192,6 +228,7 @@ class Admission:
             message.key, message.order, tree, anchor, fresh, message.tokens, 0,
             match.pages * self._page_size, waterfall,
         )  # fmt: skip
+        lease.ttl_ms = 1_000 * message.terms.ttl_s
         books.hold(lease, books.sessions[message.incarnation])
         prompt_pages = len(message.tokens) // 4 // self._page_size
         if message.read_cache and prompt_pages > match.pages:
@@ -262,6 +299,7 @@ class Admission:
         """Add ``count`` pages to ``lease``; there must be room."""
         if count > 0:
             lease.grow(self._books.take_pages(count, lease.incarnation, lease.tree))
+            lease.account.used_pages += count
             lease.granted_at = self._books.pool.last_sequence
 
     def _match(self, message: Admit) -> Match:
@@ -334,7 +372,9 @@ class Admission:
             raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
         if not message.deadline_ms:
             raise DeadlineExceeded("no time is left to admit in")
-        self._require_fitting(self._books.facts.pages_for(message.reserve_tokens))
+        page_count = self._books.facts.pages_for(message.reserve_tokens)
+        self._require_fitting(page_count)
+        self._quotas.require_fitting(message.terms, page_count)
         if not self._books.has_root_place(message.root):
             raise Busy("leases of too many roots are open", retry_after_ms=1_000)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState, TicketState
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
 from pagemesh.pager.runs import Pages, join_all, table_of
@@ -36,7 +37,7 @@ def report(books: Books) -> PagerReport:
         preempted_count=books.preempted_count,
         session_count=sum(1 for session in books.sessions.values() if session.is_open),
         ticket_count=len(books.tickets),
-        waiter_count=len(books.waiting) + books.in_flight.wait_count,
+        waiter_count=books.waiting.count + books.in_flight.wait_count,
         disk_slots=0 if disk is None else disk.slot_count,
         disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
         leases=[_line(books, lease) for lease in list(books.leases.values())[:_LINES_MAX]],
@@ -61,6 +62,7 @@ def check_books(books: Books) -> None:
     books.pool.check()
     check_forest(books.forest, books.pool, books.anchors())
     books.waiting.check()
+    _check_accounts(books)
     _check_pages(books)
     _check_leases(books)
     _check_tickets(books)
@@ -69,13 +71,34 @@ def check_books(books: Books) -> None:
     books.in_flight.check({**books.leases, **books.loads})
     if books.disk is not None:
         books.disk.check()
-    for waiter in [*books.waiting, *books.in_flight.waiters()]:
+    for waiter in [*books.waiting, *books.waiting.held_back(), *books.in_flight.waiters()]:
         session = books.sessions[waiter.message.incarnation]
         assert session.is_open, "a waiter without a session"
-    queued = {waiter.name for waiter in books.waiting}
+    queued = {waiter.name for waiter in [*books.waiting, *books.waiting.held_back()]}
     for waiter in books.in_flight.waiters():
         assert waiter.name not in queued, "it waits for others to compute, and for room"
         assert waiter.message.key not in books.sessions[waiter.message.incarnation].by_key
+
+
+def _check_accounts(books: Books) -> None:
+    """Each tenant is charged for what its leases hold and its trees have, once, and for no more
+    than its quota allows."""
+    accounts = books.accounts
+    accounts.check()
+    used = dict.fromkeys(accounts, 0)
+    idle, trees = used.copy(), used.copy()
+    for tree in books.forest.trees.values():
+        account = tree.root.account
+        trees[account] += 1
+        for node in tree.root.below():
+            assert node.account is account, "a tree has two tenants"
+            (used if node.pins else idle)[account] += len(node.pages)
+    for lease in books.leases.values():
+        used[lease.account] += len(lease.held_pages)
+    for account in accounts:
+        assert used[account] == account.used_pages, f"{account.tenant} is charged for others"
+        assert idle[account] == account.idle_pages
+        assert trees[account] == account.tree_count
 
 
 def _check_pages(books: Books) -> None:
@@ -152,7 +175,7 @@ def _check_tickets(books: Books) -> None:
 def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> None:
     """Raise ``AssertionError`` unless trees, pins, ledger and policy agree. ``anchors``: one
     node per lease."""
-    width, policy = forest._width, forest._policy
+    width = forest._width
     pins: dict[Node, int] = {}
     for anchor in anchors:
         pins[anchor] = pins.get(anchor, 0) + 1
@@ -160,7 +183,7 @@ def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> Non
     pinned = idle = 0
     idle_nodes = set()
     for tree in forest.trees.values():
-        for node in [tree.root, *forest.below(tree.root)]:
+        for node in [tree.root, *tree.root.below()]:
             wanted = pins.pop(node, 0) + sum(1 for c in node.children.values() if c.pins)
             assert node.pins == wanted, f"{node.pins} pins, {wanted} are accounted for"
             for key, child in node.children.items():
@@ -176,8 +199,13 @@ def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> Non
             else:
                 idle += len(node.pages)
                 idle_nodes.add(node)
+                above = node.parent
+                assert above.pins or above.expires_ms >= node.expires_ms, "it outlives its prefix"
+                assert node.expires_ms >= FOREVER_MS or forest.lifetimes.knows(node), "kept unseen"
+    forest.lifetimes.check()
     assert not pins, "a lease is anchored outside the tree"
     assert (pool.pinned, pool.idle) == (pinned, idle), "ledger and tree differ"
     assert np.array_equal(seen, pool.states == HeaderState.COMMITTED), "a committed page is lost"
     idle_leaves = {node for node in idle_nodes if not node.children}
-    assert set(policy) == idle_leaves, "policy and tree differ"
+    found = {node for account in forest.accounts for node in account.policy}
+    assert found == idle_leaves, "policy and tree differ"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 
+from pagemesh.pager.accounts import Accounts, NewPolicy
 from pagemesh.pager.disk_tier import DiskTier, Load
 from pagemesh.pager.events import (
     Command,
@@ -26,11 +28,13 @@ from pagemesh.pager.eviction import EvictionPolicy
 from pagemesh.pager.in_flight import InFlight
 from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticket
 from pagemesh.pager.leaving import Why
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.runs import Pages
-from pagemesh.pager.waiting import WaitList
+from pagemesh.pager.waiting import Queues
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
@@ -39,18 +43,26 @@ from pagemesh.wire.tokens import EMPTY, U32
 
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
+_RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192
+"""In one tick, of what is over."""
 _OLDEST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
 
 
 class Books:
     """All state of one pager life."""
 
-    def __init__(self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy[Node]) -> None:
+    def __init__(
+        self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy[Node],
+        new_policy: NewPolicy,
+    ) -> None:  # fmt: skip
         self.limits = limits
         self.facts = facts
         self.pool = PagePool(facts.page_count, self.first_sequence())
-        self.forest = Forest(self.pool, facts.page_size, policy)
-        self.waiting = WaitList(limits.waiter_count_max)
+        self.accounts = Accounts(
+            facts.page_count, policy, new_policy, waiter_count_max=limits.waiter_count_max
+        )
+        self.forest = Forest(self.pool, facts.page_size, self.accounts)
+        self.waiting = Queues(limits.waiter_count_max)
         self.in_flight = InFlight(self.forest, facts.page_size, limits)
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
@@ -169,14 +181,17 @@ class Books:
         known = digest in self.forest.trees
         return known or bool(self.roots) or self._spare_tree() is not None
 
-    def tree_of(self, digest: bytes) -> Tree:
-        """The tree of a root, planted when it is new (``has_root_place`` holds). It may take
-        the place of a tree that no lease uses: an empty one, else the one that was not asked
-        for the longest, so that roots seen once do not drive out those in use."""
+    def tree_of(self, digest: bytes, terms: CacheTerms) -> Tree:
+        """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
+        that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an
+        empty one, else the one that was not asked for the longest, so that roots seen once do
+        not drive out those in use."""
         trees = self.forest.trees
         tree = trees.pop(digest, None)
         if tree is not None:
             trees[digest] = tree
+            if terms.has_quota or tree.root.account is not self.accounts.common:
+                self.accounts.assign(tree, terms, partial(self._held_pages, tree))
             return tree
         if not self.roots:
             spare = self._spare_tree()
@@ -184,11 +199,16 @@ class Books:
             self.uproot(spare)
         tree = self.forest.plant(digest, self.roots.pop())
         self.out.append(StoreRoot(tree.index, digest, True))
+        if terms.has_quota:
+            self.accounts.assign(tree, terms, lambda: 0)
         return tree
+
+    def _held_pages(self, tree: Tree) -> int:
+        return sum(len(one.held_pages) for one in self.leases.values() if one.tree is tree)
 
     def uproot(self, tree: Tree) -> None:
         """Forget a tree that no lease uses, with all it caches."""
-        for node in reversed(list(self.forest.below(tree.root))):
+        for node in reversed(list(tree.root.below())):
             self.drop(node, 0, Why.EVICTED)
         self.forest.fell(tree)
         self.roots.append(tree.index)
@@ -209,6 +229,7 @@ class Books:
     def enter(self, lease: Lease) -> None:
         """``lease`` stands from now on; its slot is taken already."""
         lease.tree.lease_count += 1
+        lease.account.used_pages += len(lease.held_pages)
         self.leases[lease.id] = lease
         if lease.order > self.youngest:
             self.youngest = lease.order
@@ -269,6 +290,7 @@ class Books:
         else:
             self.out.append(SetLeaseWord(lease.slot, 0))
             self.pool.give(held)
+        lease.account.used_pages -= len(held)
         lease.life.move(LeaseState.ENDED, why)
         self.set_states(held, HeaderState.FREE)
         self.unhold(lease)
@@ -276,6 +298,8 @@ class Books:
         session = self.sessions.get(lease.incarnation)
         if session is not None:
             session.leases.pop(lease.id, None)
+        until_ms = self.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS
+        self.forest.lifetimes.keep(lease.anchor, until_ms)
         self.forest.unpin(lease.anchor)
         lease.tree.lease_count -= 1
         lease.forget()
@@ -297,6 +321,22 @@ class Books:
             self.set_states(pages, HeaderState.FREE)
             self.late.append(PagesDropped(pages))
             node = parent
+
+    def reclaim(self) -> None:
+        """Uncache some of what is over: a tick's worth."""
+        if not len(self.forest.lifetimes) or not self.may_evict():
+            return
+        lifetimes, pages_max = self.forest.lifetimes, _RECLAIMED_PAGES_MAX
+        for node in lifetimes.over(self.now_ms, _RECLAIMED_EDGES_MAX):
+            while pages_max > 0 and len(node.pages):  # with its last page it is gone
+                leaf = node
+                while leaf.children:
+                    leaf = next(iter(leaf.children.values()))
+                pages_max -= len(leaf.pages)
+                self.drop(leaf, leaf.depth - len(leaf.pages), Why.EXPIRED)
+                self.freed = True
+            if len(node.pages):
+                lifetimes.again(node, self.now_ms)
 
     # After a restart
 

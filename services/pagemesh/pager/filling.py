@@ -111,7 +111,9 @@ class Filling:
         start = lease.committed_pages * self._page_size
         tokens = lease.known_from(start) + fill.tokens[4 * skip :]
         return self._books.forest.idle_pages(
-            self._books.forest.match(lease.anchor, tokens[: count * self._width], count)
+            self._books.forest.match(
+                lease.anchor, tokens[: count * self._width], count, is_over_too=True
+            )
         )
 
     def _commit_pages(self, lease: Lease, count: int) -> None:
@@ -120,13 +122,14 @@ class Filling:
         at = 4 * (before.depth * self._page_size - lease.tokens_first)
         end = at + count * self._width
         tokens = lease.tokens[at:end]
-        inserted = forest.insert(before, tokens, run, grow=lease.made)
+        inserted = forest.insert(before, tokens, run, grow=lease.made, timed=lease.ttl_ms > 0)
         forest.unpin(before)
         lease.anchor = inserted.node
         if len(lease.tokens) - end < self._width:  # soon said, and no prompt is kept for it
             lease.tokens = lease.tokens[end:]
             lease.tokens_first += end // 4
         lease.made = inserted.known_pages < count
+        lease.account.used_pages -= count - inserted.known_pages  # in the tree they count again
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
         if lease.prompt_pages:
@@ -147,7 +150,8 @@ class Filling:
             WriteHeaders(
                 pages, HeaderState.COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
                 tree.index, inserted.first_identity,
-                int(books.pool.identities[after[0]]) if len(after) else 0, fresh,
+                int(books.pool.identities[after[0]]) if len(after) else 0,
+                b"" if lease.ttl_ms else fresh,  # without tokens the next pager drops it
             )
         )  # fmt: skip
         books.late.append(PagesStored(tree.digest, after, pages, fresh))

@@ -23,12 +23,12 @@ from pagemesh.wire.pager_messages import (
     Handle,
     Offer,
     Offered,
-    PageCopy,
     Redeem,
     TicketClosed,
     Waterfall,
     Withdraw,
 )
+from pagemesh.wire.tokens import PageCopy
 
 _NO_WATERFALL = Waterfall()
 
@@ -212,11 +212,13 @@ class Handover:
         shared = filled // books.facts.page_size
         each = books.facts.pages_for(message.reserve_tokens) - shared
         need = each * len(message.children)
-        pinned = filling.pinned_by(lease, message.fill) if books.may_evict() else 0
+        pinned = filling.pinned_by(lease, message.fill)
         waits = self._admission.older_waits(lease.order, lease.key, lease.incarnation)
-        if need > books.room - pinned or waits or len(books.slots) < len(message.children):
+        room = books.room - (pinned if books.may_evict() else 0)
+        room = min(room, self._admission.quota_room(lease) - pinned)
+        if need > room or waits or len(books.slots) < len(message.children):
             raise NoCapacity(
-                f"{need} pages for {len(message.children)} children, {books.room - pinned} "
+                f"{need} pages for {len(message.children)} children, {room} "
                 f"are to be had{' and older sequences wait' if waits else ''}",
                 retry_after_ms=books.limits.ask_again_ms,
             )
@@ -239,7 +241,7 @@ class Handover:
         )
         # The tail is the holder's to copy: it counts as filled once the holder says so.
         child.filled_tokens = start
-        child.forked_from = parent.id
+        child.forked_from, child.ttl_ms = parent.id, parent.ttl_ms
         if known:
             child.copied = (
                 PageCopy(source_page=int(parent.writable[0][0]), target_page=int(fresh[0][0])),
@@ -291,4 +293,5 @@ class Handover:
         books = self._books
         wanted = books.facts.pages_for(reserve_tokens) - lease.page_count
         if not self._admission.older_waits(lease.order, lease.key, lease.incarnation):
-            self._admission.lengthen(lease, min(wanted, books.room))
+            room = min(books.room, self._admission.quota_room(lease))
+            self._admission.lengthen(lease, min(wanted, room))

@@ -24,11 +24,12 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from pagemesh.pager.accounts import Account
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Handle, HeldLease, PageCopy, Waterfall
-from pagemesh.wire.tokens import EMPTY, U32, unpack_extents
+from pagemesh.wire.pager_messages import Handle, HeldLease, Waterfall
+from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
 RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
@@ -147,6 +148,8 @@ class Lease(msgspec.Struct, eq=False):
     """Slots filled when it was granted to its present holder."""
     waterfall: Waterfall
     granted_ms: int
+    ttl_ms: int = 0
+    """How long what it uses is cached after it ended; 0: for as long as there is room."""
     life: Lifecycle[LeaseState] = msgspec.field(
         default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
     )
@@ -169,6 +172,11 @@ class Lease(msgspec.Struct, eq=False):
     @property
     def committed_pages(self) -> int:
         return self.anchor.depth
+
+    @property
+    def account(self) -> Account:
+        """Whose quota its pages count against."""
+        return self.tree.root.account
 
     @property
     def may_fill(self) -> bool:

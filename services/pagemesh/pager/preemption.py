@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.radix import Node
@@ -23,35 +24,40 @@ class Preemption:
         self._books = books
         self._close_offer = close_offer
 
-    def press(self, order: Order, missing_pages: int) -> bool:
-        """Revoke for the waiter at ``order``. True when that freed pages at once."""
+    def press(self, order: Order, missing_pages: int, *, within: Account | None = None) -> bool:
+        """Revoke for the waiter at ``order``. True when that freed pages at once. ``within``: the
+        tenant that is short of its quota, and of whom only the waiter wants pages."""
         books = self._books
         if missing_pages <= 0:
             return False
         taken: dict[Node, int] = {}
-        missing = missing_pages - books.pool.draining
+        missing = missing_pages - (0 if within is not None else books.pool.draining)
         for lease in books.revoked.values():
-            missing -= self._unpinned(lease, taken)
+            if within is None or lease.account is within:
+                missing -= self._unpinned(lease, taken, within)
+                missing -= len(lease.held_pages) if within is not None else 0
         if missing <= 0:
             return False  # enough is on its way
         victims: list[Lease] = []
         for lease in self._younger(order):
             if missing <= 0:
                 break
+            if within is not None and lease.account is not within:
+                continue
             victims.append(lease)
-            missing -= len(lease.held_pages) + self._unpinned(lease, taken)
+            missing -= len(lease.held_pages) + self._unpinned(lease, taken, within)
         if missing > 0:
             return False  # older ones hold the rest: what they give back will do
-        before = books.room
+        before = books.room if within is None else within.used_pages
         for lease in victims:
             books.preempted_count += 1
             if lease.life.state is LeaseState.OFFERED:
                 self._close_offer(lease)
             else:
                 books.revoke(lease, "preempted")
-        return books.room > before
+        return books.room > before if within is None else within.used_pages < before
 
-    def shed_copies(self, lease: Lease) -> None:
+    def shed_copies(self, lease: Lease, *, within: Account | None = None) -> None:
         """Revoke a waiting lease whose own copies of what the tree has are in its way.
 
         It holds both: its private pages, and by its anchor the tree's. When nobody older
@@ -61,6 +67,8 @@ class Preemption:
         if not lease.copies or books.pool.draining:
             return
         for other in books.leases.values():
+            if within is not None and other.account is not within:
+                continue
             if other.order < lease.order or other.life.state is LeaseState.REVOKED:
                 return
         books.preempted_count += 1
@@ -81,8 +89,8 @@ class Preemption:
         younger.sort(key=lambda lease: lease.order, reverse=True)
         return younger
 
-    def _unpinned(self, lease: Lease, taken: dict[Node, int]) -> int:
+    def _unpinned(self, lease: Lease, taken: dict[Node, int], within: Account | None) -> int:
         """Pages that end up idle, and evictable, with ``lease`` gone too."""
-        if not self._books.may_evict():
+        if not self._books.may_evict() and within is None:
             return 0
         return self._books.forest.try_unpin(lease.anchor, taken)

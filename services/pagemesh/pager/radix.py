@@ -19,29 +19,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.accounts import Account, Accounts
 from pagemesh.pager.leaving import Leaver, Why
+from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
+from pagemesh.pager.near import common_tokens, nearest
 from pagemesh.pager.pool import Grant, PagePool
 from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
 from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX = 4_096
 """A growing edge is copied when it grows; beyond this a new one starts."""
-_SIBLINGS_MAX = 8
 
 
 class Node:
     """An edge and the place it leads to. ``depth``: pages from the root to its end."""
 
-    __slots__ = ("chain", "children", "depth", "note", "pages", "parent", "pins", "rank", "tokens")
+    __slots__ = (
+        "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
+        "rank", "tokens",
+    )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
         self.parent: Node = parent or self  # the root is its own parent
+        if parent is not None:
+            self.account: Account = parent.account  # a root gets one when it is planted
         self.tokens = tokens
         self.pages = pages
         self.children: dict[bytes, Node] = {}
@@ -49,11 +54,20 @@ class Node:
         self.rank = 0
         self.note: Any = None  # the eviction policy's own
         self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
+        self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
         self.depth: int = (parent.depth if parent else 0) + len(pages)
 
     @property
     def is_root(self) -> bool:
         return self.parent is self
+
+    def below(self) -> Iterator[Node]:
+        """Every node below this one, each before its children."""
+        open_nodes = list(self.children.values())
+        while open_nodes:
+            node = open_nodes.pop()
+            yield node
+            open_nodes.extend(node.children.values())
 
 
 @dataclass(slots=True)
@@ -101,11 +115,14 @@ class Inserted(msgspec.Struct, frozen=True):
 
 
 class Forest:
-    """Every tree of a pager, sharing one ledger and one eviction policy."""
+    """Every tree of a pager, sharing one ledger."""
 
-    def __init__(self, pool: PagePool, page_size: int, policy: EvictionPolicy[Node]) -> None:
+    def __init__(self, pool: PagePool, page_size: int, accounts: Accounts) -> None:
         self._pool = pool
-        self._policy = policy
+        self.accounts = accounts
+        self.lifetimes = Lifetimes()
+        self.now_ms = 0
+        """What is over by then is not found."""
         self._width = 4 * page_size
         self.trees: dict[bytes, Tree] = {}
         self.left_pages = dict.fromkeys(Why, 0)
@@ -122,6 +139,7 @@ class Forest:
         """Start an empty tree."""
         tree = self.trees[digest] = Tree(index, digest, Node(None, b"", NO_PAGES))
         self._planted[tree.root] = tree
+        self.accounts.planted(tree, self.accounts.common)
         return tree
 
     def tree_of(self, node: Node) -> Tree:
@@ -134,16 +152,20 @@ class Forest:
         """Forget an unused tree."""
         assert tree.is_unused
         del self.trees[tree.digest], self._planted[tree.root]
+        self.accounts.felled(tree, tree.root.account)
 
     # Looking
 
-    def match(self, start: Node, tokens: bytes, pages_max: int) -> Match:
-        """The longest cached run of ``tokens`` below ``start``, at most ``pages_max`` pages."""
-        width = self._width
+    def match(
+        self, start: Node, tokens: bytes, pages_max: int, *, is_over_too: bool = False
+    ) -> Match:
+        """The longest cached run of ``tokens`` below ``start``, at most ``pages_max`` pages;
+        with what is over, if it ``is_over_too``."""
+        width, now_ms = self._width, 0 if is_over_too else self.now_ms
         node, at, end = start, 0, pages_max * width
         while at < end:
             edge = node.children.get(tokens[at : at + width])
-            if edge is None:
+            if edge is None or (edge.expires_ms <= now_ms and not edge.pins):
                 break
             size = len(edge.tokens)
             if at + size <= end and tokens.startswith(edge.tokens, at):
@@ -161,17 +183,13 @@ class Forest:
         rest = tokens[at : at + width]
         if match.edge_pages:
             cut = match.edge_pages * width
-            return _common_tokens(match.edge.tokens[cut : cut + width], rest)
+            return common_tokens(match.edge.tokens[cut : cut + width], rest)
         if not rest:
             return 0
         children = match.node.children
         if rest in children:
             return len(rest) // 4
-        near, first_token = 0, rest[:4]
-        for first_page in islice(children, _SIBLINGS_MAX):
-            if first_page.startswith(first_token):
-                near = max(near, _common_tokens(first_page, rest))
-        return near
+        return nearest(children, rest)
 
     def idle_pages(self, match: Match) -> int:
         """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
@@ -216,7 +234,7 @@ class Forest:
             if node.pins > 1 or node.is_root:
                 return
             self._pool.pin(len(node.pages))
-            self._policy.remove(node)
+            node.account.pin(node)
             node = node.parent
 
     def unpin(self, node: Node) -> None:
@@ -227,7 +245,7 @@ class Forest:
             if node.pins or node.is_root:
                 return
             self._pool.unpin(len(node.pages))
-            self._policy.add(node)
+            node.account.unpin(node)
             node = node.parent
 
     def pin_match(self, match: Match) -> Node:
@@ -239,17 +257,22 @@ class Forest:
 
     # Growing and shrinking
 
-    def insert(self, anchor: Node, tokens: bytes, pages: Pages, *, grow: bool) -> Inserted:
+    def insert(
+        self, anchor: Node, tokens: bytes, pages: Pages, *, grow: bool, timed: bool = False
+    ) -> Inserted:
         """Put ``pages``, held so far and holding ``tokens``, below ``anchor``.
 
         What is there already stays as it is: those pages of ours are left held. The node
         where the tokens end is pinned; the caller unpins ``anchor``. ``grow`` allows to
-        lengthen ``anchor`` itself, when nobody else could tell.
+        lengthen ``anchor`` itself, when nobody else could tell. What is new is kept for ever,
+        or, ``timed``, only as long as it is used and then as ``lifetimes`` is told.
         """
-        match = self.match(anchor, tokens, len(pages))
+        match = self.match(anchor, tokens, len(pages), is_over_too=True)
         known, after = match.pages - anchor.depth, match.last_page
         fresh, fresh_tokens = own(pages[known:]), tokens[known * self._width :]
         first = self._pool.commit(fresh) if len(fresh) else 0
+        anchor.account.used_pages += len(fresh)
+        grow = grow and not (timed and anchor.expires_ms)  # it is kept for somebody else too
         if grow and not known and self._may_grow(anchor, len(fresh)):
             anchor.tokens += fresh_tokens
             anchor.pages = join(anchor.pages, fresh)
@@ -260,6 +283,10 @@ class Forest:
         if not len(fresh):
             return Inserted(node, known, after, first)
         leaf = self._attach(node, fresh_tokens, fresh)
+        if timed:
+            leaf.expires_ms = 0
+        else:
+            self.lifetimes.keep(node, FOREVER_MS)
         leaf.pins = 1  # the caller's; the pin that it had at the node is now the leaf's own
         return Inserted(leaf, known, after, first)
 
@@ -273,16 +300,8 @@ class Forest:
     def rest(self, nodes: Iterable[Node]) -> None:
         """After grafting: tell the policy every idle node, each after those below it."""
         for node in nodes:
-            self._policy.add(node)
-
-    @staticmethod
-    def below(root: Node) -> Iterator[Node]:
-        """Every node below ``root``, each before its children."""
-        open_nodes = list(root.children.values())
-        while open_nodes:
-            node = open_nodes.pop()
-            yield node
-            open_nodes.extend(node.children.values())
+            node.account.idle_pages += len(node.pages)
+            node.account.policy.add(node)
 
     def reuse(
         self, count: int, spare_pages_max: int, why: Why = Why.EVICTED
@@ -293,9 +312,10 @@ class Forest:
         each time. Returns both; an edge that is just as long is one grant, as it was before."""
         grants, spare = [], []
         while count:
-            node, pages_max = self._policy.victim()
+            account = self.accounts.richest()
+            node, pages_max = account.policy.victim()
             run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
-            self._cut_off(node, len(run), why)
+            self._cut_off(node, len(run), Why.QUOTA if account.is_over else why)
             beyond = max(0, len(run) - count)
             if beyond:
                 self._pool.evict(run[:beyond])
@@ -320,11 +340,14 @@ class Forest:
         keep = len(node.pages) - count
         if not keep:
             del node.parent.children[node.tokens[: self._width]]
-        self._policy.shrink(node, keep)
+            self.lifetimes.forget(node)
+        node.account.part(node, keep)
         if keep:
             node.tokens = node.tokens[: keep * self._width]
             node.pages = own(node.pages[:keep])
             node.depth -= count
+        else:
+            node.tokens, node.pages = b"", NO_PAGES
 
     def _attach(self, parent: Node, tokens: bytes, pages: Pages) -> Node:
         node = Node(parent, tokens, pages)
@@ -343,12 +366,15 @@ class Forest:
         lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
         upper.children[lower.tokens[: self._width]] = lower
         upper.rank = lower.rank
-        self._policy.cut(upper, lower)
+        upper.account.policy.cut(upper, lower)
+        self.lifetimes.cut(upper, lower)
         if lower.pins:
             upper.pins = 2  # the child, and the caller
         else:
             upper.pins = 1
             self._pool.pin(keep)
+            upper.account.idle_pages -= keep
+            upper.account.used_pages += keep
             self.pin(parent)
         return upper
 
@@ -368,14 +394,3 @@ class Forest:
             else:
                 high = middle - 1
         return low
-
-
-def _common_tokens(left: bytes, right: bytes) -> int:
-    """Equal leading words of two short packed lists."""
-    if left[:4] != right[:4]:
-        return 0  # by far the most frequent case
-    size = min(len(left), len(right))
-    differing = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
-    if not differing:
-        return size // 4
-    return ((differing & -differing).bit_length() - 1) // 32

@@ -213,7 +213,6 @@ class Recovery:
     def _restore(self, session: Session, held: HeldLease) -> bool:
         """Take up a lease of an earlier life, if all of it still stands."""
         books = self._books
-        tree = books.forest.trees.get(held.root)
         pages = unpack_extents(held.extents, page_count_max=books.facts.page_count)
         size, filled = books.facts.page_size, len(held.tokens) // 4
         if (
@@ -229,10 +228,9 @@ class Recovery:
             or held.granted_at > books.pool.last_sequence
         ):
             return False
-        if tree is None:
-            if not books.has_root_place(held.root):
-                return False
-            tree = books.tree_of(held.root)
+        if not books.has_root_place(held.root):
+            return False
+        tree = books.tree_of(held.root, held.terms)
         match = books.forest.match(tree.root, held.tokens, filled // size)
         above = books.forest.table(match.node)
         path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])
@@ -252,7 +250,7 @@ class Recovery:
             page_count=len(pages), writable=[pages[len(path) :]],
             granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
             matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
-            granted_ms=books.now_ms, filled_tokens=filled,
+            granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s, filled_tokens=filled,
         )  # fmt: skip
         copies = pages[: len(path)][~shared[: len(path)]]
         if len(copies):

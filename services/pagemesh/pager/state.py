@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pagemesh.pager.accounts import NewPolicy
 from pagemesh.pager.admission import Admission
 from pagemesh.pager.audit import check_books, report
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Tick
-from pagemesh.pager.eviction import EvictionPolicy
+from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.filling import Filling
 from pagemesh.pager.handover import Handover
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.preemption import Preemption
+from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.sessions import Sessions
@@ -52,7 +54,9 @@ Handler = Callable[[Any], Message]
 
 
 class PagerCore:
-    """One pager life over one pool. ``books`` may be a subclass (simulators plant bugs so)."""
+    """One pager life over one pool. ``policy`` evicts for those without a quota, one made by
+    ``new_policy`` for each tenant with one. ``books`` may be a subclass (simulators plant bugs
+    so)."""
 
     def __init__(
         self,
@@ -60,13 +64,15 @@ class PagerCore:
         pool: PoolFacts,
         policy: EvictionPolicy[Node],
         *,
+        new_policy: NewPolicy = lambda _pages: Lru(),
         books: type[Books] = Books,
     ) -> None:
-        self.books = books(limits, pool, policy)
+        self.books = books(limits, pool, policy, new_policy)
         self._filling = Filling(self.books)
         self._preemption = Preemption(self.books, self._close_offer)
         self.tiers = Tiers(self.books)
-        self._admission = Admission(self.books, self._preemption, self.tiers)
+        quotas = Quotas(self.books, self._preemption)
+        self._admission = Admission(self.books, self._preemption, quotas, self.tiers)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
         self._recovery = Recovery(self.books, self._admission, self._handover, self._sessions)
@@ -90,7 +96,7 @@ class PagerCore:
     def handle(self, event: Event, now_ms: int) -> list[Command]:
         """What is to be done about ``event``, in order. ``now_ms`` is monotonic."""
         books = self.books
-        books.now_ms = now_ms
+        books.now_ms = books.forest.now_ms = now_ms
         books.out, books.late, books.freed = [], [], False
         match event:
             case Asked():
@@ -105,7 +111,8 @@ class PagerCore:
                 self.tiers.handle(event)
         if books.in_flight.has_due:
             self._admission.serve_due()
-        if books.freed and len(books.waiting):
+        if books.freed and books.waiting.count:
+            self._admission.serve_held_back()
             self._admission.serve_waiters()
             self._admission.serve_due()
         books.out.extend(books.late)
@@ -136,8 +143,10 @@ class PagerCore:
         books.waiting.forget_silent(books.now_ms)
         books.in_flight.tick(books.now_ms)
         self._sessions.chase()
+        books.reclaim()
         books.pool.tidy()
-        books.freed = books.freed or len(books.waiting) > 0
+        books.accounts.tidy()
+        books.freed = books.freed or books.waiting.count > 0
 
     def _inspect(self, message: InspectPager) -> PagerReport:
         return self.report()

@@ -24,6 +24,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.disk_tier import PAGER, DiskTier, Load, Record, chain_at, chain_keys, chain_over
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leaving import Why
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.runs import Pages, join_all, own, run_of, table_of
 from pagemesh.pager.tier_events import (
@@ -92,9 +93,9 @@ class Tiers:
         disk = self._books.disk
         if disk is None:
             return
-        if why is Why.EVICTED:
+        if why is Why.EVICTED and node.expires_ms >= FOREVER_MS:  # a record has no time to live
             self._store(disk, node, page_count)
-        elif why is not Why.QUOTA:
+        elif why in (Why.EXPIRED, Why.INVALIDATED):
             known = [disk.find(chain) for chain in self._chains_of(node, page_count)]
             slots = [disk.drop(record) for record in known if record is not None]
             self._forget([slot for slot in slots if slot is not None])

@@ -93,7 +93,58 @@ class WaitList:
         for waiter in [w for w in self if w.forget_ms <= now_ms]:
             self.discard(*waiter.name)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._by_name
+
     def check(self) -> None:
         assert self._places == sorted(self._by_place), "waiters are out of order"
         assert {w.name for w in self} == set(self._by_name) and len(self._by_name) == len(self)
         assert len(self) <= self._waiter_count_max
+
+
+class Queues(WaitList):
+    """Those who wait for room, and beside them, in lists of their own, those who wait until
+    their tenant uses less. Each waits in one place."""
+
+    def __init__(self, waiter_count_max: int) -> None:
+        super().__init__(waiter_count_max)
+        self._lists: dict[Name, WaitList] = {}
+        """Who waits for its tenant, and where."""
+
+    @property
+    def count(self) -> int:
+        """How many wait, for room or for their tenants."""
+        return len(self) + len(self._lists)
+
+    def held_back(self) -> Iterator[Waiter]:
+        """Those who wait for their tenants."""
+        for own in set(self._lists.values()):
+            yield from own
+
+    def hold_back(self, waiter: Waiter, own: WaitList) -> None:
+        """Have ``waiter`` wait in ``own``, its tenant's list. Raises ``Busy`` when that is full."""
+        own.require_room(waiter)
+        self.discard(*waiter.name)
+        own.put(waiter)
+        self._lists[waiter.name] = own
+
+    def discard(self, incarnation: int, key: SequenceKey) -> None:
+        super().discard(incarnation, key)
+        own = self._lists.pop((incarnation, key), None)
+        if own is not None:
+            own.discard(incarnation, key)
+
+    def discard_session(self, incarnation: int) -> None:
+        super().discard_session(incarnation)
+        for name in [name for name in self._lists if name[0] == incarnation]:
+            self.discard(*name)
+
+    def forget_silent(self, now_ms: int) -> None:
+        super().forget_silent(now_ms)
+        for waiter in [one for one in self.held_back() if one.forget_ms <= now_ms]:
+            self.discard(*waiter.name)
+
+    def check(self) -> None:
+        super().check()
+        assert not self._lists.keys() & self._by_name.keys(), "it waits in two places"
+        assert {waiter.name for waiter in self.held_back()} == self._lists.keys()

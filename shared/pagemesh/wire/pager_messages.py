@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import (
     U32,
     U64,
@@ -42,36 +43,7 @@ from pagemesh.wire.messages import (
     Value,
     registered,
 )
-
-CACHE_TTL_S_MAX = 30 * 86_400
-
-
-class CacheTerms(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In whose name a sequence takes pages, and how long what it caches is kept. The gateway
-    sets it; every hop passes it on.
-
-    The pages that a tenant's sequences use at once are limited by the smaller of ``pool_share``
-    of the pool and ``pages_max``; 0 is no limit."""
-
-    tenant: Annotated[str, Meta(max_length=64)] = ""
-    """A label, not a secret."""
-    pool_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    pages_max: Count = 0
-    ttl_s: Annotated[int, Meta(ge=0, le=CACHE_TTL_S_MAX)] = 0
-    """Seconds after the last use; 0: for as long as there is room."""
-
-    def quota_pages(self, total_pages: int) -> int:
-        """Pages of a pool of ``total_pages`` that the tenant may use at once: all of them
-        without a limit, at least one with any."""
-        quota = total_pages
-        if self.pool_share:
-            quota = int(total_pages * self.pool_share)
-        if self.pages_max:
-            quota = min(quota, self.pages_max)
-        return max(quota, 1)
-
-
-NO_TERMS = CacheTerms()
+from pagemesh.wire.tokens import PageCopy
 
 
 class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,9 +147,9 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extents: Packed
     tokens: Packed
     """Token ids of every filled slot, from the start."""
+    terms: CacheTerms = NO_TERMS
     ticket: RequestId | None = None
     """Set while the lease is offered and the offer is not known to be closed."""
-    terms: CacheTerms = NO_TERMS
 
 
 @registered("pager.declare")
@@ -224,9 +196,9 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: Packed
     reserve_tokens: Count
     read_cache: bool = True
+    terms: CacheTerms = NO_TERMS
     deadline_ms: Millis
 
-    terms: CacheTerms = NO_TERMS
 
 @registered("pager.granted")
 class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -321,11 +293,6 @@ class Fork(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fill: Fill
     children: Annotated[list[SequenceKey], Meta(max_length=1023)]
     reserve_tokens: Count
-
-
-class PageCopy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    source_page: Count
-    target_page: Count
 
 
 @registered("pager.forked")

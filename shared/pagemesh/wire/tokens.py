@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.wire.errors import Malformed
+from pagemesh.wire.messages import Count, Value
 
 U32 = NDArray[np.uint32]
 _WORD = np.dtype("<u4")
@@ -21,6 +22,13 @@ _EXTENT = struct.Struct("<II")
 _PAGE_COUNT_MAX = 1 << 32
 EMPTY: U32 = np.empty(0, _WORD)
 EMPTY.setflags(write=False)
+
+
+class PageCopy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One page to be copied onto another."""
+
+    source_page: Count
+    target_page: Count
 
 
 def pack(values: Iterable[int] | U32) -> bytes:

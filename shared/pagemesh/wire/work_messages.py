@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import (
     U64,
     Count,
@@ -30,7 +31,7 @@ from pagemesh.wire.messages import (
     Value,
     registered,
 )
-from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Handle, Waterfall
+from pagemesh.wire.pager_messages import Handle, Waterfall
 
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128

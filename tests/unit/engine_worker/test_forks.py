@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from tests.unit.engine_worker.bench import POOL_PAGES, Bench, child_of, key, submit
 
-from pagemesh.wire.pager_messages import Fork, Forked, Granted, PageCopy, Revoke
-from pagemesh.wire.tokens import U32, unpack_extents
+from pagemesh.wire.pager_messages import Fork, Forked, Granted, Revoke
+from pagemesh.wire.tokens import U32, PageCopy, unpack_extents
 
 
 def _pages(granted: Granted) -> U32:

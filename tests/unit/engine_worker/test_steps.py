@@ -14,11 +14,10 @@ from pagemesh.wire.pager_messages import (
     Extended,
     Fork,
     Forked,
-    PageCopy,
     Redeem,
     Release,
 )
-from pagemesh.wire.tokens import pack_extents, unpack
+from pagemesh.wire.tokens import PageCopy, pack_extents, unpack
 from pagemesh.wire.work_messages import Accepted
 
 

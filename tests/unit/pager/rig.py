@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from pagemesh.pager.eviction import Lru
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.runs import table_of as as_table
 from pagemesh.pager.state import PagerCore
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
@@ -111,6 +112,7 @@ class Rig:
         self.roots: dict[int, RootEntry] = {}
         self.cached: set[int] = set()
         """Pages that were announced as stored and not as dropped since."""
+        self.has_timed = False  # asked for: headers do not list the tokens of what is
         self.notices: list[Notify] = []
         self.commands: list[Command] = []
         self._calls = itertools.count()
@@ -127,6 +129,7 @@ class Rig:
     def ask(self, message: Message) -> Message:
         """The answer to ``message``; commands are performed and the core is checked."""
         call = next(self._calls)
+        self.has_timed |= isinstance(message, Admit) and message.terms.ttl_s > 0
         answers = [c for c in self.handle(Asked(call, message)) if isinstance(c, Answer)]
         assert [answer.call for answer in answers] == [call]
         return answers[0].message
@@ -208,7 +211,9 @@ class Rig:
                 assert (headers.writers[as_table(lease.held_pages)] == lease.incarnation).all()
             node = lease.anchor
             while not node.is_root:
-                assert headers.tokens[as_table(node.pages)].tobytes() == node.tokens
+                pages = as_table(node.pages)
+                if not self.has_timed or headers.counts[pages].all():
+                    assert headers.tokens[pages].tobytes() == node.tokens
                 node = node.parent
         assert np.count_nonzero(self.words) == len(books.slots_kept) + sum(
             lease.life.state.value != "revoked" for lease in books.leases.values()
@@ -256,6 +261,7 @@ class Worker:
         root: bytes = ROOT,
         attempt: int = 1,
         deadline_ms: int = 60_000,
+        terms: CacheTerms = NO_TERMS,
     ) -> Message:  # Granted, Queued or Refused
         ids = list(tokens)
         return self._ask(
@@ -263,14 +269,12 @@ class Worker:
                 key=key_of(number, attempt), order=order_of(number), worker=self.name,
                 incarnation=self.incarnation, epoch=self.rig.epoch, root=root, tokens=pack(ids),
                 reserve_tokens=max(reserve, len(ids)), read_cache=read_cache,
-                deadline_ms=deadline_ms,
+                terms=terms, deadline_ms=deadline_ms,
             )
         )  # fmt: skip
 
-    def granted(
-        self, number: int, tokens: Iterable[int], reserve: int = 0, *, read_cache: bool = True
-    ) -> Granted:
-        answer = self.admit(number, tokens, reserve, read_cache=read_cache)
+    def granted(self, number: int, tokens: Iterable[int], reserve: int = 0, **how: Any) -> Granted:
+        answer = self.admit(number, tokens, reserve, **how)
         assert isinstance(answer, Granted), answer
         return answer
 

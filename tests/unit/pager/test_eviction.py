@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import POLICIES, EvictionPolicy, Lru, make_policy
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts
@@ -31,7 +32,9 @@ class Cache:
     def __init__(self, page_count: int, policy: EvictionPolicy[Node]) -> None:
         self.policy = policy
         self.pool = PagePool(page_count, 0)
-        self.forest = Forest(self.pool, 1, policy)
+        self.forest = Forest(
+            self.pool, 1, Accounts(self.pool.total, policy, lambda _pages: Lru(), 8)
+        )
         self.root = self.forest.plant(b"r" * 32, 0).root
         self.anchors: list[Node] = []
 

@@ -137,7 +137,7 @@ def test_a_growing_answer_makes_one_edge_not_one_for_each_page(rig: Rig, worker:
         worker.committed(lease, range(count))
     forest = rig.core.books.forest
     [tree] = forest.trees.values()
-    assert len(list(forest.below(tree.root))) == 1
+    assert len(list(tree.root.below())) == 1
 
 
 def test_every_stored_page_is_announced_once_with_its_place(rig: Rig, worker: Worker) -> None:

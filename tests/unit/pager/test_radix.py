@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.leaving import Why
@@ -24,7 +25,9 @@ class Garden:
 
     def __init__(self, page_count: int = 64) -> None:
         self.pool = PagePool(page_count, 0)
-        self.forest = Forest(self.pool, SIZE, Lru())
+        self.forest = Forest(
+            self.pool, SIZE, Accounts(self.pool.total, Lru(), lambda _pages: Lru(), 8)
+        )
         self.tree: Tree = self.forest.plant(b"r" * 32, 0)
         self.anchors: list[Node] = []
 

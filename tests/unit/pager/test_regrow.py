@@ -12,7 +12,7 @@ def test_answers_that_grew_side_by_side_are_one_edge_each_again(rig: Rig, worker
         worker.committed(two, range(100, 100 + count))
     rig.restart()
     [tree] = rig.core.books.forest.trees.values()
-    assert sorted(len(node.pages) for node in rig.core.books.forest.below(tree.root)) == [8, 8]
+    assert sorted(len(node.pages) for node in tree.root.below()) == [8, 8]
     late = Worker(rig, "late", 2)
     assert late.granted(3, [*range(100, 132), 0]).cached_tokens == 32
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Fill
+from pagemesh.wire.pager_messages import Fill
 from pagemesh.wire.tokens import U32, pack
 
 
@@ -72,7 +73,6 @@ class Lease:
     key: SequenceKey
     order: Order
     root: bytes
-    terms: CacheTerms
     tokens: TokenBuffer
     """The sequence's own buffer: ids of filled slots, and perhaps more."""
     page_size: int
@@ -84,6 +84,7 @@ class Lease:
     """Token ids the pager is known to have."""
     committed: int
     """Slots in the prefix tree, by what was asked."""
+    terms: CacheTerms = NO_TERMS
     hold: Hold = Hold.HELD
     in_step: bool = False
     cache: bool = True
@@ -107,7 +108,6 @@ class Lease:
         key: SequenceKey,
         order: Order,
         root: bytes,
-        terms: CacheTerms = NO_TERMS,
         tokens: TokenBuffer,
         page_size: int,
         pages: U32,
@@ -124,7 +124,6 @@ class Lease:
             key=key,
             order=order,
             root=root,
-            terms=terms,
             tokens=tokens,
             page_size=page_size,
             _pages=table,

@@ -30,13 +30,13 @@ def take(desk: Desk, sequence: Sequence, granted: Granted, *, filled: int) -> Le
         key=sequence.key,
         order=sequence.order,
         root=sequence.root,
-        terms=sequence.terms,
         tokens=sequence.tokens,
         page_size=desk.page_size,
         pages=pages,
         filled=filled,
         known=filled,
     )
+    lease.terms = sequence.terms
     desk.leases[lease.lease] = lease
     sequence.lease = lease
     sequence.retries = 0

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 
 from pagemesh.engine.worker.lease import Lease, TokenBuffer
 from pagemesh.engine.worker.plan import TokenScores
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import NO_TERMS, CacheTerms, Handle, Waterfall
+from pagemesh.wire.pager_messages import Handle, Waterfall
 from pagemesh.wire.work_messages import Failure, Finish, Sampling
 
 

@@ -1,0 +1,29 @@
+"""How far a prompt goes on like a cached page that it cannot have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+_SIBLINGS_MAX = 8
+
+
+def nearest(pages: Iterable[bytes], rest: bytes) -> int:
+    """The most leading tokens that one of the packed ``pages`` has in common with ``rest``; of
+    many only the first few are looked at."""
+    near, first_token = 0, rest[:4]
+    for page in islice(pages, _SIBLINGS_MAX):
+        if page.startswith(first_token):
+            near = max(near, common_tokens(page, rest))
+    return near
+
+
+def common_tokens(left: bytes, right: bytes) -> int:
+    """Equal leading words of two short packed lists."""
+    if left[:4] != right[:4]:
+        return 0  # by far the most frequent case
+    size = min(len(left), len(right))
+    differing = int.from_bytes(left[:size], "little") ^ int.from_bytes(right[:size], "little")
+    if not differing:
+        return size // 4
+    return ((differing & -differing).bit_length() - 1) // 32

@@ -1,0 +1,178 @@
+"""Tenants with quotas: what they may use, who waits for whom, and whose cache goes first."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
+
+from pagemesh.pager.leaving import Why
+from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.messages import Refused
+from pagemesh.wire.pager_messages import Extended, Granted, Revoke
+
+ALICE, BOB = b"a" * 32, b"b" * 32
+EIGHT = CacheTerms(tenant="alice", pages_max=8)
+HALF = CacheTerms(tenant="bob", pool_share=0.5)
+
+
+def prompt(number: int, pages: int) -> list[int]:
+    """A prompt of its own, that fills ``pages`` pages."""
+    return [100 * number + at for at in range(4 * pages)]
+
+
+def cache(worker: Worker, number: int, pages: int, terms: CacheTerms, root: bytes) -> None:
+    ids = prompt(number, pages)
+    worker.release(worker.granted(number, ids, root=root, terms=terms), ids)
+
+
+def used(rig: Rig, tenant: str) -> tuple[int, int]:
+    account = rig.core.books.accounts.by_tenant[tenant]
+    return account.used_pages, account.idle_pages
+
+
+def test_a_tenant_at_its_quota_waits_for_itself_and_for_nobody_else(
+    rig: Rig, worker: Worker
+) -> None:
+    first = worker.granted(1, prompt(1, 6), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(2, prompt(2, 3), root=ALICE, terms=EIGHT))
+    assert rig.core.books.pool.free == 10, "there was room in the pool"
+    worker.granted(3, prompt(3, 4), root=BOB, terms=HALF)
+    worker.granted(4, prompt(4, 4))
+    assert not rig.taken(Granted)
+    worker.release(first, prompt(1, 6), cache=False)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(2)
+
+
+def test_pages_that_two_of_a_tenant_share_count_once(worker: Worker) -> None:
+    shared = prompt(1, 6)
+    worker.committed(worker.granted(1, [*shared, 9], root=ALICE, terms=EIGHT), shared)
+    worker.granted(2, [*shared, 9], root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(3, [*shared, 9], root=ALICE, terms=EIGHT))
+
+
+def test_the_order_within_a_tenant_is_kept_while_it_waits(rig: Rig, worker: Worker) -> None:
+    first = worker.granted(1, prompt(1, 8), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(3, prompt(3, 1), root=ALICE, terms=EIGHT))
+    assert is_queued(worker.admit(2, prompt(2, 8), root=ALICE, terms=EIGHT))
+    worker.release(first, cache=False)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(2)
+    worker.release(granted, cache=False)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(3)
+
+
+def test_an_older_one_takes_from_the_younger_of_its_own_tenant_only(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(9, prompt(9, 4), root=BOB, terms=HALF)
+    young = worker.granted(5, prompt(5, 5), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(1, prompt(1, 6), root=ALICE, terms=EIGHT))
+    assert [revoke.key for revoke in rig.taken(Revoke)] == [young.key]
+    worker.ack(young)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(1)
+
+
+def test_growth_waits_for_the_quota_and_comes_when_there_is_room(rig: Rig, worker: Worker) -> None:
+    one = worker.granted(1, prompt(1, 4), root=ALICE, terms=EIGHT)
+    two = worker.granted(2, prompt(2, 4), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.extend(two, 5, 4))
+    worker.release(one, cache=False)
+    (extended,) = rig.taken(Extended)
+    assert extended.key == two.key and len(table_of(extended)) == 1
+
+
+def test_what_never_fits_a_quota_is_refused_with_both_numbers(rig: Rig, worker: Worker) -> None:
+    answer = worker.admit(1, prompt(1, 9), root=ALICE, terms=EIGHT)
+    assert isinstance(answer, Refused) and answer.code == "OverQuota"
+    assert "9 pages" in answer.message and "may use 8" in answer.message
+    assert not answer.retry_after_ms
+    lease = worker.granted(2, prompt(2, 4), root=ALICE, terms=EIGHT)
+    assert code_of(worker.extend(lease, 9, 4)) == "OverQuota"
+    assert rig.core.books.pool.held == 4
+
+
+def test_a_flood_of_one_tenant_leaves_the_cache_of_another_where_it_is(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, 6, HALF, BOB)
+    for number in range(2, 12):
+        cache(worker, number, 4, EIGHT, ALICE)
+    assert used(rig, "bob") == (0, 6) and used(rig, "alice")[1] <= 10
+    assert rig.core.books.forest.left_pages[Why.QUOTA] > 0
+    again = worker.granted(20, [*prompt(1, 6), 9], root=BOB, terms=HALF)
+    assert again.cached_tokens == 24
+
+
+def test_room_that_nobody_else_wants_may_be_used_as_cache(rig: Rig, worker: Worker) -> None:
+    for number in range(4):
+        cache(worker, number, 4, EIGHT, ALICE)
+    assert used(rig, "alice") == (0, 16)
+    worker.granted(9, prompt(9, 8), root=BOB, terms=HALF)
+    assert used(rig, "alice") == (0, 8)
+
+
+def test_those_without_a_quota_share_what_the_quotas_leave(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, 8, HALF, BOB)
+    for number in range(2, 9):
+        cache(worker, number, 4, CacheTerms(), ALICE)
+    assert used(rig, "bob") == (0, 8)
+
+
+def test_a_fork_and_growth_on_a_handover_stay_within_the_quota(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, prompt(1, 6), root=ALICE, terms=EIGHT)
+    assert code_of(worker.fork(lease, fill_of(prompt(1, 6)), [1], 36)) == "NoCapacity"
+    offered = worker.offered(lease, fill_of(prompt(1, 6)))
+    taken = worker.redeemed(key_of(1), offered, reserve=64)
+    assert len(table_of(taken)) == 8
+
+
+def test_a_waiter_that_goes_away_is_forgotten(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, prompt(1, 8), root=ALICE, terms=EIGHT)
+    other = Worker(rig, "other", 2)
+    assert is_queued(other.admit(2, prompt(2, 2), root=ALICE, terms=EIGHT))
+    assert rig.core.report().waiter_count == 1
+    rig.die(2)
+    assert rig.core.report().waiter_count == 0
+
+
+def test_who_does_not_ask_again_is_forgotten(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, prompt(1, 8), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(2, prompt(2, 2), root=ALICE, terms=EIGHT))
+    for _ in range(3):
+        rig.tick(1_000)
+        worker.open()
+    assert rig.core.report().waiter_count == 0
+
+
+def test_after_a_restart_a_tree_is_its_tenants_once_it_was_asked_for(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, 6, HALF, BOB)
+    rig.restart()
+    worker = Worker(rig, "w", 2)
+    assert not rig.core.books.accounts.by_tenant
+    lease = worker.granted(2, [*prompt(1, 6), 9], root=BOB, terms=HALF)
+    assert lease.cached_tokens == 24 and used(rig, "bob") == (7, 0)
+
+
+@pytest.mark.parametrize("later", [CacheTerms(tenant="alice", pages_max=4), CacheTerms()])
+def test_limits_that_changed_hold_from_the_next_request_on(
+    rig: Rig, worker: Worker, later: CacheTerms
+) -> None:
+    worker.granted(1, prompt(1, 3), root=ALICE, terms=EIGHT)
+    answer = worker.admit(2, prompt(2, 2), root=ALICE, terms=later)
+    assert is_queued(answer) == later.has_quota
+
+
+def test_a_tenant_without_anything_is_forgotten(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, prompt(1, 2), root=ALICE, terms=EIGHT)
+    worker.release(lease, cache=False)
+    rig.tick()
+    assert list(rig.core.books.accounts.by_tenant) == ["alice"], "its tree is still planted"
+    (tree,) = rig.core.books.forest.trees.values()
+    rig.core.books.uproot(tree)
+    rig.core.books.accounts.tidy()
+    assert not rig.core.books.accounts.by_tenant
