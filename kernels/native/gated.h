@@ -12,9 +12,12 @@ namespace {
 inline bool can_gate(long n) { return n % (2 * kLanes) == 0; }
 
 // Of a weight that cannot, as for any other.
-inline LinearPlan plan_gated(long rows, long n, int threads) {
-  if (!can_gate(n)) return plan_linear(rows, n, threads);
-  return plan_linear(rows, n / 2, threads, kUnitPanels / 2);
+inline LinearPlan plan_gated(long rows, long n, bool scaled, int threads) {
+  if (!can_gate(n)) return plan_linear(rows, n, scaled, threads);
+  // A pair is a panel of each half.
+  LinearPlan plan = plan_linear(rows, n / 2, false, threads, kUnitPanels / 2);
+  if (in_pairs(rows, scaled)) plan.apart = plan.panels;
+  return plan;
 }
 
 // `count` panels from `panel` on, of `height` rows from `row` on, out of held sums
@@ -64,15 +67,19 @@ void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* car
 // [rows][n / 2].
 void gated_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                  int team, float* carry, Next after) {
-  const StreamPanel stream = stream_panel_of(call);
+  const Stream stream = stream_of(call);
   const long apart = plan.panels;
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
     if (call.rows > kStreamRows) {
       return gated_unit(call, Unit(plan, call.rows, unit), apart, carry, ahead);
     }
     float* ups = carry + kStreamRows * kLanes;
-    stream(call, unit, carry, call.weights.panel(apart + unit));
-    stream(call, apart + unit, ups, ahead.at);
+    if (in_pairs(call.rows, call.weights.scaled)) {
+      stream.pair(call, unit, apart, carry, ahead);
+    } else {
+      stream.panel(call, unit, 1, carry, next_at(call.weights, apart + unit));
+      stream.panel(call, apart + unit, 1, ups, ahead);
+    }
     gate_tile(call, 0, call.rows, unit, 1, carry, ups);
   });
 }

@@ -5,7 +5,8 @@
 // Few rows read the weight once, at memory speed: one panel at a time for all of them. More rows
 // go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels wide,
 // for all rows of a unit. A sum that is carried from one block to the next is the same chain.
-// Codes become floats in registers where they are read once, and once a block elsewhere.
+// Codes become floats in registers where they are read once, and once a block elsewhere. Of very
+// few rows and codes, two panels at a time: memory would wait for one chain of multiply-adds.
 #pragma once
 
 #include "weights.h"
@@ -13,11 +14,11 @@
 namespace {
 
 #if PM_LEVEL == 2
-constexpr int kStreamRows = 16, kTileRows = 8, kTilePanels = 3;
+constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
 #elif PM_LEVEL == 1
-constexpr int kStreamRows = 6, kTileRows = 6, kTilePanels = 1;
+constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
 #else
-constexpr int kStreamRows = 2, kTileRows = 2, kTilePanels = 1;
+constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
 #endif
 constexpr long kBlockDepth = 128, kUnitRows = 256, kUnitPanels = 12;
 constexpr long kAheadLines = 32;  // of a stream that is read once
@@ -43,19 +44,27 @@ struct LinearPlan {
   long unit_panels, unit_rows;
   long row_blocks;  // units of the same panels
   long units;
+  long apart;  // from panel to panel of what a unit reads at once
 };
 
 inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
-LinearPlan plan_linear(long rows, long n, int threads, long unit_panels = kUnitPanels) {
+inline bool in_pairs(long rows, bool scaled) { return scaled && rows <= kPairRows; }
+
+LinearPlan plan_linear(long rows, long n, bool scaled, int threads,
+                       long unit_panels = kUnitPanels) {
   const long panels = pieces(n, kLanes);
-  if (rows <= kStreamRows) return {panels, 1, rows, 1, panels};
+  if (rows <= kStreamRows) {
+    const long width = in_pairs(rows, scaled) ? 2 : 1;
+    return {panels, width, rows, 1, pieces(panels, width), 1};
+  }
   const long row_blocks = pieces(rows, kUnitRows);
   const long unit_rows = pieces(pieces(rows, row_blocks), kTileRows) * kTileRows;
   while (unit_panels > kTilePanels && pieces(panels, unit_panels) * row_blocks < 4 * threads) {
     unit_panels = unit_panels / 2 > kTilePanels ? unit_panels / 2 : kTilePanels;
   }
-  return {panels, unit_panels, unit_rows, row_blocks, pieces(panels, unit_panels) * row_blocks};
+  const long units = pieces(panels, unit_panels) * row_blocks;
+  return {panels, unit_panels, unit_rows, row_blocks, units, 1};
 }
 
 // What one unit carries from block to block, per thread.
@@ -82,18 +91,27 @@ void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
   }
 }
 
-// One panel for R rows, all of K. Fetches ahead in this panel, and at its end the next one.
-template <typename T, int R>
-void stream_panel(const LinearCall& call, long panel, float* carry, const char* next) {
+// P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and at
+// their end in the next ones. Held sums go to `carry`, [P][kStreamRows][16].
+template <typename T, int R, int P>
+void stream_panels(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
   constexpr long kAhead = kAheadLines * (kLineBytes / kRowBytes);  // in values of K
   const char* weight = call.weights.panel(panel);
-  V sum[R][1];
-  for (int r = 0; r < R; ++r) sum[r][0] = zero();
-  auto multiply = [&](long k) {
-    const V w = T::decode(reinterpret_cast<const typename T::Code*>(weight + k * kRowBytes));
+  long apart_bytes = apart * call.weights.panel_bytes;
+  V sum[R][P];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sum[r][p] = zero();
+  }
+  auto multiply = [&, apart_bytes](long k) {
+    V w[P];
+    for (int p = 0; p < P; ++p) {
+      const char* at = weight + p * apart_bytes + k * kRowBytes;
+      w[p] = T::decode(reinterpret_cast<const typename T::Code*>(at));
+    }
     for (int r = 0; r < R; ++r) {
-      sum[r][0] = fma(splat(call.x[r * call.x_stride + k]), w, sum[r][0]);
+      const V value = splat(call.x[r * call.x_stride + k]);
+      for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
     }
   };
   const long own = call.k > kAhead ? call.k - kAhead : 0;
@@ -103,15 +121,20 @@ void stream_panel(const LinearCall& call, long panel, float* carry, const char* 
     for (; k + 4 <= end; k += 4, ahead += 4 * kRowBytes) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        if (i * kRowBytes % kLineBytes == 0) prefetch(ahead + i * kRowBytes);
+        if (i * kRowBytes % kLineBytes == 0) {
+          for (int p = 0; p < P; ++p) prefetch(ahead + p * apart_bytes + i * kRowBytes);
+        }
         multiply(k + i);
       }
     }
     for (; k < end; ++k) multiply(k);
-    ahead = next ? next : weight;
+    ahead = next.at ? next.at : weight;
+    apart_bytes = next.at ? next.apart_bytes : apart_bytes;
   }
-  if (!call.hold) return finish_tile<R, 1>(call, 0, panel, sum);
-  for (int r = 0; r < R; ++r) store(carry + r * kLanes, sum[r][0]);
+  if (!call.hold) return finish_tile<R, P>(call, 0, panel, sum);
+  for (int p = 0; p < P; ++p) {
+    for (int r = 0; r < R; ++r) store(carry + (p * kStreamRows + r) * kLanes, sum[r][p]);
+  }
 }
 
 // Panels as floats over a block of K: the first at `at`, the others `stride` floats apart.
@@ -164,38 +187,56 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
   }
 }
 
-using StreamPanel = void (*)(const LinearCall&, long, float*, const char*);
+using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
 using BlockTile = void (*)(const LinearCall&, long, long, long, long, Floats, float*, Next);
 
 template <typename T>
-StreamPanel stream_panel_for(long rows) {
+StreamPanels stream_panel_of(long rows) {
   switch (rows) {
-    case 1: return stream_panel<T, 1>;
+    case 1: return stream_panels<T, 1, 1>;
 #if PM_LEVEL > 0
-    case 2: return stream_panel<T, 2>;
-    case 3: return stream_panel<T, 3>;
-    case 4: return stream_panel<T, 4>;
-    case 5: return stream_panel<T, 5>;
+    case 2: return stream_panels<T, 2, 1>;
+    case 3: return stream_panels<T, 3, 1>;
+    case 4: return stream_panels<T, 4, 1>;
+    case 5: return stream_panels<T, 5, 1>;
 #endif
 #if PM_LEVEL == 2
-    case 6: return stream_panel<T, 6>;
-    case 7: return stream_panel<T, 7>;
-    case 8: return stream_panel<T, 8>;
-    case 9: return stream_panel<T, 9>;
-    case 10: return stream_panel<T, 10>;
-    case 11: return stream_panel<T, 11>;
-    case 12: return stream_panel<T, 12>;
-    case 13: return stream_panel<T, 13>;
-    case 14: return stream_panel<T, 14>;
-    case 15: return stream_panel<T, 15>;
+    case 6: return stream_panels<T, 6, 1>;
+    case 7: return stream_panels<T, 7, 1>;
+    case 8: return stream_panels<T, 8, 1>;
+    case 9: return stream_panels<T, 9, 1>;
+    case 10: return stream_panels<T, 10, 1>;
+    case 11: return stream_panels<T, 11, 1>;
+    case 12: return stream_panels<T, 12, 1>;
+    case 13: return stream_panels<T, 13, 1>;
+    case 14: return stream_panels<T, 14, 1>;
+    case 15: return stream_panels<T, 15, 1>;
 #endif
-    default: return stream_panel<T, kStreamRows>;
+    default: return stream_panels<T, kStreamRows, 1>;
   }
 }
 
-StreamPanel stream_panel_of(const LinearCall& call) {
-  return call.weights.scaled ? stream_panel_for<Int8>(call.rows)
-                             : stream_panel_for<Float32>(call.rows);
+StreamPanels stream_pair_of(long rows) {
+  switch (rows) {
+    case 1: return stream_panels<Int8, 1, 2>;
+#if PM_LEVEL > 0
+    case 2: return stream_panels<Int8, 2, 2>;
+#endif
+#if PM_LEVEL == 2
+    case 3: return stream_panels<Int8, 3, 2>;
+#endif
+    default: return stream_panels<Int8, kPairRows, 2>;
+  }
+}
+
+// What reads a panel of a call of few rows, and what reads two of codes.
+struct Stream {
+  StreamPanels panel, pair;
+};
+
+Stream stream_of(const LinearCall& call) {
+  if (!call.weights.scaled) return {stream_panel_of<Float32>(call.rows), nullptr};
+  return {stream_panel_of<Int8>(call.rows), stream_pair_of(call.rows)};
 }
 
 template <int P, bool FETCH>
@@ -229,7 +270,7 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
     const bool fetch = next.at && tile < P;
     (fetch ? block_tile_of<P, true>(height) : block_tile_of<P, false>(height))(
         call, row, panel, begin, end, floats, carry, next);
-    if (fetch) next.at += next.panel_bytes;
+    if (fetch) next.at += next.apart_bytes;
     row += height;
     carry += kTileRows * P * kLanes;
   }
@@ -276,7 +317,9 @@ void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next aft
 }
 
 inline Next next_unit(const LinearPlan& plan, const Weights& weights, long unit) {
-  return next_at(weights, unit / plan.row_blocks * plan.unit_panels);
+  Next next = next_at(weights, unit / plan.row_blocks * plan.unit_panels);
+  next.apart_bytes *= plan.apart;
+  return next;
 }
 
 // One thread's share of a product's units, as body(unit, what this thread reads next). Of a team
@@ -297,10 +340,12 @@ void share_units(const LinearCall& call, const LinearPlan& plan, pm::Counter& wo
 // `carry`: kCarryFloats of this thread's own.
 void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& work, int thread,
                   int team, float* carry, Next after) {
-  const StreamPanel stream = stream_panel_of(call);
+  const Stream stream = stream_of(call);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
-    if (call.rows <= kStreamRows) stream(call, unit, carry, ahead.at);
-    else block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
+    if (call.rows > kStreamRows) return block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
+    const long panel = unit * plan.unit_panels;
+    const bool pair = plan.unit_panels == 2 && panel + 1 < plan.panels;
+    (pair ? stream.pair : stream.panel)(call, panel, 1, carry, ahead);
   });
 }
 
@@ -311,7 +356,7 @@ void linear(const float* x, long x_stride, const void* panels, long weight_type,
   const Weights weights = weights_of({panels, bias, n, k, weight_type});
   const LinearCall call{x, x_stride, weights, bias, out, out_stride, rows, n, k, false, false};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
-  const LinearPlan plan = plan_linear(rows, n, threads);
+  const LinearPlan plan = plan_linear(rows, n, weights.scaled, threads);
   pm::Counter work;
   pm::parallel(threads, [&] {
     alignas(kLineBytes) float carry[kCarryFloats];

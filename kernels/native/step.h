@@ -127,7 +127,8 @@ Next first_unit(const PmMatrix& matrix, const LinearPlan& plan, const Hand& hand
 }
 
 Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
-  return first_unit(matrix, plan_linear(rows, matrix.n, hand.threads), hand);
+  const bool scaled = is_scaled(matrix);
+  return first_unit(matrix, plan_linear(rows, matrix.n, scaled, hand.threads), hand);
 }
 
 // out (+)= x * matrix^T + bias for rows that lie one after the other.
@@ -135,7 +136,7 @@ void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix&
                   float* out, long rows, bool add, Next after) {
   const LinearCall call{x, matrix.k, weights_of(matrix), matrix.bias, out, matrix.n,
                         rows, matrix.n, matrix.k, add, false};
-  const LinearPlan plan = plan_linear(rows, matrix.n, hand.threads);
+  const LinearPlan plan = plan_linear(rows, matrix.n, is_scaled(matrix), hand.threads);
   linear_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
   end_phase(hand, PM_PRODUCTS);
 }
@@ -225,7 +226,7 @@ void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float
   }
   const LinearCall call{normed, matrix.k, weights_of(matrix), matrix.bias, step.memory.gated,
                         matrix.n / 2, rows, matrix.n, matrix.k, false, true};
-  const LinearPlan plan = plan_gated(rows, matrix.n, hand.threads);
+  const LinearPlan plan = plan_gated(rows, matrix.n, is_scaled(matrix), hand.threads);
   gated_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
   end_phase(hand, PM_PRODUCTS);
 }
@@ -251,9 +252,10 @@ bool layer_step(const StepCall& step, Hand& hand, long index) {
   const bool narrowed = x != step.memory.x;
   attend_step(hand, narrowed ? step.last_attention : step.attention,
               narrowed ? step.last_plan : step.plan, *step.pages[index], counters + 2);
-  const LinearPlan gated = plan_gated(rows, layer.gate_up.n, hand.threads);
+  const PmMatrix& gate_up = layer.gate_up;
+  const LinearPlan gated = plan_gated(rows, gate_up.n, is_scaled(gate_up), hand.threads);
   product_step(hand, counters[4].value, step.memory.mixed, layer.output, x, rows, true,
-               first_unit(layer.gate_up, gated, hand));
+               first_unit(gate_up, gated, hand));
   normed = norm_step(step, hand, x, rows, layer.mlp_norm);
   gated_step(step, hand, counters[5].value, normed, layer, rows);
   Next after = kNothingNext;

@@ -25,19 +25,21 @@ struct Weights {
   }
 };
 
+inline bool is_scaled(const PmMatrix& matrix) { return matrix.weight_type == PM_WEIGHT_INT8; }
+
 inline Weights weights_of(const PmMatrix& matrix) {
-  const bool scaled = matrix.weight_type == PM_WEIGHT_INT8;
+  const bool scaled = is_scaled(matrix);
   const long row_bytes = kLanes * static_cast<long>(scaled ? sizeof(int8_t) : sizeof(float));
   const long scales_bytes = scaled ? kLanes * static_cast<long>(sizeof(float)) : 0;
   return {static_cast<const char*>(matrix.panels), matrix.k * row_bytes + scales_bytes, row_bytes,
           matrix.k, scaled};
 }
 
-// Weights that come next, to be fetched meanwhile: panels from `at` on, `panel_bytes` apart, in
+// Weights that come next, to be fetched meanwhile: panels from `at` on, `apart_bytes` apart, in
 // rows of `row_bytes`. Without any, `at` is null.
 struct Next {
   const char* at;
-  long panel_bytes;
+  long apart_bytes;
   long row_bytes;
 };
 
