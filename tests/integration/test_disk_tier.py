@@ -9,8 +9,10 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+from tests.integration.mesh import Mesh
 from tests.integration.test_pager_service import (
     PAGE_BYTES,
     PAGE_COUNT,
@@ -159,6 +161,22 @@ async def test_it_survives_the_process_and_the_pool(pager: Pager) -> None:
     worker.lock.close()
 
 
+async def test_what_is_cached_when_a_pager_stops_is_there_for_the_next_though_its_pool_is_gone(
+    pager: Pager,
+) -> None:
+    worker = Reader(pager, "prefill", 11)
+    await worker.open()
+    await disk_pages(pager, 0)
+    content = await worker.compute(1, PROMPT)
+    worker.lock.close()
+    worker = await restarted_without_its_pool(pager)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == FULL_PAGES * PAGE_SIZE
+    assert np.array_equal(worker.bytes_of(granted), content)
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+
+
 async def test_a_damaged_page_and_what_follows_it_are_computed_again(
     pager: Pager, disk_folder: Path
 ) -> None:
@@ -235,3 +253,49 @@ async def test_a_disk_that_is_full_switches_the_tier_off_and_serving_goes_on(
     await worker.release(granted, PROMPT)
     worker.lock.close()
     assert await pager.end() == 0
+
+
+# A whole mesh
+
+
+def ask(mesh: Mesh, first: int) -> tuple[int, list[int]]:
+    """A prompt of 600 tokens and its answer: how many were cached, and the answer."""
+    body = {
+        "model": "tiny", "prompt": [(first + 7 * at) % 256 for at in range(600)],
+        "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    answer = httpx.post(f"{mesh.url}/v1/completions", json=body, timeout=60.0)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    cached: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached, found["choices"][0]["token_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_prompt_that_left_memory_is_read_from_disk_in_this_mesh_and_in_the_next(
+    pool_dir: Path, disk_folder: Path, tiny_model: Path
+) -> None:
+    flags = ("--disk-dir", str(disk_folder), "--disk-bytes", "64MiB")
+    full_tokens = 600 // 16 * 16
+    meshes = [
+        Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=1 << 20, flags=flags)
+        for _ in range(2)
+    ]
+    with meshes[0] as mesh:
+        cached, answer = ask(mesh, 1)
+        assert cached == 0
+        evict(mesh)
+        assert ask(mesh, 1) == (full_tokens, answer)
+        evict(mesh)
+    assert (disk_folder / "secret").stat().st_mode & 0o777 == 0o600
+    with meshes[1] as mesh:
+        assert ask(mesh, 1) == (full_tokens, answer), "as after a reboot"
+
+
+def evict(mesh: Mesh) -> None:
+    """Ask for other things until the prompt has left the pool and is on disk."""
+    written = mesh.report().disk_pages
+    for first in range(20, 32):
+        ask(mesh, first)
+    mesh.wait_for(lambda: mesh.report().disk_pages >= min(written + 37, 37), "pages on disk")

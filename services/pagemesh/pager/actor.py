@@ -28,7 +28,7 @@ from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import DiskFailed, DiskFound, TierEvent
+from pagemesh.pager.tier_events import DiskFailed, DiskFound, PutAway, TierEvent
 from pagemesh.pager.tier_measures import TierMeasures
 from pagemesh.runtime.actor import Behaviour
 from pagemesh.runtime.bus import Bus, Delivery
@@ -44,6 +44,8 @@ from pagemesh.wire.presence import Announce
 
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
+_PUT_AWAY_MS_MAX, _PUT_AWAY_LOOK_S = 5_000, 0.002
+"""How long a pager that is told to stop writes to disk what it has cached."""
 _KEYED_PAGES_MAX = 2_048
 """In one turn: five milliseconds of making keys."""
 
@@ -58,7 +60,12 @@ class DiskDue:
     """The disk tier has something to say."""
 
 
-PagerEvent = Delivery | TickDue | DiskDue
+@dataclass(frozen=True, slots=True)
+class PutAwayDue:
+    """Time to keep on disk what is cached: the service stops."""
+
+
+PagerEvent = Delivery | TickDue | DiskDue | PutAwayDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +182,8 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._request(event)
             case DiskDue():
                 pass
+            case PutAwayDue():
+                await self._put_away()
         while self._from_disk and self._life is not None:
             await self._hear_disk(self._life, self._from_disk.popleft())
 
@@ -346,6 +355,18 @@ class PagerActor(Behaviour[PagerEvent]):
             case _:
                 pass
         await self._feed(life, event)
+
+    async def _put_away(self) -> None:
+        life = self._life
+        started_ms = self._clock.now_ms()
+        while life is not None and self._clock.now_ms() - started_ms < _PUT_AWAY_MS_MAX:
+            await self._feed(life, PutAway())
+            while self._from_disk:
+                await self._hear_disk(life, self._from_disk.popleft())
+            disk = life.core.books.disk
+            if disk is None or not disk.staged:
+                return
+            await asyncio.sleep(_PUT_AWAY_LOOK_S)
 
     # Now and then
 

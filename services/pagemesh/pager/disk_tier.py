@@ -15,7 +15,7 @@ dropped meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -37,8 +37,7 @@ _LOOK_MAX = 64
 """Records that may be in use at the old end of the list; more than that, and nothing is evicted."""
 
 
-@dataclass(slots=True, eq=False)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """One page on disk. ``root``: the digest of its tree."""
 
     chain: int
@@ -134,6 +133,11 @@ class DiskTier:
         """Pages that can be found."""
         return len(self._records)
 
+    @property
+    def staged_room(self) -> int:
+        """How many pages more may wait to be written."""
+        return max(0, self.staged_pages_max - len(self.staged))
+
     # Looking
 
     def find(self, chain: int) -> Record | None:
@@ -159,29 +163,42 @@ class DiskTier:
             if self._records.pop(record.chain, None) is not None:
                 self._records[record.chain] = record
 
-    def claim(self, chain: int, root: bytes) -> Record | None:
-        """A slot for a page that is not there yet, in place of the least recently used one if
-        need be; None when there is none, or too much waits to be written."""
-        if len(self.staged) >= self.staged_pages_max:
-            return None
-        slot = self._free.pop() if self._free else self._evict()
-        if slot is None:
-            return None
-        record = self._records[chain] = Record(chain, slot, root, False)
-        self.staged[slot] = record
-        return record
+    def claim(self, chains: list[int], root: bytes) -> tuple[list[int], list[int]]:
+        """Slots for those pages of a chain that are not there yet, in place of the least recently
+        used if need be: which of ``chains`` they are, and the slots. The last come first, since
+        they are the first that can be spared; fewer than wanted when too much waits to be written,
+        or every slot is busy."""
+        records, staged, free = self._records, self.staged, self._free
+        places: list[int] = []
+        slots: list[int] = []
+        for place in range(len(chains) - 1, -1, -1):
+            chain = chains[place]
+            known = records.pop(chain, None)
+            if known is not None:
+                records[chain] = known  # used just now
+                continue
+            slot: int | None = None
+            if len(staged) < self.staged_pages_max:
+                slot = free.pop() if free else self._evict()
+            if slot is None:
+                self.counts.not_stored += place + 1
+                break
+            records[chain] = staged[slot] = Record(chain, slot, root, False)
+            places.append(place)
+            slots.append(slot)
+        return places, slots
 
-    def written(self, slots: Iterable[int]) -> list[int]:
+    def written(self, slots: Sequence[int]) -> list[int]:
         """``slots`` are written. Returns those that nobody wants any more."""
         unwanted: list[int] = []
+        staged = self.staged
         for slot in slots:
-            record = self.staged.pop(slot)
+            record = staged.pop(slot)
             record.is_written = True
             if record.is_dropped:
                 unwanted.append(slot)
                 self._let_go(record)
-            else:
-                self.counts.stored += 1
+        self.counts.stored += len(slots) - len(unwanted)
         return unwanted
 
     def hold(self, records: Iterable[Record]) -> None:

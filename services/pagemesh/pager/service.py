@@ -11,6 +11,7 @@ from pagemesh.pager.actor import (
     PagerBoard,
     PagerEvent,
     PagerSettings,
+    PutAwayDue,
     TickDue,
 )
 from pagemesh.pager.disk_file import DiskPlace
@@ -97,6 +98,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             presence.announce_soon()
             for subscription in subscriptions:
                 await bus.unsubscribe(subscription)
+            if settings.disk is not None:
+                actor.try_admit(PutAwayDue())
             actor.stop()
             await serving
             for helper in helpers:

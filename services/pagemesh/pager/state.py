@@ -29,7 +29,7 @@ from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.sessions import Sessions
-from pagemesh.pager.tier_events import DiskFailed, DiskFound, PagesLoaded, PagesWritten
+from pagemesh.pager.tier_events import DiskFailed, DiskFound, PagesLoaded, PagesWritten, PutAway
 from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
@@ -107,7 +107,7 @@ class PagerCore:
                 self._recovery.recover(event)
             case Tick():
                 self._tick()
-            case DiskFound() | PagesWritten() | PagesLoaded() | DiskFailed():
+            case DiskFound() | PagesWritten() | PagesLoaded() | DiskFailed() | PutAway():
                 self.tiers.handle(event)
         if books.in_flight.has_due:
             self._admission.serve_due()

@@ -96,5 +96,11 @@ class ForgetSlots(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-TierEvent = DiskFound | PagesWritten | PagesLoaded | DiskFailed
+@dataclass(frozen=True, slots=True)
+class PutAway:
+    """The pager is about to end, and its pool may go with it. Repeated until everything is
+    written."""
+
+
+TierEvent = DiskFound | PagesWritten | PagesLoaded | DiskFailed | PutAway
 TierCommand = StorePages | LoadPages | ForgetSlots

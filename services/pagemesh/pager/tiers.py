@@ -18,6 +18,7 @@ goes on as if there had never been one.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -34,6 +35,7 @@ from pagemesh.pager.tier_events import (
     LoadPages,
     PagesLoaded,
     PagesWritten,
+    PutAway,
     StorePages,
     TierEvent,
 )
@@ -61,6 +63,10 @@ class Tiers:
         self._books = books
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
+        self._away: deque[Node] | None = None
+        self._away_pages = 0
+        """Of the first of ``_away``, those that are on disk or on their way."""
+        self._away_left = 0
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
@@ -75,6 +81,8 @@ class Tiers:
                 self._loaded(event)
             case DiskFailed():
                 self._books.disk = None
+            case PutAway():
+                self._put_away()
 
     def retire(self, root: bytes) -> None:
         """No page of that root is ever read again."""
@@ -93,54 +101,67 @@ class Tiers:
         disk = self._books.disk
         if disk is None:
             return
-        if why is Why.EVICTED and node.expires_ms >= FOREVER_MS:  # a record has no time to live
-            self._store(disk, node, page_count)
+        if why is Why.EVICTED and _is_kept(node):
+            self._store(disk, node, len(node.pages) - page_count, page_count)
         elif why in (Why.EXPIRED, Why.INVALIDATED):
-            known = [disk.find(chain) for chain in self._chains_of(node, page_count)]
+            root = self._books.forest.tree_of(node).digest
+            first = len(node.pages) - page_count
+            known = map(disk.find, self._chains_of(node, root, first, page_count))
             slots = [disk.drop(record) for record in known if record is not None]
             self._forget([slot for slot in slots if slot is not None])
         node.chain = None
 
-    def _store(self, disk: DiskTier, node: Node, page_count: int) -> None:
-        chains = self._chains_of(node, page_count)
-        first = node.depth - page_count
-        wanted: list[tuple[int, Record]] = []
-        root = self._books.forest.tree_of(node).digest
-        for at in range(page_count - 1, -1, -1):  # the last is the first to go from disk
-            known = disk.find(chains[at])
-            if known is not None:
-                disk.touch((known,))
-                continue
-            record = disk.claim(chains[at], root)
-            if record is None:
-                disk.counts.not_stored += at + 1
-                break
-            wanted.append((at, record))
-        if not wanted:
+    def _put_away(self) -> None:
+        """Store what is committed and not on disk yet, as much as may wait to be written; the
+        starts of prefixes first, since nothing is found without them."""
+        disk = self._books.disk
+        if disk is None:
             return
-        tail = node.pages[len(node.pages) - page_count :]
-        pages = tail
-        if len(wanted) < page_count:
-            pages = table_of(tail)[[at for at, _ in wanted]]
+        if self._away is None:
+            self._away = deque(self._by_depth())
+            self._away_left = disk.slot_count  # more would drive out what was stored first
+        while self._away and self._away_left and (room := disk.staged_room):
+            node, first = self._away[0], self._away_pages
+            count = min(len(node.pages) - first, room, self._away_left)
+            self._store(disk, node, first, count)
+            self._away_left -= count
+            self._away_pages += count
+            if self._away_pages == len(node.pages):
+                self._away.popleft()
+                self._away_pages = 0
+
+    def _by_depth(self) -> list[Node]:
+        trees = self._books.forest.trees.values()
+        nodes = [node for tree in trees for node in tree.root.below() if _is_kept(node)]
+        return sorted(nodes, key=lambda node: node.depth - len(node.pages))
+
+    def _store(self, disk: DiskTier, node: Node, first: int, count: int) -> None:
+        """Keep ``count`` pages of ``node`` from its page ``first`` on."""
+        root = self._books.forest.tree_of(node).digest
+        chains = self._chains_of(node, root, first, count)
+        places, slots = disk.claim(chains, root)
+        if not places:
+            return
+        pages = node.pages[first : first + count]
+        if len(places) == count:
+            places.reverse()
+            slots.reverse()
         else:
-            wanted.reverse()
+            pages = table_of(pages)[places]
+        index = node.depth - len(node.pages) + first
         self._books.out.append(
             StorePages(
-                own(pages),
-                tuple(record.slot for _, record in wanted),
-                tuple(first + at for at, _ in wanted),
-                tuple(record.chain for _, record in wanted),
-                root,
-                b"".join(self._path(node)),
+                own(pages), tuple(slots), tuple([index + place for place in places]),
+                tuple([chains[place] for place in places]), root, b"".join(self._path(node)),
             )
-        )
+        )  # fmt: skip
 
-    def _chains_of(self, node: Node, page_count: int) -> list[int]:
-        """The chain keys of the last pages of ``node``."""
-        root = self._books.forest.tree_of(node).digest
-        start = chain_at(node.parent, root, self._width)
-        keys = chain_keys(start, node.tokens, 0, len(node.tokens), self._width)
-        return list(keys)[-page_count:]
+    def _chains_of(self, node: Node, root: bytes, first: int, count: int) -> list[int]:
+        """The chain keys of ``count`` pages of ``node`` from its page ``first`` on."""
+        width = self._width
+        start = chain_at(node.parent, root, width)
+        start = chain_over(start, node.tokens, 0, first * width, width)
+        return list(chain_keys(start, node.tokens, first * width, (first + count) * width, width))
 
     @staticmethod
     def _path(node: Node) -> list[bytes]:
@@ -270,6 +291,11 @@ class Tiers:
     def _forget(self, slots: list[int]) -> None:
         if slots:
             self._books.out.append(ForgetSlots(tuple(slots)))
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether its pages may be stored: a record has no time to live."""
+    return node.expires_ms >= FOREVER_MS
 
 
 def run_of_parts(parts: list[Pages]) -> Pages:

@@ -18,7 +18,7 @@ from tests.unit.pager.rig import (
 )
 
 from pagemesh.pager.events import WriteHeaders
-from pagemesh.pager.tier_events import LoadPages, PagesLoaded, StorePages
+from pagemesh.pager.tier_events import LoadPages, PagesLoaded, PutAway, StorePages
 from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack
@@ -333,6 +333,41 @@ def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> N
     rig.write()
     rig.load()
     assert [one.cached_tokens for one in pushed(rig)] == [16]
+
+
+def put_away(rig: DiskRig) -> int:
+    """Stop the pager; how many times the buffer was filled."""
+    for turn in range(100):
+        rig.handle(PutAway())
+        if not rig.stores:
+            return turn
+        rig.write()
+    raise AssertionError("it never ends")
+
+
+def test_a_pager_that_is_told_to_stop_stores_what_is_cached_the_start_of_prefixes_first() -> None:
+    rig = DiskRig(32, limits=replace(LIMITS, staged_bytes_max=3 << 12))
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    other = range(50, 67)
+    cache(worker, 2, other)
+    branch = [*range(8), 70, 71, 72, 73, 74]
+    worker.release(worker.granted(3, branch), branch)
+    assert put_away(rig) == 3, "nine pages, three at a time"
+    assert rig.prefixes() == prefixes_of(PROMPT) | prefixes_of(other) | {pack(branch[:12])}
+    rig.restart_with_an_empty_pool()
+    worker = Worker(rig, "w", 2)
+    assert is_queued(worker.admit(4, branch))
+    rig.load()
+    assert [one.cached_tokens for one in pushed(rig)] == [12]
+
+
+def test_a_small_disk_keeps_the_starts_of_prefixes_when_the_pager_stops() -> None:
+    rig = DiskRig(32, slot_count=3)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    put_away(rig)
+    assert rig.prefixes() == prefixes_of(range(12))
 
 
 def test_a_growing_lease_commits_below_what_was_read(rig: DiskRig, worker: Worker) -> None:

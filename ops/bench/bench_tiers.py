@@ -1,0 +1,223 @@
+"""What does a disk tier cost a request that does not need it, and how fast does it give pages back?
+
+    python -m ops.bench.bench_tiers [--folder DIR] [--out ops/bench/results/tiers.json]
+
+    core       microseconds of a whole request in the pager's core (as in ``bench_pager``): 8,192
+               tokens, 6,144 of them cached, with and without a tier, nothing evicted (``miss``:
+               each looks in vain for what follows its match) and under constant eviction
+               (``evict``: each request stores 128 pages; the disk answers at once)
+    bytes      GB/s of writing and reading pages of two sizes through ``disk_file``, checksums and
+               seals included, in a folder of the disk that is asked about; ``cold`` after the
+               system was asked to forget what it kept of the file
+    restart    seconds until 100,000 records are listed and can be found
+
+``break_even`` is the prefill speed, in tokens a second, below which reading a page of that size
+beats computing it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from ops.bench.bench_pager import HOT_PREFIXES, LONG_TOKENS, PAGE_SIZE, Driver
+from ops.bench.hardware import describe
+from ops.bench.pager_adapter import PagerAdapter
+
+from pagemesh.pager.disk_file import DiskFile, DiskPlace
+from pagemesh.pager.disk_tier import DiskTier, chain_keys, root_chain
+from pagemesh.pager.events import Answer, Asked
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.tier_events import (
+    DiskFound,
+    FoundRecords,
+    LoadPages,
+    PagesWritten,
+    StorePages,
+)
+from pagemesh.wire.messages import Message
+
+ROOT, LAYOUT, SECRET = b"r" * 32, b"l" * 32, b"secret" * 8
+TURNS, TURN_REQUESTS = 6, HOT_PREFIXES
+POOL_PAGES = {"miss": 275_000, "evict": 40_000}
+FILLED_PAGES = 40_000
+SLOTS = 200_000
+IO_BYTES = 256 << 20
+IO_PAGE_BYTES = (64 << 10, 720 << 10)
+RESTART_RECORDS = 100_000
+BATCH_PAGES = 64
+
+
+class DiskPagerAdapter(PagerAdapter):
+    """The core with a disk that does at once what it is told."""
+
+    name = "pagemesh, with a disk tier"
+
+    def __init__(self, page_count: int, page_size: int) -> None:
+        super().__init__(page_count, page_size)
+        nothing = FoundRecords(
+            np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.intp), ()
+        )
+        self.core.handle(DiskFound(SLOTS, nothing, 0), 1_000)
+
+    def _ask(self, message: Message) -> Message:
+        answer: Message | None = None
+        stored: list[StorePages] = []
+        for command in self.core.handle(Asked(None, message), 1_000):
+            if type(command) is Answer:
+                answer = command.message
+            elif type(command) is StorePages:
+                stored.append(command)
+        for store in stored:
+            self.core.handle(PagesWritten(store.slots), 1_000)
+        assert answer is not None
+        return answer
+
+
+class Subject:
+    """A core in one state, and the times of its requests."""
+
+    def __init__(self, kind: type[PagerAdapter], load: str) -> None:
+        self._driver = driver = Driver(kind(POOL_PAGES[load], PAGE_SIZE))
+        driver.fill(FILLED_PAGES - HOT_PREFIXES * LONG_TOKENS // PAGE_SIZE)
+        self._prefixes = [driver.tokens(LONG_TOKENS * 3 // 4) for _ in range(HOT_PREFIXES)]
+        for prefix in self._prefixes:
+            driver.request(prefix + driver.tokens(LONG_TOKENS // 4))
+        self.times_us: list[float] = []
+
+    def turn(self) -> None:
+        for number in range(TURN_REQUESTS):
+            tokens = self._prefixes[number % HOT_PREFIXES] + self._driver.tokens(LONG_TOKENS // 4)
+            cached_pages, spent_us = self._driver.request(tokens)
+            assert cached_pages == LONG_TOKENS * 3 // 4 // PAGE_SIZE
+            self.times_us.append(spent_us)
+
+
+def time_core() -> dict[str, dict[str, float]]:
+    """Subjects take turns, so that a busy moment hits all of them."""
+    kinds = {"off": PagerAdapter, "on": DiskPagerAdapter}
+    subjects = {
+        (load, name): Subject(kind, load) for load in POOL_PAGES for name, kind in kinds.items()
+    }
+    for _ in range(TURNS):
+        for subject in subjects.values():
+            subject.turn()
+    found: dict[str, dict[str, float]] = {load: {} for load in POOL_PAGES}
+    for (load, name), subject in subjects.items():
+        found[load][f"{name}_us"] = round(statistics.median(subject.times_us), 1)
+    for times in found.values():
+        times["ratio"] = round(times["on_us"] / times["off_us"], 3)
+    return found
+
+
+def _facts(page_bytes: int) -> PoolFacts:
+    return PoolFacts("bench", 1, 1, BATCH_PAGES, PAGE_SIZE, page_bytes, LAYOUT, "/nowhere")
+
+
+def _stores(count: int, dice: np.random.Generator) -> list[StorePages]:
+    """Prompts of ``BATCH_PAGES`` pages, ``count`` pages in all."""
+    stores = []
+    for first in range(0, count, BATCH_PAGES):
+        tokens = dice.integers(0, 1 << 17, BATCH_PAGES * PAGE_SIZE, np.uint32).tobytes()
+        chains = chain_keys(root_chain(ROOT), tokens, 0, len(tokens), 4 * PAGE_SIZE)
+        pages = range(BATCH_PAGES)
+        slots = tuple(range(first, first + BATCH_PAGES))
+        stores.append(StorePages(pages, slots, tuple(pages), tuple(chains), ROOT, tokens))
+    return stores
+
+
+def time_bytes(folder: Path, page_bytes: int) -> dict[str, float]:
+    """GB/s both ways, and what they mean."""
+    dice = np.random.default_rng(5)
+    facts = _facts(page_bytes)
+    place = DiskPlace(folder, f"io-{page_bytes}", 2 * IO_BYTES, SECRET)
+    file, _ = DiskFile.open(place, facts)
+    stores = _stores(IO_BYTES // page_bytes, dice)
+    pages = dice.integers(0, 256, (BATCH_PAGES, page_bytes), np.uint8)
+    total = len(stores) * BATCH_PAGES * page_bytes
+
+    def write() -> None:
+        for store in stores:
+            file.store(store, pages)
+
+    write_s = _seconds(write)
+    loads = [LoadPages(1, store.pages, store.slots, ROOT, store.tokens, 0) for store in stores]
+    target = np.zeros_like(pages)
+
+    def read() -> None:
+        for load in loads:
+            assert file.load(load, target, lambda: False) == (BATCH_PAGES, None)
+
+    warm_s = _seconds(read)
+    descriptor = os.open(folder / f"io-{page_bytes}.disk.pages", os.O_RDWR)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    cold_s = _seconds(read)
+    os.close(descriptor)
+    file.close()
+    return {
+        "page_bytes": page_bytes,
+        "write_gb_s": round(total / write_s / 1e9, 2),
+        "read_warm_gb_s": round(total / warm_s / 1e9, 2),
+        "read_cold_gb_s": round(total / cold_s / 1e9, 2),
+        "break_even_tokens_s": round(total / cold_s / page_bytes * PAGE_SIZE),
+    }
+
+
+def time_restart(folder: Path) -> dict[str, float]:
+    """A tier of many small pages is opened again."""
+    dice = np.random.default_rng(6)
+    facts = _facts(64)
+    place = DiskPlace(folder, "restart", RESTART_RECORDS * (64 + 128), SECRET)
+    file, _ = DiskFile.open(place, facts)
+    pages = np.zeros((BATCH_PAGES, 64), np.uint8)
+    for store in _stores(RESTART_RECORDS // BATCH_PAGES * BATCH_PAGES, dice):
+        file.store(store, pages)
+    file.close()
+    began = time.perf_counter()
+    file, found = DiskFile.open(place, facts)
+    scanned = time.perf_counter()
+    tier = DiskTier(facts, found, 1)
+    built = time.perf_counter()
+    file.close()
+    return {
+        "records": tier.page_count,
+        "scan_s": round(scanned - began, 2),
+        "index_s": round(built - scanned, 2),
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
+    parser.add_argument("--out", type=Path, help="write JSON there")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        result = {
+            "hardware": describe(),
+            "core": time_core(),
+            "bytes": [time_bytes(folder, page_bytes) for page_bytes in IO_PAGE_BYTES],
+            "restart": time_restart(folder),
+        }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
