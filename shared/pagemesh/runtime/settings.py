@@ -212,8 +212,9 @@ class WorkerConfig:
         "", "CPU_LEVEL", "instruction set of the native kernels; empty: the best there is"
     )
     sequence_count_max: int = setting(
-        64, "SEQUENCE_COUNT_MAX", "sequences that run at once", minimum=1, maximum=4096
-    )
+        256, "SEQUENCE_COUNT_MAX", "sequences in one step; fewer where pages run out first",
+        minimum=1, maximum=4096,
+    )  # fmt: skip
     step_tokens_max: int = setting(
         512, "STEP_TOKENS_MAX", "tokens computed in one step", minimum=1, maximum=1 << 16
     )
