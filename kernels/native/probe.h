@@ -21,7 +21,7 @@ float probe_stream(const float* data, long floats, int threads) {
         sum = add(sum, load(data + i));
       }
     }
-    const float own = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    float own = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
     __atomic_store(shared, &own, __ATOMIC_RELAXED);
   });
   return total;
