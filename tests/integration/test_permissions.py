@@ -54,13 +54,17 @@ def echo(delivery: Delivery) -> None:
         ("decode", subjects.worker("w")),
         ("pager", subjects.pager("h")),
         ("pager", subjects.pager_report("h")),
+        ("pager", subjects.cache_door("stats", "h")),
+        ("decode", subjects.worker_report("w")),
     ],
 )
 async def test_a_service_answers_on_its_own_subject(
     server: Server, role: BusRole, subject: str
 ) -> None:
-    asker: BusRole = "client" if subject.startswith(subjects.CLIENT_PREFIX) else "gateway"
-    if subject == subjects.pager_report("h"):
+    asker: BusRole = "client" if subject == subjects.CHAT_COMPLETIONS else "gateway"
+    if subject in (
+        subjects.pager_report("h"), subjects.worker_report("w"), subjects.cache_door("stats", "h"),
+    ):  # fmt: skip
         asker = "operator"
     async with (
         Bus.connect(server.config(role), role=role, name="service") as service,
@@ -95,6 +99,10 @@ async def check_client(server: Server, service: Bus, subject: str) -> None:
         ("client", subjects.pager("h")),
         ("client", subjects.PRESENCE),
         ("client", subjects.gateway("g")),
+        ("client", subjects.cache_door("invalidate")),
+        ("client", subjects.cache_door("invalidate", "h")),
+        ("gateway", subjects.cache_door("invalidate", "h")),
+        ("decode", subjects.worker_report("w")),
         ("prefill", subjects.CHAT_COMPLETIONS),
         ("pager", subjects.gateway("g")),
         ("operator", subjects.worker("w")),

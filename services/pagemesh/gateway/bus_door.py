@@ -33,6 +33,7 @@ from pagemesh.runtime.discovery import (
     Endpoint,
     ServiceFacts,
     discoverable,
+    semantic,
 )
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.version import VERSION
@@ -126,7 +127,7 @@ class BusDoor:
         """Take calls for as long as the context lasts; then let running ones finish. Raises
         ``Denied``."""
         facts = ServiceFacts(
-            _SERVICE, _semantic(VERSION), "OpenAI-compatible model serving", _ENDPOINTS
+            _SERVICE, semantic(VERSION), "OpenAI-compatible model serving", _ENDPOINTS
         )
         metadata = {"model": self._front.model, "gateway": self._front.gateway.name}
         async with discoverable(self._bus, facts, metadata=metadata) as discovery:
@@ -225,9 +226,3 @@ def _refusal(fault: Fault) -> tuple[bytes, Headers]:
 async def _send_error(answer: _Answer, error: ApiError) -> None:
     with contextlib.suppress(_CallerLeft, ApiError):
         await answer.send(error.body(), last=True, error=error)
-
-
-def _semantic(version: str) -> str:
-    """``version`` as the services protocol wants it: three numbers."""
-    numbers = [part for part in version.split(".") if part.isdigit()][:3]
-    return ".".join([*numbers, "0", "0", "0"][:3])

@@ -16,20 +16,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
+from pagemesh.pager import cache_door
 from pagemesh.pager import events as ev
+from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.disk import Disk
-from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
-from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tier_events import DiskFailed, DiskFound, PutAway, TierEvent
 from pagemesh.pager.tier_measures import TierMeasures
+from pagemesh.runtime import trace
 from pagemesh.runtime.actor import Behaviour
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import Clock
@@ -40,7 +40,6 @@ from pagemesh.wire.errors import ConfigError, Denied, Fault, Malformed, NoCapaci
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
 from pagemesh.wire.pager_reports import InspectPager, PagesSnapshot, SnapshotWanted
-from pagemesh.wire.presence import Announce
 
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
@@ -68,23 +67,6 @@ class PutAwayDue:
 PagerEvent = Delivery | TickDue | DiskDue | PutAwayDue
 
 
-@dataclass(frozen=True, slots=True)
-class PagerSettings:
-    """Where and how this pager works."""
-
-    host: str
-    name: str
-    incarnation: int
-    folder: Path
-    pool_bytes: int
-    secret: bytes
-    limits: PagerLimits
-    kill_holders: bool
-    eviction: str
-    disk: DiskPlace | None = None
-    """None: there is no disk tier."""
-
-
 @dataclass(slots=True)
 class _Life:
     """A core and what belongs to its pool."""
@@ -95,37 +77,6 @@ class _Life:
     measures: Measures
     disk: Disk | None = None
     tier_measures: TierMeasures = field(default_factory=TierMeasures)
-
-
-class PagerBoard:
-    """What the service announces; outlives the lives of the actor."""
-
-    def __init__(self, settings: PagerSettings) -> None:
-        self._settings = settings
-        self._on_epoch: Callable[[], None] = lambda: None
-        self.draining = False
-        self.epoch = self.free_pages = self.event_sequence = 0
-
-    def on_epoch(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when a new life has begun: workers wait for that."""
-        self._on_epoch = callback
-
-    def began(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._on_epoch()
-
-    def announce(self) -> Announce:
-        settings = self._settings
-        return Announce(
-            role="pager",
-            name=settings.name,
-            incarnation=settings.incarnation,
-            host=settings.host,
-            state="draining" if self.draining else "ready",
-            event_sequence=self.event_sequence,
-            epoch=self.epoch,
-            free_pages=self.free_pages,
-        )
 
 
 class PagerActor(Behaviour[PagerEvent]):
@@ -211,6 +162,9 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _request(self, delivery: Delivery) -> None:
         start_us = self._clock.now_us()
+        if cache_door.is_cache_call(delivery.subject):
+            await self._cache_call(delivery, start_us)
+            return
         try:
             message = codec.decode(delivery.data)
             self._check_place(message, delivery.subject)
@@ -218,18 +172,33 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._prepare(message)
             life = self._life
             if isinstance(message, SnapshotWanted):
-                await self._answer(delivery, await self._snapshot(message))
+                await delivery.respond(codec.encode(await self._snapshot(message)))
                 return
             if life is None:
                 raise Stale("this pager has no pool yet: open a session first")
         except Fault as fault:
             await delivery.respond_error(fault)
             return
-        await self._feed(life, ev.Asked(_Call(delivery, message, start_us), message))
+        caller = trace.parse(delivery.headers.get(trace.TRACEPARENT, ""))
+        trace_id = f"{caller.trace_id:032x}" if caller is not None else ""
+        await self._feed(life, ev.Asked(_Call(delivery, message, start_us), message, trace_id))
+
+    async def _cache_call(self, delivery: Delivery, start_us: int) -> None:
+        """An operator asks, in JSON."""
+        try:
+            message = cache_door.decode(delivery.subject, delivery.data)
+            if self._life is None:
+                raise Stale("this pager has no pool yet: start a worker first")
+        except Fault as fault:
+            await self._answer(_Call(delivery, None, start_us), Refused.of(fault))
+            return
+        await self._feed(self._life, ev.Asked(_Call(delivery, message, start_us), message))
 
     def _check_place(self, message: Message, subject: str) -> None:
         """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
         on the wrong one."""
+        if cache_door.is_cache_message(message):
+            raise Malformed("operators ask in JSON, on pagemesh.v1.pages")
         looks = isinstance(message, InspectPager)
         if looks != (subject == subjects.pager_report(self._settings.host)):
             raise Malformed("InspectPager, and nothing else, goes to the pager's report subject")
@@ -292,8 +261,8 @@ class PagerActor(Behaviour[PagerEvent]):
                 continue
             match command:
                 case ev.Answer(call, message):
-                    assert isinstance(call, _Call)
-                    await self._answer(call.delivery, message)
+                    assert isinstance(call, _Call) and call.message is not None
+                    await self._answer(call, message)
                     life.measures.answered(
                         call.message, message, call.delivery.headers, call.start_us,
                         self._clock.now_us(), life.core.books,
@@ -318,8 +287,14 @@ class PagerActor(Behaviour[PagerEvent]):
         if life.pages.is_full:
             await self._publish_pages(life)
 
-    async def _answer(self, delivery: Delivery, message: Message) -> None:
-        if isinstance(message, Refused):
+    async def _answer(self, call: _Call, message: Message) -> None:
+        delivery = call.delivery
+        if cache_door.is_cache_call(delivery.subject):
+            await cache_door.respond(delivery, message)
+            took_us = self._clock.now_us() - call.start_us
+            error = message.code if isinstance(message, Refused) else ""
+            self._board.answered_operator(delivery.subject, took_us, error)
+        elif isinstance(message, Refused):
             await delivery.respond_error(message.error())
         else:
             await delivery.respond(codec.encode(message))
@@ -398,5 +373,6 @@ class _Call:
     """What comes back with an answer."""
 
     delivery: Delivery
-    message: Message
+    message: Message | None
+    """None: it was not understood."""
     start_us: int

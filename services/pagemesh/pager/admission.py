@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
-from pagemesh.pager.in_flight import Found
 from pagemesh.pager.lease import Lease
+from pagemesh.pager.pins import Pins
 from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import NO_PAGES, Pages, last_extents, pack_runs
 from pagemesh.pager.tiers import OnDisk, Tiers
 from pagemesh.pager.waiting import Waiter, place_of
+from pagemesh.pager.waterfall import Waterfalls
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
@@ -27,9 +29,13 @@ from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queue
 class Admission:
     """Admit and extend, at once or from the queue."""
 
-    def __init__(self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers) -> None:
+    def __init__(
+        self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers, pins: Pins
+    ) -> None:
         self._books = books
         self._tiers = tiers
+        self._pins = pins
+        self._waterfalls = Waterfalls(books)
         self._preemption = preemption
         self._quotas = quotas
         self._page_size = books.facts.page_size
@@ -72,8 +78,11 @@ class Admission:
             waiter = books.waiting.first
             if self._is_held_back(waiter):
                 continue
+            books.trace = waiter.trace
             reply = self._try(waiter.message)
             if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
+                reply = self._try(waiter.message)
+            while reply is None and self._give_way(waiter):
                 reply = self._try(waiter.message)
             if reply is None:
                 if isinstance(waiter.message, Extend):
@@ -99,6 +108,7 @@ class Admission:
         """Have those ask anew who waited for somebody to commit, the oldest first."""
         books = self._books
         while (waiter := books.in_flight.pop_due(books.now_ms)) is not None:
+            books.trace = waiter.trace
             try:
                 reply = self._serve_or_queue(waiter.message, waiter.order)
             except Busy:  # no place to queue for room: it asks again, and is told so
@@ -141,7 +151,13 @@ class Admission:
         if isinstance(message, Admit):
             patience_ms = min(patience_ms, message.deadline_ms)
         place = place_of(order, message.key.attempt, message.incarnation)
-        return Waiter(place, message, order, self._books.now_ms + patience_ms)
+        return Waiter(place, message, order, self._books.now_ms + patience_ms, self._books.trace)
+
+    def _give_way(self, waiter: Waiter) -> bool:
+        """Whether a pin ended for a waiter that lacks pages and that nothing else helps."""
+        message = waiter.message
+        own = self._books.leases[message.lease] if isinstance(message, Extend) else None
+        return self._missing_pages(waiter) > 0 and self._pins.give_way(own)
 
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
@@ -204,7 +220,7 @@ class Admission:
 
     def _try_admit(self, message: Admit) -> Granted | Queued | None:
         books = self._books
-        if not books.slots or not books.has_root_place(message.root):
+        if not books.slots or not has_root_place(books, message.root):
             return None
         match = self._match(message)
         found = books.in_flight.find(match, message)
@@ -215,14 +231,20 @@ class Admission:
         count = books.facts.pages_for(message.reserve_tokens) - match.pages
         if count > books.pool.free and count > self._room_beside(match):
             return None
-        tree = books.tree_of(message.root, message.terms)
+        tree = tree_of(books, message.root, message.terms)
         if match.node is _NO_TREE:
             match = Match(tree.root, tree.root, 0)
+        tree.model = books.sessions[message.incarnation].model
+        tree.tenant = message.terms.tenant
         on_disk = self._tiers.find(match, message) if books.disk is not None else None
         if on_disk is not None and on_disk.is_worth and self._fetch(tree, match, on_disk, message):
             return self._queued(message, 0)
-        waterfall = self._waterfall(message, match, found, on_disk)
+        waterfall = self._waterfalls.of(message, match, found, on_disk)
         anchor = books.forest.pin_match(match)
+        books.prompt_tokens += len(message.tokens) // 4
+        if not anchor.is_root:
+            anchor.uses += 1
+            books.cached_tokens += anchor.depth * self._page_size
         fresh = books.take_pages(count, message.incarnation, tree)
         lease = self.start_lease(
             message.key, message.order, tree, anchor, fresh, message.tokens, 0,
@@ -281,6 +303,7 @@ class Admission:
             waterfall=waterfall,
             granted_ms=books.now_ms,
             filled_tokens=filled_tokens,
+            trace=books.trace,
         )
         books.enter(lease)
         books.out.append(SetLeaseWord(lease.slot, lease_id))
@@ -317,53 +340,6 @@ class Admission:
             return books.pool.free
         return books.room - books.forest.idle_pages(match)
 
-    def _waterfall(
-        self, message: Admit, match: Match, found: Found | None, on_disk: OnDisk | None
-    ) -> Waterfall:
-        size = self._page_size
-        matched = match.pages * size
-        if not message.read_cache:
-            tree = self._books.forest.trees.get(message.root)
-            root = tree.root if tree is not None else _NO_TREE
-            there = self._books.forest.match(root, message.tokens, len(message.tokens) // 4 // size)
-            unread = there.pages * size
-            return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
-        lost, near = {}, self._books.forest.near_tokens(match, message.tokens)
-        if found is not None:
-            lost["in_flight"], near = found.pages * size, 0
-        elif on_disk is not None:
-            lost["on_disk"], near = len(on_disk.records) * size, 0
-        available = matched + near + sum(lost.values())
-        if near and available == len(message.tokens) // 4:
-            lost["last_token"] = 1
-            near -= 1
-        if near:
-            lost["partial_page"] = near
-        saved, fetched, waited_ms = (
-            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0, 0)
-        )
-        return Waterfall(
-            available_tokens=available,
-            selected_tokens=matched,
-            delivered_tokens=matched,
-            lost=lost,
-            awaited_tokens=saved,
-            fetched_tokens=fetched,
-            awaited_ms=waited_ms,
-        )
-
-    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int, int]:
-        """Tokens that waiting for others saved the sequence to compute, those that were read from
-        disk for it, and for how many milliseconds it waited."""
-        flights = self._books.in_flight
-        wait = flights.end_wait((message.incarnation, message.key))
-        if wait is None:
-            return 0, 0, 0
-        gained_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
-        fetched_tokens = min(wait.fetched_pages * self._page_size, gained_tokens)
-        flights.saved_tokens += gained_tokens - fetched_tokens
-        return gained_tokens - fetched_tokens, fetched_tokens, wait.waited_ms
-
     def _require_admissible(self, message: Admit) -> None:
         count, extra = divmod(len(message.tokens), 4)
         if extra or not count:
@@ -375,7 +351,7 @@ class Admission:
         page_count = self._books.facts.pages_for(message.reserve_tokens)
         self._require_fitting(page_count)
         self._quotas.require_fitting(message.terms, page_count)
-        if not self._books.has_root_place(message.root):
+        if not has_root_place(self._books, message.root):
             raise Busy("leases of too many roots are open", retry_after_ms=1_000)
 
     def _require_fitting(self, page_count: int) -> None:

@@ -13,7 +13,7 @@ from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
 from pagemesh.pager.runs import Pages, join_all, table_of
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
-from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 
 _LINES_MAX = 4_096
 
@@ -87,7 +87,7 @@ def _check_accounts(books: Books) -> None:
     accounts.check()
     used = dict.fromkeys(accounts, 0)
     idle, trees = used.copy(), used.copy()
-    for tree in books.forest.trees.values():
+    for tree in [*books.forest.trees.values(), *books.forest.retired.values()]:
         account = tree.root.account
         trees[account] += 1
         for node in tree.root.below():
@@ -159,8 +159,12 @@ def _check_leases(books: Books) -> None:
         assert session.is_open or state is LeaseState.REVOKED, "a lease without a session"
     assert books.revoked.keys() <= books.leases.keys(), "a lease is over and revoked still"
     assert len(slots) == books.limits.lease_count_max, "a lease slot is lost"
-    counted = sum(tree.lease_count for tree in books.forest.trees.values())
-    assert counted == len(books.leases) + len(books.loads)
+    trees = [*books.forest.trees.values(), *books.forest.retired.values()]
+    assert sum(tree.lease_count for tree in trees) == len(books.leases) + len(books.loads)
+    assert sum(tree.pin_count for tree in trees) == len(books.pins)
+    lines = len(books.roots) + len(books.roots_kept) + len(trees)
+    assert lines == ROOT_COUNT_MAX, "a line of the root table is lost"
+    assert all(tree.is_retired and not tree.pin_count for tree in books.forest.retired.values())
     held = sum(len(session.leases) for session in books.sessions.values())
     assert held + len(books.tickets) == len(books.leases), "a lease has no owner or two"
 
@@ -182,7 +186,7 @@ def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> Non
     seen = np.zeros(pool.total, bool)
     pinned = idle = 0
     idle_nodes = set()
-    for tree in forest.trees.values():
+    for tree in [*forest.trees.values(), *forest.retired.values()]:
         for node in [tree.root, *tree.root.below()]:
             wanted = pins.pop(node, 0) + sum(1 for c in node.children.values() if c.pins)
             assert node.pins == wanted, f"{node.pins} pins, {wanted} are accounted for"

@@ -9,8 +9,11 @@ leaves them as they were.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagemesh.pager.accounts import Accounts, NewPolicy
 from pagemesh.pager.disk_tier import DiskTier, Load
@@ -21,7 +24,6 @@ from pagemesh.pager.events import (
     Sequences,
     SetLeaseWord,
     SetStates,
-    StoreRoot,
     WriteHeaders,
 )
 from pagemesh.pager.eviction import EvictionPolicy
@@ -32,14 +34,17 @@ from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node, Tree
+from pagemesh.pager.roots import sweep_retired, uproot
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.waiting import Queues
-from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
 from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
+
+if TYPE_CHECKING:
+    from pagemesh.pager.pins import Pin
 
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
@@ -75,10 +80,17 @@ class Books:
         self.closed: OrderedDict[str, Ticket] = OrderedDict()
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Ended lease -> its last holder's incarnation."""
+        self.pins: dict[str, Pin] = {}
+        self.on_retire: list[Callable[[bytes], None]] = []
+        """Called with the digest of a root that is being retired."""
         self.slots = list(range(limits.lease_count_max - 1, -1, -1))
         self.slots_kept: dict[int, int] = {}
         """Lease slots of an earlier life, to the lease in their word, until claimed."""
         self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
+        self.roots_kept: list[int] = []
+        """Lines of retired roots of an earlier life, whose pages somebody alive may use."""
+        self.retired_pages: NDArray[np.bool_] | None = None
+        """By page: it was of such a root. None: nothing was."""
         self.unsettled: set[int] = set()
         """Live incarnations that may use pages in ways this pager life has not heard of."""
         self.limbo: U32 = EMPTY
@@ -93,6 +105,10 @@ class Books:
         self.freed = False
         """Pages became available: waiters may be served."""
         self.preempted_count = 0
+        self.prompt_tokens = self.cached_tokens = 0
+        """Admitted in this life, and those of them that were cached."""
+        self.trace = ""
+        """The trace of whoever is being served."""
 
     # Decisions on their own, so that a simulation can plant bugs in them
 
@@ -174,56 +190,6 @@ class Books:
         if len(pages):
             self.out.append(SetStates(pages, state, self.pool.sequences_of(pages)))
 
-    # Roots
-
-    def has_root_place(self, digest: bytes) -> bool:
-        """Whether ``tree_of`` can answer."""
-        known = digest in self.forest.trees
-        return known or bool(self.roots) or self._spare_tree() is not None
-
-    def tree_of(self, digest: bytes, terms: CacheTerms) -> Tree:
-        """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
-        that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an
-        empty one, else the one that was not asked for the longest, so that roots seen once do
-        not drive out those in use."""
-        trees = self.forest.trees
-        tree = trees.pop(digest, None)
-        if tree is not None:
-            trees[digest] = tree
-            if terms.has_quota or tree.root.account is not self.accounts.common:
-                self.accounts.assign(tree, terms, partial(self._held_pages, tree))
-            return tree
-        if not self.roots:
-            spare = self._spare_tree()
-            assert spare is not None, "has_root_place was not asked"
-            self.uproot(spare)
-        tree = self.forest.plant(digest, self.roots.pop())
-        self.out.append(StoreRoot(tree.index, digest, True))
-        if terms.has_quota:
-            self.accounts.assign(tree, terms, lambda: 0)
-        return tree
-
-    def _held_pages(self, tree: Tree) -> int:
-        return sum(len(one.held_pages) for one in self.leases.values() if one.tree is tree)
-
-    def uproot(self, tree: Tree) -> None:
-        """Forget a tree that no lease uses, with all it caches."""
-        for node in reversed(list(tree.root.below())):
-            self.drop(node, 0, Why.EVICTED)
-        self.forest.fell(tree)
-        self.roots.append(tree.index)
-        self.out.append(StoreRoot(tree.index, tree.digest, False))
-        self.freed = True
-
-    def _spare_tree(self) -> Tree | None:
-        spare = None
-        for tree in self.forest.trees.values():  # the longest unused first
-            if tree.is_unused:
-                return tree
-            if spare is None and not tree.lease_count and self.may_evict():
-                spare = tree
-        return spare
-
     # Leases
 
     def enter(self, lease: Lease) -> None:
@@ -302,6 +268,10 @@ class Books:
         self.forest.lifetimes.keep(lease.anchor, until_ms)
         self.forest.unpin(lease.anchor)
         lease.tree.lease_count -= 1
+        if lease.tree.is_retired:
+            self.drop(lease.anchor, 0, Why.INVALIDATED)
+            if lease.tree.is_unused:
+                uproot(self, lease.tree, Why.INVALIDATED)
         lease.forget()
         del self.leases[lease.id]
         self.slots.append(lease.slot)
@@ -312,6 +282,8 @@ class Books:
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:
         """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
+        # Of a retired root everybody heard at once that it is not cached any more.
+        is_told = bool(self.forest.retired) and self.forest.tree_of(node).is_retired
         while self.may_evict() and not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
@@ -319,7 +291,8 @@ class Books:
             pages, parent = node.pages[len(node.pages) - count :], node.parent
             self.forest.trim(node, count, why)
             self.set_states(pages, HeaderState.FREE)
-            self.late.append(PagesDropped(pages))
+            if not is_told:
+                self.late.append(PagesDropped(pages))
             node = parent
 
     def reclaim(self) -> None:
@@ -368,6 +341,9 @@ class Books:
             self.out.append(SetLeaseWord(slot, 0))
             self.slots.append(slot)
         self.slots_kept = {}
+        self.roots.extend(self.roots_kept)
+        self.roots_kept, self.retired_pages = [], None
+        sweep_retired(self)
         self.freed = True
 
     # Telling
@@ -381,4 +357,5 @@ class Books:
         )
 
     def anchors(self) -> Iterable[Node]:
-        return (one.anchor for some in (self.leases, self.loads) for one in some.values())
+        holders = (self.leases, self.loads, self.pins)
+        return (one.anchor for some in holders for one in some.values())

@@ -53,10 +53,12 @@ class HeaderTable:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request came in. ``call`` is opaque: it comes back in the ``Answer``."""
+    """A request came in. ``call`` is opaque: it comes back in the ``Answer``. ``trace``: the
+    trace it belongs to, 32 hexadecimal digits, or empty."""
 
     call: object
     message: Message
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

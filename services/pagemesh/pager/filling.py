@@ -56,7 +56,7 @@ class Filling:
             self.take(lease, message.fill)
         anchor = lease.anchor
         books.end(lease, "release")
-        if not message.cache:
+        if not message.cache and not lease.tree.is_retired:
             books.drop(anchor, lease.matched_pages, Why.INVALIDATED)
         return Ok()
 
@@ -154,4 +154,5 @@ class Filling:
                 b"" if lease.ttl_ms else fresh,  # without tokens the next pager drops it
             )
         )  # fmt: skip
-        books.late.append(PagesStored(tree.digest, after, pages, fresh))
+        if not tree.is_retired:
+            books.late.append(PagesStored(tree.digest, after, pages, fresh))

@@ -162,6 +162,8 @@ class Lease(msgspec.Struct, eq=False):
     """The lease made the edge it is anchored at, and may lengthen it."""
     prompt_pages: int = 0
     """Full pages of what was asked for, while it fills them and others may wait for them."""
+    trace: str = ""
+    """The trace of who was admitted; empty: none, or of an earlier life of the pager."""
     place: tuple[Node, bytes] | None = None
     """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
     ticket: str = ""
@@ -264,6 +266,8 @@ class Session:
     lock_name: str
     expires_ms: int
     life: Lifecycle[SessionState]
+    model: str = ""
+    """What its worker serves."""
     leases: dict[int, Lease] = field(default_factory=dict)
     by_key: dict[SequenceKey, Lease] = field(default_factory=dict)
     claimed: U32 = field(default_factory=lambda: EMPTY)

@@ -57,6 +57,9 @@ class PagerLimits:
     what another computes."""
     in_flight_stall_ms_max: int = 10_000
     """How long a worker whose prefix is waited for may commit nothing."""
+    pin_share_max: float = 0.25
+    """Of the pool, that operators may pin in all."""
+    pin_count_max: int = 256
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
     staged_bytes_max: int = 64 << 20

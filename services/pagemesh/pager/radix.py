@@ -18,7 +18,6 @@ all that is below it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.near import common_tokens, nearest
 from pagemesh.pager.pool import Grant, PagePool
 from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
+from pagemesh.pager.tree import Tree as Tree
 from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX = 4_096
@@ -40,7 +40,7 @@ class Node:
 
     __slots__ = (
         "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
-        "rank", "tokens",
+        "rank", "tokens", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
@@ -52,6 +52,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.pins = 0
         self.rank = 0
+        self.uses = 0  # admissions whose match ended here
         self.note: Any = None  # the eviction policy's own
         self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
         self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
@@ -68,20 +69,6 @@ class Node:
             node = open_nodes.pop()
             yield node
             open_nodes.extend(node.children.values())
-
-
-@dataclass(slots=True)
-class Tree:
-    """The tree of one root digest; ``index`` is its place in the pool's root table."""
-
-    index: int
-    digest: bytes
-    root: Node
-    lease_count: int = 0
-
-    @property
-    def is_unused(self) -> bool:
-        return not self.lease_count and not self.root.children
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -127,6 +114,8 @@ class Forest:
         self.trees: dict[bytes, Tree] = {}
         self.left_pages = dict.fromkeys(Why, 0)
         """Pages that left the trees so far."""
+        self.retired: dict[int, Tree] = {}
+        """By index: nothing new matches them, and their last leases have not ended."""
         self._leavers: list[Leaver] = []
         self._planted: dict[Node, Tree] = {}
         """By the node it starts with."""
@@ -148,10 +137,20 @@ class Forest:
             node = node.parent
         return self._planted[node]
 
+    def retire(self, tree: Tree) -> None:
+        """Have nothing new match ``tree``, which stays until it is felled."""
+        del self.trees[tree.digest]
+        self.retired[tree.index] = tree
+        tree.is_retired = True
+
     def fell(self, tree: Tree) -> None:
         """Forget an unused tree."""
         assert tree.is_unused
-        del self.trees[tree.digest], self._planted[tree.root]
+        if tree.is_retired:
+            del self.retired[tree.index]
+        else:
+            del self.trees[tree.digest]
+        del self._planted[tree.root]
         self.accounts.felled(tree, tree.root.account)
 
     # Looking
@@ -340,6 +339,7 @@ class Forest:
         keep = len(node.pages) - count
         if not keep:
             del node.parent.children[node.tokens[: self._width]]
+            node.parent.uses += node.uses  # they read it as well
             self.lifetimes.forget(node)
         node.account.part(node, keep)
         if keep:

@@ -31,6 +31,7 @@ from pagemesh.pager.lease import (
     TicketState,
 )
 from pagemesh.pager.regrow import by_last_use, regrow
+from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
 from pagemesh.wire.errors import Malformed, Stale
@@ -68,6 +69,7 @@ class Recovery:
             )  # fmt: skip
             books.unsettled.add(holder.incarnation)
         self._adopt_roots(event)
+        self._keep_retired(headers)
         edges = regrow(books.forest, headers, books.facts.page_size)
         states = np.zeros(books.pool.total, np.uint8)
         for edge in edges:
@@ -98,6 +100,18 @@ class Recovery:
             if root.live and root.digest not in books.forest.trees:
                 books.forest.plant(root.digest, root.index)
                 books.roots.remove(root.index)
+
+    def _keep_retired(self, headers: HeaderTable) -> None:
+        """Note the pages of roots that are not live. Their lines in the table are given to other
+        roots only when no header names them any more."""
+        books = self._books
+        whole = (headers.states != HeaderState.FREE) & (headers.states != HeaderState.INVALID)
+        live = [tree.index for tree in books.forest.trees.values()]
+        retired = whole & ~np.isin(headers.roots, live)
+        if retired.any():
+            books.retired_pages = retired
+            books.roots_kept = np.intersect1d(headers.roots[retired], books.roots).tolist()
+            books.roots = [index for index in books.roots if index not in books.roots_kept]
 
     def _claim(
         self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]
@@ -226,11 +240,12 @@ class Recovery:
             or len(np.unique(pages)) != len(pages)
             or int(books.pool.sequences[pages].max()) > held.granted_at
             or held.granted_at > books.pool.last_sequence
+            or (books.retired_pages is not None and bool(books.retired_pages[pages].any()))
         ):
             return False
-        if not books.has_root_place(held.root):
+        if not has_root_place(books, held.root):
             return False
-        tree = books.tree_of(held.root, held.terms)
+        tree = tree_of(books, held.root, held.terms)
         match = books.forest.match(tree.root, held.tokens, filled // size)
         above = books.forest.table(match.node)
         path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])

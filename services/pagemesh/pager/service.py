@@ -5,15 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from pagemesh.pager.actor import (
-    DiskDue,
-    PagerActor,
-    PagerBoard,
-    PagerEvent,
-    PagerSettings,
-    PutAwayDue,
-    TickDue,
-)
+from pagemesh.pager.actor import DiskDue, PagerActor, PagerEvent, PutAwayDue, TickDue
+from pagemesh.pager.board import PagerBoard, PagerSettings
+from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.runtime.actor import Actor
@@ -40,7 +34,9 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
         pool_bytes=config.pager.pool_bytes,
         secret=config.host.required_secret(),
         limits=PagerLimits(
-            session_ttl_ms=config.pager.session_ttl_ms, heartbeat_ms=config.pager.heartbeat_ms
+            session_ttl_ms=config.pager.session_ttl_ms,
+            heartbeat_ms=config.pager.heartbeat_ms,
+            pin_share_max=config.pager.pin_share_max,
         ),
         kill_holders=config.pager.kill_holders,
         eviction=config.pager.eviction,
@@ -82,7 +78,9 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
         def tick() -> None:
             actor.try_admit(TickDue())
 
-        async with asyncio.TaskGroup() as group:
+        door = CacheDoor(bus, settings.host, admit)
+        board.on_cache_call(door.record)
+        async with asyncio.TaskGroup() as group, door.open():
             serving = group.create_task(actor.run(), name="pager-actor")
             subscriptions = [
                 await bus.subscribe(subject(settings.host), admit)

@@ -58,6 +58,7 @@ class Sessions:
             session.life.move(SessionState.OPEN, "open")
         self._replace(message.worker, session)
         session.worker, session.lock_name = message.worker, message.lock_name
+        session.model = message.model
         session.expires_ms = books.now_ms + books.limits.session_ttl_ms
         session.since_ms = books.now_ms
         books.sessions[message.incarnation] = session

@@ -17,20 +17,33 @@ from typing import Any
 
 from pagemesh.pager.accounts import NewPolicy
 from pagemesh.pager.admission import Admission
+from pagemesh.pager.ages import Ages
 from pagemesh.pager.audit import check_books, report
 from pagemesh.pager.books import Books
+from pagemesh.pager.door import Door
 from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Tick
 from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.filling import Filling
 from pagemesh.pager.handover import Handover
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.pins import Pins
 from pagemesh.pager.preemption import Preemption
 from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
+from pagemesh.pager.retiring import Retiring
+from pagemesh.pager.roots import sweep_retired
 from pagemesh.pager.sessions import Sessions
 from pagemesh.pager.tier_events import DiskFailed, DiskFound, PagesLoaded, PagesWritten, PutAway
 from pagemesh.pager.tiers import Tiers
+from pagemesh.wire.cache_messages import (
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    InvalidateCache,
+    PinPrefix,
+    UnpinPrefix,
+)
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import (
@@ -72,7 +85,12 @@ class PagerCore:
         self._preemption = Preemption(self.books, self._close_offer)
         self.tiers = Tiers(self.books)
         quotas = Quotas(self.books, self._preemption)
-        self._admission = Admission(self.books, self._preemption, quotas, self.tiers)
+        self.books.on_retire.append(self.tiers.retire)
+        self._pins = Pins(self.books)
+        self._retiring = Retiring(self.books, self._pins)
+        self._ages = Ages()
+        self._door = Door(self.books, self._pins, self._retiring, self._ages)
+        self._admission = Admission(self.books, self._preemption, quotas, self.tiers, self._pins)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
         self._recovery = Recovery(self.books, self._admission, self._handover, self._sessions)
@@ -91,6 +109,12 @@ class PagerCore:
             CancelTicket: self._handover.cancel,
             AckRevoke: self._sessions.acknowledge,
             InspectPager: self._inspect,
+            AskCacheStats: self._door.stats,
+            AskCacheTree: self._door.tree,
+            AskCacheTop: self._door.top,
+            PinPrefix: self._door.pin,
+            UnpinPrefix: self._door.unpin,
+            InvalidateCache: self._door.invalidate,
         }
 
     def handle(self, event: Event, now_ms: int) -> list[Command]:
@@ -100,6 +124,7 @@ class PagerCore:
         books.out, books.late, books.freed = [], [], False
         match event:
             case Asked():
+                books.trace = event.trace
                 books.out.append(Answer(event.call, self._answer(event.message)))
             case HolderDied(incarnation):
                 self._sessions.bury(incarnation)
@@ -144,6 +169,9 @@ class PagerCore:
         books.in_flight.tick(books.now_ms)
         self._sessions.chase()
         books.reclaim()
+        self._pins.expire()
+        sweep_retired(books)
+        self._ages.note(books.pool.last_sequence, books.now_ms)
         books.pool.tidy()
         books.accounts.tidy()
         books.freed = books.freed or books.waiting.count > 0

@@ -34,6 +34,7 @@ class Waiter:
     message: Admit | Extend
     order: Order
     forget_ms: int
+    trace: str = ""
 
     @property
     def name(self) -> Name:

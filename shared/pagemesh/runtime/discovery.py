@@ -43,6 +43,12 @@ class ServiceFacts:
     endpoints: tuple[Endpoint, ...]
 
 
+def semantic(version: str) -> str:
+    """``version`` as the protocol wants it: three numbers."""
+    numbers = [part for part in version.split(".") if part.isdigit()][:3]
+    return ".".join([*numbers, "0", "0", "0"][:3])
+
+
 @dataclass(slots=True)
 class _Counts:
     requests: int = 0

@@ -161,6 +161,9 @@ class PagerConfig:
         16 << 30, "DISK_BYTES", "most that the pages kept there may take",
         minimum=1 << 16, maximum=1 << 50, size=True,
     )  # fmt: skip
+    pin_share_max: float = setting(
+        0.25, "PIN_SHARE_MAX", "share of the pool that operators may pin", minimum=0.0, maximum=0.9
+    )
     session_ttl_ms: int = setting(
         3_000, "SESSION_TTL_MS", "silence after which a worker's leases end",
         minimum=100, maximum=MINUTE_MS,

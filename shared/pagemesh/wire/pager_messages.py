@@ -79,9 +79,8 @@ class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What became of each cached token: available -> selected -> delivered.
 
-    ``lost`` maps a reason (``last_token``, ``partial_page``, ``not_read``, ``in_flight``, ...) to
-    tokens. Of the delivered, ``awaited_tokens`` were in flight and ``fetched_tokens`` were read
-    from disk: they took ``awaited_ms``."""
+    ``lost`` maps a reason (see ``pager.waterfall``) to tokens that are, or were lately, there. Of
+    the delivered ``awaited_tokens`` were in flight, ``fetched_tokens`` on disk: ``awaited_ms``."""
 
     available_tokens: Count = 0
     selected_tokens: Count = 0
@@ -100,6 +99,7 @@ class OpenSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     worker: Name
     incarnation: U64
     role: Literal["prefill", "decode"]
+    model: ShortText = ""
     lock_name: Name
     pool: PoolSpec
 

@@ -3,6 +3,7 @@
 pagemesh.v1.chat.completions      client door (OpenAI JSON), queue group "gateway"
 pagemesh.v1.completions
 pagemesh.v1.models
+pagemesh.v1.pages.VERB              operators' door (JSON), every pager; VERB.HOST: that one
 pagemesh.mesh.v1.pager.HOST                 requests to the pager of a host
 pagemesh.mesh.v1.pages.HOST                 its stream of PagesChanged
 pagemesh.mesh.v1.worker.NAME                requests and notices to a worker
@@ -10,9 +11,11 @@ pagemesh.mesh.v1.gateway.NAME               Frames to a gateway
 pagemesh.mesh.v1.presence                   Announce
 pagemesh.mesh.v1.ask                        AskPresence
 pagemesh.mesh.v1.report.HOST                InspectPager
+pagemesh.mesh.v1.inspect.NAME               InspectWorker
 
 What is only asked has subjects of its own, since permissions know subjects and not messages:
-whoever watches may ask, and can neither announce a service nor move a page.
+whoever watches may ask, and can neither announce a service nor move a page. What operators may
+have done to the cache has others, which no client may use.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ CHAT_COMPLETIONS = f"{CLIENT_PREFIX}.chat.completions"
 COMPLETIONS = f"{CLIENT_PREFIX}.completions"
 MODELS = f"{CLIENT_PREFIX}.models"
 CLIENT_QUEUE = "gateway"
+CACHE_PREFIX = f"{CLIENT_PREFIX}.pages"
+_CLIENT_DOOR = (CHAT_COMPLETIONS, COMPLETIONS, MODELS)
 
 MESH_PREFIX = "pagemesh.mesh.v1"
 PRESENCE = f"{MESH_PREFIX}.presence"
@@ -38,6 +43,15 @@ def pager(host: str) -> str:
 
 def pager_report(host: str) -> str:
     return f"{MESH_PREFIX}.report.{host}"
+
+
+def worker_report(name: str) -> str:
+    return f"{MESH_PREFIX}.inspect.{name}"
+
+
+def cache_door(verb: str, host: str = "") -> str:
+    """Where operators ask ``host``'s pager, or without a host all of them."""
+    return ".".join(part for part in (CACHE_PREFIX, verb, host) if part)
 
 
 def pages(host: str) -> str:
@@ -70,7 +84,8 @@ def template(subject: str) -> str:
     if subject.startswith(INBOX_PREFIX):
         return "inbox"
     parts = subject.split(".")
-    if subject.startswith(MESH_PREFIX + ".") and len(parts) > 4:
+    named = subject.startswith((MESH_PREFIX + ".", CACHE_PREFIX + "."))
+    if named and len(parts) > 4:
         return ".".join([*parts[:4], "{name}"])
     return subject
 
@@ -92,14 +107,14 @@ def permissions(role: BusRole) -> Permissions:
 
     A ``client`` may be any NATS client, with its default inboxes; none of our services' begin
     so. Clients that must not hear each other are tenants (``tenant_permissions``).
-    An ``operator`` watches: presence, and the pager's own report.
+    An ``operator`` watches (presence, reports of pagers and workers) and keeps the cache.
     """
     mesh = MESH_PREFIX
     presence = (PRESENCE, ASK_PRESENCE)
     match role:
         case "client":
             return Permissions(
-                publish=(f"{CLIENT_PREFIX}.>", "$SRV.>"),
+                publish=(*_CLIENT_DOOR, "$SRV.>"),
                 subscribe=(f"{INBOX_PREFIX}.>", f"{INBOX_PREFIX}_client.>"),
             )
         case "gateway":
@@ -109,27 +124,33 @@ def permissions(role: BusRole) -> Permissions:
                     f"{INBOX_PREFIX}.>", f"{INBOX_PREFIX}_client.>",
                 ),
                 subscribe=(
-                    f"{CLIENT_PREFIX}.>", "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
+                    *_CLIENT_DOOR, "$SRV.>", f"{mesh}.gateway.*", f"{mesh}.pages.*",
                     *presence, f"{INBOX_PREFIX}_gateway.>",
                 ),
             )  # fmt: skip
         case "prefill" | "decode":
             return Permissions(
                 publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.gateway.*", *presence),
-                subscribe=(f"{mesh}.worker.*", *presence, f"{INBOX_PREFIX}_{role}.>"),
-            )
+                subscribe=(
+                    f"{mesh}.worker.*", f"{mesh}.inspect.*", *presence, f"{INBOX_PREFIX}_{role}.>",
+                ),
+            )  # fmt: skip
         case "pager":
             return Permissions(
                 publish=(f"{mesh}.worker.*", f"{mesh}.pager.*", f"{mesh}.pages.*", *presence),
                 subscribe=(
-                    f"{mesh}.pager.*", f"{mesh}.report.*", *presence, f"{INBOX_PREFIX}_pager.>",
+                    f"{mesh}.pager.*", f"{mesh}.report.*", f"{CACHE_PREFIX}.>", "$SRV.>",
+                    *presence, f"{INBOX_PREFIX}_pager.>",
                 ),
             )  # fmt: skip
         case "operator":
             return Permissions(
-                publish=(f"{mesh}.report.*", ASK_PRESENCE),
+                publish=(
+                    f"{mesh}.report.*", f"{mesh}.inspect.*", f"{CACHE_PREFIX}.>", "$SRV.>",
+                    ASK_PRESENCE,
+                ),
                 subscribe=(PRESENCE, f"{INBOX_PREFIX}_operator.>"),
-            )
+            )  # fmt: skip
 
 
 def tenant_permissions(tenant: str) -> Permissions:

@@ -202,7 +202,8 @@ class Rig:
         assert same.all(), (states, headers.states)
         assert np.array_equal(books.pool.sequences, headers.sequences)
         committed = states == HeaderState.COMMITTED
-        assert set(np.flatnonzero(committed).tolist()) == self.cached
+        retired = [node for tree in books.forest.retired.values() for node in tree.root.below()]
+        assert set(np.flatnonzero(committed)) == self.cached | {p for n in retired for p in n.pages}
         assert np.array_equal(books.pool.identities[committed], headers.identities[committed])
         for lease in books.leases.values():
             revoked = lease.life.state.value == "revoked"
@@ -244,7 +245,7 @@ class Worker:
         return self.rig.ask(
             OpenSession(
                 worker=self.name, incarnation=self.incarnation, role="prefill",
-                lock_name=f"lock-{self.incarnation}", pool=spec,
+                lock_name=f"lock-{self.incarnation}", pool=spec, model="a-model",
             )
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
 from pagemesh.pager.leaving import Why
+from pagemesh.pager.roots import uproot
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
@@ -173,6 +174,6 @@ def test_a_tenant_without_anything_is_forgotten(rig: Rig, worker: Worker) -> Non
     rig.tick()
     assert list(rig.core.books.accounts.by_tenant) == ["alice"], "its tree is still planted"
     (tree,) = rig.core.books.forest.trees.values()
-    rig.core.books.uproot(tree)
+    uproot(rig.core.books, tree, Why.EVICTED)
     rig.core.books.accounts.tidy()
     assert not rig.core.books.accounts.by_tenant

@@ -18,6 +18,9 @@ OURS = [
     subjects.pages("h"),
     subjects.worker("w"),
     subjects.gateway("g"),
+    subjects.worker_report("w"),
+    subjects.cache_door("stats"),
+    subjects.cache_door("stats", "h"),
     subjects.inbox_prefix("gateway", "g") + ".x",
 ]
 
@@ -47,6 +50,9 @@ def test_no_two_things_share_a_subject() -> None:
         (subjects.PRESENCE, subjects.PRESENCE),
         (subjects.ASK_PRESENCE, subjects.ASK_PRESENCE),
         (subjects.pager_report("host-3"), "pagemesh.mesh.v1.report.{name}"),
+        (subjects.worker_report("w-17"), "pagemesh.mesh.v1.inspect.{name}"),
+        (subjects.cache_door("pin", "host-3"), "pagemesh.v1.pages.pin.{name}"),
+        (subjects.cache_door("pin"), "pagemesh.v1.pages.pin"),
         (subjects.CHAT_COMPLETIONS, subjects.CHAT_COMPLETIONS),
         ("_INBOX.abc.def", "inbox"),
         (subjects.inbox_prefix("pager", "p") + ".1f", "inbox"),
@@ -78,10 +84,24 @@ def test_a_role_hears_its_own_inboxes_and_no_other_roles(role: subjects.BusRole)
     assert heard == [role]
 
 
-def test_an_operator_can_ask_and_do_nothing_else() -> None:
-    allowed = permissions("operator").publish
-    said = [subject for subject in OURS if any(matches(pattern, subject) for pattern in allowed)]
-    assert said == [subjects.ASK_PRESENCE, subjects.pager_report("h")]
+def test_an_operator_can_ask_and_keep_the_cache_and_do_nothing_else() -> None:
+    assert said_by("operator") == [
+        subjects.ASK_PRESENCE,
+        subjects.pager_report("h"),
+        subjects.worker_report("w"),
+        subjects.cache_door("stats"),
+        subjects.cache_door("stats", "h"),
+    ]
+
+
+@pytest.mark.parametrize("role", [role for role in BUS_ROLES if role != "operator"])
+def test_nobody_but_operators_may_ask_at_the_door_of_the_cache(role: subjects.BusRole) -> None:
+    assert not {subjects.cache_door("stats"), subjects.cache_door("stats", "h")} & {*said_by(role)}
+
+
+def said_by(role: subjects.BusRole) -> list[str]:
+    allowed = permissions(role).publish
+    return [subject for subject in OURS if any(matches(pattern, subject) for pattern in allowed)]
 
 
 def test_a_tenant_hears_itself_alone() -> None:

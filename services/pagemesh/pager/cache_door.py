@@ -1,0 +1,136 @@
+"""The operators' door on the bus: JSON in and out, found by the NATS services protocol.
+
+    pagemesh.v1.pages.VERB          every pager answers
+    pagemesh.v1.pages.VERB.HOST     that host's does
+
+The body is a message of ``wire.cache_messages`` without its name (an empty one: all defaults). An
+error is ``{"error": {"code", "message"}}``, with the service protocol's headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from pagemesh.runtime.bus import Bus, Delivery, Headers
+from pagemesh.runtime.discovery import (
+    ERROR_CODE_HEADER,
+    ERROR_HEADER,
+    Discovery,
+    Endpoint,
+    ServiceFacts,
+    discoverable,
+    semantic,
+)
+from pagemesh.runtime.version import VERSION
+from pagemesh.wire import subjects
+from pagemesh.wire.cache_messages import (
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    InvalidateCache,
+    PinPrefix,
+    UnpinPrefix,
+)
+from pagemesh.wire.errors import Fault, Malformed
+from pagemesh.wire.messages import Message, Refused
+
+_KINDS: dict[str, type[Message]] = {
+    "stats": AskCacheStats,
+    "tree": AskCacheTree,
+    "top": AskCacheTop,
+    "pin": PinPrefix,
+    "unpin": UnpinPrefix,
+    "invalidate": InvalidateCache,
+}
+_STATUS = {"Malformed": "400", "Gone": "404", "NoCapacity": "409", "Busy": "503", "Stale": "503"}
+_SERVICE = "pagemesh-pages"
+
+
+class CacheDoor:
+    """``async with CacheDoor(bus, host, admit).open():`` and deliveries go to ``admit``."""
+
+    def __init__(self, bus: Bus, host: str, admit: Callable[[Delivery], None]) -> None:
+        self._bus = bus
+        self._host = host
+        self._admit_call = admit
+        self._discovery: Discovery | None = None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Take calls for as long as the context lasts. Raises ``Denied``."""
+        endpoints = tuple(
+            Endpoint(verb, subjects.cache_door(verb, self._host), "") for verb in _KINDS
+        )
+        facts = ServiceFacts(
+            _SERVICE,
+            semantic(VERSION),
+            "the page cache of a host: look, pin, invalidate",
+            endpoints,
+        )
+        async with discoverable(self._bus, facts, metadata={"host": self._host}) as discovery:
+            self._discovery = discovery
+            made = [
+                await self._bus.subscribe(subject, self._admit, refusal=_refusal)
+                for verb in _KINDS
+                for subject in (subjects.cache_door(verb), subjects.cache_door(verb, self._host))
+            ]
+            try:
+                yield
+            finally:
+                self._discovery = None
+                for subscription in made:
+                    await self._bus.unsubscribe(subscription)
+
+    def record(self, subject: str, *, duration_us: int, error: str) -> None:
+        """Count a call that was answered, with an ``error`` code or none."""
+        if self._discovery is not None:
+            self._discovery.record(verb_of(subject), duration_us=duration_us, error=error)
+
+    def _admit(self, delivery: Delivery) -> None:
+        """What asks for no answer, or has it sent to a service, is nobody's call."""
+        operators = f"{subjects.INBOX_PREFIX}_operator."
+        reply = delivery.reply
+        if reply.startswith(operators) or (reply and subjects.may_be_answered(reply)):
+            self._admit_call(delivery)
+
+
+def is_cache_call(subject: str) -> bool:
+    """Whether ``subject`` is one of the door's."""
+    return subject.startswith(f"{subjects.CACHE_PREFIX}.")
+
+
+def is_cache_message(message: Message) -> bool:
+    """Whether ``message`` goes through the door and nowhere else."""
+    return type(message) in _KINDS.values()
+
+
+def verb_of(subject: str) -> str:
+    """What the caller wants, by the subject it asked on."""
+    return subject[len(subjects.CACHE_PREFIX) + 1 :].partition(".")[0]
+
+
+def decode(subject: str, body: bytes) -> Message:
+    """The message. Raises ``Malformed``, naming the field."""
+    kind = _KINDS[verb_of(subject)]
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"{verb_of(subject)}: {error}") from None
+
+
+async def respond(delivery: Delivery, message: Message) -> None:
+    """Answer in JSON."""
+    if isinstance(message, Refused):
+        body, headers = _refusal(message.error())
+        await delivery.respond(body, headers=headers)
+    else:
+        await delivery.respond(msgspec.json.encode(message))
+
+
+def _refusal(fault: Fault) -> tuple[bytes, Headers]:
+    body = {"error": {"code": fault.code, "message": fault.message}}
+    headers = {ERROR_HEADER: fault.code, ERROR_CODE_HEADER: _STATUS.get(fault.code, "500")}
+    return msgspec.json.encode(body), headers

@@ -1,0 +1,222 @@
+"""What operators may ask of a pager, and have done: look at the cache, pin, unpin, invalidate.
+
+Every answer is bounded: a listing looks at ``_EDGES_MAX`` edges at most, however many there are.
+Token ids go in (a prefix to pin), and never come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nlargest
+from itertools import islice
+
+import numpy as np
+
+from pagemesh.pager.ages import Ages
+from pagemesh.pager.books import Books
+from pagemesh.pager.pins import Pins
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.retiring import Retiring
+from pagemesh.wire.cache_messages import (
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    CacheInvalidated,
+    CacheLine,
+    CacheStats,
+    CacheTop,
+    CacheTree,
+    InvalidateCache,
+    PinLine,
+    PinPrefix,
+    PrefixPinned,
+    PrefixUnpinned,
+    UnpinPrefix,
+)
+from pagemesh.wire.errors import Gone, Malformed
+
+_EDGES_MAX = 20_000
+
+
+class Door:
+    """Handlers of ``wire.cache_messages``."""
+
+    def __init__(self, books: Books, pins: Pins, retiring: Retiring, ages: Ages) -> None:
+        self._books = books
+        self._pins = pins
+        self._retiring = retiring
+        self._ages = ages
+        self._page_size = books.facts.page_size
+
+    # Looking
+
+    def stats(self, _message: AskCacheStats) -> CacheStats:
+        """The ledger, and what became of prompts and pages in this life."""
+        books, pool, facts = self._books, self._books.pool, self._books.facts
+        return CacheStats(
+            host=facts.host,
+            epoch=facts.epoch,
+            page_size=facts.page_size,
+            page_bytes=facts.page_bytes,
+            total_pages=pool.total,
+            free_pages=pool.free,
+            held_pages=pool.held,
+            pinned_pages=pool.pinned,
+            idle_pages=pool.idle,
+            draining_pages=pool.draining,
+            root_count=len(books.forest.trees),
+            retired_root_count=len(books.forest.retired),
+            lease_count=len(books.leases),
+            left_pages={why.value: count for why, count in books.forest.left_pages.items()},
+            prompt_tokens=books.prompt_tokens,
+            cached_tokens=books.cached_tokens,
+            pins=[
+                PinLine(
+                    pin=pin.name,
+                    root=pin.tree.digest.hex(),
+                    pages=pin.anchor.depth,
+                    tokens=pin.anchor.depth * self._page_size,
+                    expires_in_s=self._pins.expires_in_s(pin),
+                )
+                for pin in books.pins.values()
+            ],
+            pin_pages_max=self._pins.pages_max,
+            pins_given_way=self._pins.given_way_count,
+        )
+
+    def tree(self, message: AskCacheTree) -> CacheTree:
+        """A part of the listing of edges, as they are now."""
+        edges = self._edges(message.root)
+        wanted = message.limit + 1
+        found = list(islice(edges, message.first, message.first + wanted))
+        lines = [
+            self._line(tree, node, level, node.uses) for tree, node, level in found[: message.limit]
+        ]
+        more = len(found) == wanted
+        return CacheTree(host=self._books.facts.host, first=message.first, lines=lines, more=more)
+
+    def top(self, message: AskCacheTop) -> CacheTop:
+        """The edges that are worth the most, of those that are looked at."""
+        found = list(islice(self._edges(message.root), _EDGES_MAX + 1))
+        complete = len(found) <= _EDGES_MAX
+        through: dict[Node, int] = {}
+        for _, node, _ in reversed(found):  # each after what is below it
+            through[node] = count = through.get(node, 0) + node.uses
+            through[node.parent] = through.get(node.parent, 0) + count
+        if message.by == "reuse":
+            used = (edge for edge in found if through[edge[1]])
+            best = nlargest(
+                message.limit, used, key=lambda edge: through[edge[1]] * len(edge[1].pages)
+            )
+        else:
+            ends = (edge for edge in found if not edge[1].children)
+            best = nlargest(message.limit, ends, key=lambda edge: edge[1].depth)
+        lines = [self._line(tree, node, level, through[node]) for tree, node, level in best]
+        return CacheTop(host=self._books.facts.host, lines=lines, complete=complete)
+
+    def _edges(self, root_start: str) -> Iterator[tuple[Tree, Node, int]]:
+        """Every edge with its tree and the number of edges above it, after the one above it."""
+        for tree in sorted(self._books.forest.trees.values(), key=lambda tree: tree.index):
+            if not tree.digest.hex().startswith(root_start):
+                continue
+            stack = [(node, 0) for node in reversed(tree.root.children.values())]
+            while stack:
+                node, level = stack.pop()
+                yield tree, node, level
+                stack.extend((child, level + 1) for child in reversed(node.children.values()))
+
+    def _line(self, tree: Tree, node: Node, level: int, uses: int) -> CacheLine:
+        books = self._books
+        committed = int(books.pool.identities[node.pages[-1]])
+        return CacheLine(
+            root=tree.digest.hex(),
+            level=level,
+            depth_pages=node.depth,
+            pages=len(node.pages),
+            tokens=len(node.pages) * self._page_size,
+            pins=node.pins,
+            uses=uses,
+            age_s=self._ages.age_s(committed, books.now_ms),
+        )
+
+    # Keeping
+
+    def pin(self, message: PinPrefix) -> PrefixPinned:
+        """Keep what is cached of a prefix. Raises ``Gone``, ``NoCapacity`` or ``Malformed``."""
+        if len(message.tokens) < self._page_size:
+            raise Malformed(
+                f"{len(message.tokens)} tokens do not fill a page of {self._page_size}; "
+                "only whole pages are cached"
+            )
+        tokens = np.asarray(message.tokens, "<u4").tobytes()
+        ttl_ms = None if message.ttl_s is None else 1_000 * message.ttl_s
+        pin = self._pins.pin(bytes.fromhex(message.root), tokens, ttl_ms)
+        return PrefixPinned(
+            host=self._books.facts.host,
+            pin=pin.name,
+            pages=pin.anchor.depth,
+            tokens=pin.anchor.depth * self._page_size,
+            asked_tokens=len(message.tokens),
+            expires_in_s=self._pins.expires_in_s(pin),
+        )
+
+    def unpin(self, message: UnpinPrefix) -> PrefixUnpinned:
+        """End a pin, or all. Raises ``Gone`` for one that is not there."""
+        books = self._books
+        if message.pin is None:
+            ended = list(books.pins.values())
+        else:
+            pin = books.pins.get(message.pin)
+            if pin is None:
+                raise Gone(f"nothing is pinned as {message.pin} here")
+            ended = [pin]
+        for pin in ended:
+            self._pins.unpin(pin)
+        return PrefixUnpinned(host=books.facts.host, pins=[pin.name for pin in ended])
+
+    # Dropping
+
+    def invalidate(self, message: InvalidateCache) -> CacheInvalidated:
+        """Retire roots, or free what is idle. Raises ``Malformed``, or ``Gone`` for a root
+        that is not there."""
+        trees = list(self._books.forest.trees.values())
+        if message.what == "idle":
+            freed = sum(self._retiring.drop_idle(tree) for tree in trees)
+            return self._invalidated([], 0, freed, 0, [])
+        if not message.name:
+            raise Malformed(f"name the {message.what}")
+        chosen, unknown_count = self._chosen(trees, message)
+        done = [self._retiring.retire(tree) for tree in chosen]
+        return self._invalidated(
+            [tree.digest.hex() for tree in chosen],
+            unknown_count,
+            sum(retired.freed_pages for retired in done),
+            sum(retired.used_pages for retired in done),
+            [name for retired in done for name in retired.pins],
+        )
+
+    def _chosen(self, trees: list[Tree], message: InvalidateCache) -> tuple[list[Tree], int]:
+        """The trees meant, and how many of them are because nobody knows whose they are."""
+        if message.what == "root":
+            found = [tree for tree in trees if tree.digest.hex().startswith(message.name)]
+            if not found:
+                raise Gone(f"no root starts with {message.name} here")
+            if len(found) > 1:
+                raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
+            return found, 0
+        label = "model" if message.what == "model" else "tenant"
+        found = [tree for tree in trees if getattr(tree, label) == message.name]
+        unknown = [tree for tree in trees if not getattr(tree, label)]
+        return found + unknown, len(unknown)
+
+    def _invalidated(
+        self, roots: list[str], unknown_count: int, freed: int, used: int, pins: list[str]
+    ) -> CacheInvalidated:
+        return CacheInvalidated(
+            host=self._books.facts.host,
+            roots=roots,
+            unknown_root_count=unknown_count,
+            freed_pages=freed,
+            used_pages=used,
+            pins=pins,
+        )

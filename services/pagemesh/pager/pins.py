@@ -1,0 +1,130 @@
+"""Prefixes that operators keep: what is pinned is in use, so no policy can evict it.
+
+A pin is anchored in the tree as a lease is. It ends by its lifetime, by being unpinned, with its
+root, or when it gives way: a sequence that is alone in the pool, and still has too little room,
+comes first (``Pins.give_way``), so that a pin can never be what a request waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.lease import Lease
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.wire.errors import Gone, NoCapacity
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """``anchor``: where its pages end. ``expires_ms``: None for never."""
+
+    name: str
+    tree: Tree
+    anchor: Node
+    expires_ms: int | None
+
+
+class Pins:
+    """By name, the oldest first; ``books.pins`` keeps them."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.given_way_count = 0
+
+    @property
+    def pages_max(self) -> int:
+        """Pages that pins may keep in all."""
+        return int(self._books.facts.page_count * self._books.limits.pin_share_max)
+
+    def pin(self, root: bytes, tokens: bytes, ttl_ms: int | None) -> Pin:
+        """Keep what is cached of ``tokens``. Raises ``Gone`` when that is nothing,
+        ``NoCapacity`` when it would be too much."""
+        books = self._books
+        name = name_of(root, tokens, books.facts.page_token_bytes)
+        old = books.pins.get(name)
+        tree = books.forest.trees.get(root)
+        pages_max = len(tokens) // books.facts.page_token_bytes
+        match = books.forest.match(tree.root, tokens, pages_max) if tree is not None else None
+        if tree is None or match is None or not match.pages:
+            raise Gone("no whole page of it is cached here; send it as a prompt first")
+        kept = self._nodes(without=name)
+        pages = sum(len(node.pages) for node in kept)
+        node = match.node
+        pages += 0 if match.edge in kept else match.edge_pages
+        while not node.is_root:
+            pages += 0 if node in kept else len(node.pages)
+            node = node.parent
+        if pages > self.pages_max:
+            raise NoCapacity(
+                f"{pages} pages would be pinned, at most {self.pages_max} may be; "
+                "unpin others, or raise PAGEMESH_PIN_SHARE_MAX"
+            )
+        if old is None and len(books.pins) >= books.limits.pin_count_max:
+            raise NoCapacity(f"{len(books.pins)} prefixes are pinned; unpin one first")
+        anchor = books.forest.pin_match(match)
+        if old is not None:
+            self.unpin(old)
+        expires_ms = None if ttl_ms is None else books.now_ms + ttl_ms
+        pin = books.pins[name] = Pin(name, tree, anchor, expires_ms)
+        tree.pin_count += 1
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """``pin`` ends."""
+        books = self._books
+        del books.pins[pin.name]
+        books.forest.unpin(pin.anchor)
+        pin.tree.pin_count -= 1
+        books.freed = True
+
+    def expire(self) -> None:
+        """End the pins whose time is over."""
+        now_ms = self._books.now_ms
+        for pin in list(self._books.pins.values()):
+            if pin.expires_ms is not None and pin.expires_ms <= now_ms:
+                self.unpin(pin)
+
+    def of(self, tree: Tree) -> Iterator[Pin]:
+        """The pins under ``tree``."""
+        return (pin for pin in list(self._books.pins.values()) if pin.tree is tree)
+
+    def give_way(self, own: Lease | None) -> bool:
+        """End the oldest pin for a waiter that nothing else makes room for: nobody but itself
+        (``own``: its lease, if it has one) holds anything. Whether there was one to end."""
+        books = self._books
+        alone = len(books.leases) == (own is not None)
+        alone = alone and not books.loads and not books.pool.draining
+        if not (alone and books.pins and books.may_evict()):
+            return False
+        self.unpin(next(iter(books.pins.values())))
+        self.given_way_count += 1
+        return True
+
+    def expires_in_s(self, pin: Pin) -> int | None:
+        """Seconds that ``pin`` has left, rounded up."""
+        if pin.expires_ms is None:
+            return None
+        return -((self._books.now_ms - pin.expires_ms) // 1_000)
+
+    def _nodes(self, without: str) -> set[Node]:
+        """Every edge that a pin keeps; that of name ``without`` is not counted."""
+        kept: set[Node] = set()
+        for pin in self._books.pins.values():
+            node = pin.anchor
+            while pin.name != without and not node.is_root and node not in kept:
+                kept.add(node)
+                node = node.parent
+        return kept
+
+
+def name_of(root: bytes, tokens: bytes, page_bytes: int) -> str:
+    """16 hexadecimal digits for the whole pages of ``tokens`` under ``root``, the same on every
+    host."""
+    whole = len(tokens) // page_bytes * page_bytes
+    hashed = xxhash.xxh3_64(root)
+    hashed.update(tokens[:whole])
+    return hashed.hexdigest()

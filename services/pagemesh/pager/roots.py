@@ -1,0 +1,77 @@
+"""Which root has which line of the pool's root table, and so a tree of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pagemesh.pager.events import StoreRoot
+from pagemesh.pager.leaving import Why
+from pagemesh.pager.radix import Tree
+from pagemesh.wire.cache_terms import CacheTerms
+
+if TYPE_CHECKING:
+    from pagemesh.pager.books import Books
+
+
+def has_root_place(books: Books, digest: bytes) -> bool:
+    """Whether ``tree_of`` can answer."""
+    known = digest in books.forest.trees
+    return known or bool(books.roots) or _spare_tree(books) is not None
+
+
+def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
+    """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
+    that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an
+    empty one, else the one that was not asked for the longest, so that roots seen once do
+    not drive out those in use."""
+    trees = books.forest.trees
+    tree = trees.pop(digest, None)
+    if tree is not None:
+        trees[digest] = tree
+        if terms.has_quota or tree.root.account is not books.accounts.common:
+            books.accounts.assign(tree, terms, partial(_held_pages, books, tree))
+        return tree
+    if not books.roots:
+        spare = _spare_tree(books)
+        assert spare is not None, "has_root_place was not asked"
+        uproot(books, spare, Why.EVICTED)
+    tree = books.forest.plant(digest, books.roots.pop())
+    books.out.append(StoreRoot(tree.index, digest, True))
+    if terms.has_quota:
+        books.accounts.assign(tree, terms, lambda: 0)
+    return tree
+
+
+def uproot(books: Books, tree: Tree, why: Why) -> None:
+    """Forget a tree that no lease uses, with all it caches."""
+    for node in reversed(list(tree.root.below())):
+        books.drop(node, 0, why)
+    books.forest.fell(tree)
+    books.roots.append(tree.index)
+    books.out.append(StoreRoot(tree.index, tree.digest, False))
+    books.freed = True
+
+
+def sweep_retired(books: Books) -> None:
+    """Free what no lease uses of retired roots, unless somebody may still read it whom this
+    pager has not heard."""
+    for tree in list(books.forest.retired.values()) if books.may_evict() else ():
+        for node in reversed(list(tree.root.below())):
+            books.drop(node, node.depth - len(node.pages), Why.INVALIDATED)
+        if tree.is_unused:
+            uproot(books, tree, Why.INVALIDATED)
+
+
+def _held_pages(books: Books, tree: Tree) -> int:
+    return sum(len(one.held_pages) for one in books.leases.values() if one.tree is tree)
+
+
+def _spare_tree(books: Books) -> Tree | None:
+    spare = None
+    for tree in books.forest.trees.values():  # the longest unused first
+        if tree.is_unused:
+            return tree
+        if spare is None and tree.is_spare and books.may_evict():
+            spare = tree
+    return spare
