@@ -37,7 +37,7 @@ _LOOK_MAX = 64
 """Records that may be in use at the old end of the list; more than that, and nothing is evicted."""
 
 
-class Record(msgspec.Struct, eq=False):
+class Record(msgspec.Struct, eq=False, gc=False):
     """One page on disk. ``root``: the digest of its tree."""
 
     chain: int
