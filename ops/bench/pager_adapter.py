@@ -84,7 +84,7 @@ class PagerAdapter:
         opened = OpenSession(
             worker=WORKER, incarnation=INCARNATION, role="prefill", lock_name="lock", pool=spec
         )
-        assert isinstance(self._ask(opened), SessionOpened)
+        assert isinstance(self.ask(opened), SessionOpened)
 
     def _open(self, page_count: int, page_size: int) -> PoolFacts:
         return PoolFacts("bench", EPOCH, 1, page_count, page_size, PAGE_BYTES, LAYOUT, "/nowhere")
@@ -101,7 +101,7 @@ class PagerAdapter:
 
     def match(self, request: Request) -> int:
         """Admit. Returns the cached pages."""
-        granted = self._ask(
+        granted = self.ask(
             Admit(
                 key=request.key, order=request.order, worker=WORKER, incarnation=INCARNATION,
                 epoch=self._epoch, root=ROOT, tokens=request.tokens,
@@ -115,7 +115,7 @@ class PagerAdapter:
 
     def alloc(self, request: Request) -> None:
         """Extend by a page."""
-        extended = self._ask(
+        extended = self.ask(
             Extend(
                 key=request.key, worker=WORKER, incarnation=INCARNATION, lease=request.lease,
                 have_pages=request.page_count, page_count=request.page_count + 1,
@@ -124,7 +124,7 @@ class PagerAdapter:
         assert isinstance(extended, Extended), extended
 
     def commit(self, request: Request) -> None:
-        committed = self._ask(
+        committed = self.ask(
             Commit(
                 key=request.key, worker=WORKER, incarnation=INCARNATION, lease=request.lease,
                 fill=Fill(
@@ -137,7 +137,7 @@ class PagerAdapter:
 
     def release(self, request: Request) -> None:
         count = len(request.tokens) // 4
-        self._ask(
+        self.ask(
             Release(
                 key=request.key, worker=WORKER, incarnation=INCARNATION, lease=request.lease,
                 fill=Fill(filled_tokens=count, first_token=count),
@@ -154,7 +154,8 @@ class PagerAdapter:
 
     # Performing
 
-    def _ask(self, message: Message) -> Message:
+    def ask(self, message: Message) -> Message:
+        """Have the core handle ``message``."""
         for command in self.core.handle(Asked(None, message), 1_000):
             if type(command) is Answer:
                 return command.message
@@ -182,7 +183,7 @@ class PublishingPagerAdapter(PagerAdapter):
         )
         return self._store.facts
 
-    def _ask(self, message: Message) -> Message:
+    def ask(self, message: Message) -> Message:
         answer: Message | None = None
         for command in self.core.handle(Asked(None, message), 1_000):
             if type(command) is Answer:

@@ -37,7 +37,7 @@ class Admission:
         self._pins = pins
         self._waterfalls = Waterfalls(books)
         self._preemption = preemption
-        self._quotas = quotas
+        self._quotas, self._tenants = quotas, books.accounts.by_tenant
         self._page_size = books.facts.page_size
 
     # Requests
@@ -63,7 +63,8 @@ class Admission:
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
         self._require_fitting(message.page_count)
-        self._quotas.require_growing(lease.account, message.page_count)
+        if self._tenants:
+            self._quotas.require_growing(lease.account, message.page_count)
         if message.page_count <= lease.page_count:
             self._books.waiting.discard(message.incarnation, message.key)
             return self._extended(lease, message)
@@ -161,7 +162,7 @@ class Admission:
 
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
-        if self._quotas.are_there and self._is_held_back(self._waiter(message, order)):
+        if self._tenants and self._is_held_back(self._waiter(message, order)):
             return self._queued(message, 0)
         if not len(waiting):  # most of the time: nobody is overtaken
             reply = self._try(message)
@@ -182,7 +183,7 @@ class Admission:
 
     def _is_held_back(self, waiter: Waiter) -> bool:
         """Whether ``waiter`` waits, from now on, until its tenant uses less."""
-        if not self._quotas.are_there:
+        if not self._tenants:  # with a quota
             return False
         books, message = self._books, waiter.message
         if isinstance(message, Extend):
@@ -248,7 +249,7 @@ class Admission:
         fresh = books.take_pages(count, message.incarnation, tree)
         lease = self.start_lease(
             message.key, message.order, tree, anchor, fresh, message.tokens, 0,
-            match.pages * self._page_size, waterfall,
+            match.pages * self._page_size, waterfall, message.tokens_max,
         )  # fmt: skip
         lease.ttl_ms = 1_000 * message.terms.ttl_s
         books.hold(lease, books.sessions[message.incarnation])
@@ -279,6 +280,7 @@ class Admission:
         tokens_first: int,
         filled_tokens: int,
         waterfall: Waterfall,
+        tokens_max: int,
     ) -> Lease:
         """A lease over the pages above ``anchor``, which is pinned for it, and ``fresh`` ones;
         ``tokens`` are known from ``tokens_first`` on."""
@@ -302,6 +304,7 @@ class Admission:
             cached_tokens=filled_tokens,
             waterfall=waterfall,
             granted_ms=books.now_ms,
+            tokens_max=tokens_max,
             filled_tokens=filled_tokens,
             trace=books.trace,
         )
@@ -323,6 +326,7 @@ class Admission:
         if count > 0:
             lease.grow(self._books.take_pages(count, lease.incarnation, lease.tree))
             lease.account.used_pages += count
+            self._books.waste.grow(lease, count)
             lease.granted_at = self._books.pool.last_sequence
 
     def _match(self, message: Admit) -> Match:
@@ -350,7 +354,8 @@ class Admission:
             raise DeadlineExceeded("no time is left to admit in")
         page_count = self._books.facts.pages_for(message.reserve_tokens)
         self._require_fitting(page_count)
-        self._quotas.require_fitting(message.terms, page_count)
+        if message.terms.has_quota:
+            self._quotas.require_fitting(message.terms, page_count)
         if not has_root_place(self._books, message.root):
             raise Busy("leases of too many roots are open", retry_after_ms=1_000)
 

@@ -12,6 +12,7 @@ from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
 from pagemesh.pager.runs import Pages, join_all, table_of
+from pagemesh.pager.waste import Waste
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 
@@ -63,6 +64,7 @@ def check_books(books: Books) -> None:
     check_forest(books.forest, books.pool, books.anchors())
     books.waiting.check()
     _check_accounts(books)
+    _check_waste(books)
     _check_pages(books)
     _check_leases(books)
     _check_tickets(books)
@@ -78,6 +80,15 @@ def check_books(books: Books) -> None:
     for waiter in books.in_flight.waiters():
         assert waiter.name not in queued, "it waits for others to compute, and for room"
         assert waiter.message.key not in books.sessions[waiter.message.incarnation].by_key
+
+
+def _check_waste(books: Books) -> None:
+    anew = Waste(books.facts.page_size)
+    for lease in books.leases.values():
+        if lease.life.state is not LeaseState.REVOKED:
+            anew.enter(lease)
+    assert anew.same_as(books.waste), "waste was not kept up to date"
+    assert 0 <= anew.internal_slots <= anew.unfilled_slots <= anew.contiguous_slots
 
 
 def _check_accounts(books: Books) -> None:

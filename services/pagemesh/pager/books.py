@@ -37,6 +37,7 @@ from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.roots import sweep_retired, uproot
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.waiting import Queues
+from pagemesh.pager.waste import Waste
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
@@ -69,6 +70,7 @@ class Books:
         self.forest = Forest(self.pool, facts.page_size, self.accounts)
         self.waiting = Queues(limits.waiter_count_max)
         self.in_flight = InFlight(self.forest, facts.page_size, limits)
+        self.waste = Waste(facts.page_size)
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
@@ -195,7 +197,11 @@ class Books:
     def enter(self, lease: Lease) -> None:
         """``lease`` stands from now on; its slot is taken already."""
         lease.tree.lease_count += 1
-        lease.account.used_pages += len(lease.held_pages)
+        own_pages = lease.page_count - lease.committed_pages
+        if lease.copies:
+            own_pages = len(lease.held_pages)
+        lease.tree.root.account.used_pages += own_pages
+        self.waste.enter(lease)
         self.leases[lease.id] = lease
         if lease.order > self.youngest:
             self.youngest = lease.order
@@ -225,6 +231,7 @@ class Books:
         drains until it lets go."""
         self.out.append(SetLeaseWord(lease.slot, 0))
         held = lease.held_pages
+        self.waste.leave(lease)
         lease.life.move(LeaseState.REVOKED, reason)
         self.revoked[lease.id] = lease
         self.in_flight.leave(lease)
@@ -255,6 +262,7 @@ class Books:
             del self.revoked[lease.id]
         else:
             self.out.append(SetLeaseWord(lease.slot, 0))
+            self.waste.leave(lease)
             self.pool.give(held)
         lease.account.used_pages -= len(held)
         lease.life.move(LeaseState.ENDED, why)

@@ -237,10 +237,11 @@ class Handover:
         start = shared * books.facts.page_size
         known = parent.known_from(start)[: 4 * (filled - start)]
         child = self._admission.start_lease(
-            key, order, parent.tree, parent.anchor, fresh, known, start, filled, _NO_WATERFALL
-        )
+            key, order, parent.tree, parent.anchor, fresh, known, start, filled, _NO_WATERFALL,
+            parent.tokens_max,
+        )  # fmt: skip
         # The tail is the holder's to copy: it counts as filled once the holder says so.
-        child.filled_tokens = start
+        books.waste.fill(child, start)
         child.forked_from, child.ttl_ms = parent.id, parent.ttl_ms
         if known:
             child.copied = (

@@ -148,6 +148,8 @@ class Lease(msgspec.Struct, eq=False):
     """Slots filled when it was granted to its present holder."""
     waterfall: Waterfall
     granted_ms: int
+    tokens_max: int = 0
+    """Slots that it may ever fill."""
     ttl_ms: int = 0
     """How long what it uses is cached after it ended; 0: for as long as there is room."""
     life: Lifecycle[LeaseState] = msgspec.field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagemesh.pager.books import Books
+from pagemesh.pager.leaving import Why
 from pagemesh.runtime import metrics, semconv, trace
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.wire.messages import Message, Refused, name_of
@@ -24,7 +25,24 @@ _in_flight_saved = metrics.counter(
     "pager_in_flight_saved_tokens_total", "Prompt tokens not computed again, by waiting for others."
 )
 _sessions = metrics.gauge("pager_sessions", "Open worker sessions.")
-_evicted = metrics.counter("pager_evicted_pages_total", "Pages evicted.", ["reason"])
+_held_back = metrics.gauge(
+    "pager_quota_waiters", "Sequences that wait until their tenants use fewer pages."
+)
+_tenants = metrics.gauge(
+    "pager_tenant_pages", "Pages of tenants with a quota, and the quota.", ["tenant", "state"]
+)
+_wasted = metrics.gauge(
+    "pager_wasted_slots", "Token slots of used pages that hold no token, by kind.", ["kind"]
+)
+_used_slots = metrics.gauge("pager_used_slots", "Token slots of pages that sequences use.")
+_contiguous = metrics.gauge(
+    "pager_contiguous_wasted_slots",
+    "Token slots that allocating each sequence's longest length in one piece would waste.",
+)
+_timed = metrics.gauge("pager_timed_edges", "Cached prefixes that have a time to live.")
+_evicted = metrics.counter(
+    "pager_evicted_pages_total", "Pages that left the cache, by reason.", ["reason"]
+)
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
 _tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts.", ["fate"])
@@ -39,7 +57,10 @@ class Measures:
     """Gauges and counters of one pager life; counters go on over lives."""
 
     def __init__(self) -> None:
-        self._evicted_pages = 0
+        self._left_pages = dict.fromkeys(Why, 0)
+        _tenants.clear()
+        self._tenants: set[str] = set()
+        """That have lines of their own now."""
         self._preempted_count = 0
         self._saved_tokens = 0
         self._before = (0, 0)
@@ -60,9 +81,35 @@ class Measures:
         _in_flight_saved.inc(books.in_flight.saved_tokens - self._saved_tokens)
         self._saved_tokens = books.in_flight.saved_tokens
         _sessions.set(sum(1 for session in books.sessions.values() if session.is_open))
-        _evicted.labels("capacity").inc(pool.evicted - self._evicted_pages)
+        for why, count in books.forest.left_pages.items():
+            _evicted.labels(why.value).inc(count - self._left_pages[why])
+            self._left_pages[why] = count
+        self._sample_waste(books)
+        self._sample_tenants(books)
         _preempted.inc(books.preempted_count - self._preempted_count)
-        self._evicted_pages, self._preempted_count = pool.evicted, books.preempted_count
+        self._preempted_count = books.preempted_count
+
+    def _sample_waste(self, books: Books) -> None:
+        waste, pool = books.waste, books.pool
+        _used_slots.set((pool.held + pool.pinned) * books.facts.page_size)
+        _wasted.labels("internal").set(waste.internal_slots)
+        _wasted.labels("reservation").set(waste.reservation_slots)
+        _wasted.labels("external").set(0)  # any free page will do
+        _contiguous.set(waste.contiguous_slots)
+        _timed.set(len(books.forest.lifetimes))
+
+    def _sample_tenants(self, books: Books) -> None:
+        """Their names and number are the operator's, who lists their limits."""
+        _held_back.set(books.waiting.count - len(books.waiting))
+        accounts = books.accounts.by_tenant
+        for tenant in self._tenants - accounts.keys():
+            for state in ("used", "idle", "quota"):
+                _tenants.remove(tenant, state)
+        self._tenants = set(accounts)
+        for tenant, account in accounts.items():
+            _tenants.labels(tenant, "used").set(account.used_pages)
+            _tenants.labels(tenant, "idle").set(account.idle_pages)
+            _tenants.labels(tenant, "quota").set(account.quota_pages)
 
     def answered(
         self, request: Message, answer: Message, headers: Mapping[str, str], start_us: int,

@@ -25,15 +25,9 @@ class Quotas:
         self._books = books
         self._preemption = preemption
 
-    @property
-    def are_there(self) -> bool:
-        """Whether any tenant has a quota; without, nobody is ever held back."""
-        return bool(self._books.accounts.by_tenant)
-
     def require_fitting(self, terms: CacheTerms, page_count: int) -> None:
-        """Raises ``OverQuota`` for what ``terms`` never allow."""
-        if terms.has_quota:
-            self._require(terms.tenant, terms.quota_pages(self._books.pool.total), page_count)
+        """Raises ``OverQuota`` for what the quota of ``terms`` never allows."""
+        self._require(terms.tenant, terms.quota_pages(self._books.pool.total), page_count)
 
     def require_growing(self, account: Account, page_count: int) -> None:
         """Raises ``OverQuota`` for a lease of ``page_count`` pages that never fits."""

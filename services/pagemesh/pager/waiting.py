@@ -115,7 +115,7 @@ class Queues(WaitList):
     @property
     def count(self) -> int:
         """How many wait, for room or for their tenants."""
-        return len(self) + len(self._lists)
+        return len(self._places) + len(self._lists)
 
     def held_back(self) -> Iterator[Waiter]:
         """Those who wait for their tenants."""

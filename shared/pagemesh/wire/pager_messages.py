@@ -184,7 +184,7 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ``tokens`` are all tokens known so far (prompt, then generated); ``reserve_tokens`` is
     how many slots the lease shall have, at least ``len(tokens)``. At least the last token
-    is never matched, since its logits are wanted.
+    is never matched, since its logits are wanted. ``tokens_max``: slots it may ever fill.
     """
 
     key: SequenceKey
@@ -197,6 +197,7 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserve_tokens: Count
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
+    tokens_max: Count = 0
     deadline_ms: Millis
 
 
@@ -220,9 +221,8 @@ class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.queued")
 class Queued(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Not now. The same reply that would have come now comes later, as a message to the
-    worker; asking again is harmless and keeps the place in the queue. A waiter that is not
-    heard of for ``ask_again_ms`` is forgotten."""
+    """Not now. The reply comes later, as a message to the worker; asking again is harmless and
+    keeps the place in the queue. Who is not heard of for ``ask_again_ms`` is forgotten."""
 
     key: SequenceKey
     ahead_count: Count

@@ -263,6 +263,7 @@ class Worker:
         attempt: int = 1,
         deadline_ms: int = 60_000,
         terms: CacheTerms = NO_TERMS,
+        tokens_max: int = 0,
     ) -> Message:  # Granted, Queued or Refused
         ids = list(tokens)
         return self._ask(
@@ -270,7 +271,7 @@ class Worker:
                 key=key_of(number, attempt), order=order_of(number), worker=self.name,
                 incarnation=self.incarnation, epoch=self.rig.epoch, root=root, tokens=pack(ids),
                 reserve_tokens=max(reserve, len(ids)), read_cache=read_cache,
-                terms=terms, deadline_ms=deadline_ms,
+                terms=terms, tokens_max=tokens_max, deadline_ms=deadline_ms,
             )
         )  # fmt: skip
 

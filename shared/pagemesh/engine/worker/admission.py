@@ -60,6 +60,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             reserve_tokens=reserve(desk, sequence),
             read_cache=_reads_cache(sequence),
             terms=sequence.terms,
+            tokens_max=sequence.tokens_max,
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),
