@@ -100,8 +100,7 @@ class Rig:
     ) -> None:
         self.page_count, self.page_size, self.limits = page_count, page_size, limits
         self.now_ms = 1_000
-        self.epoch = 1
-        self._books = books
+        self.epoch, self._books = 1, books
         u64 = np.zeros(page_count, np.uint64)
         u32 = np.zeros(page_count, np.uint32)
         self.headers = HeaderTable(
