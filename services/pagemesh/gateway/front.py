@@ -156,7 +156,7 @@ class Front:
             yield
             return
         if self._calls_of[tenant] >= requests_max:
-            text = f"{requests_max} requests of yours are open, which is all you may have at once"
+            text = f"your limit of {requests_max} open requests is reached: wait for one to end"
             raise ApiError(429, text, code="quota_exceeded", retry_after_ms=1_000)
         self._calls_of[tenant] += 1
         try:

@@ -247,6 +247,7 @@ async def fake_mesh(
     *,
     roles: tuple[Role, ...] = ("decode",),
     api_keys: str = "",
+    tenant_limits: str = "",
     config: GatewayConfig | None = None,
     limits: RequestLimits | None = None,
     request_count_max: int = 64,
@@ -281,7 +282,7 @@ async def fake_mesh(
         front = Front(
             gateway,
             Tokens.load(model_folder),
-            Tenants(api_keys, SECRET),
+            Tenants(api_keys, SECRET, tenant_limits),
             model=MODEL,
             request_timeout_ms=20_000,
             limits=limits or RequestLimits(worker_wait_ms_max=2_000),
