@@ -46,7 +46,9 @@ struct AttentionPlan {
 
 void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan) {
   plan->tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(call.rows)));
-  plan->tile_count = make_tiles(call, plan->tiles);
+  // Not so few tiles that threads are left without.
+  const long joined_max = call.rows * call.pages.kv_heads / (2 * threads);
+  plan->tile_count = make_tiles(call, joined_max, plan->tiles);
   long spans_max = 0, rows_max = 1, units = 0;
   for (long i = 0; i < plan->tile_count; ++i) {
     const long own = Spans(reach_of(call, plan->tiles[i])).count();

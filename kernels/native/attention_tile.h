@@ -1,4 +1,5 @@
-// Tiles: runs of rows of one sequence that share each block of K and V while it is in cache.
+// Tiles: runs of rows that share each block of K and V while it is in cache. They are of one
+// sequence, or of several that begin with the same pages: a prefix that many were given.
 #pragma once
 
 #include <stdlib.h>
@@ -17,8 +18,15 @@ struct Scratch {
   Run* runs;       // queries that see the whole block
 };
 
+// `shared`: positions that all rows of the tile read from the same pages, in whole blocks; those
+// after them each row reads from its own. INT_MAX: the rows are of one sequence.
 struct Tile {
-  int row, rows;
+  int row, rows, shared;
+};
+
+// Rows [first, end) of a tile.
+struct Rows {
+  int first, end;
 };
 
 // Positions [low, limit).
@@ -71,17 +79,18 @@ Run run_at(const AttentionCall& call, const Scratch& scratch, long query, int co
           scratch.keep + query, count};
 }
 
-// One block for all queries of a tile: those that see all of it in even runs, the others singly.
+// One block for all queries of some rows of a tile: those that see all of it in even runs, the
+// others singly.
 template <typename T>
-void tile_block(const AttentionCall& call, Tile tile, const Block<T>& block, long start,
+void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>& block, long start,
                 Scratch& scratch) {
-  const long queries = tile.rows * call.group;
+  const long queries = rows.end * call.group;
   const auto seen = [&](long query) {
     return slots_of(reach_of(call, tile.row + query / call.group), start);
   };
   const auto sees_all = [](Slots slots) { return slots.first == 0 && slots.end == kBlock; };
   int run_count = 0;
-  for (long query = 0; query < queries;) {
+  for (long query = rows.first * call.group; query < queries;) {
     long end = query;
     while (end < queries && sees_all(seen(end))) ++end;
     long pieces = (end - query + kTileQueries - 1) / kTileQueries;
@@ -101,6 +110,30 @@ void tile_block(const AttentionCall& call, Tile tile, const Block<T>& block, lon
   take_block(call, block, scratch.runs, run_count, {0, kBlock});
 }
 
+// Blocks of [begin, end) for some rows of a tile, from the pages of the first of them.
+template <typename T>
+void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, long begin,
+                 long end, Scratch& scratch) {
+  const int first = tile.row + rows.first;
+  const HeadPages<T> head{call.pages, call.tables + call.table_indptr[call.row_sequence[first]],
+                          kv_head};
+  // What rows of several sequences take together, each of them sees whole.
+  const bool alike = tile.shared == INT_MAX;
+  const Reach reach = alike ? reach_of(call, tile) : reach_of(call, first);
+  end = end < reach.limit ? end : reach.limit;
+  Block<T> block;
+  for (long start = begin; start < end; start += kBlock) {
+    locate(head, start, slots_of(reach, start), static_cast<typename T::Code*>(scratch.keys),
+           &block);
+    memcpy(block.next_keys, block.keys, sizeof block.keys);
+    const long next = start + kBlock;
+    if (next < reach.limit && head.whole_vectors()) {
+      locate_keys(head, next, slots_of(reach, next), block.next_keys);
+    }
+    tile_block(call, tile, rows, block, start, scratch);
+  }
+}
+
 // The states of a tile's queries over one span, into scratch.span.
 template <typename T>
 void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Scratch& scratch) {
@@ -109,21 +142,16 @@ void tile_span(const AttentionCall& call, Tile tile, long kv_head, long span, Sc
     memset(state.words, 0, sizeof(float) * static_cast<size_t>(state_floats(call.width)));
     state.peak() = -FLT_MAX;  // that of nothing: a score of minus infinity is still below
   }
-  const HeadPages<T> head{
-      call.pages, call.tables + call.table_indptr[call.row_sequence[tile.row]], kv_head};
   const Reach reach = reach_of(call, tile);
-  const long low = reach.low / kBlock * kBlock;
+  const long begin = span * kSpan > reach.low ? span * kSpan : reach.low / kBlock * kBlock;
   const long end = (span + 1) * kSpan < reach.limit ? (span + 1) * kSpan : reach.limit;
-  Block<T> block;
-  for (long start = span * kSpan > low ? span * kSpan : low; start < end; start += kBlock) {
-    locate(head, start, slots_of(reach, start), static_cast<typename T::Code*>(scratch.keys),
-           &block);
-    memcpy(block.next_keys, block.keys, sizeof block.keys);
-    const long next = start + kBlock;
-    if (next < reach.limit && head.whole_vectors()) {
-      locate_keys(head, next, slots_of(reach, next), block.next_keys);
-    }
-    tile_block(call, tile, block, start, scratch);
+  if (tile.shared >= end) {
+    return take_blocks<T>(call, tile, {0, tile.rows}, kv_head, begin, end, scratch);
+  }
+  const long apart = tile.shared > begin ? tile.shared : begin;
+  take_blocks<T>(call, tile, {0, tile.rows}, kv_head, begin, apart, scratch);
+  for (int i = 0; i < tile.rows; ++i) {
+    take_blocks<T>(call, tile, {i, i + 1}, kv_head, apart, end, scratch);
   }
 }
 
@@ -223,18 +251,45 @@ struct ThreadScratch {
   ~ThreadScratch() { free(memory); }
 };
 
+// Positions, in whole blocks, that two rows read from the same pages.
+long shared_positions(const AttentionCall& call, long row, long other) {
+  const int32_t* own = call.tables + call.table_indptr[call.row_sequence[row]];
+  const int32_t* others = call.tables + call.table_indptr[call.row_sequence[other]];
+  const long limit = reach_of(call, row).limit, limit_other = reach_of(call, other).limit;
+  const long most = (limit < limit_other ? limit : limit_other) / call.pages.page_size;
+  long pages = 0;
+  while (pages < most && own[pages] == others[pages]) ++pages;
+  return pages * call.pages.page_size / kBlock * kBlock;
+}
+
 // Rows side by side of one sequence. Under a window their positions must be neighbours, so that
-// every position within reach of a tile is within that of one of its rows.
-long make_tiles(const AttentionCall& call, Tile* tiles) {
+// every position within reach of a tile is within that of one of its rows. Or single rows of up
+// to `joined_max` sequences, most of whose positions are shared.
+long make_tiles(const AttentionCall& call, long joined_max, Tile* tiles) {
   const long rows_max = call.group >= kUnitQueries ? 1 : kUnitQueries / call.group;
+  const auto sequence = [&](long row) { return row < call.rows ? call.row_sequence[row] : -1; };
+  joined_max = joined_max < rows_max ? joined_max : rows_max;
   long count = 0;
   for (long row = 0; row < call.rows; ++row) {
-    const long step = row ? call.row_position[row] - call.row_position[row - 1] : 0;
-    const bool joins = count && row - tiles[count - 1].row < rows_max &&
-                       call.row_sequence[row] == call.row_sequence[row - 1] &&
-                       (call.window == LONG_MAX || (-1 <= step && step <= 1));
-    if (joins) ++tiles[count - 1].rows;
-    else tiles[count++] = {static_cast<int>(row), 1};
+    Tile* last = count ? &tiles[count - 1] : nullptr;
+    if (last && sequence(row) == sequence(row - 1)) {
+      const long step = call.row_position[row] - call.row_position[row - 1];
+      if (row - last->row < rows_max && (call.window == LONG_MAX || (-1 <= step && step <= 1))) {
+        ++last->rows;
+        continue;
+      }
+    } else if (last && row - last->row < joined_max && call.window == LONG_MAX &&
+               sequence(row) != sequence(row + 1) &&
+               (last->rows == 1 || last->shared != INT_MAX)) {
+      const long all = last->shared, own = shared_positions(call, row, last->row);
+      const long shared = own < all ? own : all;
+      if (2 * shared >= reach_of(call, row).limit) {
+        ++last->rows;
+        last->shared = static_cast<int>(shared);
+        continue;
+      }
+    }
+    tiles[count++] = {static_cast<int>(row), 1, INT_MAX};
   }
   return count;
 }

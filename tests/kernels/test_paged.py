@@ -102,6 +102,32 @@ def test_a_row_over_a_long_past_has_the_same_bits_on_any_number_of_threads(
     assert torch.equal(both[:1], alone)
 
 
+@pytest.mark.parametrize(("layout", "heads"), SHAPES)
+@pytest.mark.parametrize("shared", [1090, 640, 513, 130])
+def test_sequences_that_begin_with_the_same_pages_have_the_bits_that_each_has_alone(
+    level: CpuLevel,
+    with_threads: Callable[[int], None],
+    layout: PageLayout,
+    heads: int,
+    shared: int,
+) -> None:
+    pool, tables = filled_pool(layout, 1200, 6)
+    common = shared // layout.page_size
+    prefixed = [np.concatenate((tables[0][:common], own[common:])) for own in tables[:5]]
+    # One that shares nothing comes between them, and one of two rows at the end.
+    batch = [prefixed[0], prefixed[1], prefixed[2], tables[5], prefixed[3], prefixed[4]]
+    starts, counts = [1150, 1095, 1199, 900, shared, 1100], [1, 1, 1, 1, 1, 2]
+    q = [torch.randn(count, heads, layout.head_dim) for count in counts]
+    with_threads(1)
+    alone = [
+        attend_rows(pool, [table], [start], [rows])
+        for table, start, rows in zip(batch, starts, q, strict=True)
+    ]
+    for threads in (1, 2, 3):
+        with_threads(threads)
+        assert torch.equal(attend_rows(pool, batch, starts, q), torch.cat(alone)), threads
+
+
 def test_slots_beyond_a_row_are_never_read(level: CpuLevel) -> None:
     layout = PageLayout(2, 2, 40, 16)
     pool, tables = filled_pool(layout, 128, 1)
