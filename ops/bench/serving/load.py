@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from ops.bench.serving import workloads
-from ops.bench.serving.client import Reply, Server, complete
+from ops.bench.serving.client import Reply, RequestFailedError, Server, complete
 from ops.bench.serving.workloads import Prompt, Word, Workload
 
 WARM_UP_TOKENS, WARM_UP_OUTPUT_TOKENS = 32, 8
@@ -43,8 +43,11 @@ async def run_round(server: Server, workload: Workload, words: list[Word], seed:
     await _ask(server, warm_up, workloads.prompts(warm_up, words, f"warm-up {seed}")[0])
     everyone = workloads.prompts(workload, words, seed)
     started_s = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        users = [group.create_task(_ask(server, workload, said)) for said in everyone]
+    try:
+        async with asyncio.TaskGroup() as group:
+            users = [group.create_task(_ask(server, workload, said)) for said in everyone]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     wall_s = time.perf_counter() - started_s
     return summary([reply for user in users for reply in user.result()], wall_s)
 
@@ -65,16 +68,21 @@ async def _ask(server: Server, workload: Workload, said: list[Prompt]) -> list[R
 
 
 def summary(replies: list[Reply], wall_s: float) -> Round:
-    """The figures of ``replies``, which took ``wall_s`` seconds together."""
+    """The figures of ``replies``, which took ``wall_s`` seconds together. A reply whose tokens
+    never made a whole character has no times, but its tokens count. Raises
+    ``RequestFailedError`` when none has."""
+    timed = [reply for reply in replies if reply.arrivals_s]
+    if not timed:
+        raise RequestFailedError("no text came back, so that nothing can be timed")
     gaps_s = [later - earlier for reply in replies for earlier, later in pairwise(reply.arrivals_s)]
     per_token_s = [
         (reply.arrivals_s[-1] - reply.arrivals_s[0]) / max(1, reply.output_tokens - 1)
-        for reply in replies
+        for reply in timed
     ]
     known = [reply.cached_tokens for reply in replies if reply.cached_tokens is not None]
     return Round(
         output_tokens_s=sum(reply.output_tokens for reply in replies) / wall_s,
-        first_ms=1e3 * statistics.median(r.arrivals_s[0] - r.sent_s for r in replies),
+        first_ms=1e3 * statistics.median(r.arrivals_s[0] - r.sent_s for r in timed),
         gap_ms=1e3 * statistics.median(gaps_s) if gaps_s else 0.0,
         gap_p99_ms=1e3 * sorted(gaps_s)[round(0.99 * (len(gaps_s) - 1))] if gaps_s else 0.0,
         token_ms=1e3 * statistics.median(per_token_s),

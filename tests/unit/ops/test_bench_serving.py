@@ -77,7 +77,6 @@ def test_tokens_without_text_are_counted_by_the_usage_and_bring_no_arrival() -> 
     ("stream", "message"),
     [
         (chunk("a"), "the stream ended early"),
-        (chunk("", "length"), "no text came back"),
         (chunk("a") + event(error={"message": "out of pages"}), "out of pages"),
     ],
 )
@@ -180,6 +179,14 @@ def test_times_are_medians_over_requests_and_speed_is_over_the_whole_round() -> 
     assert (seen.first_ms, seen.gap_ms, seen.gap_p99_ms) == (3_000, 1_500, 4_000)
     assert seen.token_ms == 1_000
     assert seen.cached_tokens is None
+
+
+def test_a_reply_without_a_whole_character_counts_for_speed_and_has_no_times() -> None:
+    silent = Reply(0.0, (), 9.0, "", 4, 7, None)
+    seen = summary([reply(0, [1, 2], 2), silent], 9.0)
+    assert (seen.output_tokens_s, seen.first_ms) == (1.0, 1_000)
+    with pytest.raises(RequestFailedError, match="nothing can be timed"):
+        summary([silent], 9.0)
 
 
 def figures(output_tokens_s: float, first_ms: float) -> Round:
