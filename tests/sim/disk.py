@@ -89,7 +89,7 @@ class DiskHands:
         self._process, self._memory, self._disk = process, memory, disk
         self._bugs, self._tell = bugs, tell
         self._width = 4 * memory.page_size
-        self._writes: deque[tuple[StorePages | ForgetSlots, list[list[int]]]] = deque()
+        self._writes: deque[tuple[StorePages, list[list[int]]]] = deque()
         self._reads: deque[LoadPages] = deque()
         self._writing = self._reading = self._failed = False
         process.at(self._delay_ms(4.0), self._open)
@@ -100,9 +100,10 @@ class DiskHands:
             case StorePages():
                 self._writes.append((command, self._values(command)))
                 self._write()
-            case ForgetSlots():
-                self._writes.append((command, []))
-                self._write()
+            case ForgetSlots(slots):
+                if not (self._failed or self._disk.refuses):
+                    for slot in slots:
+                        self._disk.lines.pop(slot, None)
             case LoadPages():
                 self._reads.append(command)
                 self._read()
@@ -144,12 +145,12 @@ class DiskHands:
             self._disk.lines.pop(slot, None)
         self._process.at(self._delay_ms(6.0), lambda: self._written(command, values))
 
-    def _written(self, command: StorePages | ForgetSlots, values: list[list[int]]) -> None:
+    def _written(self, command: StorePages, values: list[list[int]]) -> None:
         self._writing = False
         if self._disk.refuses and not self._failed:
             self._failed = True
             self._tell(DiskFailed("no space left"))
-        elif not self._failed and isinstance(command, StorePages):
+        elif not self._failed:
             if self._bugs.take_late:
                 values = [list(self._memory.slots[page]) for page in table_of(command.pages)]
             rows = zip(command.slots, command.indexes, command.chains, values, strict=True)

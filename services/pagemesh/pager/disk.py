@@ -2,8 +2,7 @@
 
     actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
-          --forget---------------------> writer                      |
-                                         either --> DiskFailed ------+
+          <-forget->                     any of them: DiskFailed ----+
 
 Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
 read, is the core's to bound.
@@ -70,7 +69,7 @@ class Disk:
             case LoadPages():
                 self.load(command)
             case ForgetSlots():
-                self.forget(command)
+                await self.forget(command)
             case _:
                 return False
         return True
@@ -92,9 +91,11 @@ class Disk:
         """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
         self._start(self._reader, lambda: self._load(command))
 
-    def forget(self, command: ForgetSlots) -> None:
-        """Let nothing be found in these slots."""
-        self._start(self._writer, lambda: self._forget(command))
+    async def forget(self, command: ForgetSlots) -> None:
+        """Let nothing be found in these slots, which nobody writes: not even by a pager that is
+        started right after this returns."""
+        for event in await asyncio.to_thread(self._forget, command):
+            self._report(event)
 
     async def close(self) -> None:
         """Write what was taken, read no more, and let go of the files."""

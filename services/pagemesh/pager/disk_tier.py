@@ -224,6 +224,10 @@ class DiskTier:
         self._let_go(record)
         return record.slot if record.is_written else None
 
+    def roots(self) -> set[bytes]:
+        """The roots of what can be found; this looks at every page."""
+        return {record.root for record in self._records.values()}
+
     def retire(self, root: bytes) -> list[int]:
         """Forget every page of a tree. Returns the slots that may be overwritten now."""
         gone = [record for record in self._records.values() if record.root == root]

@@ -17,6 +17,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.retiring import Retiring
+from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
@@ -41,8 +42,11 @@ _EDGES_MAX = 20_000
 class Door:
     """Handlers of ``wire.cache_messages``."""
 
-    def __init__(self, books: Books, pins: Pins, retiring: Retiring, ages: Ages) -> None:
+    def __init__(
+        self, books: Books, pins: Pins, retiring: Retiring, ages: Ages, tiers: Tiers
+    ) -> None:
         self._books = books
+        self._tiers = tiers
         self._pins = pins
         self._retiring = retiring
         self._ages = ages
@@ -177,36 +181,45 @@ class Door:
     # Dropping
 
     def invalidate(self, message: InvalidateCache) -> CacheInvalidated:
-        """Retire roots, or free what is idle. Raises ``Malformed``, or ``Gone`` for a root
-        that is not there."""
-        trees = list(self._books.forest.trees.values())
+        """Retire roots, in memory and on disk, or free what is idle. Raises ``Malformed``, or
+        ``Gone`` for a root that is not there."""
+        trees = self._books.forest.trees
         if message.what == "idle":
-            freed = sum(self._retiring.drop_idle(tree) for tree in trees)
+            for root in self._tiers.roots():
+                self._tiers.retire(root)
+            freed = sum(self._retiring.drop_idle(tree) for tree in list(trees.values()))
             return self._invalidated([], 0, freed, 0, [])
         if not message.name:
             raise Malformed(f"name the {message.what}")
-        chosen, unknown_count = self._chosen(trees, message)
-        done = [self._retiring.retire(tree) for tree in chosen]
+        chosen, unknown_count = self._chosen(message)
+        done = [self._retiring.retire(trees[root]) for root in chosen if root in trees]
+        for root in chosen:
+            self._tiers.retire(root)
         return self._invalidated(
-            [tree.digest.hex() for tree in chosen],
+            [root.hex() for root in chosen],
             unknown_count,
             sum(retired.freed_pages for retired in done),
             sum(retired.used_pages for retired in done),
             [name for retired in done for name in retired.pins],
         )
 
-    def _chosen(self, trees: list[Tree], message: InvalidateCache) -> tuple[list[Tree], int]:
-        """The trees meant, and how many of them are because nobody knows whose they are."""
+    def _chosen(self, message: InvalidateCache) -> tuple[list[bytes], int]:
+        """The roots meant, and how many of them are because nobody knows whose they are, as of
+        those that are only on disk."""
+        trees = self._books.forest.trees
+        only_on_disk = sorted(self._tiers.roots() - trees.keys())
         if message.what == "root":
-            found = [tree for tree in trees if tree.digest.hex().startswith(message.name)]
+            roots = [*trees, *only_on_disk]
+            found = [root for root in roots if root.hex().startswith(message.name)]
             if not found:
                 raise Gone(f"no root starts with {message.name} here")
             if len(found) > 1:
                 raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
             return found, 0
         label = "model" if message.what == "model" else "tenant"
-        found = [tree for tree in trees if getattr(tree, label) == message.name]
-        unknown = [tree for tree in trees if not getattr(tree, label)]
+        found = [root for root, tree in trees.items() if getattr(tree, label) == message.name]
+        unknown = [root for root, tree in trees.items() if not getattr(tree, label)]
+        unknown += only_on_disk
         return found + unknown, len(unknown)
 
     def _invalidated(

@@ -89,7 +89,7 @@ class PagerCore:
         self._pins = Pins(self.books)
         self._retiring = Retiring(self.books, self._pins)
         self._ages = Ages()
-        self._door = Door(self.books, self._pins, self._retiring, self._ages)
+        self._door = Door(self.books, self._pins, self._retiring, self._ages, self.tiers)
         self._admission = Admission(self.books, self._preemption, quotas, self.tiers, self._pins)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)

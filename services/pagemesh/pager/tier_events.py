@@ -8,7 +8,7 @@
                                            DiskFailed       nothing is written or read any more
 
 A *slot* is the place of one page on disk. Which slot holds what, and who may use it, is decided by
-the core alone. What was commanded of one slot is done in the order it was commanded.
+the core alone; it forgets no slot that is being written.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.roots import sweep_retired
 from pagemesh.pager.runs import Pages, join_all, own, run_of, table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
@@ -94,6 +95,11 @@ class Tiers:
         if disk is not None:
             self._forget(disk.retire(root))
 
+    def roots(self) -> set[bytes]:
+        """The roots that something on disk is of."""
+        disk = self._books.disk
+        return set() if disk is None else disk.roots()
+
     # Out of the pool
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
@@ -101,12 +107,12 @@ class Tiers:
         disk = self._books.disk
         if disk is None:
             return
-        if why is Why.EVICTED and _is_kept(node):
+        tree = self._books.forest.tree_of(node)
+        if why is Why.EVICTED and _is_kept(node) and not tree.is_retired:
             self._store(disk, node, len(node.pages) - page_count, page_count)
-        elif why in (Why.EXPIRED, Why.INVALIDATED):
-            root = self._books.forest.tree_of(node).digest
+        elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
             first = len(node.pages) - page_count
-            known = map(disk.find, self._chains_of(node, root, first, page_count))
+            known = map(disk.find, self._chains_of(node, tree.digest, first, page_count))
             slots = [disk.drop(record) for record in known if record is not None]
             self._forget([slot for slot in slots if slot is not None])
         node.chain = None
@@ -247,6 +253,8 @@ class Tiers:
             books.in_flight.leave(load)
         books.forest.unpin(load.anchor)
         load.tree.lease_count -= 1
+        if load.tree.is_retired:
+            sweep_retired(books)
         books.freed = True
 
     def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:

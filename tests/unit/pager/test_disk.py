@@ -83,12 +83,23 @@ async def test_bytes_are_taken_before_take_returns_and_read_back_as_they_were(
 async def test_what_was_taken_is_on_disk_when_the_pager_has_stopped(
     tmp_path: Path, pool: np.ndarray
 ) -> None:
-    async with disk_on(tmp_path, pool) as (disk, _):
+    async with disk_on(tmp_path, pool) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
         await disk.take(store_of((4, 5, 6)))
-        await disk.perform(ForgetSlots((5,)))
     async with disk_on(tmp_path, pool) as (_, heard):
         found = await heard.next()
-    assert isinstance(found, DiskFound) and found.records.slots.tolist() == [4, 6]
+    assert isinstance(found, DiskFound) and found.records.slots.tolist() == [4, 5, 6]
+
+
+async def test_what_is_forgotten_is_so_at_once(tmp_path: Path, pool: np.ndarray) -> None:
+    async with disk_on(tmp_path, pool) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4, 5, 6)))
+        assert await heard.next() == PagesWritten((4, 5, 6))
+        await disk.perform(ForgetSlots((5,)))
+        index = (tmp_path / "host.disk.index").read_bytes()  # as if the process died now
+    assert not any(index[4_096 + 5 * 128 : 4_096 + 6 * 128])
+    assert any(index[4_096 + 4 * 128 : 4_096 + 5 * 128])
 
 
 class FullFile(PlainFile):

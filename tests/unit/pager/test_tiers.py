@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from tests.unit.pager.disk_rig import DiskRig
@@ -19,6 +20,7 @@ from tests.unit.pager.rig import (
 
 from pagemesh.pager.events import WriteHeaders
 from pagemesh.pager.tier_events import LoadPages, PagesLoaded, PutAway, StorePages
+from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
 from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack
@@ -237,28 +239,56 @@ def test_no_more_waits_to_be_written_than_the_buffer_holds() -> None:
     assert rig.stores, "there is room in it again"
 
 
-def test_a_retired_root_is_dropped_from_disk_and_from_what_is_being_read(
+def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str = "") -> int:
+    """How many roots were."""
+    answer = rig.ask(InvalidateCache(what=what, name=name))
+    assert isinstance(answer, CacheInvalidated), answer
+    return len(answer.roots)
+
+
+def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
     rig: DiskRig, worker: Worker
 ) -> None:
     cache(worker, 1, PROMPT)
     flood(worker)
     rig.write()
     assert is_queued(worker.admit(2, PROMPT))
-    rig.core.books.out = []
-    rig.core.tiers.retire(ROOT)
-    for command in rig.core.books.out:
-        rig.perform(command)
+    assert invalidated(rig, "root", ROOT.hex()) == 1
     assert not rig.prefixes()
     [load] = rig.loads
-    rig.handle(PagesLoaded(load.load, 4, 100))
     [granted] = pushed(rig)
-    assert granted.cached_tokens == 0, "what was read is not used"
+    assert granted.cached_tokens == 0, "it waits no longer"
+    rig.handle(PagesLoaded(load.load, 4, 100))
+    assert not rig.core.books.pool.idle, "what was read is not used"
     disk = rig.core.books.disk
     assert disk is not None and disk.page_count == 0
     worker.release(granted, PROMPT)
     flood(worker, 901)
     rig.write()
     assert rig.prefixes() == prefixes_of(PROMPT), "what is computed anew is kept again"
+
+
+def test_what_is_being_written_when_its_root_is_invalidated_is_not_found_again(
+    rig: DiskRig, worker: Worker
+) -> None:
+    cache(worker, 1, PROMPT)
+    flood(worker)
+    assert invalidated(rig, "root", ROOT.hex()) == 1
+    rig.write()
+    assert not rig.prefixes()
+    assert worker.granted(2, PROMPT).cached_tokens == 0
+
+
+@pytest.mark.parametrize(("what", "name"), [("root", ROOT.hex()), ("model", "any"), ("idle", "")])
+def test_what_is_only_on_disk_is_invalidated_too(
+    rig: DiskRig, worker: Worker, what: Literal["root", "model", "idle"], name: str
+) -> None:
+    cache(worker, 1, PROMPT)
+    flood(worker)
+    rig.write()
+    rig.restart_with_an_empty_pool()
+    assert invalidated(rig, what, name) == (0 if what == "idle" else 1)
+    assert not rig.prefixes()
 
 
 def test_the_disk_survives_the_pool_and_pages_of_another_root_are_not_found(
