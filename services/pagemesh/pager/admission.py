@@ -77,7 +77,11 @@ class Admission:
             if not len(books.waiting):
                 return
             waiter = books.waiting.first
-            if self._is_held_back(waiter):
+            try:
+                if self._is_held_back(waiter):
+                    continue
+            except Busy:  # too many of its tenant wait: it asks again, and is told so
+                books.waiting.discard(*waiter.name)
                 continue
             books.trace = waiter.trace
             reply = self._try(waiter.message)
@@ -101,22 +105,25 @@ class Admission:
                 self._quotas.shed_copies(waiter)
                 continue
             books.waiting.discard(*waiter.name)
-            reply = self._serve_or_queue(waiter.message, waiter.order)
-            if not isinstance(reply, Queued):
-                books.notify(waiter.message.worker, reply)
+            self._ask_anew(waiter)
 
     def serve_due(self) -> None:
         """Have those ask anew who waited for somebody to commit, the oldest first."""
         books = self._books
         while (waiter := books.in_flight.pop_due(books.now_ms)) is not None:
-            books.trace = waiter.trace
-            try:
-                reply = self._serve_or_queue(waiter.message, waiter.order)
-            except Busy:  # no place to queue for room: it asks again, and is told so
-                books.in_flight.end_wait(waiter.name)
-                continue
-            if not isinstance(reply, Queued):
-                books.notify(waiter.message.worker, reply)
+            self._ask_anew(waiter)
+
+    def _ask_anew(self, waiter: Waiter) -> None:
+        """Serve or queue ``waiter``, who waited for something else than room."""
+        books = self._books
+        books.trace = waiter.trace
+        try:
+            reply = self._serve_or_queue(waiter.message, waiter.order)
+        except Busy:  # no place to queue for room: it asks again, and is told so
+            books.in_flight.end_wait(waiter.name)
+            return
+        if not isinstance(reply, Queued):
+            books.notify(waiter.message.worker, reply)
 
     # Answers
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
+from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.roots import uproot
@@ -177,3 +179,20 @@ def test_a_tenant_without_anything_is_forgotten(rig: Rig, worker: Worker) -> Non
     uproot(rig.core.books, tree, Why.EVICTED)
     rig.core.books.accounts.tidy()
     assert not rig.core.books.accounts.by_tenant
+
+
+def test_who_finds_its_tenants_list_full_is_forgotten_and_nobody_is_hurt() -> None:
+    rig = Rig(16, limits=dataclasses.replace(LIMITS, waiter_count_max=2))
+    worker = Worker(rig, "w", 1)
+    first = worker.granted(1, prompt(1, 4), root=ALICE, terms=EIGHT)
+    others = worker.granted(0, prompt(9, 12))
+    assert is_queued(worker.admit(2, prompt(2, 4), root=ALICE, terms=EIGHT)), "for room"
+    assert is_queued(worker.extend(first, 6, 4)), "for room"
+    for number in (3, 4):
+        assert is_queued(worker.admit(number, prompt(number, 8), root=ALICE, terms=EIGHT))
+    assert code_of(worker.admit(5, prompt(5, 8), root=ALICE, terms=EIGHT)) == "Busy"
+    worker.release(others, cache=False)
+    (extended,) = rig.taken(Extended)
+    assert extended.key == first.key
+    assert not rig.taken(Granted), "the second would use more than the quota now"
+    assert rig.core.report().waiter_count == 2
