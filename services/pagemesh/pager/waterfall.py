@@ -20,6 +20,7 @@ from itertools import islice
 from pagemesh.pager.books import Books
 from pagemesh.pager.departed import Departed
 from pagemesh.pager.in_flight import Found
+from pagemesh.pager.leaving import Why
 from pagemesh.pager.radix import Match
 from pagemesh.pager.tiers import OnDisk
 from pagemesh.wire.pager_messages import Admit, Waterfall
@@ -88,6 +89,10 @@ class Waterfalls:
         pages_max = (len(message.tokens) // 4 - 1) // self._page_size
         if match.pages >= pages_max:
             return False
+        over = self._over_pages(message, match, pages_max)
+        if over:
+            lost[Why.EXPIRED.value] = over * self._page_size
+            return True
         gone = self._departed.lost_pages(message.root, message.tokens, match.pages, pages_max)
         for why, pages in gone:
             lost[why.value] = lost.get(why.value, 0) + pages * self._page_size
@@ -96,6 +101,15 @@ class Waterfalls:
             if pages > 0:
                 lost["other_root"] = pages * self._page_size
         return bool(lost)
+
+    def _over_pages(self, message: Admit, match: Match, pages_max: int) -> int:
+        """Pages after ``match`` that are there still and over."""
+        forest = self._books.forest
+        if not len(forest.lifetimes) or match.edge_pages:
+            return 0
+        rest = message.tokens[match.pages * self._width :]
+        wanted = pages_max - match.pages
+        return forest.match(match.node, rest, wanted, is_over_too=True).pages - match.pages
 
     def _elsewhere(self, message: Admit, pages_max: int) -> int:
         """The most pages that are cached of the prompt under another root of its tenant, of

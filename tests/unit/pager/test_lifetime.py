@@ -64,7 +64,9 @@ def test_a_match_stops_where_what_is_over_begins(rig: Rig, worker: Worker) -> No
     cache(worker, 1, FIRST, NEVER)
     cache(worker, 2, FIRST + SECOND, MINUTE)
     later(rig, 60_000)
-    assert worker.granted(3, [*FIRST, *SECOND, 99]).cached_tokens == 8
+    granted = worker.granted(3, [*FIRST, *SECOND, 99])
+    assert granted.cached_tokens == 8
+    assert granted.waterfall.lost == {"expired": 8} and granted.waterfall.available_tokens == 16
 
 
 def test_pages_that_are_over_are_free_within_two_seconds_and_leave_as_expired(
