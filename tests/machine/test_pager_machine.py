@@ -54,8 +54,12 @@ RESTARTS_MAX = 4
 class PagerMachine(Mesh, RuleBasedStateMachine):
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
-        Mesh.__init__(self, Rig(PAGES, limits=LIMITS))
+        Mesh.__init__(self, self.make_rig())
         self.number = self.tickets = self.incarnations = 0
+
+    @staticmethod
+    def make_rig() -> Rig:
+        return Rig(PAGES, limits=LIMITS)
 
     # Workers come and go
 

@@ -1,0 +1,120 @@
+"""The machine of ``test_pager_machine`` with a disk tier: what is evicted is written when the disk
+comes to it, and what is read comes when it comes, damaged now and then, or never again.
+
+A page that comes back must hold the context that it is said to be of, like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from tests.machine.peers import Context, Memory
+from tests.machine.test_pager_machine import LONG, PAGES, PagerMachine
+from tests.unit.pager.disk_rig import DiskRig
+from tests.unit.pager.rig import LIMITS, PAGE_SIZE
+
+from pagemesh.pager.disk_tier import PAGER
+from pagemesh.pager.events import Command, Holder
+from pagemesh.pager.runs import table_of
+from pagemesh.pager.tier_events import ForgetSlots, LoadPages, PagesLoaded, StorePages
+
+SLOTS = 9
+"""Fewer than the pool has pages: what is on disk is driven out too."""
+picks = st.integers(0, 1 << 16)
+
+
+class MachineDisk(DiskRig):
+    """Keeps what pages held when they were stored, and gives it back."""
+
+    memory: Memory | None = None
+
+    def __init__(self) -> None:
+        self.copied: dict[int, list[Context | None]] = {}
+        """By slot: what the page held when its bytes were taken."""
+        super().__init__(PAGES, SLOTS, limits=LIMITS)
+
+    def perform(self, command: Command) -> None:
+        if isinstance(command, StorePages):
+            assert self.memory is not None
+            for page, slot in zip(table_of(command.pages).tolist(), command.slots, strict=True):
+                self.copied[slot] = [self.memory.read([page], at) for at in range(PAGE_SIZE)]
+        elif isinstance(command, ForgetSlots):
+            writing = {slot for store in self.stores for slot in store.slots}
+            assert not writing & set(command.slots), "it would be there again"
+        super().perform(command)
+
+    def read(self, load: LoadPages, good: int) -> None:
+        """The first ``good`` pages are read, and one more that is damaged."""
+        assert self.memory is not None
+        for page, slot in list(zip(table_of(load.pages).tolist(), load.slots, strict=True))[:good]:
+            for at, context in enumerate(self.copied[slot]):
+                assert context is not None, "a page was stored that was not full"
+                self.memory.write([page], at, context, PAGER)
+        bad = load.slots[good] if good < len(load.slots) else None
+        self.handle(PagesLoaded(load.load, good, 100, bad))
+
+    def restart(self, holders: Iterable[Holder] = ()) -> None:
+        """What the disk had not written yet is lost; what it was reading, it reads no more."""
+        self.stores, self.loads = [], []
+        super().restart(holders)
+        self.open()
+
+
+class DiskMachine(PagerMachine):
+    rig: MachineDisk
+
+    @staticmethod
+    def make_rig() -> MachineDisk:
+        return MachineDisk()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig.memory = self.memory
+
+    @precondition(lambda self: self.rig.stores)
+    @rule()
+    def disk_writes(self) -> None:
+        self.rig.write()
+        self.pass_on()
+
+    @precondition(lambda self: self.rig.loads)
+    @rule(pick=picks, good=st.sampled_from([0, 1, 2, 9, 9, 9]))
+    def disk_reads(self, pick: int, good: int) -> None:
+        load = self.rig.loads.pop(pick % len(self.rig.loads))
+        self.rig.read(load, min(good, len(load.slots)))
+        self.pass_on()
+
+    @precondition(lambda self: self.rig.core.books.disk is not None)
+    @rule(pick=picks)
+    def disk_fails(self, pick: int) -> None:
+        if pick % 16 == 0:
+            self.rig.stores = []
+            self.rig.fail()
+            self.pass_on()
+
+    @invariant()
+    def what_is_read_is_held_by_the_pager_alone(self) -> None:
+        for load in self.rig.loads:
+            assert (self.rig.headers.writers[table_of(load.pages)] == PAGER).all()
+        assert len(self.rig.loads) == len(self.rig.core.books.loads)
+
+    def teardown(self) -> None:
+        while self.rig.loads:
+            load = self.rig.loads.pop()
+            self.rig.read(load, len(load.slots))
+        super().teardown()
+
+
+DiskMachine.TestCase.settings = settings(
+    max_examples=10_000 if LONG else 60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class TestDiskMachine(DiskMachine.TestCase):  # type: ignore[misc,valid-type]
+    """Any order of events keeps ledger, pool, disk and contents in step."""
