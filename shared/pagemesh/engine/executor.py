@@ -99,13 +99,17 @@ class ModelExecutor:
         if not all(stood):
             live = tuple(row for row, stand in zip(plan.rows, stood, strict=True) if stand)
         with torch.inference_mode():
-            results = dict(zip((row.lease for row in live), self._compute(pool, live), strict=True))
+            results = iter(self._compute(pool, live))
+        computed = [
+            next(results) if stand else RowResult(row.key, row.lease, revoked=True)
+            for row, stand in zip(plan.rows, stood, strict=True)
+        ]
         stands = fence.leave(plan.rows, stood)
         return StepResult(
             step=plan.step,
             rows=tuple(
-                results[row.lease] if stand else RowResult(row.key, row.lease, revoked=True)
-                for row, stand in zip(plan.rows, stands, strict=True)
+                result if stand else RowResult(result.key, result.lease, revoked=True)
+                for result, stand in zip(computed, stands, strict=True)
             ),
             duration_us=(time.perf_counter_ns() - started_ns) // 1_000,
         )

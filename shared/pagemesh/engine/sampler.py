@@ -50,6 +50,8 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     """
     tokens = np.empty(len(samples), np.int64)
     sound = np.empty(len(samples), np.bool_)
+    if any(sample.candidate_count for sample in samples):
+        return _draw_beside_searches(logits, rows, samples)
     greedy = [_is_plain_greedy(sample) for sample in samples]
     plain = np.array(greedy, np.bool_)
     if any(greedy):
@@ -69,6 +71,47 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
             zip(samples, tokens.tolist(), sound.tolist(), strict=True)
         )
     )
+
+
+def _draw_beside_searches(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
+    drawing = [i for i, sample in enumerate(samples) if not sample.candidate_count]
+    drawn = iter(draw(logits, rows[drawing], [samples[i] for i in drawing]) if drawing else ())
+    return tuple(
+        _candidates(logits[row], sample) if sample.candidate_count else next(drawn)
+        for row, sample in zip(rows.tolist(), samples, strict=True)
+    )
+
+
+def _candidates(logits: F32, sample: Sample) -> Drawn:
+    """What a search of ``sample`` may go on with; ``logits``: float32 [vocab]."""
+    values = sample.sampling
+    top = int(logits.argmax())  # the first that is no number, if there is one
+    if not np.isfinite(logits[top]):
+        return Drawn(sample.key, top, poisoned=True)
+    scores: F32 = log_softmax(torch.from_numpy(logits[None])).numpy()[0]
+    reported = None
+    if values.logprobs:
+        best = _best(logits, min(values.logprobs, len(logits)))
+        reported = TokenScores(
+            chosen=b"",
+            width=len(best),
+            top_tokens=best.astype(np.uint32).tobytes(),
+            top_values=scores[best].tobytes(),
+        )
+    allowed = logits
+    if sample.generated_count < values.min_tokens:
+        stops = np.asarray(values.stop_tokens, np.int64)
+        stops = stops[stops < len(logits)]
+        allowed, scores = logits.copy(), scores.copy()
+        allowed[stops] = scores[stops] = -np.inf
+    found = _best(allowed, min(sample.candidate_count, len(logits)))
+    candidates = TokenScores(
+        chosen=b"",
+        width=len(found),
+        top_tokens=found.astype(np.uint32).tobytes(),
+        top_values=scores[found].tobytes(),
+    )
+    return Drawn(sample.key, int(found[0]), reported, candidates=candidates)
 
 
 def _scores_of(

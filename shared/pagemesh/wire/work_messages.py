@@ -35,9 +35,31 @@ from pagemesh.wire.pager_messages import Handle, Waterfall
 
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
+BEAMS_MAX = 16
 
 Finish = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["client", "stop", "superseded", "deadline", "error"]
+
+
+class Beams(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Search for the likeliest continuations instead of drawing one. A finished one of
+    log-probability ``p`` and ``l`` tokens scores ``p / l ** length_penalty``."""
+
+    width: Annotated[int, Meta(ge=1, le=BEAMS_MAX)]
+    """Continuations gone on with, and finished ones kept."""
+    keep: Annotated[int, Meta(ge=1, le=BEAMS_MAX)]
+    """Of the finished ones, so many are wanted: at most ``width``."""
+    length_penalty: Annotated[float, Meta(ge=-8.0, le=8.0)] = 1.0
+    early_stopping: bool | Literal["never"] = False
+    """When ``width`` are finished: True ends there; False ends when the best that goes on would
+    not be kept if it ended now; "never" only when it could not be kept at any length."""
+
+    def pages_max(self, prompt_tokens: int, max_tokens: int, page_size: int) -> int:
+        """The most pages that are ever needed at once. No beam needs the slot of its last token;
+        all share the pages before the one that has the prompt's last slot."""
+        shared = (prompt_tokens - 1) // page_size
+        pages = -(-(prompt_tokens + max(max_tokens - 1, 0)) // page_size)
+        return shared + self.width * (pages - shared)
 
 
 class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +82,9 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token ids that end a choice; the model's own end tokens are in here unless ignored."""
     logprobs: Annotated[int, Meta(ge=-1, le=TOP_LOGPROBS_MAX)] | None = None
     """How many alternatives to report beside the chosen token; None: no log-probabilities."""
+    beams: Beams | None = None
+    """Not None: nothing is drawn; of the rest ``max_tokens``, ``min_tokens``, ``stop_tokens`` and
+    ``logprobs`` count."""
 
 
 class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,6 +178,16 @@ class TopLogprobs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top_values: bytes = b""
 
 
+class Hypothesis(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A finished continuation of a beam search, with the log-probabilities of its tokens."""
+
+    tokens: Packed
+    logprobs: TopLogprobs
+    score: float
+    finish: Finish
+    stop_token: Count | None = None
+
+
 class Timing(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a sequence's time went so far, in microseconds."""
 
@@ -179,6 +214,8 @@ class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_token: Count | None = None
     """The token id that ended the choice, which is then the last one in ``tokens``."""
     error: Failure | None = None
+    hypotheses: list[Hypothesis] | None = None
+    """The answer of a beam search, the best first, with the last frame; no other has tokens."""
 
 
 class Failure(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

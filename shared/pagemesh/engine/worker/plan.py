@@ -32,6 +32,8 @@ class Sample:
     context: U32
     prompt_count: int
     drawn: tuple[int, ...] = ()
+    candidate_count: int = 0
+    """Not 0: draw nothing, but report so many of the likeliest tokens."""
 
     @property
     def generated_count(self) -> int:
@@ -118,6 +120,9 @@ class Drawn:
     scores: TokenScores | None = None
     poisoned: bool = False
     """The highest logit was no finite number: ``token`` means nothing."""
+    candidates: TokenScores | None = None
+    """What was reported in place of a draw, likeliest first; those that may not come have minus
+    infinity. ``chosen`` is empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,115 @@
+"""The beams of one request: what they are (``beam_search``) and where (``beam_pages``).
+
+A group lives under one lease. With another lease it starts anew from its prompt: nothing of it
+was delivered, and what it computed went with the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagemesh.engine.worker.beam_pages import BeamPages
+from pagemesh.engine.worker.beam_search import BeamSearch
+from pagemesh.engine.worker.lease import Lease
+from pagemesh.engine.worker.plan import RowResult, Sample, StepRow
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Hypothesis, Sampling
+
+
+class BeamGroup:
+    """``prompt``: uint32 [tokens], at least one."""
+
+    def __init__(self, sampling: Sampling, prompt: U32, page_size: int) -> None:
+        assert sampling.beams is not None
+        self._sampling = sampling
+        self._width = sampling.beams.width
+        self._prompt = prompt
+        self._page_size = page_size
+        self._lease: Lease | None = None
+        self._search = BeamSearch(sampling)
+        self._pages: BeamPages | None = None
+        self.pages_max = sampling.beams.pages_max(len(prompt), sampling.max_tokens, page_size)
+        self.hypotheses: list[Hypothesis] | None = None
+        """The answer, once there is one."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """The step that computes the last prompt token has not ended."""
+        return self._search.length == 0
+
+    @property
+    def row_count(self) -> int:
+        return len(self._search.beams)
+
+    @property
+    def saved_pages(self) -> int:
+        """Pages that would have been held, had each beam had all of its own; at most, so far."""
+        return self._pages.saved_count_max if self._pages is not None else 0
+
+    @property
+    def wanted_slots(self) -> int:
+        """Slots that the lease should have."""
+        if self._pages is None:
+            shared = (len(self._prompt) - 1) // self._page_size
+            wanted = shared + 2 * self._width
+        else:
+            wanted = self._pages.wanted_count(self._length, self._width)
+        pages = max(min(wanted, self.pages_max), -(-len(self._prompt) // self._page_size))
+        return pages * self._page_size
+
+    def ready(self, lease: Lease) -> bool:
+        """Whether the next step can be computed under ``lease``, whose slots are filled up to the
+        last token of the prompt; False: it needs more pages."""
+        if self._lease is not lease or self._pages is None:
+            self._lease, self._search = lease, BeamSearch(self._sampling)
+            self._pages = BeamPages(lease.table, len(self._prompt), self._page_size)
+        self._pages.learn(lease.table)
+        return self._pages.prepare(self._length)
+
+    def rows(self, lease: Lease) -> tuple[list[StepRow], list[tuple[int, int]]]:
+        """A row for each beam, and the pages to copy before; after ``ready``."""
+        pages, search = self._pages, self._search
+        assert pages is not None and self._lease is lease
+        rows = []
+        for index, beam in enumerate(search.beams):
+            token = beam.tokens[-1:] or self._prompt[-1:]
+            sample = Sample(
+                lease.key,
+                self._sampling,
+                self._prompt,
+                len(self._prompt),
+                beam.tokens,
+                search.candidate_count,
+            )
+            rows.append(
+                StepRow(
+                    key=lease.key,
+                    lease=lease.lease,
+                    lease_slot=lease.slot,
+                    granted_at=lease.granted_at,
+                    page_table=pages.table(index),
+                    tokens=np.array(token, np.dtype("<u4")),
+                    start=self._length,
+                    samples=(sample,),
+                )
+            )
+        return rows, pages.take_copies()
+
+    def take(self, outcomes: Sequence[RowResult]) -> None:
+        """What came of the rows, none of them poisoned or revoked."""
+        assert self._pages is not None
+        parents = self._search.advance([outcome.drawn[0] for outcome in outcomes])
+        self._pages.fork(parents)
+        if self._search.ended:
+            self.hypotheses = self._search.hypotheses()
+
+    @property
+    def _length(self) -> int:
+        """Slots of each beam that are filled."""
+        return len(self._prompt) - 1 + self._search.length
+
+    def check(self) -> None:
+        if self._pages is not None:
+            self._pages.check()
