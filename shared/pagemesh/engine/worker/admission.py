@@ -26,6 +26,9 @@ from pagemesh.wire.tokens import pack, unpack_extents
 def reserve(desk: Desk, sequence: Sequence) -> int:
     """Slots to ask for: the tokens so far and a growth watermark, as far as it can be used."""
     length = sequence.tokens.length
+    if sequence.beams is not None:
+        leaves = sequence.decode is not None and desk.role.hand_over
+        return length if leaves else sequence.beams.wanted_slots
     ahead = length + desk.limits.growth_pages * desk.page_size
     return max(length, min(ahead, sequence.tokens_max))
 
@@ -34,7 +37,12 @@ def enter(desk: Desk, sequence: Sequence) -> None:
     """Start computing, with the lease it has got."""
     lease = sequence.lease
     assert lease is not None
-    single = sequence.tokens.length - lease.filled <= 1 and sequence.has_first_token
+    single = sequence.tokens.length - lease.filled <= 1
+    if sequence.beams is None:
+        single = single and sequence.has_first_token
+    elif single:
+        # Only who searches computes the prompt's last token: there is nothing to hand over.
+        sequence.decode = None
     stays = sequence.decode is None or not desk.role.hand_over
     desk.move(sequence, Phase.DECODE if single and stays else Phase.PREFILL)
 
@@ -161,6 +169,8 @@ def extend(desk: Desk, sequence: Sequence) -> None:
     if lease is None or lease.extending or lease.retry_ms > desk.now or not desk.may_ask:
         return
     low = min(sequence.tokens.length + desk.page_size, sequence.tokens_max)
+    if sequence.beams is not None:
+        low = reserve(desk, sequence)
     if lease.capacity >= low or lease.hold is not Hold.HELD:
         return
     lease.extending = True

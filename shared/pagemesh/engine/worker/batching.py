@@ -47,6 +47,8 @@ class Wish:
     sequence: Sequence
     start: int
     count: int
+    row_count: int = 1
+    """Rows of the step that it takes: of a search one for each beam, all or none."""
 
     @property
     def draws(self) -> bool:
@@ -79,7 +81,8 @@ class Batching:
         for row in rows:
             start = row.lease.filled
             draws = _draws(row.sequence, row.count)
-            shape += drawing(start + middle) if draws else prompt(start, row.count)
+            for _ in range(max(row.beam_count, 1)):
+                shape += drawing(start + middle) if draws else prompt(start, row.count)
         duration_us = sum(result.duration_us for result in results) / len(results)
         self.costs.observe(shape, duration_us)
 
@@ -90,12 +93,24 @@ class Batching:
         prompts: list[Wish] = []
         for wish in wishes:
             (draws if wish.draws else prompts).append(wish)
-        chosen = draws[: min(self.rows_max, self.step_tokens_max)]
-        room = self.step_tokens_max - len(chosen)
-        if prompts and room and len(chosen) < self.rows_max:
+        chosen, rows_count = self._fitting(draws)
+        room = self.step_tokens_max - rows_count
+        if prompts and room > 0 and rows_count < self.rows_max:
             prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
             chosen += self._prompts(prompts, chosen, room)
         return chosen
+
+    def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
+        """Those of ``wishes`` that fit, and their rows. A search that is wider than a step has
+        one for itself."""
+        chosen: list[Wish] = []
+        rows_count = 0
+        for wish in wishes:
+            rows_count += wish.row_count
+            if chosen and rows_count > min(self.rows_max, self.step_tokens_max):
+                return chosen, rows_count - wish.row_count
+            chosen.append(wish)
+        return chosen, rows_count
 
     def _prompts(self, wishes: list[Wish], draws: list[Wish], room: int) -> list[Wish]:
         """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens; never
@@ -119,7 +134,8 @@ class Batching:
         """Time for prompts in a step with ``draws``."""
         alone = StepShape()
         for wish in draws:
-            alone += drawing(wish.start)
+            for _ in range(wish.row_count):
+                alone += drawing(wish.start)
         alone_us = self.costs.us(alone)
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us

@@ -78,6 +78,8 @@ class Row:
     lease: Lease
     count: int
     followers: tuple[Sequence, ...]
+    beam_count: int = 0
+    """Not 0: it is so many rows of the plan, one for each beam of a search."""
 
 
 @dataclass(slots=True)

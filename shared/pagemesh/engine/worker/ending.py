@@ -101,6 +101,7 @@ def _facts(sequence: Sequence) -> SequenceFacts:
         computed_tokens=sequence.computed_tokens,
         preempted_count=sequence.preempted_count,
         lost_tokens=sequence.lost_tokens,
+        saved_pages=sequence.saved_pages,
         timing=frames.timing(sequence),
         finish=sequence.finish,
         error_code=sequence.failure.code if sequence.failure is not None else "",

@@ -182,6 +182,8 @@ class SequenceFacts:
     computed_tokens: int
     preempted_count: int
     lost_tokens: int
+    saved_pages: int
+    """Pages not held, since its beams or choices shared them; at the moment of the most."""
     timing: Timing
     finish: Finish | None
     """None: it went on elsewhere."""

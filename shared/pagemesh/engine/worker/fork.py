@@ -99,7 +99,7 @@ def _give_share(
         lease.filled = 0
         leases.give_back(desk, lease, cache=False)
         return
-    tail = lease.filled // desk.page_size
+    tail = child.forked_pages = lease.filled // desk.page_size
     if lease.filled % desk.page_size:
         target = int(lease.table[tail])
         if source is not None and target in tails:

@@ -60,6 +60,7 @@ def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> 
         finish=sequence.finish if complete else None,
         stop_token=sequence.stop_token if complete else None,
         error=sequence.failure if complete else None,
+        hypotheses=sequence.beams.hypotheses if complete and sequence.beams else None,
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pagemesh.engine.worker import admission, ending, leases
+from pagemesh.engine.worker import admission, ending, frames, leases
 from pagemesh.engine.worker.desk import Desk, Offer, unanswered
 from pagemesh.engine.worker.lease import Hold, Lease
 from pagemesh.engine.worker.sequence import Phase, Sequence, Ticket
@@ -342,6 +342,8 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
         sequence.marks.granted_ms = desk.now
         admission.enter(desk, sequence)
         admission.extend(desk, sequence)
+        if sequence.beams is not None:
+            frames.tell(desk, sequence, 0)  # nothing comes for long: who has it now
         return
     if lease is not None:
         sequence.lease = None

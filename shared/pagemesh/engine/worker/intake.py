@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagemesh.engine.worker import ending, frames
+from pagemesh.engine.worker.beam_group import BeamGroup
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.sequence import Marks, Owner, Phase, Sequence, Ticket
@@ -164,9 +165,12 @@ class Intake:
         slots = len(prompt) + max(sampling.max_tokens - 1, 0)
         if slots > limits.context_tokens_max:
             raise NoCapacity(f"{slots} tokens exceed the context of {limits.context_tokens_max}")
+        if sampling.beams is not None:
+            size = desk.page_size
+            slots = size * sampling.beams.pages_max(len(prompt), sampling.max_tokens, size)
         if desk.pool_pages and slots > desk.pool_pages * desk.page_size:
             raise NoCapacity(
-                f"{slots} tokens exceed the pool of {desk.pool_pages * desk.page_size}"
+                f"{slots} token slots exceed the pool of {desk.pool_pages * desk.page_size}"
             )
         if len(desk.live) + choice_count > limits.sequences_max:
             raise Busy(
@@ -214,6 +218,9 @@ class Intake:
     ) -> Sequence:
         tokens = np.concatenate([prompt, generated])
         ahead = min(max(sampling.max_tokens - len(generated), 0), _CAPACITY_AHEAD_MAX)
+        beams = None
+        if sampling.beams is not None:
+            beams = BeamGroup(sampling, prompt, self._desk.page_size)
         return Sequence(
             key=key,
             order=order,
@@ -228,6 +235,7 @@ class Intake:
             read_cache=True,
             marks=Marks(submitted_ms=self._desk.now),
             stops=frozenset(sampling.stop_tokens),
+            beams=beams,
         )
 
     def _start(self, sequence: Sequence) -> None:

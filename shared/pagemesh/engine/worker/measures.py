@@ -24,6 +24,9 @@ _computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were 
 _cached = metrics.counter("cached_tokens_total", "Context tokens found in the cache.")
 _prompt = metrics.counter("prompt_tokens_total", "Prompt tokens of ended sequences.")
 _generated = metrics.counter("generated_tokens_total", "Tokens drawn here.")
+_saved = metrics.counter(
+    "saved_pages_total", "Pages that choices and beams of ended sequences shared, not each held."
+)
 _revoked = metrics.counter("revoked_rows_total", "Rows thrown away: their lease had ended.")
 _preempted = metrics.counter("preemptions_total", "Leases taken back by the pager.", ("reason",))
 _ended = metrics.counter("sequences_total", "Sequences that ended here.", ("finish",))
@@ -56,6 +59,7 @@ def sequence_ended(facts: SequenceFacts) -> None:
     _prompt.inc(facts.prompt_tokens)
     _cached.inc(facts.cached_tokens)
     _generated.inc(facts.generated_tokens)
+    _saved.inc(facts.saved_pages)
 
 
 def loaded(load: Load) -> None:

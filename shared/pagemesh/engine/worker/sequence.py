@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from pagemesh.engine.worker.beam_group import BeamGroup
 from pagemesh.engine.worker.lease import Lease, TokenBuffer
 from pagemesh.engine.worker.plan import TokenScores
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
@@ -148,6 +149,10 @@ class Sequence:
     failure: Failure | None = None
     ended_ms: float = 0.0
     stops: frozenset[int] = frozenset()
+    forked_pages: int = 0
+    """Full pages that a fork gave it."""
+    beams: BeamGroup | None = None
+    """Not None: nothing is drawn, its likeliest continuations are searched for."""
     history: list[Phase] = field(default_factory=list)
 
     @property
@@ -158,6 +163,11 @@ class Sequence:
     def tokens_max(self) -> int:
         """Slots this sequence can ever fill: the last token's K and V are never needed."""
         return self.prompt_count + max(self.sampling.max_tokens - 1, 0)
+
+    @property
+    def saved_pages(self) -> int:
+        """Pages that its beams, or it and its leader, did not each hold for themselves."""
+        return self.beams.saved_pages if self.beams is not None else self.forked_pages
 
     @property
     def ended(self) -> bool:
@@ -195,3 +205,5 @@ class Sequence:
         assert self.ended == (self.ended_ms > 0.0), (self.key, self.phase)
         for follower in self.followers:
             assert follower.leader is self, self.key
+        if self.beams is not None:
+            self.beams.check()

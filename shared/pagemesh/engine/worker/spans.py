@@ -161,10 +161,12 @@ class SequenceSpans:
             self._step_ended(plan, result, at_us)
 
     def _step_ended(self, plan: StepPlan, result: StepResult, at_us: int) -> None:
+        before: SequenceKey | None = None
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             life = self._lives.get(row.key)
-            if life is None:
+            if life is None or row.key == before:  # another beam of the same search
                 continue
+            before = row.key
             if not _is_decode(row):
                 self._chunk(row, life, outcome.revoked, at_us)
             if outcome.drawn:
@@ -259,6 +261,7 @@ def _facts(facts: SequenceFacts) -> dict[str, Attribute]:
         semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: facts.cached_tokens,
         semconv.PAGEMESH_TOKENS_COMPUTED: facts.computed_tokens,
         semconv.GEN_AI_RESPONSE_FINISH_REASONS: [facts.finish or "handed"],
+        "pagemesh.pages.saved": facts.saved_pages,
         "pagemesh.preemption.count": facts.preempted_count,
         "pagemesh.preemption.lost_tokens": facts.lost_tokens,
     }

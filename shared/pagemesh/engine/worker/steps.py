@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pagemesh.engine.worker import admission, ending, fork, frames, handover, leases
+from pagemesh.engine.worker import admission, beams, ending, fork, frames, handover, leases
 from pagemesh.engine.worker.batching import Batching, Wish
 from pagemesh.engine.worker.desk import Desk, Row, Step
 from pagemesh.engine.worker.events import EndRun, RunStep
-from pagemesh.engine.worker.lease import Hold
+from pagemesh.engine.worker.lease import Hold, Lease
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.errors import Internal
@@ -31,12 +31,18 @@ def launch(desk: Desk, batching: Batching) -> None:
     if not chosen and not desk.copies:
         return
     copies, desk.copies = tuple(desk.copies), []
+    pairs = [(copy.source_page, copy.target_page) for copy in copies]
     rows: list[Row] = []
     plan: list[StepRow] = []
     for wish in chosen:
-        row, step_row = _row(wish)
+        if beams.searches(wish.sequence):
+            row, step_rows, own_pairs = beams.rows(wish.sequence)
+            plan += step_rows
+            pairs += own_pairs
+        else:
+            row, step_row = _row(wish)
+            plan.append(step_row)
         rows.append(row)
-        plan.append(step_row)
     for row in rows:
         row.lease.in_step = True
     for copy in copies:
@@ -44,8 +50,9 @@ def launch(desk: Desk, batching: Batching) -> None:
     desk.steps_count += 1
     repeat_count = 0 if copies else _repeats(desk, rows)
     desk.step = Step(desk.steps_count, tuple(rows), copies, repeat_count > 0)
-    pairs = tuple((copy.source_page, copy.target_page) for copy in copies)
-    desk.commands.append(RunStep(StepPlan(desk.steps_count, tuple(plan), pairs, repeat_count)))
+    desk.commands.append(
+        RunStep(StepPlan(desk.steps_count, tuple(plan), tuple(pairs), repeat_count))
+    )
 
 
 def _is_outdated(step: Step, chosen: list[Wish]) -> bool:
@@ -61,7 +68,8 @@ def _repeats(desk: Desk, rows: list[Row]) -> int:
     count = desk.limits.run_steps_max - 1
     for row in rows:
         sequence, lease = row.sequence, row.lease
-        if sequence.phase is not Phase.DECODE or row.count > 1 or row.followers:
+        draws = sequence.phase is Phase.DECODE and not row.beam_count
+        if not draws or row.count > 1 or row.followers:
             return 0
         left = sequence.sampling.max_tokens - sequence.generated_count
         count = min(count, left - 1, lease.capacity - lease.filled - 1)
@@ -72,11 +80,18 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
     for sequence in desk.running:
         lease = sequence.lease
         if lease is not None and lease.hold is Hold.HELD:
-            scored = lease.filled < sequence.prompt_count and sequence.scoring
-            length = sequence.prompt_count if scored else sequence.tokens.length
-            count = min(length, lease.capacity) - lease.filled
+            count = _wished(sequence, lease)
             if count > 0:
-                yield Wish(sequence, lease.filled, count)
+                yield Wish(sequence, lease.filled, count, beams.row_count(sequence))
+
+
+def _wished(sequence: Sequence, lease: Lease) -> int:
+    """Tokens that could be computed now."""
+    if sequence.beams is not None:
+        return beams.wished(sequence, lease)
+    scored = lease.filled < sequence.prompt_count and sequence.scoring
+    length = sequence.prompt_count if scored else sequence.tokens.length
+    return min(length, lease.capacity) - lease.filled
 
 
 def _row(wish: Wish) -> tuple[Row, StepRow]:
@@ -122,16 +137,21 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         return
     if not goes_on:
         desk.step = None
-    by_lease = [{row.lease: row for row in result.rows} for result in own]
+    by_lease = [_by_lease(result) for result in own]
     # First what happened to pages, so that no decision below meets a lease still in use.
     counted: list[tuple[Row, list[RowResult]]] = []
     for row in step.rows:
         lease = row.lease
         if lease.hold is Hold.LOST:
             continue
-        outcomes = [found[lease.lease] for found in by_lease if lease.lease in found]
-        if len(outcomes) < len(own) or any(outcome.revoked for outcome in outcomes):
+        outcomes = [one for found in by_lease for one in found.get(lease.lease, ())]
+        wanted_count = len(own) * max(row.beam_count, 1)
+        if len(outcomes) < wanted_count or any(outcome.revoked for outcome in outcomes):
             admission.revoked(desk, lease, "revoked", "")
+        elif row.beam_count:
+            row.sequence.computed_tokens += row.beam_count
+            lease.filled = row.sequence.prompt_count
+            counted.append((row, outcomes))
         elif row.sequence.lease is lease:
             lease.filled += row.count * len(outcomes)
             row.sequence.computed_tokens += row.count * len(outcomes)
@@ -148,6 +168,13 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
             _computed(desk, row, outcomes)
 
 
+def _by_lease(result: StepResult) -> dict[int, list[RowResult]]:
+    found: dict[int, list[RowResult]] = {}
+    for row in result.rows:
+        found.setdefault(row.lease, []).append(row)
+    return found
+
+
 def _copied(desk: Desk, step: Step) -> None:
     touched = {id(lease): lease for copy in step.copies for lease in (copy.source, copy.target)}
     for lease in touched.values():
@@ -161,8 +188,11 @@ def _copied(desk: Desk, step: Step) -> None:
 def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     """``outcomes``: of one step, or of several of a run, in each of which one token was drawn."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
-    if outcome.poisoned:
+    if outcome.poisoned or (row.beam_count and any(one.poisoned for one in outcomes)):
         _spoiled(desk, row)
+        return
+    if sequence.beams is not None:
+        beams.computed(desk, sequence, outcomes if row.beam_count else ())
         return
     if outcome.prompt_scores is not None:
         sequence.prompt_scores.append(outcome.prompt_scores)

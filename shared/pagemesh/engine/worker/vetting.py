@@ -10,7 +10,7 @@ from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.tokens import unpack
 from pagemesh.wire.work_messages import Attach, Submit
 
-_CHOSEN_BYTES, _ALTERNATIVE_BYTES = 4, 8
+_ID_BYTES, _CHOSEN_BYTES, _ALTERNATIVE_BYTES = 4, 4, 8
 _SPARE_BYTES = 64 << 10
 """For everything else that a message of frames may hold."""
 
@@ -21,6 +21,7 @@ def vet(message: Message, *, vocab_tokens: int, message_bytes_max: int) -> None:
     match message:
         case Submit():
             _vet_scores(message, message_bytes_max)
+            _vet_beams(message, message_bytes_max)
             generated = [start.generated for start in message.choices]
         case Attach():
             generated = [message.generated]
@@ -52,6 +53,27 @@ def _vet_scores(message: Submit, message_bytes_max: int) -> None:
         raise NoCapacity(
             f"the prompt's log-probabilities take {needed} bytes, a message holds "
             f"{message_bytes_max}; ask for fewer alternatives, choices or tokens"
+        )
+
+
+def _vet_beams(message: Submit, message_bytes_max: int) -> None:
+    """A search is one sequence from its beginning, and its answer is one message."""
+    sampling = message.sampling
+    beams = sampling.beams
+    if beams is None:
+        return
+    if beams.keep > beams.width:
+        raise Malformed(f"beams: {beams.keep} of {beams.width} cannot be kept")
+    if len(message.choices) > 1 or message.choices[0].generated or message.prompt_logprobs:
+        raise Malformed("beams: one choice, without tokens of its own or scores of the prompt")
+    if not sampling.max_tokens:
+        raise Malformed("beams: max_tokens is 0")
+    token_bytes = _ID_BYTES + _CHOSEN_BYTES + max(sampling.logprobs or 0, 0) * _ALTERNATIVE_BYTES
+    needed = beams.keep * sampling.max_tokens * token_bytes
+    if needed + _SPARE_BYTES > message_bytes_max:
+        raise NoCapacity(
+            f"the answers of the search may take {needed} bytes, a message holds "
+            f"{message_bytes_max}; lower max_tokens, n or the alternatives"
         )
 
 

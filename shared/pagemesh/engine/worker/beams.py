@@ -1,0 +1,70 @@
+"""Sequences that search: their rows, and what becomes of the results.
+
+    PREFILL  all of the prompt but its last token, in chunks like any other
+       |
+       v     here, or by one ticket at the decode worker
+    DECODE   the last token; then a row for each beam, in every step --> DONE, all at once
+
+Prefill draws nothing for them, so no beam ever crosses from one worker to another: the one
+that searches forks the beams within its own lease (``beam_pages``). Gateways hear of nothing
+but the answer, so whoever takes over after a crash or a preemption begins at the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+from pagemesh.engine.worker import admission, ending, frames, handover
+from pagemesh.engine.worker.desk import Desk, Row
+from pagemesh.engine.worker.lease import Lease
+from pagemesh.engine.worker.plan import RowResult, StepRow
+from pagemesh.engine.worker.sequence import Phase, Sequence
+
+
+def searches(sequence: Sequence) -> bool:
+    """Whether its rows are beams now."""
+    return sequence.beams is not None and sequence.phase is Phase.DECODE
+
+
+def wished(sequence: Sequence, lease: Lease) -> int:
+    """Tokens of the prompt that could be computed now, or 1: all beams could go on."""
+    group = sequence.beams
+    assert group is not None
+    if sequence.phase is Phase.PREFILL:
+        return min(sequence.prompt_count - 1, lease.capacity) - lease.filled
+    return int(group.ready(lease))
+
+
+def row_count(sequence: Sequence) -> int:
+    """Rows that it takes in a step."""
+    group = sequence.beams
+    return group.row_count if group is not None and searches(sequence) else 1
+
+
+def rows(sequence: Sequence) -> tuple[Row, list[StepRow], list[tuple[int, int]]]:
+    """The beams of ``sequence`` in a plan, and the pages to copy before."""
+    group, lease = sequence.beams, sequence.lease
+    assert group is not None and lease is not None
+    made, copies = group.rows(lease)
+    return Row(sequence, lease, 1, (), beam_count=len(made)), made, copies
+
+
+def computed(desk: Desk, sequence: Sequence, outcomes: Rows[RowResult]) -> None:
+    """``outcomes``: of each beam; none for a chunk of the prompt."""
+    group, lease = sequence.beams, sequence.lease
+    assert group is not None and lease is not None
+    if not outcomes:
+        admission.commit(desk, sequence, 1)
+        if lease.filled >= sequence.prompt_count - 1:
+            sequence.marks.first_token_ms = desk.now
+            frames.tell(desk, sequence, 0)  # what was cached is known only here
+            handover.route(desk, sequence)
+            admission.extend(desk, sequence)
+        return
+    if group.is_fresh:
+        admission.commit(desk, sequence, 1)
+    group.take(outcomes)
+    if group.hypotheses is None:
+        admission.extend(desk, sequence)
+    else:
+        ending.finish(desk, sequence, group.hypotheses[0].finish, first_position=0)

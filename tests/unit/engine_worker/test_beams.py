@@ -1,0 +1,240 @@
+"""A worker that searches: one lease, a ticket without beams, one answer at the end."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, of_kind, submit
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.plan import Drawn, RowResult, StepPlan, StepResult, TokenScores
+from pagemesh.engine.worker.vetting import vet
+from pagemesh.wire.errors import Malformed, NoCapacity
+from pagemesh.wire.messages import Refused
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Extend,
+    Extended,
+    Offer,
+    Release,
+    Revoke,
+)
+from pagemesh.wire.tokens import pack, pack_extents, unpack
+from pagemesh.wire.work_messages import Abort, Accepted, Attach, Beams, ChoiceStart, Resend, Submit
+
+WIDTH = 3
+END = 9
+
+
+def asked(
+    prompt: int = 10, *, max_tokens: int = 6, decode: str | None = None, **beams: object
+) -> Submit:
+    plain = submit(prompt, max_tokens=max_tokens, decode=decode, stop=END)
+    want = Beams(**{"width": WIDTH, "keep": 2, **beams})  # type: ignore[arg-type]
+    sampling = msgspec.structs.replace(plain.sampling, beams=want)
+    return msgspec.structs.replace(plain, sampling=sampling)
+
+
+def candidates(*pairs: tuple[int, float]) -> TokenScores:
+    ids, values = zip(*pairs, strict=True)
+    return TokenScores(
+        b"", len(pairs), np.array(ids, "<u4").tobytes(), np.array(values, "<f4").tobytes()
+    )
+
+
+def report(bench: Bench, *pairs: tuple[int, float], poisoned: int | None = None) -> StepPlan:
+    """Finish the running step; every beam may go on with ``pairs``, less likely by its place."""
+    plan = bench.plan
+    assert plan is not None, "no step is running"
+    bench.plan = None
+    rows = []
+    for place, row in enumerate(plan.rows):
+        drawn = tuple(
+            Drawn(
+                one.key, 0, poisoned=place == poisoned,
+                candidates=candidates(*((token, value - place) for token, value in pairs)),
+            )
+            for one in row.samples
+        )  # fmt: skip
+        rows.append(RowResult(row.key, row.lease, revoked=False, drawn=drawn))
+    bench.handle(ev.StepsFinished((StepResult(plan.step, tuple(rows)),)))
+    return plan
+
+
+GOING = ((50, -0.1), (51, -0.2), (52, -0.3), (53, -0.4), (54, -0.5), (55, -0.6))
+ENDING = ((END, -0.1), *GOING)
+
+
+def searching(*, pages: int | None = None) -> Bench:
+    """Ten prompt tokens, eight of them cached; the beams are about to part."""
+    bench = Bench(DECODE).start()
+    bench.ask(asked())
+    bench.grant(cached=8, pages=pages)
+    bench.step()
+    return bench
+
+
+def test_a_search_computes_the_prompt_up_to_its_last_token_and_then_a_row_for_each_beam() -> None:
+    bench = Bench(DECODE).start()
+    bench.ask(asked())
+    bench.grant(cached=8)
+    chunk = bench.step()
+    assert [(row.start, len(row.tokens), row.samples) for row in chunk.rows] == [(8, 1, ())]
+    first = report(bench, *GOING)
+    assert [(row.start, row.tokens.tolist()) for row in first.rows] == [(9, [109])]
+    beams = report(bench, *GOING)
+    assert [(row.start, row.tokens.tolist()) for row in beams.rows] == [
+        (10, [50]),
+        (10, [51]),
+        (10, [52]),
+    ]
+    assert not bench.frames or not any(frame.tokens for frame in bench.frames)
+
+
+def test_beams_share_the_prompts_pages_and_copy_only_the_one_they_write_into() -> None:
+    bench = searching()
+    report(bench, *GOING)
+    plan = bench.plan
+    assert plan is not None
+    tables = [row.page_table.tolist() for row in plan.rows]
+    assert len({tuple(table[:2]) for table in tables}) == 1, "full pages are shared"
+    assert len({table[2] for table in tables}) == WIDTH, "each writes its own"
+    assert sorted(plan.copies) == sorted((tables[-1][2], table[2]) for table in tables[:-1])
+    assert "Fork" not in bench.open_kinds()
+
+
+def test_rows_of_beams_are_never_in_a_run() -> None:
+    bench = searching()
+    for _ in range(3):
+        assert bench.plan is not None and bench.plan.repeat_count == 0
+        report(bench, *GOING)
+
+
+def test_the_answer_comes_in_one_frame_and_again_when_it_was_lost() -> None:
+    bench = searching()
+    while bench.plan is not None:
+        report(bench, *ENDING)
+    [last] = [frame for frame in bench.frames if frame.finish]
+    assert last.hypotheses is not None and len(last.hypotheses) == 2
+    best = last.hypotheses[0]
+    assert (best.finish, best.stop_token, unpack(best.tokens).tolist()[-1]) == ("stop", END, END)
+    assert best.score >= last.hypotheses[1].score
+    bench.ask(Resend(key=last.key, position=0))
+    assert bench.frames[-1].hypotheses == last.hypotheses
+    released = bench.asked(Release)
+    assert released.fill.filled_tokens == 10, "the prompt is cached, the beams are not"
+
+
+def test_a_search_is_handed_over_by_one_ticket_before_there_are_beams() -> None:
+    bench = Bench(PREFILL).start()
+    bench.ask(asked(decode="d"))
+    want = bench.asked(Admit)
+    assert want.reserve_tokens == 10, "growth is for who searches"
+    bench.grant()
+    bench.step()
+    bench.step()
+    assert bench.frames[-1].tokens == b"" and bench.frames[-1].finish is None
+    assert bench.asked(Offer).fill.filled_tokens == 9
+    bench.offered()
+    handed = bench.asked(Attach)
+    assert handed.generated == b"" and handed.sampling.beams is not None
+    bench.answer(Attach, Accepted(worker="d", incarnation=3))
+    assert bench.plan is None
+
+
+def test_a_search_whose_prompt_is_cached_whole_stays_where_it_came() -> None:
+    bench = Bench(PREFILL).start()
+    bench.ask(asked(9, decode="d"))
+    bench.grant(cached=8)
+    report(bench, *GOING)
+    assert bench.asked(Extend).page_count > 3
+    assert "Offer" not in bench.open_kinds()
+
+
+def test_beams_wait_for_pages_and_go_on_with_them() -> None:
+    bench = searching(pages=3)
+    report(bench, *GOING)
+    assert bench.plan is None, "two beams need a page for their copies"
+    extend = bench.asked(Extend)
+    bench.answer(
+        Extend,
+        Extended(
+            key=extend.key, lease=extend.lease, granted_at=500, first_index=3,
+            extents=pack_extents(range(40, 40 + extend.page_count - 3)),
+        ),
+    )  # fmt: skip
+    assert bench.plan is not None and len(bench.plan.rows) == WIDTH
+    assert {row.granted_at for row in bench.plan.rows} == {500}
+
+
+def test_a_preempted_search_begins_again_at_its_prompt() -> None:
+    bench = searching()
+    report(bench, *GOING)
+    assert bench.plan is not None
+    lease = bench.plan.rows[0].lease
+    report(bench, *GOING)
+    report(bench, *GOING)
+    bench.notice(Revoke(key=bench.plan.rows[0].key, lease=lease, reason="preempted"))
+    report(bench, *GOING)
+    bench.grant(cached=8)
+    assert bench.step().rows[0].samples == ()
+    assert report(bench, *GOING).rows[0].tokens.tolist() == [109]
+    assert [row.tokens.tolist() for row in report(bench, *GOING).rows] == [[50], [51], [52]]
+
+
+def test_an_aborted_search_gives_its_lease_back_when_its_step_has_ended() -> None:
+    bench = searching()
+    report(bench, *GOING)
+    bench.ask(Abort(request=asked().request, attempt=1, reason="client"))
+    assert "Release" not in bench.open_kinds()
+    report(bench, *GOING)
+    assert bench.asked(Release).fill.filled_tokens == 10
+    assert bench.plan is None
+
+
+def test_one_beam_that_is_no_numbers_ends_the_search_with_an_error() -> None:
+    bench = searching()
+    report(bench, *GOING)
+    report(bench, *GOING, poisoned=1)
+    assert bench.frames[-1].finish == "error" and bench.frames[-1].hypotheses is None
+    assert not bench.asked(Release).cache
+
+
+def test_a_search_that_never_fits_the_pool_is_refused() -> None:
+    bench = Bench(DECODE).start()
+    answer = bench.ask(asked(10, max_tokens=100, width=16))
+    assert isinstance(answer, Refused) and answer.code == "NoCapacity"
+    assert not isinstance(bench.ask(asked(10, max_tokens=20, width=8)), Refused)
+
+
+def test_what_a_search_saved_is_told_at_its_end() -> None:
+    bench = searching()
+    facts = []
+    while bench.plan is not None:
+        before = len(bench.log)
+        report(bench, *ENDING)
+        facts += of_kind(bench.log[before:], ev.Finished)
+    assert facts[0].facts.saved_pages >= 2 * 2, "two full pages, which two beams need not hold"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"choices": [ChoiceStart(choice=0), ChoiceStart(choice=1)]},
+        {"choices": [ChoiceStart(choice=0, generated=pack([5]))]},
+        {"prompt_logprobs": True},
+        {"sampling": msgspec.structs.replace(asked().sampling, max_tokens=0)},
+        {"sampling": msgspec.structs.replace(asked().sampling, beams=Beams(width=2, keep=3))},
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused_at_the_door(wrong: dict[str, object]) -> None:
+    message = msgspec.structs.replace(asked(), **wrong)
+    with pytest.raises(Malformed, match=r"^beams: "):
+        vet(message, vocab_tokens=1_000, message_bytes_max=1 << 20)
+
+
+def test_answers_that_no_message_could_carry_are_refused_before_they_are_searched_for() -> None:
+    vet(asked(max_tokens=60_000), vocab_tokens=1_000, message_bytes_max=1 << 20)
+    with pytest.raises(NoCapacity, match="lower max_tokens"):
+        vet(asked(max_tokens=70_000), vocab_tokens=1_000, message_bytes_max=1 << 20)
