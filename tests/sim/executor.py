@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from tests.sim import model
 from tests.sim.memory import PoolMemory
 
@@ -112,7 +113,19 @@ class Running:
         return RowResult(row.key, row.lease, revoked=False, drawn=drawn, prompt_scores=scores)
 
 
+def candidates(values: np.ndarray, count: int) -> TokenScores:
+    """The ``count`` likeliest tokens by ``values``, float32 [vocab]."""
+    best = np.argsort(-values, kind="stable")[:count]
+    ids = best.astype("<u4").tobytes()
+    return TokenScores(b"", len(best), ids, values[best].astype("<f4").tobytes())
+
+
 def _draw(sample: Sample, context: int) -> Drawn:
+    if sample.candidate_count:
+        own = sample.sampling
+        masked = own.stop_tokens if sample.generated_count < own.min_tokens else []
+        values = model.logprobs(context, masked)
+        return Drawn(sample.key, 0, candidates=candidates(values, sample.candidate_count))
     token = model.draw(context, sample.sampling.seed, sample.key.choice, sample.generated_count)
     if sample.sampling.logprobs is None:
         return Drawn(sample.key, token)

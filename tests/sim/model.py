@@ -40,6 +40,38 @@ def score(context: int, token: int) -> bytes:
     return np.float32(hash((context, token)) & 0xFFFF).tobytes()
 
 
+def logprobs(context: int, masked: Sequence[int]) -> np.ndarray:
+    """What stands for log-probabilities in a beam search: float32 [vocab], no two the same."""
+    values = np.array([hash((context, token, 5)) & 0xFFFF for token in range(VOCAB_TOKENS)])
+    scores = (-values / 4096.0 - np.arange(VOCAB_TOKENS) / (1 << 20)).astype("<f4")
+    scores[list(masked)] = -np.inf
+    return scores
+
+
+@lru_cache(maxsize=512)
+def searched(
+    root: bytes, prompt: tuple[int, ...], width: int, keep: int, max_tokens: int, stops: bool
+) -> tuple[tuple[int, ...], ...]:
+    """What a beam search must deliver, by lists alone: length penalty 1, early stopping."""
+    beams: list[tuple[np.float32, tuple[int, ...]]] = [(np.float32(0.0), ())]
+    finished: list[tuple[float, tuple[int, ...]]] = []
+    for length in range(1, max_tokens + 1):
+        found = []
+        for whole, tokens in beams:
+            context = context_value(slots_of(root, (*prompt, *tokens)))
+            values = logprobs(context, ())
+            found += [(whole + values[one], (*tokens, one)) for one in range(VOCAB_TOKENS)]
+        found.sort(key=lambda one: -one[0])
+        ends = [(stops and own[-1] == STOP_TOKEN) or length == max_tokens for _, own in found]
+        ending = [one for one, last in zip(found[:width], ends, strict=False) if last]
+        finished += [(float(whole) / length, own) for whole, own in ending]
+        finished = sorted(finished, key=lambda one: -one[0])[:width]
+        beams = [one for one, last in zip(found, ends, strict=True) if not last][:width]
+        if len(finished) == width:
+            break
+    return tuple(own for _, own in finished[:keep])
+
+
 def prompt_score(slot: int, following: int) -> bytes:
     return np.float32(hash((slot, following, 3)) & 0xFFFF).tobytes()
 

@@ -17,7 +17,7 @@ from tests.sim.world import Process, Weather, World
 
 from pagemesh.gateway.events import Completed, Failed
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.work_messages import Sampling
+from pagemesh.wire.work_messages import Beams, Sampling
 
 _STORM_MS = 4_000.0
 _PATIENCE_MS = 20_000
@@ -105,6 +105,7 @@ class _Clients:
         dice = world.random
         self._roots = [bytes([65 + index]) * 32 for index in range(dice.choice([1, 1, 2]))]
         self._terms_dice = Random(f"terms {world.seed}")
+        self._beams_dice = Random(f"beams {world.seed}")
         self._ttls_s = self._terms_dice.choice([[0], [0, 1, 2], [1, 3]])
         self._quota_pages = -(-112 // mesh.hosts[0].memory.page_size)
         self._prefixes = [self._words(dice.randrange(4, 30)) for _ in range(3)]
@@ -177,22 +178,24 @@ class _Clients:
         dice = self._world.random
         self._made += 1
         several = dice.random() < 0.25
+        beams, limit = self._beams(prompt), dice.choice([1, 2, 5, 12, 24, 40])
         leaves = dice.random() < 0.12
         return Ask(
             request=f"{self._world.seed & 0xFFFF:016x}{self._made:016x}",
             root=root,
             prompt=prompt,
-            choice_count=dice.randrange(2, 5) if several else 1,
+            choice_count=beams.keep if beams else dice.randrange(2, 5) if several else 1,
             sampling=Sampling(
                 seed=dice.randrange(1 << 30),
-                max_tokens=dice.choice([1, 2, 5, 12, 24, 40]),
+                max_tokens=limit if beams is None else min(limit, 12),
+                beams=beams,
                 stop_tokens=[model.STOP_TOKEN] if dice.random() < 0.7 else [],
                 logprobs=0 if dice.random() < 0.3 else None,
             ),
             start_ms=self._world.now,
             patience_ms=_PATIENCE_MS if dice.random() < 0.9 else dice.randrange(50, 1_500),
             leaves_ms=dice.random() * 300.0 if leaves else None,
-            prompt_logprobs=dice.random() < 0.1,
+            prompt_logprobs=dice.random() < 0.1 and beams is None,
             terms=self._terms(root),
         )
 
@@ -202,6 +205,14 @@ class _Clients:
         quota_pages = self._quota_pages if root != self._roots[0] else 0
         ttl_s = self._terms_dice.choice(self._ttls_s)
         return CacheTerms(tenant=root[:1].decode(), pages_max=quota_pages, ttl_s=ttl_s)
+
+    def _beams(self, prompt: tuple[int, ...]) -> Beams | None:
+        """A search, now and then, that fits even a tiny pool."""
+        dice = self._beams_dice
+        if dice.random() > 0.12 or len(prompt) > 50:
+            return None
+        width = dice.choice([1, 2, 3])
+        return Beams(width=width, keep=dice.randrange(1, width + 1), early_stopping=True)
 
 
 # What goes wrong ----------------------------------------------------------------------------

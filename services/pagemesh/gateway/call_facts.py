@@ -102,6 +102,8 @@ class CallFacts:
             found[semconv.GEN_AI_REQUEST_MAX_TOKENS] = ask.max_tokens
         if ask.selects:
             found["pagemesh.best_of"] = ask.best_of
+        if ask.beams is not None:
+            found["pagemesh.beam.width"] = ask.beams.width
         if ask.seed is not None:
             found[semconv.GEN_AI_REQUEST_SEED] = ask.seed
         if ask.stops:

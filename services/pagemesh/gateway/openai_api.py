@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagemesh.gateway.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.beams import beams_of
 from pagemesh.gateway.openai_types import (
     LOGIT_BIASES_MAX,
     ChatBody,
@@ -22,7 +23,7 @@ from pagemesh.gateway.openai_types import (
     DetokenizeBody,
     TokenizeBody,
 )
-from pagemesh.wire.work_messages import CHOICES_MAX
+from pagemesh.wire.work_messages import CHOICES_MAX, Beams
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
@@ -56,6 +57,8 @@ class Ask:
     prompts: tuple[Prompt, ...]
     n: int
     best_of: int
+    beams: Beams | None
+    """Not None: the ``n`` best of a beam search are given."""
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -130,8 +133,6 @@ def parse_completion(body: bytes, *, served: str) -> Ask:
     form = decode(body, CompletionBody)
     if form.suffix:
         raise unsupported("suffix")
-    if form.use_beam_search:
-        raise unsupported("use_beam_search")
     _refuse_format(form.response_format)
     max_tokens = DEFAULT_COMPLETION_TOKENS if form.max_tokens is None else form.max_tokens
     if max_tokens == 0 and not form.echo:
@@ -268,7 +269,8 @@ def _ask(
     logprobs: int | None,
     echo: bool = False,
 ) -> Ask:
-    n, best_of = _choice_counts(form, len(prompts))
+    beams = beams_of(form, scores_prompt=echo and logprobs is not None)
+    n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)
     min_tokens = form.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {max_tokens}")
@@ -282,6 +284,7 @@ def _ask(
         prompts=prompts,
         n=n,
         best_of=best_of,
+        beams=beams,
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
@@ -311,10 +314,10 @@ def _ask(
     )
 
 
-def _choice_counts(form: Common, prompt_count: int) -> tuple[int, int]:
+def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[int, int]:
     """How many choices a prompt gets, and how many are made."""
     n = form.n or 1
-    best_of = form.best_of or n
+    best_of = n if searches else form.best_of or n
     name = "best_of" if best_of > n else "n"
     if best_of * prompt_count > CHOICES_MAX:
         raise bad(name, f"{prompt_count} prompts x {name} = {best_of} exceed {CHOICES_MAX} choices")

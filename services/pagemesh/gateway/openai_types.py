@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX
-from pagemesh.wire.work_messages import CHOICES_MAX, TOP_LOGPROBS_MAX
+from pagemesh.wire.work_messages import BEAMS_MAX, CHOICES_MAX, TOP_LOGPROBS_MAX
 
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -68,6 +68,10 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=BEAMS_MAX)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-8.0, le=8.0)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     cache_ttl_s: Annotated[int, Meta(ge=1, le=CACHE_TTL_S_MAX)] | None = None
     """What the request leaves in the cache is dropped so many seconds after its last use."""
@@ -94,7 +98,6 @@ class CompletionBody(Common, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     suffix: str | None = None
     response_format: _Inert = None
-    use_beam_search: bool | None = None
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagemesh.gateway.api_errors import ApiError, bad
+from pagemesh.gateway.beams import fit_beams
 from pagemesh.gateway.openai_api import Ask, ChatPrompt, Prompt
 from pagemesh.gateway.templates import TemplateRefused
 from pagemesh.gateway.tokens import Tokens
@@ -68,6 +69,9 @@ def fit(
     works: list[Work] = []
     for prompt in prompts:
         limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
+        if ask.beams is not None:
+            pages = min(facts.pool_pages, quota_tokens // facts.page_size)
+            limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
         works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed)))
     return works
 
@@ -103,6 +107,7 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
         min_tokens=ask.min_tokens,
         stop_tokens=sorted(stop_tokens)[:64],
         logprobs=0 if ask.logprobs is None and ask.selects else ask.logprobs,
+        beams=ask.beams,
     )
 
 

@@ -19,14 +19,14 @@ from typing import Literal
 
 import numpy as np
 
+from pagemesh.gateway import deliveries, outgoing
 from pagemesh.gateway import events as ev
-from pagemesh.gateway import outgoing
-from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText, slice_logprobs
+from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.spec import ATTEMPT_MAX, RequestLimits, RequestSpec, Usage, mendable
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Internal, fault
 from pagemesh.wire.messages import Ok, Refused, SequenceKey
-from pagemesh.wire.work_messages import AbortReason, Accepted, Frame
+from pagemesh.wire.work_messages import AbortReason, Accepted, Frame, Hypothesis
 
 
 class RequestCore:
@@ -39,8 +39,9 @@ class RequestCore:
             raise ValueError(f"{spec.choice_count} choices take as many texts, got {len(texts)}")
         self.spec = spec
         self._limits = limits
-        self.choices = [Choice(index, text, now_ms) for index, text in enumerate(texts)]
-        """For others to read only."""
+        self._texts = texts
+        self.choices = [Choice(i, texts[i], now_ms) for i in range(spec.sequence_count)]
+        """For others to read only. A beam search is one, until its answer is here."""
         self._routes: dict[int, ev.Route] = {}
         self._attempt = 0
         self._waiting_since_ms: int | None = None
@@ -133,11 +134,10 @@ class RequestCore:
         for choice in group:
             choice.move(ChoiceState.ROUTING, "due")
         longest = max(group, key=lambda choice: choice.token_count)
-        remaining = self.spec.sampling.max_tokens - longest.token_count
         command = ev.ChooseRoute(
             tokens=np.concatenate([self.spec.prompt, longest.tokens()]),
-            growth_tokens=max(0, remaining),
-            choice_count=len(group),
+            growth_tokens=max(0, self.spec.sampling.max_tokens - longest.token_count),
+            choice_count=len(group) * self.spec.width,
             avoid=frozenset[Worker]().union(*(choice.avoid for choice in group)),
             model_root=self._model_root,
         )
@@ -211,6 +211,8 @@ class RequestCore:
         elif len(frame.tokens) % 4 or frame.finish in ("error", "abort"):
             reason = Gone("the worker gave the sequence up")
             self._attempt_failed([choice], reason, now_ms)
+        elif frame.hypotheses is not None:
+            self._searched(choice, frame.hypotheses, now_ms)
         elif frame.first_position > choice.token_count:
             self._gap(choice, worker, now_ms)
         else:
@@ -260,28 +262,26 @@ class RequestCore:
                 self._abort([choice], "stop")
             self._choice_ended(choice, "stop", stop)
         elif frame.finish == "stop" and 4 * skip <= len(frame.tokens):
-            self._choice_ended(choice, "stop", self._own_stop(frame.stop_token))
+            self._choice_ended(choice, "stop", deliveries.own_stop(self.spec, frame.stop_token))
         elif frame.finish == "length" and 4 * skip <= len(frame.tokens):
             self._choice_ended(choice, "length", None)
 
     def _deliver(self, choice: Choice, frame: Frame, first: int, skip: int) -> str | None:
         """Hand new tokens out; the stop string when one was completed."""
-        tokens = np.frombuffer(frame.tokens, "<u4")[skip:]
-        ends = frame.finish == "stop" and frame.stop_token is not None
-        hidden = 1 if ends and not self.spec.show_stop else 0
-        piece = choice.text.push(tokens[: len(tokens) - hidden])
-        used = piece.used_count if piece.stop is not None else len(tokens)
-        if piece.stop is not None:
-            hidden = 0
-        choice.used_count += used
-        scores = frame.logprobs
-        if scores is not None:
-            scores = slice_logprobs(scores, skip, skip + used)
-        self._out.append(ev.Deliver(choice.index, first, tokens[:used], piece.text, scores, hidden))
-        return piece.stop
+        delivery, stop = deliveries.of_frame(self.spec, choice, frame, first, skip)
+        choice.used_count += len(delivery.tokens)
+        self._out.append(delivery)
+        return stop
 
-    def _own_stop(self, token: int | None) -> ev.StopReason:
-        return token if token in self.spec.own_stops else None
+    def _searched(self, choice: Choice, found: list[Hypothesis], now_ms: int) -> None:
+        if len(found) != self.spec.choice_count:
+            self._attempt_failed([choice], Internal("the search found too little"), now_ms)
+            return
+        answer = deliveries.search_answer(self.spec, self._texts, found)
+        choice.generated = bytearray().join(one.tokens for one in found)
+        choice.used_count = sum(len(one.tokens) for one in answer if isinstance(one, ev.Deliver))
+        choice.move(ChoiceState.DONE, "search")
+        self._out += answer
 
     def _choice_ended(
         self, choice: Choice, finish: Literal["stop", "length"], reason: ev.StopReason
@@ -364,7 +364,7 @@ class RequestCore:
         count = choice.token_count
         last = int.from_bytes(choice.generated[-4:], "little") if count else None
         if count > sampling.min_tokens and last in sampling.stop_tokens:
-            self._choice_ended(choice, "stop", self._own_stop(last))
+            self._choice_ended(choice, "stop", deliveries.own_stop(self.spec, last))
         elif count >= sampling.max_tokens and self._prompt_scored:
             self._choice_ended(choice, "length", None)
 

@@ -36,6 +36,16 @@ class RequestSpec:
     own_stops: frozenset[int] = frozenset()
     show_stop: bool = False
 
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that workers are asked for: a beam search is one, whatever its choices."""
+        return self.choice_count if self.sampling.beams is None else 1
+
+    @property
+    def width(self) -> int:
+        """Rows of a step that each of them takes."""
+        return 1 if self.sampling.beams is None else self.sampling.beams.width
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:

@@ -221,7 +221,6 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"prompt": ["a"] * 100, "best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": ["a", 1]}, "prompt"),
