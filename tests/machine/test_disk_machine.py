@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.peers import Context, Memory
-from tests.machine.test_pager_machine import LONG, PAGES, PagerMachine
+from tests.machine.test_pager_machine import LONG, PAGES, ROOTS, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
-from tests.unit.pager.rig import LIMITS, PAGE_SIZE
+from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 
 from pagemesh.pager.disk_tier import PAGER
 from pagemesh.pager.events import Command, Holder
@@ -73,6 +73,20 @@ class DiskMachine(PagerMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rig.memory = self.memory
+
+    @rule(pick=picks, prompt=st.lists(st.integers(0, 1), min_size=9, max_size=14))
+    def leaves_memory_and_is_wanted_again(self, pick: int, prompt: list[int]) -> None:
+        """Cached, driven out by something large that is not kept, and asked for."""
+        self.runs_from_start_to_end(pick, prompt, ROOTS[0])
+        room_tokens = PAGE_SIZE * self.rig.core.books.room
+        if room_tokens > 1:
+            self.admits(pick, [0], ROOTS[0], room_tokens - 1, False, 0)
+            peer = self.peer(pick)
+            for view in [v for v in peer.held() if v.key == key_of(self.number)]:
+                self.release(peer, view, cache=False)
+        self.rig.write()
+        self.pass_on()
+        self.admits(pick + 1, prompt, ROOTS[0], 0, True, 0)
 
     @precondition(lambda self: self.rig.stores)
     @rule()
