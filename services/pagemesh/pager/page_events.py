@@ -32,8 +32,9 @@ class PageEvents:
         self._secret = secret
         self._keys: NDArray[np.uint64] = np.zeros(facts.page_count, np.uint64)
         self._cached = np.zeros(facts.page_count, bool)
-        self._changes: dict[int, bool] = {}
-        """Key -> whether it is cached now; only what changed since the last event."""
+        self._changes: list[tuple[NDArray[np.uint64], bool]] = []
+        """Keys and whether they were cached by that, in order; since the last event."""
+        self._changed_count = 0
         self._noted: deque[PagesStored | PagesDropped] = deque()
         """What ``work`` has to do, in order. It grows at a restart only: every turn of the actor
         works off more than it notes."""
@@ -42,7 +43,7 @@ class PageEvents:
     @property
     def is_full(self) -> bool:
         """So much has changed that it should be published now."""
-        return len(self._changes) >= CHANGED_KEYS_MAX
+        return self._changed_count >= CHANGED_KEYS_MAX
 
     def note(self, command: PagesStored | PagesDropped) -> None:
         """Pages were stored or dropped: listeners hear of it once ``work`` came to it."""
@@ -64,13 +65,14 @@ class PageEvents:
         if not self._changes:
             return None
         self.sequence += 1
-        changes, self._changes = self._changes, {}
+        stored, removed = _settled(self._changes)
+        self._changes, self._changed_count = [], 0
         return PagesChanged(
             host=self._facts.host,
             epoch=self._facts.epoch,
             sequence=self.sequence,
-            stored=_packed([key for key, cached in changes.items() if cached]),
-            removed=_packed([key for key, cached in changes.items() if not cached]),
+            stored=stored.astype("<u8").tobytes(),
+            removed=removed.astype("<u8").tobytes(),
         )
 
     def snapshot(self, first: int) -> PagesSnapshot:
@@ -100,14 +102,21 @@ class PageEvents:
     def _dropped(self, command: PagesDropped) -> None:
         pages = where(command.pages)
         self._cached[pages] = False
-        self._change(self._keys[pages], False)
+        self._change(self._keys[pages].copy(), False)  # the pages are soon those of other keys
 
     def _change(self, keys: NDArray[np.uint64], cached: bool) -> None:
-        for key in keys.tolist():
-            # Taking the key out first keeps the order of the last changes.
-            self._changes.pop(key, None)
-            self._changes[key] = cached
+        if len(keys):
+            self._changes.append((keys, cached))
+            self._changed_count += len(keys)
 
 
-def _packed(keys: list[int]) -> bytes:
-    return np.array(keys, "<u8").tobytes()
+def _settled(
+    changes: list[tuple[NDArray[np.uint64], bool]],
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The keys that are cached and those that are not in the end, each in the order of the last
+    changes."""
+    keys = np.concatenate([part for part, _ in changes])
+    cached = np.repeat([cached for _, cached in changes], [len(part) for part, _ in changes])
+    from_end = np.unique(keys[::-1], return_index=True)[1]
+    last = np.sort(len(keys) - 1 - from_end)
+    return keys[last][cached[last]], keys[last][~cached[last]]

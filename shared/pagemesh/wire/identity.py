@@ -83,9 +83,8 @@ def prefix_keys(
 
     ``parent`` continues a chain: the id of the page before ``tokens``, 0 at the start.
     """
-    count = len(tokens) // page_size
-    chain = key_chain(secret, root, tokens, page_size, parent=parent)
-    return np.fromiter(chain, np.uint64, count)
+    chain = _packed_chain(secret, root, tokens, page_size, parent)
+    return np.frombuffer(b"".join(chain), "<u8")
 
 
 def key_chain(
@@ -93,11 +92,20 @@ def key_chain(
 ) -> Iterator[int]:
     """``prefix_keys``, each made when it is asked for: a look-up ends at the first page that
     is not known, which for most prompts comes long before their last."""
+    for key in _packed_chain(secret, root, tokens, page_size, parent):
+        yield int.from_bytes(key, "little")
+
+
+def _packed_chain(
+    secret: bytes, root: bytes, tokens: NDArray[np.uint32], page_size: int, parent: int
+) -> Iterator[bytes]:
     data = tokens.astype("<u4", copy=False).tobytes()
-    width, key = 4 * page_size, parent
+    width, key = 4 * page_size, parent.to_bytes(8, "little")
+    start_hash = hashlib.blake2b(root, digest_size=8, key=secret)  # to copy it is quicker
     for start in range(0, len(data) - width + 1, width):
-        chain = root + key.to_bytes(8, "little") + data[start : start + width]
-        key = int.from_bytes(hashlib.blake2b(chain, digest_size=8, key=secret).digest(), "little")
+        page_hash = start_hash.copy()
+        page_hash.update(key + data[start : start + width])
+        key = page_hash.digest()
         yield key
 
 

@@ -78,3 +78,17 @@ def test_a_page_that_came_and_went_between_two_events_is_told_of_as_gone() -> No
         keys_of(range(2))[:1],
         keys_of(range(2))[1:],
     )
+
+
+def test_a_page_with_other_content_than_at_the_last_event_is_told_of_under_both_keys() -> None:
+    events = stream()
+    events.note(stored(range(2)))
+    events.work(PAGES)
+    events.take()
+    events.note(PagesDropped(range(2)))
+    events.note(PagesStored(ROOT, NONE, range(2), pack([9] * 2 * SIZE)))
+    events.work(PAGES)
+    changed = events.take()
+    assert changed is not None and listed(changed.removed) == keys_of(range(2))
+    assert sorted(listed(changed.stored)) == sorted(listed(events.snapshot(0).keys))
+    assert not set(listed(changed.stored)) & set(keys_of(range(2)))
