@@ -59,7 +59,9 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     clock = MonotonicClock()
     board = PagerBoard(settings)
-    async with Bus.connect(config.bus, role="pager", name=settings.name, patient=True) as bus:
+    async with Bus.connect(
+        config.bus, role="pager", name=settings.name, patient=True, gathers=True
+    ) as bus:
 
         def wake() -> None:
             actor.try_admit(DiskDue())

@@ -52,8 +52,9 @@ def _ignore() -> None:
 class Bus:
     """Use ``async with Bus.connect(...) as bus``."""
 
-    def __init__(self, config: BusConfig, *, role: str, name: str) -> None:
+    def __init__(self, config: BusConfig, *, role: str, name: str, gathers: bool = False) -> None:
         self.config = config
+        self._gathers = gathers
         self.role = role
         self.name = name
         self.counters = BusCounters()
@@ -74,16 +75,19 @@ class Bus:
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(
-        cls, config: BusConfig, *, role: str, name: str, patient: bool = False
-    ) -> AsyncIterator[Bus]:
+        cls, config: BusConfig, *, role: str, name: str, patient: bool = False,
+        gathers: bool = False,
+    ) -> AsyncIterator[Bus]:  # fmt: skip
         """A connected bus, for as long as the context lasts.
 
         Without a server, keeps trying for ``start_wait_ms`` and then raises ``ConfigError``
         that names the URL. A ``patient`` bus tries once, is there whatever comes of that, and
         connects when it can (``state``, ``wait_connected``): for services, which are started
-        in any order. Raises ``ConfigError`` for refused credentials.
+        in any order. One that ``gathers`` writes the first message of a turn of the event loop
+        at once and the others together when it is over: for who answers many in a turn and
+        computes nothing between turns. Raises ``ConfigError`` for refused credentials.
         """
-        bus = cls(config, role=role, name=name)
+        bus = cls(config, role=role, name=name, gathers=gathers)
         _ = config.servers
         await bus._first_link(patient=patient)
         keeper = asyncio.create_task(bus._keep(), name=f"bus-{name}")
@@ -319,12 +323,11 @@ class Bus:
             pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
 
     async def _open(self) -> Link:
+        name = f"pagemesh-{self.role}-{self.name}"
         return await Link.open(
-            self.config,
-            name=f"pagemesh-{self.role}-{self.name}",
-            inbox_prefix=self._inbox_prefix,
-            events=self,
-        )
+            self.config, name=name, inbox_prefix=self._inbox_prefix, events=self,
+            gathers=self._gathers,
+        )  # fmt: skip
 
     async def _keep(self) -> None:
         """Hold a link, for ever: wait for its loss, let it go, make the next."""

@@ -64,9 +64,11 @@ class Link:
     """Use ``open``. ``lost`` is set once the connection is of no more use; ``reason`` says
     why."""
 
-    def __init__(self, client: Client, config: BusConfig) -> None:
+    def __init__(self, client: Client, config: BusConfig, *, gathers: bool = False) -> None:
         self._client: Any = client
         self._config = config
+        self._gathers = gathers
+        self._wrote = False
         self._subscriptions: list[Any] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.lost = asyncio.Event()
@@ -74,15 +76,22 @@ class Link:
 
     @classmethod
     async def open(
-        cls, config: BusConfig, *, name: str, inbox_prefix: str, events: LinkEvents
+        cls,
+        config: BusConfig,
+        *,
+        name: str,
+        inbox_prefix: str,
+        events: LinkEvents,
+        gathers: bool = False,
     ) -> Link:
-        """Connect once. Raises ``Disconnected`` with the reason, in time, or ``ConfigError``
-        for credentials and files that no second try can mend."""
+        """Connect once; for ``gathers`` see ``Bus.connect``. Raises ``Disconnected`` with the
+        reason, in time, or ``ConfigError`` for credentials and files that no second try can
+        mend."""
         client = Client()
         context = tls_context(config)
         if context is not None:
             _refuse_plaintext(client)
-        link = cls(client, config)
+        link = cls(client, config, gathers=gathers)
         errors: list[BaseException] = []
 
         async def on_error(error: Exception) -> None:
@@ -134,9 +143,23 @@ class Link:
         self._write()
 
     def _write(self) -> None:
-        """Hand what was published to the transport, which gathers what one turn of the event
-        loop brings. The client's own flusher would do so a turn later: when a step has begun to
-        compute by then, that turn has to wait for the interpreter."""
+        """Have what was published written: at once, or, where the link gathers and this turn of
+        the event loop has written already, when the turn is over."""
+        if not self._gathers:
+            self._hand_over()
+        elif not self._wrote:
+            self._wrote = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+            self._hand_over()
+
+    def _end_turn(self) -> None:
+        self._wrote = False
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand what was published to the transport, which writes it at once. The client's own
+        flusher would do so a turn later: when a step has begun to compute by then, that turn
+        has to wait for the interpreter."""
         client = self._client
         if client.is_connected and client._pending:
             pending, client._pending, client._pending_data_size = client._pending, [], 0
