@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.unit.pager.rig import Rig, Worker, fill_of, key_of
 
+from pagemesh.pager.leaving import Why
 from pagemesh.pager.measures import Measures
+from pagemesh.pager.roots import uproot
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.cache_terms import CacheTerms
 
@@ -80,7 +82,7 @@ def test_gauges_show_waste_and_tenants_and_counters_why_pages_left(
     assert [value("tenant_pages", tenant="alice", state=state) for state in states] == [3, 0, 9]
     worker.release(lease, range(10), cache=False)
     (tree,) = rig.core.books.forest.trees.values()
-    rig.core.books.uproot(tree)
+    uproot(rig.core.books, tree, Why.EVICTED)
     rig.core.books.accounts.tidy()
     measures.sample(rig.core.books)
     assert value("tenant_pages", tenant="alice", state="used") is None
