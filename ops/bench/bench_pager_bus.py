@@ -1,0 +1,197 @@
+"""How many prompts a second does a pager admit through NATS?
+
+    python -m ops.bench.bench_pager_bus [--seconds 5] [--out ops/bench/results/pager_bus.json]
+
+The pager is the process that ``pagemesh serve pager`` starts, at a nats-server of the benchmark's
+own. Eight workers with a connection each admit and release, several sequences in flight each;
+they share one process, so that on two cores the pager has one and they, with the server, have
+the other. Three quarters of every prompt are cached; the rest is committed by its release, in
+a pool that is full, so that admissions evict. ``admits/s`` counts pairs of admit and release.
+
+The floor is an echo by a process like the pager, of messages as large, on the same bus in the
+same run: one at a time, and as many in flight. CPU time is that of each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import uvloop
+from ops.bench.bench_bus import latency, one_by_one
+from ops.bench.hardware import describe
+from ops.bench.pager_load import HOST, SPEC, Load, Seen, drive
+
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.rpc import call
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire import subjects
+from pagemesh.wire.errors import Absent, DeadlineExceeded
+from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
+
+LOADS = (Load(1_024), Load(8_192))
+POOL_PAGES = 32_768
+AIM_PER_SECOND = 3_000
+START_TIMEOUT_S = 20.0
+ECHO, ANSWER, ENVELOPE_BYTES = "bench.echo", b"x" * 300, 400
+
+
+@contextlib.contextmanager
+def pager(url: str, folder: Path) -> Iterator[int]:
+    """A pager process that answers; its pid."""
+    environ = os.environ | {
+        "PAGEMESH_NATS": url,
+        "PAGEMESH_HOST": HOST,
+        "PAGEMESH_NAME": "pager",
+        "PAGEMESH_POOL_DIR": str(folder),
+        "PAGEMESH_POOL_BYTES": str(POOL_PAGES * SPEC.page_bytes),
+        "PAGEMESH_SECRET": "a-secret-of-the-benchmark-alone-42",
+        "PAGEMESH_SESSION_TTL_MS": "60000",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagemesh.cli", "serve", "pager"], env=environ
+    )
+    try:
+        uvloop.run(answered(url))
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def answered(url: str) -> None:
+    """Return once the pager answers."""
+    async with (
+        asyncio.timeout(START_TIMEOUT_S),
+        Bus.connect(BusConfig(url=url), role="operator", name="bench") as bus,
+    ):
+        while True:
+            with contextlib.suppress(Absent, DeadlineExceeded):
+                to = subjects.pager(HOST)
+                await call(bus, to, SnapshotWanted(), PagesSnapshot, timeout_ms=500)
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _echo(url: str) -> None:
+    tasks: set[asyncio.Task[bool]] = set()
+
+    def admit(delivery: Delivery) -> None:
+        task = asyncio.ensure_future(delivery.respond(ANSWER))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async with Bus.connect(BusConfig(url=url), role="pager", name="echo") as bus:
+        await bus.subscribe(ECHO, admit)
+        await asyncio.Event().wait()
+
+
+def echo(url: str) -> None:
+    uvloop.run(_echo(url))
+
+
+async def _floor(url: str, load: Load) -> dict[str, float]:
+    data = bytes(4 * load.prompt_tokens + ENVELOPE_BYTES)
+    async with Bus.connect(BusConfig(url=url), role="client", name="bench") as bus:
+
+        async def ask() -> None:
+            await bus.request(ECHO, data, timeout_ms=10_000)
+
+        await one_by_one(ask, 100)
+        alone = await latency(ask)
+        started_s = time.perf_counter()
+        count = load.worker_count * load.in_flight
+        await asyncio.gather(*(one_by_one(ask, 50) for _ in range(count)))
+        per_second = 50 * count / (time.perf_counter() - started_s)
+    return {"round_trip_p50_ms": alone["p50_ms"], "echoes_per_second": per_second}
+
+
+def floor(url: str) -> dict[int, dict[str, float]]:
+    """By prompt tokens: what the bus alone takes."""
+    process = multiprocessing.get_context("spawn").Process(target=echo, args=(url,))
+    process.start()
+    try:
+        time.sleep(1.5)
+        return {load.prompt_tokens: uvloop.run(_floor(url, load)) for load in LOADS}
+    finally:
+        process.terminate()
+        process.join()
+
+
+def drive_here(
+    url: str, folder: Path, load: Load, seconds: float, pids: dict[str, int], out: Connection
+) -> None:
+    """In a process of its own: the workers."""
+    out.send(uvloop.run(drive(url, folder, load, seconds, pids | {"workers": os.getpid()})))
+
+
+def measure(url: str, folder: Path, load: Load, seconds: float, pids: dict[str, int]) -> Seen:
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(
+        target=drive_here, args=(url, folder, load, seconds, pids, there)
+    )
+    process.start()
+    there.close()
+    seen: Seen = here.recv()
+    process.join()
+    return seen
+
+
+def report(load: Load, seen: Seen) -> dict[str, object]:
+    times = sorted(seen.admit_ms)
+    return {
+        **asdict(load),
+        "admits_per_second": seen.per_second,
+        "cached_share": seen.cached_tokens / (seen.admitted * load.prompt_tokens),
+        "admit_ms": {"p50": statistics.median(times), "p99": times[int(0.99 * len(times))]},
+        "cpu_us_an_admit_and_release": {
+            name: 1e6 * used_s / seen.admitted for name, used_s in seen.cpu_s.items()
+        },
+        "cores_used": {name: used_s / seen.seconds for name, used_s in seen.cpu_s.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each length and turn")
+    parser.add_argument("--turns", type=int, default=3, help="the median one is reported")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    machine = describe()
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=base) as name, NatsServer(Path(name)) as server:
+        folder = Path(name)
+        floors = floor(server.url)
+        with pager(server.url, folder) as pid:
+            pids = {"pager": pid, "nats-server": server.pid}
+            turns: dict[Load, list[Seen]] = {load: [] for load in LOADS}
+            for _ in range(options.turns):
+                for load in LOADS:
+                    turns[load].append(measure(server.url, folder, load, options.seconds, pids))
+    results = []
+    for load, turn in turns.items():
+        turn.sort(key=lambda seen: seen.per_second)
+        middle = report(load, turn[len(turn) // 2])
+        results.append(middle | {"floor": floors[load.prompt_tokens]})
+    print(json.dumps(results, indent=1))
+    if options.out is not None:
+        report_all = {"on": machine, "aim_per_second": AIM_PER_SECOND, "results": results}
+        options.out.write_text(json.dumps(report_all, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
