@@ -1,0 +1,286 @@
+"""Does all that could come from the cache come from it, and what does a hit cost? Through HTTP.
+
+    python -m ops.bench.bench_cache [--model DIR] [--out ops/bench/results/cache.json]
+
+Four workloads, made from a seed and asked one request after the other of a whole mesh:
+
+    document   one document of 4,000 tokens, 20 questions
+    chat       4 talks of 4 turns each, as messages
+    few-shot   1,000 tokens of examples, 20 queries
+    agent      2 runs of 8 steps: all so far, what was answered, what a tool returned
+
+*Possible* is the longest run of full pages that an earlier request has computed, less what the
+last token needs: it is always computed, and so is the page that it is in. A drawn last token
+counts as not computed. The time to first token of each hit stands beside that of the worker loop
+in process, without a mesh, for the same prompt over the same cached tokens, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from ops.bench.hardware import describe
+from ops.demo_model import stories
+from tests.integration.mesh import Mesh
+
+from pagemesh.runtime.model_folder import find_model
+
+if TYPE_CHECKING:
+    from ops.bench.in_process import InProcess
+
+PAGE_TOKENS = 16
+IDS = 2_000
+"""Prompts that are token ids take them from below this."""
+AIM_SHARE, AIM_MS = 0.99, 3.0
+WARM: dict[str, Any] = {"prompt": [1] * 8, "max_tokens": 1}
+_LAST_CHUNK = b"0\r\n\r\n"
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, and after how many milliseconds its first token."""
+
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    cached_tokens: int
+    first_ms: float
+
+
+Workload = Generator[Body, Answer, None]
+
+
+def _ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(IDS) for _ in range(count)]
+
+
+def document(draw: random.Random) -> Workload:
+    text = _ids(draw, 4_000)
+    for _ in range(20):
+        yield {"prompt": text + _ids(draw, draw.randint(16, 64)), "max_tokens": 16}
+
+
+def chat(draw: random.Random) -> Workload:
+    for _ in range(4):
+        talk: list[dict[str, str]] = []
+        for _ in range(4):
+            talk.append({"role": "user", "content": stories.story(draw)})
+            answer = yield {"messages": list(talk), "max_tokens": 48}
+            talk.append({"role": "assistant", "content": answer.text})
+
+
+def few_shot(draw: random.Random) -> Workload:
+    examples = _ids(draw, 1_000)
+    for _ in range(20):
+        yield {"prompt": examples + _ids(draw, draw.randint(20, 60)), "max_tokens": 8}
+
+
+def agent(draw: random.Random) -> Workload:
+    for _ in range(2):
+        prompt = _ids(draw, 800)
+        for _ in range(8):
+            answer = yield {"prompt": prompt, "max_tokens": 24}
+            prompt = prompt + answer.tokens + _ids(draw, draw.randint(60, 240))
+
+
+WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
+    "document": document, "chat": chat, "few-shot": few_shot, "agent": agent,
+}  # fmt: skip
+
+
+class Client:
+    """One connection. An answer is timed by when its bytes came, and read afterwards."""
+
+    def __init__(self, url: str, model: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60.0)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._host, self._model = host, model
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, body: Body) -> Answer:
+        """Raises ``RuntimeError`` with what the server said instead of an answer."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        data = json.dumps(body | {
+            "model": self._model, "temperature": 0, "stream": True, "ignore_eos": True,
+            "return_token_ids": True, "stream_options": {"include_usage": True},
+        }).encode()  # fmt: skip
+        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        pieces: list[tuple[float, bytes]] = []
+        started_s = time.perf_counter()
+        self._socket.sendall(head.encode() + data)
+        while not pieces or not pieces[-1][1].endswith(_LAST_CHUNK):
+            piece = self._socket.recv(1 << 18)
+            pieces.append((1e3 * (time.perf_counter() - started_s), piece))
+            if not piece or not pieces[0][1].startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(piece.decode())
+        return _answer(pieces, body.get("prompt", []))
+
+
+def _answer(pieces: list[tuple[float, bytes]], prompt: list[int]) -> Answer:
+    """``prompt`` is what was asked, if that were ids; the server tells those of messages. An
+    event may come in several pieces; it is there when its end is."""
+    tokens: list[int] = []
+    text, cached_tokens, first_ms, rest = "", 0, 0.0, b""
+    for at_ms, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            prompt = prompt or event.get("prompt_token_ids") or []
+            if event.get("usage"):
+                cached_tokens = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for choice in event["choices"]:
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+                tokens += choice.get("token_ids") or []
+                first_ms = first_ms or (at_ms if tokens else 0.0)
+    return Answer(prompt, tokens, text, cached_tokens, first_ms)
+
+
+@dataclass(slots=True)
+class Computed:
+    """Prefixes whose K and V were computed, by their full pages."""
+
+    prefixes: set[tuple[int, ...]] = field(default_factory=set)
+
+    def possible(self, prompt: list[int]) -> int:
+        """Tokens of ``prompt`` that a cache could give."""
+        end = 0
+        while end + PAGE_TOKENS < len(prompt) and tuple(prompt[: end + PAGE_TOKENS]) in (
+            self.prefixes
+        ):
+            end += PAGE_TOKENS
+        return end
+
+    def add(self, tokens: list[int]) -> None:
+        for end in range(PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
+            self.prefixes.add(tuple(tokens[:end]))
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of one workload."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    possible_tokens: int = 0
+    cached_tokens: int = 0
+    short: list[tuple[int, int, int]] = field(default_factory=list)
+    """Request, possible and cached tokens where these are fewer."""
+    hit_ms: list[float] = field(default_factory=list)
+    own_ms: list[float] = field(default_factory=list)
+
+    def report(self) -> dict[str, Any]:
+        mesh_ms, own_ms = statistics.median(self.hit_ms), statistics.median(self.own_ms)
+        quarters = [statistics.quantiles(times, n=4)[0] for times in (self.hit_ms, self.own_ms)]
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "possible_tokens": self.possible_tokens,
+            "cached_share_of_possible": self.cached_tokens / self.possible_tokens,
+            "short_of_possible": self.short,
+            "hits": len(self.hit_ms),
+            "first_token_ms": {"mesh": mesh_ms, "in_process": own_ms, "over": mesh_ms - own_ms},
+            "quickest_quarter_ms": {"mesh": quarters[0], "in_process": quarters[1]},
+        }
+
+
+def play(workload: Workload, client: Client, own: InProcess) -> Figures:
+    """Ask everything, once of the mesh and once in process."""
+    figures, computed = Figures(), Computed()
+    body = next(workload)
+    while True:
+        client.ask(WARM)
+        answer = client.ask(body)
+        possible = computed.possible(answer.prompt)
+        computed.add((answer.prompt + answer.tokens)[:-1])
+        figures.requests += 1
+        figures.prompt_tokens += len(answer.prompt)
+        figures.possible_tokens += possible
+        figures.cached_tokens += answer.cached_tokens
+        if answer.cached_tokens < possible:
+            figures.short.append((figures.requests, possible, answer.cached_tokens))
+        if possible:
+            own.generate(answer.prompt[: possible + 1], 1)  # what is cached there is cached here
+            client.ask(WARM)  # as before the other: caches of the processor are not ours alone
+            own.generate(WARM["prompt"], 1)
+            figures.hit_ms.append(answer.first_ms)
+            figures.own_ms.append(1e3 * own.generate(answer.prompt, 1).times_s[0])
+        try:
+            body = workload.send(answer)
+        except StopIteration:
+            return figures
+
+
+def measure(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    import ops.bench.as_workers  # noqa: F401  (before torch, which the next one loads)
+    from ops.bench.in_process import InProcess
+
+    with (
+        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20) as mesh,
+        InProcess(model, folder) as own,
+        ExitStack() as stack,
+    ):
+        name = httpx.get(f"{mesh.url}/v1/models").json()["data"][0]["id"]
+        client = stack.enter_context(closing(Client(mesh.url, name)))
+        warm = random.Random(0)
+        for _ in range(4):  # first requests find cold code
+            prompt = _ids(warm, 600)
+            client.ask({"prompt": prompt, "max_tokens": 8})
+            own.generate(prompt, 8)
+        return {
+            name: play(workload(random.Random(name)), client, own).report()
+            for name, workload in WORKLOADS.items()
+        }
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        f"{'':10} {'requests':>8} {'possible':>9} {'cached of it':>12} {'first token, ms':>16}"
+    ]
+    for name, found in figures.items():
+        first = found["first_token_ms"]
+        lines.append(
+            f"{name:10} {found['requests']:8} {found['possible_tokens']:9,} "
+            f"{found['cached_share_of_possible']:12.2%} {first['mesh']:7.1f} "
+            f"(in process {first['in_process']:.1f}, {first['over']:+.1f})"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="", help="default: the demo model")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=base) as name:
+        (Path(name) / "mesh").mkdir()
+        figures = measure(find_model(options.model).path, Path(name))
+    print(table(figures))
+    print(f"aims: {AIM_SHARE:.0%} of what is possible, at most {AIM_MS:g} ms over in process")
+    if options.out is not None:
+        report = {"on": describe(), "workloads": figures}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
