@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from tests.unit.pager.rig import LIMITS, ROOT, Rig
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
@@ -20,6 +20,8 @@ from pagemesh.pager.tier_events import (
     PagesWritten,
     StorePages,
 )
+from pagemesh.wire.pager_messages import Granted
+from pagemesh.wire.tokens import pack
 
 Prefix = tuple[bytes, bytes]
 """Root and all tokens up to the end of a page."""
@@ -116,3 +118,26 @@ class DiskRig(Rig):
     def prefixes(self, root: bytes = ROOT) -> set[bytes]:
         """What is on disk of a root."""
         return {tokens for (found, tokens), _ in self.slots.values() if found == root}
+
+
+# Steps of tests
+
+
+def cache(worker: Worker, number: int, tokens: range) -> None:
+    """Compute ``tokens`` and leave their pages cached."""
+    worker.release(worker.granted(number, tokens), tokens)
+
+
+def flood(worker: Worker, number: int = 900) -> None:
+    """Take the whole pool for something that is not kept: all that is cached is evicted."""
+    granted = worker.granted(number, range(9_000, 9_001), reserve=worker.rig.page_count * 4)
+    worker.release(granted, cache=False)
+
+
+def prefixes_of(tokens: range, page_size: int = 4) -> set[bytes]:
+    ends = range(page_size, len(tokens) + 1, page_size)
+    return {pack(tokens[:end]) for end in ends}
+
+
+def pushed(rig: DiskRig) -> list[Granted]:
+    return rig.taken(Granted)

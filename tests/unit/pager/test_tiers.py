@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import pytest
-from tests.unit.pager.disk_rig import DiskRig
+from tests.unit.pager.disk_rig import DiskRig, cache, flood, prefixes_of, pushed
 from tests.unit.pager.rig import (
     LIMITS,
     ROOT,
@@ -19,8 +18,7 @@ from tests.unit.pager.rig import (
 )
 
 from pagemesh.pager.events import WriteHeaders
-from pagemesh.pager.tier_events import LoadPages, PagesLoaded, PutAway, StorePages
-from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
+from pagemesh.pager.tier_events import LoadPages, StorePages
 from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack
@@ -38,26 +36,6 @@ def rig() -> DiskRig:
 @pytest.fixture
 def worker(rig: DiskRig) -> Worker:
     return Worker(rig, "w", 1)
-
-
-def cache(worker: Worker, number: int, tokens: range) -> None:
-    """Compute ``tokens`` and leave their pages cached."""
-    worker.release(worker.granted(number, tokens), tokens)
-
-
-def flood(worker: Worker, number: int = 900) -> None:
-    """Take the whole pool for something that is not kept: all that is cached is evicted."""
-    granted = worker.granted(number, range(9_000, 9_001), reserve=worker.rig.page_count * 4)
-    worker.release(granted, cache=False)
-
-
-def prefixes_of(tokens: range, page_size: int = 4) -> set[bytes]:
-    ends = range(page_size, len(tokens) + 1, page_size)
-    return {pack(tokens[:end]) for end in ends}
-
-
-def pushed(rig: DiskRig) -> list[Granted]:
-    return rig.taken(Granted)
 
 
 def test_what_is_evicted_is_stored_before_its_pages_are_given_away(
@@ -239,58 +217,6 @@ def test_no_more_waits_to_be_written_than_the_buffer_holds() -> None:
     assert rig.stores, "there is room in it again"
 
 
-def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str = "") -> int:
-    """How many roots were."""
-    answer = rig.ask(InvalidateCache(what=what, name=name))
-    assert isinstance(answer, CacheInvalidated), answer
-    return len(answer.roots)
-
-
-def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
-    rig: DiskRig, worker: Worker
-) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
-    assert is_queued(worker.admit(2, PROMPT))
-    assert invalidated(rig, "root", ROOT.hex()) == 1
-    assert not rig.prefixes()
-    [load] = rig.loads
-    [granted] = pushed(rig)
-    assert granted.cached_tokens == 0, "it waits no longer"
-    rig.handle(PagesLoaded(load.load, 4, 100))
-    assert not rig.core.books.pool.idle, "what was read is not used"
-    disk = rig.core.books.disk
-    assert disk is not None and disk.page_count == 0
-    worker.release(granted, PROMPT)
-    flood(worker, 901)
-    rig.write()
-    assert rig.prefixes() == prefixes_of(PROMPT), "what is computed anew is kept again"
-
-
-def test_what_is_being_written_when_its_root_is_invalidated_is_not_found_again(
-    rig: DiskRig, worker: Worker
-) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    assert invalidated(rig, "root", ROOT.hex()) == 1
-    rig.write()
-    assert not rig.prefixes()
-    assert worker.granted(2, PROMPT).cached_tokens == 0
-
-
-@pytest.mark.parametrize(("what", "name"), [("root", ROOT.hex()), ("model", "any"), ("idle", "")])
-def test_what_is_only_on_disk_is_invalidated_too(
-    rig: DiskRig, worker: Worker, what: Literal["root", "model", "idle"], name: str
-) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
-    rig.restart_with_an_empty_pool()
-    assert invalidated(rig, what, name) == (0 if what == "idle" else 1)
-    assert not rig.prefixes()
-
-
 def test_the_disk_survives_the_pool_and_pages_of_another_root_are_not_found(
     rig: DiskRig, worker: Worker
 ) -> None:
@@ -363,41 +289,6 @@ def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> N
     rig.write()
     rig.load()
     assert [one.cached_tokens for one in pushed(rig)] == [16]
-
-
-def put_away(rig: DiskRig) -> int:
-    """Stop the pager; how many times the buffer was filled."""
-    for turn in range(100):
-        rig.handle(PutAway())
-        if not rig.stores:
-            return turn
-        rig.write()
-    raise AssertionError("it never ends")
-
-
-def test_a_pager_that_is_told_to_stop_stores_what_is_cached_the_start_of_prefixes_first() -> None:
-    rig = DiskRig(32, limits=replace(LIMITS, staged_bytes_max=3 << 12))
-    worker = Worker(rig, "w", 1)
-    cache(worker, 1, PROMPT)
-    other = range(50, 67)
-    cache(worker, 2, other)
-    branch = [*range(8), 70, 71, 72, 73, 74]
-    worker.release(worker.granted(3, branch), branch)
-    assert put_away(rig) == 3, "nine pages, three at a time"
-    assert rig.prefixes() == prefixes_of(PROMPT) | prefixes_of(other) | {pack(branch[:12])}
-    rig.restart_with_an_empty_pool()
-    worker = Worker(rig, "w", 2)
-    assert is_queued(worker.admit(4, branch))
-    rig.load()
-    assert [one.cached_tokens for one in pushed(rig)] == [12]
-
-
-def test_a_small_disk_keeps_the_starts_of_prefixes_when_the_pager_stops() -> None:
-    rig = DiskRig(32, slot_count=3)
-    worker = Worker(rig, "w", 1)
-    cache(worker, 1, PROMPT)
-    put_away(rig)
-    assert rig.prefixes() == prefixes_of(range(12))
 
 
 def test_a_growing_lease_commits_below_what_was_read(rig: DiskRig, worker: Worker) -> None:
