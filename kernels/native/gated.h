@@ -53,8 +53,9 @@ void gate_unit(const LinearCall& call, const Unit& unit, const float* gates, con
 
 void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* carry, Next after) {
   float* ups = carry + (unit.last - unit.first) * unit.panel_carry;
-  for (long begin = 0; begin < call.k; begin += kBlockDepth) {
-    const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
+  const long depth = block_depth(call.k);
+  for (long begin = 0; begin < call.k; begin += depth) {
+    const long end = begin + depth < call.k ? begin + depth : call.k;
     const Next up = next_at(call.weights, apart + unit.first, begin);
     const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
     block_span(call, unit, 0, begin, end, carry, up);

@@ -20,7 +20,7 @@ constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
 #else
 constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
 #endif
-constexpr long kBlockDepth = 128, kUnitRows = 256, kUnitPanels = 12;
+constexpr long kBlockDepth = 192, kUnitRows = 256, kUnitPanels = 12;
 constexpr long kAheadLines = 32;  // of a stream that is read once
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.
@@ -308,9 +308,13 @@ void block_span(const LinearCall& call, const Unit& unit, long apart, long begin
   }
 }
 
+// Values of K in a block: at most kBlockDepth, and about as many in each.
+inline long block_depth(long k) { return pieces(pieces(k, pieces(k, kBlockDepth)), 8) * 8; }
+
 void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next after) {
-  for (long begin = 0; begin < call.k; begin += kBlockDepth) {
-    const long end = begin + kBlockDepth < call.k ? begin + kBlockDepth : call.k;
+  const long depth = block_depth(call.k);
+  for (long begin = 0; begin < call.k; begin += depth) {
+    const long end = begin + depth < call.k ? begin + depth : call.k;
     const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
     block_span(call, unit, 0, begin, end, carry, next);
   }
