@@ -169,8 +169,10 @@ class Admission:
 
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
-        if self._tenants and self._is_held_back(self._waiter(message, order)):
-            return self._queued(message, 0)
+        if self._tenants:
+            if self._is_held_back(self._waiter(message, order)):
+                return self._queued(message, 0)
+            waiting.let_go(message.incarnation, message.key)  # it may have been, until now
         if not len(waiting):  # most of the time: nobody is overtaken
             reply = self._try(message)
             if reply is not None:

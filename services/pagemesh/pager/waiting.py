@@ -131,6 +131,10 @@ class Queues(WaitList):
 
     def discard(self, incarnation: int, key: SequenceKey) -> None:
         super().discard(incarnation, key)
+        self.let_go(incarnation, key)
+
+    def let_go(self, incarnation: int, key: SequenceKey) -> None:
+        """Who is waiting for its tenant, if it is, does so no longer."""
         own = self._lists.pop((incarnation, key), None)
         if own is not None:
             own.discard(incarnation, key)

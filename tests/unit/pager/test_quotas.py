@@ -196,3 +196,26 @@ def test_who_finds_its_tenants_list_full_is_forgotten_and_nobody_is_hurt() -> No
     assert extended.key == first.key
     assert not rig.taken(Granted), "the second would use more than the quota now"
     assert rig.core.report().waiter_count == 2
+
+
+def test_who_waits_is_served_once_its_prefix_is_cached_and_only_once(
+    rig: Rig, worker: Worker
+) -> None:
+    shared = prompt(1, 6)
+    first = worker.granted(1, [*shared, 9], root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(2, [*shared, 9], root=ALICE, terms=EIGHT))
+    worker.committed(first, shared)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(2) and granted.cached_tokens == 24
+    worker.release(first, shared)
+    assert not rig.taken(Granted)
+
+
+def test_who_asks_again_under_a_larger_quota_waits_no_longer(rig: Rig, worker: Worker) -> None:
+    first = worker.granted(1, prompt(1, 6), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(2, prompt(2, 6), root=ALICE, terms=EIGHT))
+    larger = CacheTerms(tenant="alice", pages_max=12)
+    worker.granted(2, prompt(2, 6), root=ALICE, terms=larger)
+    assert rig.core.report().waiter_count == 0
+    worker.release(first, cache=False)
+    assert not rig.taken(Granted), "it has its lease"
