@@ -24,6 +24,8 @@ class _Lazy(click.Group):
         "chat": "Talk to a running mesh.",
         "plan": "Say how much KV memory a model takes and what fits where.",
         "replay": "Say what a prefix cache would have hit on a trace of requests.",
+        "cache": "Look at what a mesh caches, pin prefixes, drop what is stale.",
+        "audit": "Say whether pagers' books and workers' leases add up.",
         "doctor": "Say what on this machine would stop a mesh from running.",
         "health": "Exit 0 when a URL answers; for health checks of containers.",
     }

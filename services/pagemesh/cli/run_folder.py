@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import LOCK_SUFFIX, POOL_SUFFIX
 
@@ -86,6 +87,16 @@ def orphan_pool_bytes(base: Path) -> int:
             total += sum(pool.stat().st_blocks * 512 for pool in folder.glob("*" + POOL_SUFFIX))
             os.close(lock)
     return total
+
+
+def running_folders(base: Path) -> list[Path]:
+    """The folders below ``base`` whose `pagemesh up` is alive."""
+    found = []
+    for folder in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
+        lock = folder / LOCK_NAME
+        if lock.is_file() and not holder_is_dead(lock):
+            found.append(folder)
+    return found
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime import trace
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.wire.errors import Busy, Fault
+from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.presence import ModelFacts
 from pagemesh.wire.tokens import U32
 
@@ -187,6 +188,15 @@ class Front:
         return fit(
             ask, understood.prompts, facts, self.tokens.end_tokens, seed, quota_tokens=quota_tokens
         )
+
+    def cache_roots(self, tenant: str, cache_salt: str) -> list[str]:
+        """Under which roots the mesh caches what ``tenant`` sends, in hexadecimal: one for each
+        model that workers serve now."""
+        there = self.gateway.presence.directory
+        workers = (*there.of_role("prefill"), *there.of_role("decode"))
+        salt = self.tenants.salt(tenant, cache_salt)
+        models = {worker.model.model_root for worker in workers if worker.model is not None}
+        return sorted(tenant_root(model, salt).hex() for model in models)
 
     def _lives(
         self,

@@ -174,10 +174,10 @@ class HttpDoor:
         return _json({"version": VERSION})
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._body(request)
-        return _json(await off_loop(len(body), lambda: self._tokens_of(body)))
+        body, tenant = await self._body(request), request.scope["pagemesh.tenant"]
+        return _json(await off_loop(len(body), lambda: self._tokens_of(body, tenant)))
 
-    def _tokens_of(self, body: bytes) -> dict[str, object]:
+    def _tokens_of(self, body: bytes, tenant: str) -> dict[str, object]:
         front = self._front
         form = parse_tokenize(body)
         front.check_model(form.model if form.model is not None else front.model)
@@ -194,7 +194,8 @@ class HttpDoor:
         else:
             text = form.prompt or ""
             ids = front.tokens.encode(text, add_special_tokens=adding is not False)
-        return {"count": len(ids), "tokens": ids.tolist()}
+        roots = front.cache_roots(tenant, form.cache_salt or "")
+        return {"count": len(ids), "tokens": ids.tolist(), "cache_roots": roots}
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)

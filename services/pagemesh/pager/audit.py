@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 _LINES_MAX = 4_096
 
 
-def report(books: Books) -> PagerReport:
-    """Ledger, counters and (at most 4,096) leases."""
+def report(books: Books, first: int = 0) -> PagerReport:
+    """Ledger, counters and (at most 4,096) leases, from index ``first`` on."""
     pool, facts, disk = books.pool, books.facts, books.disk
     return PagerReport(
         host=facts.host,
@@ -41,7 +42,14 @@ def report(books: Books) -> PagerReport:
         waiter_count=books.waiting.count + books.in_flight.wait_count,
         disk_slots=0 if disk is None else disk.slot_count,
         disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
-        leases=[_line(books, lease) for lease in list(books.leases.values())[:_LINES_MAX]],
+        unsettled_count=len(books.unsettled),
+        unclaimed_pages=_unclaimed_pages(books),
+        lease_count=len(books.leases),
+        first=first,
+        leases=[
+            _line(books, lease)
+            for lease in islice(books.leases.values(), first, first + _LINES_MAX)
+        ],
     )
 
 
@@ -55,7 +63,24 @@ def _line(books: Books, lease: Lease) -> LeaseLine:
         state=lease.life.state.value,
         page_count=lease.page_count,
         filled_tokens=lease.filled_tokens,
+        held_pages=len(lease.held_pages),
+        incarnation=lease.incarnation,
+        expires_in_ms=_expires_in_ms(books, lease),
+        trace=lease.trace,
     )
+
+
+def _expires_in_ms(books: Books, lease: Lease) -> int:
+    ticket = books.tickets.get(lease.ticket)
+    return 0 if ticket is None else max(0, ticket.expires_ms - books.now_ms)
+
+
+def _unclaimed_pages(books: Books) -> int:
+    """Held or draining pages that are no lease's."""
+    pages = len(books.limbo) + sum(len(load.pages) for load in books.loads.values())
+    for session in books.sessions.values():
+        pages += len(session.claimed) + sum(map(len, session.letting_go.values()))
+    return pages
 
 
 def check_books(books: Books) -> None:

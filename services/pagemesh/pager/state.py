@@ -177,7 +177,7 @@ class PagerCore:
         books.freed = books.freed or books.waiting.count > 0
 
     def _inspect(self, message: InspectPager) -> PagerReport:
-        return self.report()
+        return report(self.books, message.first)
 
     def _close_offer(self, lease: Any) -> None:
         self._handover.close_offer(lease)

@@ -1,11 +1,14 @@
 """What a pager tells of itself: its books to whoever asks, and its cache to routers.
 
-anybody -> pager      InspectPager      reply: PagerReport (on ``subjects.pager_report``)
+operator -> pager     InspectPager      reply: PagerReport (on ``subjects.pager_report``)
+operator -> worker    InspectWorker     reply: WorkerReport (on ``subjects.worker_report``)
 gateway -> pager      SnapshotWanted    reply: PagesSnapshot, in parts
 pager -> gateways     PagesChanged      (a message on ``subjects.pages``)
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pagemesh.wire.messages import (
     U64,
@@ -21,7 +24,9 @@ from pagemesh.wire.messages import (
 
 @registered("pager.inspect")
 class InspectPager(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask for the ledger and the list of leases (audit, tests, planner)."""
+    """Ask for the ledger and the list of leases, from index ``first`` on (audit, tests)."""
+
+    first: Count = 0
 
 
 class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +36,14 @@ class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: ShortText
     page_count: Count
     filled_tokens: Count
+    held_pages: Count = 0
+    """Of these, pages that are this lease's alone."""
+    incarnation: U64 = 0
+    """Of its holder, or while it is offered of the offerer."""
+    expires_in_ms: Count = 0
+    """Of an offered one: until its ticket ends. 0: it is over, or there is none."""
+    trace: ShortText = ""
+    """The trace of who was admitted, if there is one."""
 
 
 @registered("pager.report")
@@ -56,7 +69,40 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     disk_slots: Count = 0
     """0: pages are not kept on disk, or not any more."""
     disk_pages: Count = 0
+    unsettled_count: Count = 0
+    """Workers of an earlier life of the pager that have not said what they hold."""
+    unclaimed_pages: Count = 0
+    """Held or draining pages that no lease of the list has: they wait for these workers, or are
+    being read from disk."""
+    lease_count: Count = 0
+    first: Count = 0
     leases: list[LeaseLine]
+    """Those from index ``first`` on, not more than 4,096."""
+
+
+@registered("worker.inspect")
+class InspectWorker(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask for the leases that a worker believes in (audit)."""
+
+
+class WorkerLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lease: U64
+    key: SequenceKey
+    state: Literal["held", "offered", "releasing", "lost"]
+    page_count: Count
+    trace: ShortText = ""
+
+
+@registered("worker.report")
+class WorkerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``debt_count``: what the worker owes the pager and has not had answered yet (releases,
+    acknowledgements): until then both may differ."""
+
+    worker: Name
+    incarnation: U64
+    sequence_count: Count
+    debt_count: Count
+    leases: list[WorkerLease]
 
 
 @registered("pager.pages_changed")

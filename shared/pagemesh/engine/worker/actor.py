@@ -46,9 +46,10 @@ from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import ConfigError, Fault
+from pagemesh.wire.errors import ConfigError, Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import OpenSession, SessionOpened
+from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
 
@@ -167,6 +168,7 @@ class WorkerBehaviour(Behaviour[Input]):
         at_us = self._around.clock.now_us()
         try:
             message = codec.decode(delivery.data)
+            self._check_place(message, delivery.subject)
             vet(
                 message,
                 vocab_tokens=self._around.vocab_tokens,
@@ -185,6 +187,13 @@ class WorkerBehaviour(Behaviour[Input]):
             self._waiting[call] = delivery
         await self._feed(Received(call, message), message)
 
+    def _check_place(self, message: Message, subject: str) -> None:
+        """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
+        on the wrong one."""
+        looks = isinstance(message, InspectWorker)
+        if looks != (subject == subjects.worker_report(self._around.name)):
+            raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
+
     async def _feed(self, event: Event, asked: Message | None = None) -> None:
         for command in self._core.handle(event, self._around.clock.now_us() / 1_000):
             await self._perform(command, asked)
@@ -196,7 +205,10 @@ class WorkerBehaviour(Behaviour[Input]):
                 if isinstance(command.message, Refused) and isinstance(asked, Submit | Attach):
                     self._spans.drop(keys_of(asked))
                 delivery = self._waiting.pop(command.call)
-                await rpc.answer(delivery, command.message)
+                answer = command.message
+                if isinstance(answer, WorkerReport):
+                    answer = self._spans.with_traces(answer)
+                await rpc.answer(delivery, answer)
             case CallPager():
                 self._call(subjects.pager(around.host), command)
             case CallWorker():

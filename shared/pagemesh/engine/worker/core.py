@@ -37,6 +37,7 @@ from pagemesh.engine.worker.events import (
     Tick,
     WorkerLost,
 )
+from pagemesh.engine.worker.inspection import report
 from pagemesh.engine.worker.intake import Intake, waiting_tokens
 from pagemesh.engine.worker.lease import Hold
 from pagemesh.engine.worker.plan import StepResult
@@ -46,6 +47,7 @@ from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, Worker
 from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Malformed
 from pagemesh.wire.messages import Message, Ok, Refused, name_of
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed
+from pagemesh.wire.pager_reports import InspectWorker
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
 
@@ -171,6 +173,8 @@ class WorkerCore:
                 admission.heard_of(desk, message)
             case TicketClosed():
                 handover.closed(desk, message)
+            case InspectWorker():
+                return report(desk)
             case Revoke():
                 session.revoke(desk, message.lease, message.reason, message.usage)
             case _:

@@ -116,12 +116,15 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             group.create_task(actor.run(), name="worker-actor")
             ticks = group.create_task(every(_TICK_MS, self._tick), name="worker-ticks")
-            subscription = await self._bus.subscribe(
-                subjects.worker(self._config.host.name), self._admit_delivery
-            )
+            name = self._config.host.name
+            subscriptions = [
+                await self._bus.subscribe(subject, self._admit_delivery)
+                for subject in (subjects.worker(name), subjects.worker_report(name))
+            ]
             await stop.wait()
             await self._drain()
-            await self._bus.unsubscribe(subscription)
+            for subscription in subscriptions:
+                await self._bus.unsubscribe(subscription)
             ticks.cancel()
             actor.stop()
 
@@ -148,7 +151,7 @@ class Worker:
             itl_target_ms=worker.itl_target_ms,
             tick_ms=_TICK_MS,
         )
-        who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec)
+        who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec, model.name)
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(

@@ -117,6 +117,7 @@ class Session:
                 worker=identity.name,
                 incarnation=identity.incarnation,
                 role=self._desk.role.role,
+                model=identity.model,
                 lock_name=identity.lock_name,
                 pool=identity.pool,
             ),

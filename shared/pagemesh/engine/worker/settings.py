@@ -17,6 +17,8 @@ class WorkerIdentity:
     lock_name: str
     """The file in the pool folder that the process keeps locked for as long as it lives."""
     pool: PoolSpec
+    model: str = ""
+    """What it serves, as clients call it."""
 
 
 @dataclass(frozen=True, slots=True)

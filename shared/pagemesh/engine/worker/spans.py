@@ -17,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagemesh.engine.worker.events import SequenceFacts
 from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow
 from pagemesh.runtime import semconv
@@ -36,6 +38,7 @@ from pagemesh.wire.pager_messages import (
     Waterfall,
     Withdraw,
 )
+from pagemesh.wire.pager_reports import WorkerReport
 from pagemesh.wire.work_messages import Attach
 
 _NAMES: dict[type[Message], str] = {
@@ -109,6 +112,16 @@ class SequenceSpans:
         """They were refused: whoever asked has a span that says so."""
         for key in keys:
             self._lives.pop(key, None)
+
+    def with_traces(self, report: WorkerReport) -> WorkerReport:
+        """``report`` with the trace of each sequence that is sampled."""
+        leases = [
+            msgspec.structs.replace(line, trace=f"{life.context.trace_id:032x}")
+            if (life := self._lives.get(line.key)) is not None
+            else line
+            for line in report.leases
+        ]
+        return msgspec.structs.replace(report, leases=leases)
 
     # Calls ----------------------------------------------------------------------------------
 

@@ -1,0 +1,204 @@
+"""``pagemesh cache``: look at what the pagers of a mesh cache, pin prefixes, drop what is stale."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from pagemesh.cli.cache_prefix import Prefix, prefixes
+from pagemesh.cli.cache_tables import (
+    invalidated_text,
+    lines_text,
+    pinned_text,
+    stats_text,
+    unpinned_text,
+)
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.operator import TUNING, bus_config, connected
+from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.runtime.config import load
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.cache_messages import (
+    LINES_MAX,
+    PIN_TTL_S_MAX,
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    CacheInvalidated,
+    CacheStats,
+    CacheTop,
+    CacheTree,
+    InvalidateCache,
+    PinPrefix,
+    PrefixPinned,
+    PrefixUnpinned,
+    UnpinPrefix,
+)
+from pagemesh.wire.errors import Fault
+from pagemesh.wire.messages import Message
+
+A = TypeVar("A", bound=Message)
+F = TypeVar("F", bound=Callable[..., Any])
+_ROOT_HELP = "Only what is under the root that starts with these hexadecimal digits."
+
+
+def _door(command: F) -> F:
+    """What every command at the door takes."""
+    command = config_flags(BusConfig, without=TUNING)(command)
+    return click.option("--json", "as_json", is_flag=True, help="JSON, one entry a host.")(command)
+
+
+@click.group()
+def cache() -> None:
+    """Look at what a mesh caches, pin prefixes, drop what is stale."""
+
+
+@cache.command()
+@_door
+def stats(as_json: bool, **arguments: Any) -> int:
+    """Pages by state, hits, what left the cache and why, and what is pinned."""
+    return _each(arguments, "stats", [AskCacheStats()], CacheStats, stats_text, as_json=as_json)
+
+
+@cache.command()
+@click.option("--root", default="", metavar="HEX", help=_ROOT_HELP)
+@click.option("--first", type=click.IntRange(0), default=0, help="Skip so many edges.")
+@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True,
+              help="Show at most so many.")  # fmt: skip
+@_door
+def tree(root: str, first: int, limit: int, as_json: bool, **arguments: Any) -> int:
+    """The edges of the prefix trees. No token is shown."""
+    ask = AskCacheTree(root=root.lower(), first=first, limit=limit)
+    return _each(arguments, "tree", [ask], CacheTree, lines_text, as_json=as_json)
+
+
+@cache.command()
+@click.option("--by", type=click.Choice(["reuse", "size"]), default="reuse", show_default=True,
+              help="What saved the most prefill, or the longest prefixes.")  # fmt: skip
+@click.option("--root", default="", metavar="HEX", help=_ROOT_HELP)
+@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=20, show_default=True,
+              help="Show at most so many.")  # fmt: skip
+@_door
+def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
+    """The edges that are worth the most."""
+    ask = AskCacheTop(by=by, root=root.lower(), limit=limit)
+    return _each(arguments, "top", [ask], CacheTop, lines_text, as_json=as_json)
+
+
+@cache.command()
+@click.option("--text", metavar="TEXT", help="The prefix, as a completion prompt starts.")
+@click.option("--messages", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="The prefix as chat messages: a JSON list, as a request holds it.")  # fmt: skip
+@click.option("--salt", default="", metavar="SALT", help="The cache_salt of those requests.")
+@click.option("--root", metavar="HEX", help="With --tokens: the root, 64 hexadecimal digits.")
+@click.option("--tokens", metavar="N,N,...", help="The prefix as token ids.")
+@click.option("--ttl-s", type=click.IntRange(1, PIN_TTL_S_MAX), metavar="SECONDS",
+              help="Unpin it by itself after so long.  [default: never]")  # fmt: skip
+@config_flags(ClientConfig)
+@_door
+def pin(
+    text: str | None,
+    messages: Path | None,
+    salt: str,
+    root: str | None,
+    tokens: str | None,
+    ttl_s: int | None,
+    as_json: bool,
+    **arguments: Any,
+) -> int:
+    """Keep a cached prefix from eviction. The gateway turns text and messages into tokens, and
+    knows whose cache they are in by the API key."""
+    bus_config(arguments)  # what is wrong with the settings is said before anything is asked
+    client = load(ClientConfig, os.environ, given_flags(arguments))
+    wanted = prefixes(Prefix(text, messages, salt, root, tokens), client)
+    asks = [PinPrefix(root=root, tokens=ids, ttl_s=ttl_s) for root, ids in wanted]
+    return _each(arguments, "pin", asks, PrefixPinned, pinned_text, as_json=as_json)
+
+
+@cache.command()
+@click.argument("name", metavar="PIN", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every pin.")
+@_door
+def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -> int:
+    """End a pin that `pagemesh cache stats` lists, or all of them."""
+    if (name is None) != everything:
+        raise click.UsageError("give either a pin or --all")
+    ask = _checked(UnpinPrefix, {"pin": name}, "pin")
+    return _each(arguments, "unpin", [ask], PrefixUnpinned, unpinned_text, as_json=as_json)
+
+
+@cache.command()
+@click.option("--root", metavar="HEX", help="The one root that starts with these digits.")
+@click.option("--model", metavar="NAME", help="Every root of a model.")
+@click.option("--tenant", metavar="NAME", help="Every root of a tenant.")
+@click.option("--idle", is_flag=True, help="Whatever no sequence uses and nobody pinned.")
+@_door
+def invalidate(
+    root: str | None,
+    model: str | None,
+    tenant: str | None,
+    idle: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> int:
+    """Retire what is not to be used any more: nothing new matches it from now on; sequences that
+    run go on with their own pages."""
+    named = {"root": root and root.lower(), "model": model, "tenant": tenant}
+    given = [(what, name) for what, name in named.items() if name is not None]
+    given += [("idle", "")] if idle else []
+    if len(given) != 1:
+        raise click.UsageError("give one of --root, --model, --tenant and --idle")
+    what, name = given[0]
+    ask = _checked(InvalidateCache, {"what": what, "name": name}, what)
+    answers = (CacheInvalidated, invalidated_text)
+    return _each(arguments, "invalidate", [ask], *answers, as_json=as_json)
+
+
+def _each(
+    arguments: Mapping[str, object],
+    verb: str,
+    asks: list[A],
+    kind: type[Any],
+    show: Callable[[Any], str],
+    *,
+    as_json: bool,
+) -> int:
+    """Ask every pager, show what each says. 1 when none of them did what was asked."""
+    answers = asyncio.run(_ask(arguments, verb, asks, kind))
+    succeeded = [answer for _, answer in answers if not isinstance(answer, Fault)]
+    if as_json:
+        entries = [_entry(host, answer) for host, answer in answers]
+        click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2).decode())
+    else:
+        for host, answer in answers:
+            text = f"{host}: {answer}" if isinstance(answer, Fault) else show(answer)
+            click.echo(text, err=isinstance(answer, Fault))
+    return 0 if succeeded else 1
+
+
+async def _ask(
+    arguments: Mapping[str, object], verb: str, asks: list[A], kind: type[Any]
+) -> list[tuple[str, Any]]:
+    async with connected(bus_config(arguments)) as mesh:
+        return [pair for ask in asks for pair in (await mesh.ask(verb, ask, kind)).items()]
+
+
+def _entry(host: str, answer: Message | Fault) -> object:
+    if isinstance(answer, Fault):
+        return {"host": host, "error": {"code": answer.code, "message": answer.message}}
+    return answer
+
+
+def _checked(kind: type[A], values: dict[str, object], what: str) -> A:
+    """The message; what cannot be one is the user's to mend."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError:
+        raise click.UsageError(f"{str(values.get('name') or values.get('pin'))[:80]!r} is no {what}"
+                               ) from None  # fmt: skip

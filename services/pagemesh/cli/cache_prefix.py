@@ -1,0 +1,95 @@
+"""A prefix that somebody wants pinned: as text, as chat messages, or as root and token ids.
+
+Text becomes tokens in one place, the gateway (``/tokenize``), which also says under which roots
+the mesh caches what this API key sends.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from pagemesh.cli.chat_stream import client
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.wire.errors import ConfigError, PagemeshError
+
+_ROOT_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """As it was given."""
+
+    text: str | None
+    messages: Path | None
+    salt: str
+    root: str | None
+    tokens: str | None
+
+
+def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]]:
+    """Root (hexadecimal) and token ids; several when workers serve different models. Raises
+    ``ConfigError`` or a usage error for what is no prefix."""
+    given = [name for name in ("text", "messages", "tokens") if getattr(prefix, name) is not None]
+    if len(given) != 1 or (prefix.root is None) != (given != ["tokens"]):
+        raise click.UsageError("give one of --text, --messages, and --root with --tokens")
+    if prefix.root is not None and prefix.tokens is not None:
+        return [(_root(prefix.root), _ids(prefix.tokens))]
+    body: dict[str, Any] = {"cache_salt": prefix.salt}
+    if prefix.messages is not None:
+        body |= {"messages": _messages(prefix.messages), "add_generation_prompt": False}
+    else:
+        body["prompt"] = prefix.text
+    found = _tokenized(config, body)
+    if not found.get("cache_roots"):
+        raise ConfigError(f"no worker serves a model at {config.url} yet; wait until it is ready")
+    return [(root, found["tokens"]) for root in found["cache_roots"]]
+
+
+def _tokenized(config: ClientConfig, body: dict[str, Any]) -> dict[str, Any]:
+    with client(config) as http:
+        try:
+            answer = http.post("/tokenize", json=body)
+        except httpx.HTTPError as error:
+            raise ConfigError(
+                f"no gateway at {http.base_url} ({type(error).__name__}); name it with --url"
+            ) from None
+        if answer.is_error:
+            try:
+                text = answer.json()["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                text = f"status {answer.status_code}"
+            raise PagemeshError(f"{http.base_url}: {text}")
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def _root(text: str) -> str:
+    root = text.lower()
+    if len(root) != _ROOT_CHARACTERS or set(root) - set("0123456789abcdef"):
+        raise click.UsageError(f"--root {text[:80]!r} is not {_ROOT_CHARACTERS} hexadecimal digits")
+    return root
+
+
+def _ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise click.UsageError("--tokens are numbers with commas, such as 1,15,220")
+    return [int(part) for part in parts]
+
+
+def _messages(path: Path) -> list[Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--messages {path}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"--messages {path} is not JSON") from None
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"--messages {path} is not a list of messages, at least one")
+    return found

@@ -1,0 +1,116 @@
+"""What pagers answer about their cache, for people. Pure: from answers to text."""
+
+from __future__ import annotations
+
+from pagemesh.runtime.sizes import shown_binary
+from pagemesh.wire.cache_messages import (
+    CacheInvalidated,
+    CacheLine,
+    CacheStats,
+    CacheTop,
+    CacheTree,
+    PinLine,
+    PrefixPinned,
+    PrefixUnpinned,
+)
+
+_ROOT_SHOWN = 12
+_HEADS = ("root", "prefix ends", "pages", "tokens", "pins", "uses", "age")
+
+
+def stats_text(stats: CacheStats) -> str:
+    """A block for one host."""
+    states = ("free", "held", "pinned", "idle", "draining")
+    pages = ", ".join(f"{getattr(stats, state + '_pages')} {state}" for state in states)
+    total_bytes = stats.total_pages * stats.page_bytes
+    left = ", ".join(f"{count} {why}" for why, count in stats.left_pages.items() if count)
+    share = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+    retired = f", {stats.retired_root_count} retired" if stats.retired_root_count else ""
+    kept = sum(line.pages for line in stats.pins)
+    out = [
+        f"{stats.host}: {stats.total_pages} pages of {stats.page_size} tokens "
+        f"({shown_binary(total_bytes)})",
+        f"  pages    {pages}",
+        f"  prompts  {stats.prompt_tokens} tokens admitted, {stats.cached_tokens} of them cached "
+        f"({share:.1%})",
+        f"  left     {left or 'nothing'}",
+        f"  roots    {stats.root_count}{retired}; {stats.lease_count} leases",
+        f"  pins     {len(stats.pins)} with {kept} pages, at most {stats.pin_pages_max}"
+        + (f"; {stats.pins_given_way} gave way" if stats.pins_given_way else ""),
+    ]
+    return "\n".join(out + [f"    {_pin(line)}" for line in stats.pins])
+
+
+def lines_text(listing: CacheTree | CacheTop) -> str:
+    """A table for one host."""
+    rows = [_HEADS, *(_row(line, indent=isinstance(listing, CacheTree)) for line in listing.lines)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
+    out = [f"{listing.host}:"]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), row[1].ljust(widths[1])]
+        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        out.append("  " + "  ".join(cells).rstrip())
+    if not listing.lines:
+        out = [f"{listing.host}: nothing"]
+    elif isinstance(listing, CacheTree) and listing.more:
+        out.append(f"  more: --first {listing.first + len(listing.lines)}")
+    elif isinstance(listing, CacheTop) and not listing.complete:
+        out.append("  (of the first 20,000 edges)")
+    return "\n".join(out)
+
+
+def pinned_text(pinned: PrefixPinned) -> str:
+    """One line."""
+    part = "" if pinned.tokens == pinned.asked_tokens else f" of {pinned.asked_tokens}"
+    return (
+        f"{pinned.host}: {pinned.pin} keeps {pinned.pages} pages, {pinned.tokens}{part} tokens"
+        f"{_for(pinned.expires_in_s)}"
+    )
+
+
+def unpinned_text(unpinned: PrefixUnpinned) -> str:
+    """One line."""
+    return f"{unpinned.host}: unpinned {', '.join(unpinned.pins) or 'nothing'}"
+
+
+def invalidated_text(done: CacheInvalidated) -> str:
+    """One line, or a few."""
+    unknown = (
+        f" ({done.unknown_root_count} of them of nobody known)" if done.unknown_root_count else ""
+    )
+    out = [f"{done.host}: {len(done.roots)} roots retired{unknown}, {done.freed_pages} pages freed"]
+    if done.used_pages:
+        out.append(f"  {done.used_pages} pages are freed when the sequences that use them end")
+    if done.pins:
+        out.append(f"  unpinned {', '.join(done.pins)}")
+    return "\n".join(out)
+
+
+def _row(line: CacheLine, *, indent: bool) -> tuple[str, ...]:
+    space = "  " * min(line.level, 20) if indent else ""
+    return (
+        line.root[:_ROOT_SHOWN],
+        f"{space}page {line.depth_pages}",
+        str(line.pages),
+        str(line.tokens),
+        str(line.pins),
+        str(line.uses),
+        "?" if line.age_s is None else shown_age(line.age_s),
+    )
+
+
+def shown_age(seconds: int) -> str:
+    """``59 s``, ``12 min``, ``3 h``, ``4 d``."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _pin(line: PinLine) -> str:
+    root = line.root[:_ROOT_SHOWN]
+    return f"{line.pin}  root {root}  {line.pages} pages{_for(line.expires_in_s)}"
+
+
+def _for(expires_in_s: int | None) -> str:
+    return "" if expires_in_s is None else f" for {shown_age(expires_in_s)}"

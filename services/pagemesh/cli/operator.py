@@ -1,0 +1,116 @@
+"""How operators' commands reach a running mesh: which NATS server, and who is there.
+
+Without ``--nats`` it is the server of the one `pagemesh up` that runs on this machine, whose
+operator URL lies in its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from pagemesh.cli.options import check_variables, given_flags
+from pagemesh.cli.plan_mesh import url_file_name
+from pagemesh.cli.roster import Roster
+from pagemesh.cli.run_folder import running_folders
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.config import load
+from pagemesh.runtime.ids import new_service_name
+from pagemesh.runtime.settings import BusConfig, HostConfig
+from pagemesh.wire import subjects
+from pagemesh.wire.errors import ConfigError, Fault, NotReady, fault
+from pagemesh.wire.messages import Message
+from pagemesh.wire.presence import Announce
+
+TUNING = tuple(
+    f"PAGEMESH_NATS_{name}"
+    for name in (
+        "CONNECT_TIMEOUT_MS", "START_WAIT_MS", "RECONNECT_WAIT_MS", "RECONNECT_WAIT_MS_MAX",
+        "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "REQUEST_COUNT_MAX",
+    )
+)  # fmt: skip
+"""Settings of the connection that a command of a second has no need of."""
+ASK_TIMEOUT_MS = 10_000
+_QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
+A = TypeVar("A", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A connection, and who has announced itself on it."""
+
+    bus: Bus
+    pagers: tuple[Announce, ...]
+    workers: tuple[Announce, ...]
+
+    async def ask(self, verb: str, message: Message, kind: type[A]) -> dict[str, A | Fault]:
+        """What each pager answers to ``message`` at the operators' door, by host."""
+        hosts = [pager.host for pager in self.pagers]
+        answers = await asyncio.gather(*(self._ask(verb, host, message, kind) for host in hosts))
+        return dict(zip(hosts, answers, strict=True))
+
+    async def _ask(self, verb: str, host: str, message: Message, kind: type[A]) -> A | Fault:
+        body = msgspec.json.encode(message)
+        try:
+            reply = await self.bus.request(
+                subjects.cache_door(verb, host), body, timeout_ms=ASK_TIMEOUT_MS
+            )
+        except Fault as error:
+            return error
+        answer: Any = msgspec.json.decode(reply.data)
+        if "error" in answer:
+            return fault(answer["error"]["code"], answer["error"]["message"])
+        return msgspec.convert(answer, kind)
+
+
+def bus_config(arguments: Mapping[str, object]) -> BusConfig:
+    """The connection that flags, environment or a running `pagemesh up` name. Raises
+    ``ConfigError``."""
+    check_variables()
+    flags = given_flags(arguments)
+    config = load(BusConfig, os.environ, flags)
+    if "PAGEMESH_NATS" in flags or "PAGEMESH_NATS" in os.environ:
+        return config
+    base = load(HostConfig, os.environ, flags).pool_dir
+    found = [folder / url_file_name("operator") for folder in running_folders(base)]
+    urls = [file.read_text().strip() for file in found if file.is_file()]
+    if len(urls) > 1:
+        raise ConfigError(f"{len(urls)} meshes run under {base}; name one with --nats URL")
+    return replace(config, url=urls[0]) if urls else config
+
+
+@asynccontextmanager
+async def connected(config: BusConfig) -> AsyncIterator[Mesh]:
+    """The mesh, once everybody has announced himself. Raises ``ConfigError``, or ``NotReady``
+    when no pager is there."""
+    name = new_service_name("cli")
+    async with Bus.connect(config, role="operator", name=name) as bus:
+        heard = asyncio.Event()
+        roster = Roster(MonotonicClock(), lambda _name, _state: heard.set())
+        await roster.listen(bus)
+        await roster.ask(bus)
+        try:
+            async with asyncio.timeout(_LISTEN_S_MAX):
+                while True:  # until there is a pager, and nobody new was heard of for a while
+                    heard.clear()
+                    has_pager = bool(roster.directory.of_role("pager"))
+                    async with asyncio.timeout(_QUIET_S if has_pager else _LISTEN_S_MAX):
+                        await heard.wait()
+        except TimeoutError:
+            pass
+        there = roster.directory
+        pagers = tuple(sorted(there.of_role("pager"), key=lambda pager: pager.host))
+        if not pagers:
+            raise NotReady(
+                "no pager answers there; start a mesh with `pagemesh up`, or name its "
+                "NATS server with --nats"
+            )
+        workers = (*there.of_role("prefill"), *there.of_role("decode"))
+        yield Mesh(bus, pagers, workers)

@@ -1,0 +1,130 @@
+"""``pagemesh cache`` and ``pagemesh audit`` against a mesh of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.mesh import Mesh
+
+PROMPT = [index * 7 % 256 for index in range(256)]
+
+
+def pagemesh(mesh: Mesh, *arguments: str, code: int = 0) -> str:
+    """What the command prints (on both streams); it exits with ``code``."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("PAGEMESH_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemesh.cli", *arguments],
+        env=environ | {"PAGEMESH_POOL_DIR": str(mesh.pool_dir)},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def entries(mesh: Mesh, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(pagemesh(mesh, *arguments, "--json"))
+    return found
+
+
+def cached(mesh: Mesh, prompt: list[int]) -> int:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(f"{mesh.url}/v1/completions", json=body, timeout=60.0)
+    assert answer.status_code == 200, answer.text
+    tokens: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+@pytest.mark.slow
+def test_operators_see_pin_and_invalidate_what_is_cached(pool_dir: Path, tiny_model: Path) -> None:
+    with Mesh(pool_dir, model=tiny_model) as mesh:
+        assert (cached(mesh, PROMPT), cached(mesh, PROMPT)) == (0, 240)
+        [stats] = entries(mesh, "cache", "stats")
+        assert stats["idle_pages"] >= 16 and stats["cached_tokens"] == 240
+        assert "16 tokens" in pagemesh(mesh, "cache", "stats")
+        [tree] = entries(mesh, "cache", "tree")
+        root = tree["lines"][0]["root"]
+        assert root[:12] in pagemesh(mesh, "cache", "tree")
+        [top] = entries(mesh, "cache", "top")
+        assert top["lines"][0]["uses"] == 1
+
+        tokens = ",".join(map(str, PROMPT))
+        [pin] = entries(mesh, "cache", "pin", "--root", root, "--tokens", tokens)
+        assert pin["pages"] == 16
+        [freed] = entries(mesh, "cache", "invalidate", "--idle")
+        assert freed["roots"] == [] and cached(mesh, PROMPT) == 240, "what is pinned stays"
+        assert pin["pin"] in pagemesh(mesh, "cache", "unpin", pin["pin"])
+        assert "nothing is pinned" in pagemesh(mesh, "cache", "unpin", pin["pin"], code=1)
+
+        [retired] = entries(mesh, "cache", "invalidate", "--model", "tiny")
+        assert (retired["roots"], retired["unknown_root_count"]) == ([root], 0)
+        assert cached(mesh, PROMPT) == 0
+        mesh.kill("pager")
+        mesh.wait_idle()
+        assert cached(mesh, PROMPT) == 240, "what was computed since is warm"
+
+
+@pytest.mark.slow
+def test_a_prefix_is_pinned_as_text_or_as_chat(pool_dir: Path, tmp_path: Path) -> None:
+    talk = [{"role": "system", "content": "You are a patient teacher. " * 8}]
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps(talk))
+    with Mesh(pool_dir, pool_bytes=64 << 20) as mesh:
+        asked = {"model": "pagemesh-demo", "max_tokens": 2}
+        body = asked | {"messages": [*talk, {"role": "user", "content": "Hello."}]}
+        answer = httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=60.0)
+        assert answer.status_code == 200
+        httpx.post(
+            f"{mesh.url}/v1/completions", json=asked | {"prompt": "word " * 64}, timeout=60.0
+        )
+        url = ("--url", mesh.url)
+        [chat] = entries(mesh, "cache", "pin", "--messages", str(file), *url)
+        [text] = entries(mesh, "cache", "pin", "--text", "word " * 64, "--ttl-s", "600", *url)
+        assert chat["pages"] > 0 and text["pages"] > 0 and text["expires_in_s"] == 600
+        assert "NATS" not in pagemesh(mesh, "cache", "pin", "--text", "short", *url, code=1)
+
+
+@pytest.mark.slow
+def test_an_audit_finds_nothing_in_a_busy_mesh_and_names_what_a_frozen_worker_holds(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    with Mesh(pool_dir, model=tiny_model, flags=("--silence-ms-max", "60000")) as mesh:
+        stop = threading.Event()
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                cached(mesh, PROMPT)
+
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        try:
+            text = pagemesh(mesh, "audit")
+            assert "2 workers" in text and text.count("\n") == 1
+        finally:
+            stop.set()
+            asking.join()
+        pid = mesh.pid("decode")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert "1 silent" in pagemesh(mesh, "audit")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_command_without_a_mesh_says_what_to_do_in_one_line(pool_dir: Path) -> None:
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("PAGEMESH_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemesh.cli", "cache", "stats", "--nats", "nats://127.0.0.1:9"],
+        env=environ | {"PAGEMESH_POOL_DIR": str(pool_dir), "PAGEMESH_NATS_START_WAIT_MS": "300"},
+        text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
