@@ -101,12 +101,19 @@ def _packed_chain(
 ) -> Iterator[bytes]:
     data = tokens.astype("<u4", copy=False).tobytes()
     width, key = 4 * page_size, parent.to_bytes(8, "little")
-    start_hash = hashlib.blake2b(root, digest_size=8, key=secret)  # to copy it is quicker
+    start_hash = hashlib.blake2b(root, digest_size=8, key=_short(secret))  # to copy is quicker
     for start in range(0, len(data) - width + 1, width):
         page_hash = start_hash.copy()
         page_hash.update(key + data[start : start + width])
         key = page_hash.digest()
         yield key
+
+
+def _short(secret: bytes) -> bytes:
+    """``secret`` as BLAKE2b takes it: longer ones are hashed first, as HMAC does (RFC 2104)."""
+    if len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
+        return secret
+    return hashlib.blake2b(secret).digest()
 
 
 def page_digests(key: bytes, root: bytes, tokens: bytes, page_size: int) -> Iterator[bytes]:

@@ -100,3 +100,10 @@ def test_ids_depend_on_secret_root_and_every_token_before() -> None:
     late = prefix_keys(b"s" * 16, root, tokens(*range(31), 99), 16)
     assert late[0] == base[0]
     assert late[1] != base[1]
+
+
+def test_a_secret_of_any_length_counts_whole() -> None:
+    root, ids = b"r" * 32, set()
+    for secret in (b"s" * 64, b"s" * 65, b"s" * 64 + b"t", b"s" * 4_096):
+        ids.add(int(prefix_keys(secret, root, tokens(*range(16)), 16)[0]))
+    assert len(ids) == 4
