@@ -205,11 +205,5 @@ def _notes(asked: Asked) -> tuple[str, ...]:
     if asked.shape.window_layer_count:
         notes.append("all layers keep all tokens: pages of windowed layers do not go early yet")
     if asked.host_bytes or asked.disk_bytes:
-<<<<<<< shared
         notes.append("evicted pages go to disk (up's --disk-dir); there is no host tier")
-=======
-        notes.append(
-            "evicted pages go to disk (--disk-dir of `pagemesh up`); there is no host tier"
-        )
->>>>>>> mine
     return tuple(notes)
