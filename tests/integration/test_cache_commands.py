@@ -68,7 +68,6 @@ def test_operators_see_pin_and_invalidate_what_is_cached(pool_dir: Path, tiny_mo
         assert (retired["roots"], retired["unknown_root_count"]) == ([root], 0)
         assert cached(mesh, PROMPT) == 0
         mesh.kill("pager")
-        mesh.wait_idle()
         assert cached(mesh, PROMPT) == 240, "what was computed since is warm"
 
 
