@@ -67,7 +67,7 @@ class DiskPagerAdapter(PagerAdapter):
         )
         self.core.handle(DiskFound(SLOTS, nothing, 0), 1_000)
 
-    def _ask(self, message: Message) -> Message:
+    def ask(self, message: Message) -> Message:
         answer: Message | None = None
         stored: list[StorePages] = []
         for command in self.core.handle(Asked(None, message), 1_000):
