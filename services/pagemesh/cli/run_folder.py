@@ -49,9 +49,17 @@ class RunFolder:
 
 
 def _secret_in(folder: Path) -> str:
+    """What is kept in ``folder``, or a new one. It is put there whole: what a full disk or a kill
+    cut short would be no secret, and the next mesh would find that one."""
     file = folder / SECRET_NAME
-    if not file.exists():
-        write_private(file, secrets.token_hex(32))
+    if not file.exists() or not file.stat().st_size:
+        fresh = folder / f"{SECRET_NAME}.{os.getpid()}"
+        try:
+            write_private(fresh, secrets.token_hex(32))
+            fresh.replace(file)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
     return file.read_text()
 
 

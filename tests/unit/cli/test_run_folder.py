@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
+from pagemesh.cli import run_folder as run_folder_module
 from pagemesh.cli.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder
 from pagemesh.wire.errors import ConfigError
 
@@ -70,6 +72,36 @@ def test_the_secret_is_random_long_and_readable_by_its_owner_only(tmp_path: Path
         assert len(one.secret()) == 64
         assert one.secret() == one.secret() != two.secret()
         assert (one.path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_secret_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "secret").touch()
+    with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
+        secret = one.secret(str(disk))
+        assert len(secret) == 64
+        assert two.secret(str(disk)) == secret, "the next mesh reads the same disk"
+    assert [path.name for path in disk.iterdir()] == ["secret"]
+    assert (disk / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_secret_that_cannot_be_written_leaves_nothing_for_the_next_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    with run_folder(tmp_path / "one") as one:
+        in_run_folder = one.secret()
+
+        def cut_short(path: Path, text: str) -> None:
+            path.write_text(text[:7])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as full:
+            full.setattr(run_folder_module, "write_private", cut_short)
+            assert one.secret(str(disk)) == in_run_folder
+        assert list(disk.iterdir()) == []
+        assert len(one.secret(str(disk))) == 64
 
 
 def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
