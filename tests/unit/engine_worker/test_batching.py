@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -206,6 +207,14 @@ def test_rows_and_tokens_of_a_step_are_bounded() -> None:
         assert len(chosen) <= rows_max and sum(one.count for one in chosen) <= tokens_max
         assert all(one.count >= 1 for one in chosen)
         assert numbers(chosen)[:4] == [1, 2, 3, 4]
+
+
+def test_beside_a_search_prompts_get_the_rows_that_its_beams_do_not_take() -> None:
+    search = replace(drawing_wishes(1)[0], row_count=6)
+    prompts = [wish(100 + number, 1) for number in range(5)]
+    chosen = batching(learnt(), rows_max=8).choose([search, *prompts], NOW_MS)
+    assert chosen[0] is search
+    assert sum(one.row_count for one in chosen) == 8
 
 
 # Whose turn ------------------------------------------------------------------------------------

@@ -94,10 +94,10 @@ class Batching:
         for wish in wishes:
             (draws if wish.draws else prompts).append(wish)
         chosen, rows_count = self._fitting(draws)
-        room = self.step_tokens_max - rows_count
-        if prompts and room > 0 and rows_count < self.rows_max:
+        room, rows_left = self.step_tokens_max - rows_count, self.rows_max - rows_count
+        if prompts and room > 0 and rows_left > 0:
             prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
-            chosen += self._prompts(prompts, chosen, room)
+            chosen += self._prompts(prompts, chosen, room, rows_left)
         return chosen
 
     def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
@@ -112,9 +112,11 @@ class Batching:
             chosen.append(wish)
         return chosen, rows_count
 
-    def _prompts(self, wishes: list[Wish], draws: list[Wish], room: int) -> list[Wish]:
-        """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens; never
-        nothing."""
+    def _prompts(
+        self, wishes: list[Wish], draws: list[Wish], room: int, rows_left: int
+    ) -> list[Wish]:
+        """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens and
+        ``rows_left`` rows; never nothing."""
         chosen: list[Wish] = []
         spare_us = self._spare_us(draws) if draws and self.costs.knows_prompts else None
         if draws and spare_us is None:
@@ -124,7 +126,7 @@ class Batching:
             if spare_us is not None:
                 count = min(count, self._chunk(wish, spare_us, first=not chosen))
                 spare_us -= self.costs.prompt_us(wish.start, count) if count else 0.0
-            if count == 0 or len(draws) + len(chosen) == self.rows_max:
+            if count == 0 or len(chosen) == rows_left:
                 break
             chosen.append(Wish(wish.sequence, wish.start, count))
             room -= count
