@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
-from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, child_of, of_kind, submit
+from tests.unit.engine_worker.bench import (
+    DECODE,
+    PREFILL,
+    Bench,
+    child_of,
+    of_kind,
+    result_of,
+    submit,
+)
 
 from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.costs import drawing
 from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.settings import RoleSettings
 from pagemesh.wire.pager_messages import AckRevoke, Extend, Fork, Forked, Release, Revoke
@@ -133,6 +144,16 @@ def test_an_aborted_run_is_ended_and_its_lease_given_back_only_after_it() -> Non
     bench.run(53, goes_on=False)
     fill = bench.asked(Release).fill
     assert fill.filled_tokens == 11, "tokens that nobody took are not told"
+
+
+def test_what_an_aborted_sequence_drew_is_not_taken_for_the_cost_of_a_prompt() -> None:
+    bench = decoding()
+    plan = plan_of(bench)
+    bench.ask(Abort(request=submit().request, attempt=1, reason="client"))
+    bench.handle(ev.StepsFinished((replace(result_of(plan, 52), duration_us=5_000),)))
+    costs = bench.core._batching.costs
+    assert costs.us(drawing(10)) > 0.0
+    assert not costs.knows_prompts
 
 
 def test_a_revoked_run_is_ended_and_acknowledged_only_after_it() -> None:

@@ -52,12 +52,8 @@ class Wish:
 
     @property
     def draws(self) -> bool:
-        return _draws(self.sequence, self.count)
-
-
-def _draws(sequence: Sequence, count: int) -> bool:
-    """Whether somebody waits for the token that these ``count`` ones lead to."""
-    return sequence.phase is Phase.DECODE and count == 1
+        """Whether somebody waits for the token that these lead to."""
+        return self.sequence.phase is Phase.DECODE and self.count == 1
 
 
 @dataclass(slots=True)
@@ -80,9 +76,8 @@ class Batching:
         middle = (len(results) - 1) // 2
         for row in rows:
             start = row.lease.filled
-            draws = _draws(row.sequence, row.count)
             for _ in range(max(row.beam_count, 1)):
-                shape += drawing(start + middle) if draws else prompt(start, row.count)
+                shape += drawing(start + middle) if row.draws else prompt(start, row.count)
         duration_us = sum(result.duration_us for result in results) / len(results)
         self.costs.observe(shape, duration_us)
 

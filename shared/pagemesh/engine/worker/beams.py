@@ -46,7 +46,7 @@ def rows(sequence: Sequence) -> tuple[Row, list[StepRow], list[tuple[int, int]]]
     group, lease = sequence.beams, sequence.lease
     assert group is not None and lease is not None
     made, copies = group.rows(lease)
-    return Row(sequence, lease, 1, (), beam_count=len(made)), made, copies
+    return Row(sequence, lease, 1, True, (), beam_count=len(made)), made, copies
 
 
 def computed(desk: Desk, sequence: Sequence, outcomes: Rows[RowResult]) -> None:

@@ -77,6 +77,8 @@ class Row:
     sequence: Sequence
     lease: Lease
     count: int
+    draws: bool
+    """What it was when the step began: its sequence may have ended since."""
     followers: tuple[Sequence, ...]
     beam_count: int = 0
     """Not 0: it is so many rows of the plan, one for each beam of a search."""

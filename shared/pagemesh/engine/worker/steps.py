@@ -123,7 +123,7 @@ def _row(wish: Wish) -> tuple[Row, StepRow]:
         score_width=max(sequence.sampling.logprobs or 0, 0) if scored else 0,
         stops=sequence.stops,
     )
-    return Row(sequence, lease, wish.count, followers), step_row
+    return Row(sequence, lease, wish.count, wish.draws, followers), step_row
 
 
 def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
