@@ -245,6 +245,8 @@ class Forest:
                 return
             self._pool.unpin(len(node.pages))
             node.account.unpin(node)
+            if node.expires_ms < FOREVER_MS:  # it may have been over while it was in use
+                self.lifetimes.again(node, self.now_ms)
             node = node.parent
 
     def pin_match(self, match: Match) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.pager.rig import Rig, Worker, fill_of, key_of
+from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of, key_of
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.accounts import Accounts
@@ -13,6 +13,7 @@ from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
+from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
 from pagemesh.wire.cache_terms import CacheTerms
 
 FIRST, SECOND = list(range(8)), list(range(8, 16))
@@ -108,6 +109,21 @@ def test_its_time_starts_when_the_last_user_has_ended(rig: Rig, worker: Worker) 
     worker.release(other, FIRST)
     later(rig, 9_000)
     assert worker.granted(3, [*FIRST, 99], terms=SOON).cached_tokens == 8
+
+
+def test_what_was_over_while_it_was_pinned_is_reclaimed_once_it_is_not(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, FIRST, SOON)
+    rig.ask(PinPrefix(root=ROOT.hex(), tokens=FIRST))
+    later(rig, 20_000)
+    rig.tick()
+    worker.open()
+    assert cached(worker, 2, FIRST) == 8, "what is in use is never over"
+    rig.tick(20_000)
+    rig.ask(UnpinPrefix(pin=None))
+    rig.tick(2_000)
+    assert rig.core.books.pool.free == 16
 
 
 @pytest.mark.parametrize("order", [(MINUTE, SOON), (SOON, MINUTE)])
