@@ -9,6 +9,7 @@ are pushed; asking again finds the same lease.
 
 from __future__ import annotations
 
+from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.lease import Lease
@@ -84,11 +85,9 @@ class Admission:
                 books.waiting.discard(*waiter.name)
                 continue
             books.trace = waiter.trace
-            reply = self._try(waiter.message)
-            if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
-                reply = self._try(waiter.message)
-            while reply is None and self._give_way(waiter):
-                reply = self._try(waiter.message)
+            reply = self._try_pressing(waiter)
+            while reply is None and self._missing_pages(waiter) > 0 and self._give_way(waiter):
+                reply = self._try_pressing(waiter)
             if reply is None:
                 if isinstance(waiter.message, Extend):
                     self._preemption.shed_copies(books.leases[waiter.message.lease])
@@ -101,7 +100,10 @@ class Admission:
         """Let those go on who waited for their own tenants, as far as these use less now."""
         books = self._books
         for waiter in self._quotas.firsts():
-            if self._is_held_back(waiter):
+            is_held_back = self._is_held_back(waiter)
+            while is_held_back and self._give_way(waiter, self._quotas.account_of(waiter.message)):
+                is_held_back = self._is_held_back(waiter)
+            if is_held_back:
                 self._quotas.shed_copies(waiter)
                 continue
             books.waiting.discard(*waiter.name)
@@ -161,11 +163,12 @@ class Admission:
         place = place_of(order, message.key.attempt, message.incarnation)
         return Waiter(place, message, order, self._books.now_ms + patience_ms, self._books.trace)
 
-    def _give_way(self, waiter: Waiter) -> bool:
-        """Whether a pin ended for a waiter that lacks pages and that nothing else helps."""
+    def _give_way(self, waiter: Waiter, within: Account | None = None) -> bool:
+        """Whether a pin ended for a waiter that lacks pages, of the pool or ``within`` its
+        tenant's quota, and that nothing else helps."""
         message = waiter.message
         own = self._books.leases[message.lease] if isinstance(message, Extend) else None
-        return self._missing_pages(waiter) > 0 and self._pins.give_way(own)
+        return self._pins.give_way(waiter.order, own, within=within)
 
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
@@ -216,6 +219,13 @@ class Admission:
         if isinstance(message, Admit):
             return self._try_admit(message)
         return self._try_extend(message)
+
+    def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
+        """``_try``, and again if that is of use once the younger were pressed."""
+        reply = self._try(waiter.message)
+        if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
+            reply = self._try(waiter.message)
+        return reply
 
     def _missing_pages(self, waiter: Waiter) -> int:
         """Pages short of what ``waiter`` needs."""

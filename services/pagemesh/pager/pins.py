@@ -1,8 +1,9 @@
 """Prefixes that operators keep: what is pinned is in use, so no policy can evict it.
 
 A pin is anchored in the tree as a lease is. It ends by its lifetime, by being unpinned, with its
-root, or when it gives way: a sequence that is alone in the pool, and still has too little room,
-comes first (``Pins.give_way``), so that a pin can never be what a request waits for.
+root, or when it gives way: a sequence that has too little room, though nobody before it holds
+any, comes first (``Pins.give_way``), so that a pin can never be what a request waits for. The same
+holds for the pages that a tenant may use.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 
 import xxhash
 
+from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
-from pagemesh.pager.lease import Lease
+from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.wire.errors import Gone, NoCapacity
+from pagemesh.wire.messages import Order
 
 
 @dataclass(slots=True, eq=False)
@@ -92,17 +95,27 @@ class Pins:
         """The pins under ``tree``."""
         return (pin for pin in list(self._books.pins.values()) if pin.tree is tree)
 
-    def give_way(self, own: Lease | None) -> bool:
-        """End the oldest pin for a waiter that nothing else makes room for: nobody but itself
-        (``own``: its lease, if it has one) holds anything. Whether there was one to end."""
+    def give_way(self, order: Order, own: Lease | None, *, within: Account | None = None) -> bool:
+        """End the oldest pin for the waiter at ``order`` (``own``: its lease, if it has one) that
+        nothing else makes room for: what the younger hold is too little (``Preemption.press``
+        left it), nobody older holds anything, and nothing is on its way. ``within``: the tenant
+        that is short of its quota. Whether there was one to end."""
         books = self._books
-        alone = len(books.leases) == (own is not None)
-        alone = alone and not books.loads and not books.pool.draining
-        if not (alone and books.pins and books.may_evict()):
+        if not books.pins or not books.may_evict():
             return False
-        self.unpin(next(iter(books.pins.values())))
-        self.given_way_count += 1
-        return True
+        if within is None and (books.loads or books.pool.draining):
+            return False
+        for lease in books.leases.values():
+            if lease is own or (within is not None and lease.account is not within):
+                continue
+            if lease.order < order or lease.life.state is LeaseState.REVOKED:
+                return False
+        for pin in books.pins.values():
+            if within is None or pin.tree.root.account is within:
+                self.unpin(pin)
+                self.given_way_count += 1
+                return True
+        return False
 
     def expires_in_s(self, pin: Pin) -> int | None:
         """Seconds that ``pin`` has left, rounded up."""

@@ -26,7 +26,7 @@ from pagemesh.wire.cache_messages import (
 )
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import Granted
+from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 from pagemesh.wire.tokens import pack
 
 OTHER = bytes(32)
@@ -194,6 +194,35 @@ def test_a_pin_gives_way_to_a_sequence_that_nothing_else_makes_room_for(
     assert (stats(rig).pins, stats(rig).pins_given_way) == ([], 1)
 
 
+def test_a_pin_gives_way_when_it_and_what_the_younger_hold_are_wanted(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(16))
+    pinned(rig, range(16))
+    old, young = worker.granted(2, range(100, 116)), worker.granted(3, range(200, 216))
+    assert is_queued(worker.extend(old, 14, 4)), "free and the younger's pages are two too few"
+    assert is_queued(worker.extend(young, 5, 4)), "an older one waits"
+    rig.tick()
+    assert [revoke.key for revoke in rig.taken(Revoke)] == [young.key]
+    worker.ack(young)
+    [extended] = rig.taken(Extended)
+    assert extended.key == old.key and not stats(rig).pins
+
+
+def test_a_pin_gives_way_to_its_tenant_and_that_of_another_stays(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, range(4))
+    kept = pinned(rig, range(4))
+    eight = CacheTerms(tenant="alice", pages_max=8)
+    lease = worker.granted(2, range(12), root=OTHER, terms=eight)
+    worker.release(lease, range(12))
+    assert isinstance(pin(rig, range(12), root=OTHER), PrefixPinned)
+    assert is_queued(worker.admit(3, range(100, 124), root=OTHER, terms=eight))
+    rig.tick()
+    [granted] = rig.taken(Granted)
+    assert len(table_of(granted)) == 6
+    assert [line.pin for line in stats(rig).pins] == [kept.pin]
+
+
 # Invalidating
 
 
@@ -245,7 +274,8 @@ def test_what_is_idle_goes_and_what_is_used_or_pinned_stays(rig: Rig, worker: Wo
     assert (done.freed_pages, done.roots) == (2, [])
     assert stats(rig).left_pages["invalidated"] == 2
     worker.release(used, range(9))
-    assert [worker.granted(n, ids).cached_tokens for n, ids in ((5, range(9)), (6, range(50, 59)))]
+    assert worker.granted(5, range(9)).cached_tokens == 8
+    assert worker.granted(6, range(50, 59)).cached_tokens == 8
 
 
 def test_sequences_of_an_invalidated_root_go_on_with_their_own_pages_until_they_end(
