@@ -16,7 +16,7 @@ from pagemesh.cli.reconcile import Finding, Look, reconcile
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Fault, NoCapacity
+from pagemesh.wire.errors import Absent, Fault, NoCapacity
 from pagemesh.wire.pager_reports import InspectPager, InspectWorker, PagerReport, WorkerReport
 
 _BETWEEN_S = 1.5
@@ -52,7 +52,17 @@ async def _look_twice(arguments: Mapping[str, object]) -> list[tuple[Look, Look]
 async def _look(mesh: Mesh, host: str) -> Look:
     """What everybody of ``host`` says now. Raises ``NoCapacity`` for more leases than a report
     holds."""
-    names = [worker.name for worker in mesh.workers if worker.host == host]
+    report = await call(
+        mesh.bus, subjects.pager_report(host), InspectPager(), PagerReport,
+        timeout_ms=ASK_TIMEOUT_MS,
+    )  # fmt: skip
+    if len(report.leases) < report.lease_count:
+        raise NoCapacity(
+            f"{host} has {report.lease_count} leases, an audit compares {len(report.leases)}; "
+            "try again under less load"
+        )
+    announced = {worker.name for worker in mesh.workers if worker.host == host}
+    names = sorted(announced.union(report.workers))  # who is frozen announces nothing
     asked = [
         call(
             mesh.bus, subjects.worker_report(name), InspectWorker(), WorkerReport,
@@ -65,19 +75,12 @@ async def _look(mesh: Mesh, host: str) -> Look:
     for name, answer in zip(names, answers, strict=True):
         if isinstance(answer, WorkerReport):
             workers.append(answer)
+        elif isinstance(answer, Absent) and name not in announced:
+            continue
         elif isinstance(answer, Fault):
             silent.add(name)
         else:
             raise answer
-    report = await call(
-        mesh.bus, subjects.pager_report(host), InspectPager(), PagerReport,
-        timeout_ms=ASK_TIMEOUT_MS,
-    )  # fmt: skip
-    if len(report.leases) < report.lease_count:
-        raise NoCapacity(
-            f"{host} has {report.lease_count} leases, an audit compares {len(report.leases)}; "
-            "try again under less load"
-        )
     return Look(report, tuple(workers), frozenset(silent))
 
 

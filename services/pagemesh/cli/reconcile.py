@@ -42,7 +42,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a pager and the workers of its host said at one time. ``silent``: workers that
-    announced themselves and did not answer."""
+    announced themselves, or that the pager knows, and that did not answer."""
 
     pager: PagerReport
     workers: tuple[WorkerReport, ...]

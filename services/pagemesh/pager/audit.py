@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.lease import Lease, LeaseState, TicketState
+from pagemesh.pager.lease import Lease, LeaseState, SessionState, TicketState
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
@@ -18,6 +18,7 @@ from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 
 _LINES_MAX = 4_096
+_DEAD = SessionState.DEAD
 
 
 def report(books: Books, first: int = 0) -> PagerReport:
@@ -38,6 +39,7 @@ def report(books: Books, first: int = 0) -> PagerReport:
         evicted_pages=pool.evicted,
         preempted_count=books.preempted_count,
         session_count=sum(1 for session in books.sessions.values() if session.is_open),
+        workers=sorted(_workers(books)),
         ticket_count=len(books.tickets),
         waiter_count=books.waiting.count + books.in_flight.wait_count,
         disk_slots=0 if disk is None else disk.slot_count,
@@ -51,6 +53,11 @@ def report(books: Books, first: int = 0) -> PagerReport:
             for lease in islice(books.leases.values(), first, first + _LINES_MAX)
         ],
     )
+
+
+def _workers(books: Books) -> set[str]:
+    sessions = books.sessions.values()
+    return {one.worker for one in sessions if one.worker and one.life.state is not _DEAD}
 
 
 def _line(books: Books, lease: Lease) -> LeaseLine:

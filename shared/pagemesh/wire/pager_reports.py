@@ -64,6 +64,8 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     evicted_pages: U64
     preempted_count: U64
     session_count: Count
+    workers: list[ShortText] = []
+    """Who has a session, open or not, and is not proven dead."""
     ticket_count: Count
     waiter_count: Count
     disk_slots: Count = 0
