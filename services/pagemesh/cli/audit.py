@@ -46,11 +46,12 @@ async def _look_twice(arguments: Mapping[str, object]) -> list[tuple[Look, Look]
         hosts = [pager.host for pager in mesh.pagers]
         first = [await _look(mesh, host) for host in hosts]
         await asyncio.sleep(_BETWEEN_S)
-        return [(before, await _look(mesh, before.pager.host)) for before in first]
+        return [(look, await _look(mesh, look.pager.host, look.silent)) for look in first]
 
 
-async def _look(mesh: Mesh, host: str) -> Look:
-    """What everybody of ``host`` says now. Raises ``NoCapacity`` for more leases than a report
+async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset()) -> Look:
+    """What everybody of ``host`` says now; who was silent before may have lost its session
+    meanwhile, and is asked all the same. Raises ``NoCapacity`` for more leases than a report
     holds."""
     report = await call(
         mesh.bus, subjects.pager_report(host), InspectPager(), PagerReport,
@@ -62,7 +63,7 @@ async def _look(mesh: Mesh, host: str) -> Look:
             "try again under less load"
         )
     announced = {worker.name for worker in mesh.workers if worker.host == host}
-    names = sorted(announced.union(report.workers))  # who is frozen announces nothing
+    names = sorted(announced.union(report.workers, silent_before))  # the frozen announce nothing
     asked = [
         call(
             mesh.bus, subjects.worker_report(name), InspectWorker(), WorkerReport,
