@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,35 @@ PRODUCTS = ("_attend_span", "_attend_rows")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.fixture(scope="session")
+def compilers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[int, tuple[Path, subprocess.Popen[bytes]]]]:
+    """For each architecture its folder and the process that compiles for it, side by side."""
+    running: dict[int, tuple[Path, subprocess.Popen[bytes]]] = {}
+    for arch in SHARED_BYTES_MAX:
+        folder = tmp_path_factory.mktemp(f"sm_{arch}")
+        own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.kernels.compiled", str(arch), str(folder)],
+                cwd=ROOT, env=os.environ | own, stdout=log, stderr=log,
+            )  # fmt: skip
+        running[arch] = folder, process
+    yield running
+    for _, process in running.values():
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="session", params=sorted(SHARED_BYTES_MAX), ids=lambda arch: f"sm_{arch}")
 def compiled(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, compilers: dict[int, tuple[Path, subprocess.Popen[bytes]]]
 ) -> tuple[int, list[Compiled]]:
     """The architecture, and every kernel as compiled for it: once for all tests."""
-    arch, folder = request.param, tmp_path_factory.mktemp(f"sm_{request.param}")
-    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiled", str(arch), str(folder)],
-        cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    arch = request.param
+    folder, process = compilers[arch]
+    assert process.wait() == 0, (folder / "log").read_text()[-4000:]
     report = json.loads((folder / "report.json").read_text())
     return arch, [Compiled(**entry) for entry in report]
 

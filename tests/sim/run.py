@@ -59,8 +59,8 @@ def main(seeds: int, start: int, trace_lines: int, jobs: int, keep_going: bool) 
     began = time.monotonic()
     outcomes: list[Outcome] = []
     broken: list[Breakage] = []
-    results = _results(range(start, start + seeds), trace_lines, jobs)
-    for number, result in enumerate(results, 1):
+    played = play_all(range(start, start + seeds), jobs=jobs, trace_lines=trace_lines)
+    for number, result in enumerate(played, 1):
         if isinstance(result, Breakage):
             broken.append(result)
             _show(result)
@@ -75,13 +75,15 @@ def main(seeds: int, start: int, trace_lines: int, jobs: int, keep_going: bool) 
     sys.exit(1 if broken else 0)
 
 
-def _results(seeds: Iterable[int], trace_lines: int, jobs: int) -> Iterator[Outcome | Breakage]:
-    """In the order of the seeds, whoever runs them."""
+def play_all(
+    seeds: Iterable[int], *, jobs: int, trace_lines: int = 60
+) -> Iterator[Outcome | Breakage]:
+    """``play`` each, by so many processes, in the order of the seeds."""
     one = partial(play, trace_lines=trace_lines)
     if jobs == 1:
         yield from map(one, seeds)
         return
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # whoever calls may have threads
         yield from pool.imap(one, seeds, chunksize=4)
 
 

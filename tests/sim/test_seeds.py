@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.sim.run import Breakage, play
+from tests.sim.run import Breakage, play, play_all
 
 _BLOCK_SEEDS = 20
+_JOBS = min(2, os.cpu_count() or 1)
 _SEEDS = 1_000 if os.environ.get("PAGEMESH_LONG") == "1" else 120
 
 
 @pytest.mark.parametrize("first", range(0, _SEEDS, _BLOCK_SEEDS))
 def test_every_seed_delivers_each_token_once_and_gives_every_page_back(first: int) -> None:
     saved_count = loaded_count = 0
-    for seed in range(first, first + _BLOCK_SEEDS):
-        result = play(seed)
+    seeds = range(first, first + _BLOCK_SEEDS)
+    for seed, result in zip(seeds, play_all(seeds, jobs=_JOBS), strict=True):
         if isinstance(result, Breakage):
             pytest.fail(f"seed {seed}\n" + "\n".join(result.trace) + f"\n{result.what}")
         assert result.completed_count or result.orphaned_count or result.cancelled_count
