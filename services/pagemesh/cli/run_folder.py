@@ -38,29 +38,41 @@ class RunFolder:
     removed_count: int
 
     def secret(self, disk_dir: str = "") -> str:
-        """The mesh's secret: the adopted one, or a new one. With a disk tier, whose pages are
-        keyed with it, it is kept there; if that folder cannot be used, nor will the tier be."""
+        """The mesh's secret: the one that the disk tier's pages are keyed with, else that of the
+        adopted pool, else a new one. It is kept in both places, so that either is found again; if
+        ``disk_dir`` cannot be used, nor will the tier be."""
+        kept = _kept_secret(self.path)
+        secret = kept or secrets.token_hex(32)
         if disk_dir:
             with contextlib.suppress(OSError):
                 folder = Path(disk_dir).expanduser()
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return _secret_in(folder)
-        return _secret_in(self.path)
+                with _alone_in(folder):  # another `up` may begin with the same disk
+                    found = _kept_secret(folder)
+                    if not found:
+                        _keep_secret(folder, secret)
+                secret = found or secret
+        if secret != kept:
+            _keep_secret(self.path, secret)
+        return secret
 
 
-def _secret_in(folder: Path) -> str:
-    """What is kept in ``folder``, or a new one. It is put there whole: what a full disk or a kill
-    cut short would be no secret, and the next mesh would find that one."""
+def _kept_secret(folder: Path) -> str:
+    """Empty when there is none, or when an earlier version left it so on a full disk."""
     file = folder / SECRET_NAME
-    if not file.exists() or not file.stat().st_size:
-        fresh = folder / f"{SECRET_NAME}.{os.getpid()}"
-        try:
-            write_private(fresh, secrets.token_hex(32))
-            fresh.replace(file)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
-    return file.read_text()
+    return file.read_text() if file.exists() else ""
+
+
+def _keep_secret(folder: Path, secret: str) -> None:
+    """Put it there whole: what a full disk or a kill cut short would be no secret, and the next
+    mesh would find that one."""
+    fresh = folder / f"{SECRET_NAME}.new"
+    try:
+        write_private(fresh, secret)
+        fresh.replace(folder / SECRET_NAME)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def write_private(path: Path, text: str) -> None:
@@ -75,7 +87,7 @@ def run_folder(base: Path) -> Iterator[RunFolder]:
     """A folder of our own below ``base``, removed at the end. Raises ``ConfigError`` when
     ``base`` cannot be made or belongs to someone else."""
     _prepare(base)
-    with _scanning(base):
+    with _alone_in(base):
         folder, lock = _adopt_or_make(base)
     try:
         yield folder
@@ -87,10 +99,10 @@ def run_folder(base: Path) -> Iterator[RunFolder]:
 def orphan_pool_bytes(base: Path) -> int:
     """What pools of killed meshes below ``base`` take: the next ``up`` adopts or removes them.
     Nothing where ``base`` is not there or not ours."""
-    if not os.access(base, os.R_OK | os.W_OK | os.X_OK) or not base.is_dir():
+    if not _usable(base):
         return 0
     total = 0
-    with _scanning(base):
+    with _alone_in(base):
         for folder, lock in _orphans(base):
             total += sum(pool.stat().st_blocks * 512 for pool in folder.glob("*" + POOL_SUFFIX))
             os.close(lock)
@@ -99,18 +111,25 @@ def orphan_pool_bytes(base: Path) -> int:
 
 def running_folders(base: Path) -> list[Path]:
     """The folders below ``base`` whose `pagemesh up` is alive."""
-    found = []
-    for folder in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
-        lock = folder / LOCK_NAME
-        if lock.is_file() and not holder_is_dead(lock):
-            found.append(folder)
-    return found
+    if not _usable(base):
+        return []
+    with _alone_in(base):
+        return [folder for folder in _folders(base) if not holder_is_dead(folder / LOCK_NAME)]
+
+
+def _usable(base: Path) -> bool:
+    return base.is_dir() and os.access(base, os.R_OK | os.W_OK | os.X_OK)
+
+
+def _folders(base: Path) -> list[Path]:
+    return sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]
 
 
 @contextmanager
-def _scanning(base: Path) -> Iterator[None]:
-    """One at a time: a folder that was just made must not look like an orphan."""
-    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time. What is below ``base`` is looked at so: a folder that was just made
+    must not look like an orphan, nor one that is looked at as if its `up` were alive."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -143,7 +162,7 @@ def _adopt_or_make(base: Path) -> tuple[RunFolder, int]:
 
 def _orphans(base: Path) -> Iterator[tuple[Path, int]]:
     """Folders of killed meshes, each with the descriptor that now holds its lock."""
-    for folder in sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]:
+    for folder in _folders(base):
         lock = _try_lock(folder / LOCK_NAME)
         if lock is None:
             continue  # another `up` is using it

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pagemesh.cli import run_folder as run_folder_module
-from pagemesh.cli.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder
+from pagemesh.cli.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder, running_folders
+from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
 
 
@@ -67,6 +70,27 @@ def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> No
     assert orphan_pool_bytes(tmp_path) > 0
 
 
+def test_a_look_at_who_runs_is_never_taken_for_a_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan(tmp_path, "up-old", "host.pool")
+    base = os.open(tmp_path, os.O_RDONLY)
+
+    def locks_nobody_out(lock: Path) -> bool:
+        with pytest.raises(BlockingIOError):  # who starts waits for its turn
+            fcntl.flock(base, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return holder_is_dead(lock)
+
+    monkeypatch.setattr(run_folder_module, "holder_is_dead", locks_nobody_out)
+    try:
+        assert running_folders(tmp_path) == []
+        with run_folder(tmp_path) as folder:
+            assert running_folders(tmp_path) == [folder.path]
+    finally:
+        os.close(base)
+    assert running_folders(tmp_path / "nowhere") == []
+
+
 def test_the_secret_is_random_long_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
         assert len(one.secret()) == 64
@@ -102,6 +126,36 @@ def test_a_secret_that_cannot_be_written_leaves_nothing_for_the_next_mesh(
             assert one.secret(str(disk)) == in_run_folder
         assert list(disk.iterdir()) == []
         assert len(one.secret(str(disk))) == 64
+
+
+def test_two_meshes_that_begin_at_once_with_one_disk_have_one_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run_folder_module.write_private
+
+    def slowly(path: Path, text: str) -> None:
+        time.sleep(0.1)
+        write(path, text)
+
+    monkeypatch.setattr(run_folder_module, "write_private", slowly)
+    disk = str(tmp_path / "disk")
+    with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
+        with ThreadPoolExecutor(2) as threads:
+            said = list(threads.map(lambda folder: folder.secret(disk), (one, two)))
+        assert said[0] == said[1] == one.secret(disk)
+
+
+def test_an_adopted_pool_stays_warm_when_a_disk_is_given_to_it_and_when_it_is_taken_away(
+    tmp_path: Path,
+) -> None:
+    orphan(tmp_path, "up-old", "host.pool", "secret")
+    disk = tmp_path / "disk"
+    with run_folder(tmp_path) as folder:
+        assert folder.secret(str(disk)) == "x" == (disk / "secret").read_text()
+    with run_folder(tmp_path) as other:
+        assert other.secret(str(disk)) == "x"
+        (other.path / "host.pool").touch()
+        assert other.secret() == "x"
 
 
 def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
