@@ -2,7 +2,7 @@
 
     actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
-          <-forget->                     any of them: DiskFailed ----+
+          <-forget, skip->               any of them: DiskFailed ----+
 
 Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
 read, is the core's to bound.
@@ -28,6 +28,7 @@ from pagemesh.pager.tier_events import (
     LoadPages,
     PagesLoaded,
     PagesWritten,
+    SkipSlots,
     StorePages,
     TierEvent,
 )
@@ -68,7 +69,7 @@ class Disk:
                 await self.take(command)
             case LoadPages():
                 self.load(command)
-            case ForgetSlots():
+            case ForgetSlots() | SkipSlots():
                 await self.forget(command)
             case _:
                 return False
@@ -91,9 +92,9 @@ class Disk:
         """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
         self._start(self._reader, lambda: self._load(command))
 
-    async def forget(self, command: ForgetSlots) -> None:
-        """Let nothing be found in these slots, which nobody writes: not even by a pager that is
-        started right after this returns."""
+    async def forget(self, command: ForgetSlots | SkipSlots) -> None:
+        """Let nothing be found in these slots, not even by a pager that is started right after
+        this returns."""
         for event in await asyncio.to_thread(self._forget, command):
             self._report(event)
 
@@ -143,12 +144,13 @@ class Disk:
         took_us = (time.perf_counter_ns() - began_ns) // 1_000
         return [PagesLoaded(command.load, count, took_us, bad_slot), *failed]
 
-    def _forget(self, command: ForgetSlots) -> list[TierEvent]:
+    def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():
             return []
+        forget = self._file.skip if isinstance(command, SkipSlots) else self._file.forget
         try:
             for slot in command.slots:
-                self._file.forget(slot)
+                forget(slot)
         except OSError as error:
             return self._fail(error)
         return []

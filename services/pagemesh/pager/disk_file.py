@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,9 @@ class DiskPlace:
 
 
 class DiskFile:
-    """Records and pages of one host. Made by ``open``; after that each method is called by one
-    thread at a time, reading and writing by two."""
+    """Records and pages of one host. Made by ``open``; after that ``store``, ``load`` and, for
+    slots that are not written anew meanwhile, ``forget`` and ``skip`` are each called by one thread
+    at a time."""
 
     def __init__(self, place: DiskPlace, facts: PoolFacts, index: File, pages: File) -> None:
         self._facts = facts
@@ -116,6 +118,9 @@ class DiskFile:
         self.slot_count = place.bytes_max // (facts.page_bytes + _RECORD_BYTES)
         self._used = bytearray(self.slot_count)
         """1 where a record may be."""
+        self._skipped: set[int] = set()
+        self._recording = threading.Lock()
+        """Held while ``_skipped`` is asked or changed, and what follows from it is written."""
 
     @classmethod
     def open(
@@ -204,7 +209,8 @@ class DiskFile:
         for row, slot, index, chain in zip(
             pages, command.slots, command.indexes, command.chains, strict=True
         ):
-            self.forget(slot)
+            with self._recording:
+                self._empty(slot)
             data = memoryview(row)
             self._pages.write(data, slot * self._facts.page_bytes)
             self._number += 1
@@ -212,11 +218,25 @@ class DiskFile:
                 self._number, slot, index, chain, xxh3_128_digest(data), command.root,
                 digests[index],
             )  # fmt: skip
-            self._used[slot] = 1
-            self._index.write(self._line(record), self._offset(slot))
+            with self._recording:
+                if slot not in self._skipped:
+                    self._used[slot] = 1
+                    self._index.write(self._line(record), self._offset(slot))
 
     def forget(self, slot: int) -> None:
         """Leave no record in ``slot``. Raises ``OSError``."""
+        with self._recording:
+            self._skipped.discard(slot)
+            self._empty(slot)
+
+    def skip(self, slot: int) -> None:
+        """Leave no record in ``slot``, and let ``store``, which is about to write it or has just
+        done so, write none until the slot is forgotten. Raises ``OSError``."""
+        with self._recording:
+            self._skipped.add(slot)
+            self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
         if self._used[slot]:
             self._index.write(_EMPTY, self._offset(slot))
             self._used[slot] = 0

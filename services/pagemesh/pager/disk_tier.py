@@ -15,7 +15,7 @@ dropped meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -143,6 +143,14 @@ class DiskTier:
     def find(self, chain: int) -> Record | None:
         return self._records.get(chain)
 
+    def of(self, roots: Container[bytes]) -> list[Record]:
+        """What can be found of any of ``roots``; this looks at every page."""
+        return [record for record in self._records.values() if record.root in roots]
+
+    def roots(self) -> set[bytes]:
+        """The roots of what can be found; this looks at every page."""
+        return {record.root for record in self._records.values()}
+
     def run(self, root: bytes, start: int, tokens: bytes, at: int, pages_max: int) -> list[Record]:
         """The longest run of pages that can be read now: those of ``tokens[at:]``, after the
         page whose chain key is ``start``."""
@@ -213,26 +221,12 @@ class DiskTier:
             if record.is_dropped:
                 self._let_go(record)
 
-    def drop(self, record: Record) -> int | None:
-        """Forget ``record``. Its slot, if that may be overwritten now; else None: it is asked for
-        again when it is written."""
-        if record.is_dropped:
-            return None
+    def drop(self, record: Record) -> None:
+        """Forget ``record``, which can be found so far."""
         del self._records[record.chain]
         record.is_dropped = True
         self._dropped_busy[record.slot] = record
         self._let_go(record)
-        return record.slot if record.is_written else None
-
-    def roots(self) -> set[bytes]:
-        """The roots of what can be found; this looks at every page."""
-        return {record.root for record in self._records.values()}
-
-    def retire(self, root: bytes) -> list[int]:
-        """Forget every page of a tree. Returns the slots that may be overwritten now."""
-        gone = [record for record in self._records.values() if record.root == root]
-        slots = [self.drop(record) for record in gone]
-        return [slot for slot in slots if slot is not None]
 
     def _let_go(self, record: Record) -> None:
         if not record.is_busy:

@@ -4,11 +4,12 @@
     StorePages   take these bytes, write   PagesWritten
     LoadPages    read into these pages     PagesLoaded      always, be it with no page
     ForgetSlots  these hold nothing now
+    SkipSlots    nor shall these, which are being written
                                            DiskFound        once: the tier is on, and has this
                                            DiskFailed       nothing is written or read any more
 
 A *slot* is the place of one page on disk. Which slot holds what, and who may use it, is decided by
-the core alone; it forgets no slot that is being written.
+the core alone. It forgets no slot that is being written: it has it skipped, and forgets it then.
 """
 
 from __future__ import annotations
@@ -96,6 +97,13 @@ class ForgetSlots(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
+class SkipSlots(msgspec.Struct, frozen=True):
+    """What is being written into ``slots`` must not be found, not even by the next pager. They
+    are said to be written all the same, and are forgotten then."""
+
+    slots: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PutAway:
     """The pager is about to end, and its pool may go with it. Repeated until everything is
@@ -103,4 +111,4 @@ class PutAway:
 
 
 TierEvent = DiskFound | PagesWritten | PagesLoaded | DiskFailed | PutAway
-TierCommand = StorePages | LoadPages | ForgetSlots
+TierCommand = StorePages | LoadPages | ForgetSlots | SkipSlots

@@ -19,6 +19,7 @@ goes on as if there had never been one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -37,6 +38,7 @@ from pagemesh.pager.tier_events import (
     PagesLoaded,
     PagesWritten,
     PutAway,
+    SkipSlots,
     StorePages,
     TierEvent,
 )
@@ -93,7 +95,7 @@ class Tiers:
                 self._books.in_flight.leave(load)
         disk = self._books.disk
         if disk is not None:
-            self._forget(disk.retire(root))
+            self._drop(disk, disk.of((root,)))
 
     def roots(self) -> set[bytes]:
         """The roots that something on disk is of."""
@@ -113,8 +115,7 @@ class Tiers:
         elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
             first = len(node.pages) - page_count
             known = map(disk.find, self._chains_of(node, tree.digest, first, page_count))
-            slots = [disk.drop(record) for record in known if record is not None]
-            self._forget([slot for slot in slots if slot is not None])
+            self._drop(disk, filter(None, known))
         node.chain = None
 
     def _put_away(self) -> None:
@@ -285,8 +286,7 @@ class Tiers:
         for record in load.records:
             if record.slot == slot and not record.is_dropped:
                 disk.counts.corrupt += 1
-                gone = disk.drop(record)
-                self._forget([] if gone is None else [gone])
+                self._drop(disk, [record])
 
     # Both
 
@@ -295,6 +295,17 @@ class Tiers:
         staged = max(1, books.limits.staged_bytes_max // books.facts.page_bytes)
         books.disk = DiskTier(books.facts, event, staged)
         books.forest.on_leave(self.leaving)
+
+    def _drop(self, disk: DiskTier, records: Iterable[Record]) -> None:
+        """Forget ``records``, here and on disk, also those that are being written."""
+        written: list[int] = []
+        unwritten: list[int] = []
+        for record in records:
+            disk.drop(record)
+            (written if record.is_written else unwritten).append(record.slot)
+        self._forget(written)
+        if unwritten:
+            self._books.out.append(SkipSlots(tuple(unwritten)))
 
     def _forget(self, slots: list[int]) -> None:
         if slots:

@@ -18,6 +18,7 @@ from pagemesh.pager.tier_events import (
     LoadPages,
     PagesLoaded,
     PagesWritten,
+    SkipSlots,
     StorePages,
 )
 from pagemesh.wire.pager_messages import Granted
@@ -38,6 +39,8 @@ class DiskRig(Rig):
         self.slot_count = slot_count
         self.slots: dict[int, tuple[Prefix, int]] = {}
         """Prefix and chain key of what is whole in each slot, in the order written."""
+        self.skipped: set[int] = set()
+        """What is being written there is not wanted."""
         self.stores: list[StorePages] = []
         self.loads: list[LoadPages] = []
         self.open()
@@ -48,6 +51,7 @@ class DiskRig(Rig):
 
     def open(self) -> None:
         """The disk tier starts, with what is there."""
+        self.skipped.clear()
         roots = list(dict.fromkeys(root for (root, _), _ in self.slots.values()))
         records = FoundRecords(
             np.array(list(self.slots), np.uint32),
@@ -75,8 +79,11 @@ class DiskRig(Rig):
             case LoadPages():
                 self.loads.append(command)
             case ForgetSlots(slots):
+                self.skipped -= set(slots)
                 for slot in slots:
                     self.slots.pop(slot, None)
+            case SkipSlots(slots):
+                self.skipped |= set(slots)
             case _:
                 super().perform(command)
 
@@ -89,16 +96,19 @@ class DiskRig(Rig):
             assert self.headers.tokens[page].tobytes() == part
             assert self.headers.states[page] == 3, "it was given to somebody before"
 
-    def write(self) -> None:
-        """The disk has written what it was told to."""
+    def write(self, *, dies: bool = False) -> None:
+        """The disk has written what it was told to, and the pager hears of it, or ``dies``."""
         stores, self.stores = self.stores, []
         for store in stores:
             rows = zip(store.slots, store.indexes, store.chains, strict=True)
             for slot, index, chain in rows:
                 self.slots.pop(slot, None)
+                if slot in self.skipped:
+                    continue
                 prefix = (store.root, store.tokens[: (index + 1) * self.width])
                 self.slots[slot] = (prefix, chain)
-            self.handle(PagesWritten(store.slots))
+            if not dies:
+                self.handle(PagesWritten(store.slots))
 
     def load(self, *, bad_at: int | None = None, took_us: int = 100) -> None:
         """The disk has read what it was told to; the record ``bad_at`` is damaged."""

@@ -23,6 +23,7 @@ from pagemesh.pager.tier_events import (
     ForgetSlots,
     PagesLoaded,
     PagesWritten,
+    SkipSlots,
     TierEvent,
 )
 
@@ -169,3 +170,29 @@ async def test_nobody_waits_for_a_slow_disk(tmp_path: Path, pool: np.ndarray) ->
         assert isinstance(answer, PagesLoaded) and answer.bad_slot == 9
         SlowFile.may_write.set()
         assert await heard.next() == PagesWritten((0,))
+
+
+async def test_what_is_skipped_while_it_is_written_is_not_found_and_its_slot_is_used_again(
+    tmp_path: Path, pool: np.ndarray
+) -> None:
+    SlowFile.may_write.set()
+    async with disk_on(tmp_path, pool, SlowFile) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        SlowFile.may_write.clear()
+        await disk.take(store_of((4, 5)))
+        await disk.perform(SkipSlots((4,)))
+        SlowFile.may_write.set()
+        assert await heard.next() == PagesWritten((4, 5))
+        await disk.perform(SkipSlots((5,)))  # written, and nobody has heard of it yet
+    async with disk_on(tmp_path, pool) as (disk, heard):
+        found = await heard.next()
+        assert isinstance(found, DiskFound) and not len(found.records.slots)
+        await disk.take(store_of((4,)))
+        assert await heard.next() == PagesWritten((4,))
+        await disk.perform(SkipSlots((4,)))
+        await disk.perform(ForgetSlots((4,)))
+        await disk.take(store_of((4,)))
+        assert await heard.next() == PagesWritten((4,))
+        disk.load(load_of((4,)))
+        done = await heard.next()
+    assert isinstance(done, PagesLoaded) and done.page_count == 1

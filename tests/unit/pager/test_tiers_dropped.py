@@ -67,6 +67,16 @@ def test_what_is_being_written_when_its_root_is_invalidated_is_not_found_again(
     assert worker.granted(2, PROMPT).cached_tokens == 0
 
 
+def test_a_pager_that_dies_before_it_is_written_does_not_bring_an_invalidated_root_back(
+    rig: DiskRig, worker: Worker
+) -> None:
+    cache(worker, 1, PROMPT)
+    flood(worker)
+    assert invalidated(rig, "root", ROOT.hex()) == 1
+    rig.write(dies=True)
+    assert not rig.prefixes()
+
+
 @pytest.mark.parametrize(("what", "name"), [("root", ROOT.hex()), ("model", "any"), ("idle", "")])
 def test_what_is_only_on_disk_is_invalidated_too(
     rig: DiskRig, worker: Worker, what: Literal["root", "model", "idle"], name: str
