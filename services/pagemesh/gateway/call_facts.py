@@ -61,7 +61,7 @@ class CallFacts:
             first_us = self._first_us - self._start_us
             measures.first_token_seconds.labels(self.endpoint).observe(first_us / 1e6)
         steps = output - choices
-        if whole and steps > 0:
+        if whole and steps > 0 and self._ask.beams is None:  # whose tokens all come at once
             each_us = (self._last_us - self._first_us) * choices / steps
             measures.token_seconds.labels(self.endpoint).observe(each_us / 1e6)
         attributes = self._request_attributes()

@@ -10,33 +10,28 @@ import msgspec
 import numpy as np
 import pytest
 from tests.unit.gateway.support import DECODE, frame, spec
+from tests.unit.gateway.test_openai_api import FACTS as SMALL
+from tests.unit.gateway.test_openai_api import completion
 from tests.unit.gateway.test_request import Desk
 
 from pagemesh.gateway import events as ev
 from pagemesh.gateway.api_errors import ApiError
+from pagemesh.gateway.call_facts import CallFacts
 from pagemesh.gateway.choice import TextPiece, TokensOnly
-from pagemesh.gateway.openai_api import Ask, parse_chat, parse_completion
+from pagemesh.gateway.openai_api import Ask, parse_chat
 from pagemesh.gateway.prepare import fit
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.spec import RequestLimits, RequestSpec
-from pagemesh.wire.presence import ModelFacts
+from pagemesh.runtime.metrics import REGISTRY
+from pagemesh.runtime.trace import new_trace
 from pagemesh.wire.tokens import U32, pack
 from pagemesh.wire.work_messages import Beams, Hypothesis, TopLogprobs
 
-FACTS = ModelFacts(
-    model="tiny",
-    model_root=b"m" * 32,
-    context_tokens_max=1_000,
-    vocab_tokens=50,
-    page_size=16,
-    pool_pages=20,
-    deterministic=False,
-)
+FACTS = msgspec.structs.replace(SMALL, context_tokens_max=1_000, pool_pages=20)
 
 
 def asked(**fields: Any) -> Ask:
-    body = {"prompt": "hi", "use_beam_search": True, **fields}
-    return parse_completion(json.dumps(body).encode(), served="tiny")
+    return completion(**{"use_beam_search": True, **fields})
 
 
 def searching(keep: int = 2, *, logprobs: int | None = None) -> RequestSpec:
@@ -188,3 +183,29 @@ def test_a_stop_string_ends_an_answer_where_it_stands() -> None:
     (ended,) = [one for one in out if isinstance(one, ev.ChoiceEnded)]
     assert (delivered.tokens.tolist(), delivered.text, ended.stop_reason) == ([5], "a", "b")
     assert core.usage.completion_tokens == 1
+
+
+def test_an_answer_that_comes_whole_says_nothing_of_the_time_between_tokens() -> None:
+    def timed(name: str) -> float:
+        labels = {"endpoint": "text_completion"}
+        return REGISTRY.get_sample_value(f"pagemesh_gateway_{name}_seconds_count", labels) or 0.0
+
+    def tell(ask: Ask, desk: Desk, out: list[ev.Command]) -> None:
+        facts = CallFacts(ask, "http", new_trace(ratio=0.0), start_us=0)
+        for one in out:
+            if isinstance(one, ev.Deliver):
+                facts.delivered(one, now_us=5_000)
+            elif isinstance(one, ev.ChoiceEnded):
+                facts.finish_reasons.append(one.finish)
+        facts.close([desk.core], now_us=6_000)
+
+    names = ("time_to_first_token", "time_per_output_token")
+    before = [timed(name) for name in names]
+    desk = Desk(searching())
+    desk.start()
+    tell(asked(n=2), desk, answered(desk, found(5, 6, 9), found(7, 8)))
+    assert [timed(name) for name in names] == [before[0] + 1, before[1]]
+    desk = Desk(spec())
+    desk.start()
+    tell(completion(), desk, desk.arrive(frame(0, [5, 6], finish="length")))
+    assert [timed(name) for name in names] == [before[0] + 2, before[1] + 1]
