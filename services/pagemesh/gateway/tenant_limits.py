@@ -18,6 +18,7 @@ EVERYBODY_ELSE = "*"
 TENANTS_MAX = 1_024
 TENANT_CHARACTERS_MAX = 64
 _NUMBER_MAX = 0xFFFF_FFFF
+_DIGITS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,17 @@ def _with(limits: TenantLimits, wish: str) -> TenantLimits:
         if not 0.0 < share <= 1.0:
             raise _wrong(wish, "a share of the pool is above 0% and at most 100%")
         return replace(limits, pool_share=share)
-    if not (value.isascii() and value.isdigit() and 0 < int(value) <= _NUMBER_MAX):
+    is_number = value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX
+    number = int(value) if is_number else 0
+    if not 0 < number <= _NUMBER_MAX:
         raise _wrong(wish, "a limit is a number above 0, or for pages a share such as 25%")
     match name:
         case "pages":
-            return replace(limits, pages_max=int(value))
+            return replace(limits, pages_max=number)
         case "requests":
-            return replace(limits, requests_max=int(value))
-        case "cache_ttl_s" if int(value) <= CACHE_TTL_S_MAX:
-            return replace(limits, cache_ttl_s=int(value))
+            return replace(limits, requests_max=number)
+        case "cache_ttl_s" if number <= CACHE_TTL_S_MAX:
+            return replace(limits, cache_ttl_s=number)
         case "cache_ttl_s":
             raise _wrong(wish, f"at most {CACHE_TTL_S_MAX} seconds")
         case _:

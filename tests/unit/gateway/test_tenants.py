@@ -112,6 +112,7 @@ def test_limits_are_a_tenants_own_or_those_of_everybody_else() -> None:
         ("a:pages=101%", "pages=101%"), ("a:pages=x%", "pages=x%"), ("a:pages=0", "pages=0"),
         ("a:ttl=5", "ttl=5"), ("a:cache_ttl_s=9999999", "cache_ttl_s=9999999"),
         ("a:pages=4,a:pages=5", "a is listed twice"), ("a:requests=1.5", "requests=1.5"),
+        ("a:pages=" + "9" * 5_000, "pages=9999"), ("a:pages=4294967296", "pages=4294967296"),
     ],
 )  # fmt: skip
 def test_a_wrong_limit_stops_start_up_and_is_named(limits: str, wrong: str) -> None:
