@@ -46,13 +46,17 @@ def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
     if not address:
         return config
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
+    if not colon or not _is_port(port):
         raise ConfigError(
-            f"PAGEMESH_HTTP={address!r} (--http) is not HOST:PORT like 127.0.0.1:8000"
+            f"PAGEMESH_HTTP={address[:80]!r} (--http) is not HOST:PORT like 127.0.0.1:8000"
         )
     host = host.strip("[]") or config.gateway.http_host
     gateway = replace(config.gateway, http_host=host, http_port=int(port))
     return replace(config, gateway=gateway)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535
 
 
 def with_free_port(config: ServiceConfig) -> ServiceConfig:

@@ -42,6 +42,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["up", "--device", "abacus"], "--device"),
         (["up", "--http", "nowhere"], "--http"),
         (["up", "--http", "127.0.0.1:70000"], "--http"),
+        (["up", "--http", "127.0.0.1:" + "9" * 5_000], "--http"),
+        (["up", "--http", "127.0.0.1:\u00b2"], "--http"),
         (["health", "localhost:8000"], "'localhost:8000' is not an http:// or https:// URL"),
         (["up", "--model", "/does/not/exist"], "/does/not/exist"),
         (["up", "--model", __file__], "is a file"),
