@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
+from ops.bench.cpu import cpu_s
 
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.runtime.bus import Bus
@@ -123,12 +123,6 @@ class LoadWorker:
             fill=Fill(filled_tokens=count, first_token=count),
         )  # fmt: skip
         await call(self._bus, to, release, Ok, timeout_ms=TIMEOUT_MS)
-
-
-def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Processor time of each process so far."""
-    times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
-    return {name: used.user + used.system for name, used in times.items()}
 
 
 async def drive(

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import httptools
 import httpx
+from ops.bench.stream import Pieces, events_of
 
 _SHOWN_MAX = 300
 """Characters of a refusal that its error repeats."""
@@ -105,9 +106,7 @@ async def complete(server: Server, prompt: list[int] | str, output_tokens: int) 
     return reply
 
 
-def read_stream(
-    pieces: list[tuple[float, bytes]], sent_s: float, ended_s: float, output_tokens: int
-) -> Reply:
+def read_stream(pieces: Pieces, sent_s: float, ended_s: float, output_tokens: int) -> Reply:
     """What server-sent events say; ``pieces`` are times and bytes, cut anywhere. Tokens that make
     no whole character bring no text, so they are counted by the usage, or where a server does not
     give it by ``output_tokens`` and the reason for the end. Raises ``RequestFailedError``."""
@@ -116,22 +115,16 @@ def read_stream(
     usage: dict[str, Any] = {}
     timings: dict[str, Any] = {}
     finish = ""
-    rest = b""
-    for at_s, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise RequestFailedError(str(event["error"])[:_SHOWN_MAX])
-            usage = event.get("usage") or usage
-            timings = event.get("timings") or timings
-            for choice in event.get("choices") or []:
-                finish = choice.get("finish_reason") or finish
-                if choice.get("text"):
-                    arrivals.append(at_s)
-                    texts.append(choice["text"])
+    for at_s, event in events_of(pieces):
+        if "error" in event:
+            raise RequestFailedError(str(event["error"])[:_SHOWN_MAX])
+        usage = event.get("usage") or usage
+        timings = event.get("timings") or timings
+        for choice in event.get("choices") or []:
+            finish = choice.get("finish_reason") or finish
+            if choice.get("text"):
+                arrivals.append(at_s)
+                texts.append(choice["text"])
     if not finish:
         raise RequestFailedError("the stream ended early")
     counted = output_tokens if finish == "length" else len(arrivals)

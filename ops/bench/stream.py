@@ -1,0 +1,61 @@
+"""Streamed answers, timed by when their bytes came and read afterwards.
+
+A ``Connection`` is one and as little else as can be: what the client costs is counted as the
+mesh's. (``serving.client`` asks many at once, and any server.)
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+
+_LAST_CHUNK = b"0\r\n\r\n"
+Pieces = Sequence[tuple[float, bytes]]
+"""When bytes came, and what: cut anywhere."""
+
+
+class Connection:
+    """To the mesh at ``url``, which serves ``model``."""
+
+    def __init__(self, url: str) -> None:
+        self.model: str = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._socket = socket.create_connection((self._host, int(port)), timeout=60.0)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, path: str, body: dict[str, Any]) -> Pieces:
+        """What came, each piece with the seconds since ``body`` was sent: greedily to its full
+        length, streamed, with token ids. Raises ``RuntimeError`` with what came instead."""
+        data = json.dumps(body | {
+            "model": self.model, "temperature": 0, "stream": True, "ignore_eos": True,
+            "return_token_ids": True,
+        }).encode()  # fmt: skip
+        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        pieces: list[tuple[float, bytes]] = []
+        started_s = time.perf_counter()
+        self._socket.sendall(head.encode() + data)
+        while not pieces or not pieces[-1][1].endswith(_LAST_CHUNK):
+            piece = self._socket.recv(1 << 18)
+            pieces.append((time.perf_counter() - started_s, piece))
+            if not piece or not pieces[0][1].startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(piece.decode() or "the connection was closed")
+        return pieces
+
+
+def events_of(pieces: Pieces) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Server-sent events that are objects, each when its end came."""
+    rest = b""
+    for at_s, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield at_s, json.loads(line[6:])
