@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 
 from pagemesh.kernels.dispatch import native
@@ -42,6 +44,7 @@ CONTEXT_TOKENS = 8192
 KV_HEADS, HEAD_DIM, PAGE_SIZE = 8, 128, 16
 FLOAT32_LAYERS = 8
 TURNS_MIN = 5
+AIMS_OVER_FLOAT32: dict[KvDtype, float] = {"float16": 1.6, "int8": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,12 @@ def take_turns(jobs: Sequence[Callable[[], object]], seconds: float) -> list[flo
     return [statistics.median(taken) for taken in times]
 
 
-def measure(case: Case, dtypes: Sequence[KvDtype], seconds: float) -> list[dict[str, object]]:
+def measure(case: Case, dtypes: Sequence[KvDtype], seconds: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         jobs = [make_job(Path(folder), case, dtype) for dtype in dtypes]
     torch.manual_seed(0)
     taken = take_turns([work for job in jobs for work in (job.attend, job.stream)], seconds)
-    lines: list[dict[str, object]] = []
+    lines: list[dict[str, Any]] = []
     layer_s = [taken[2 * index] / job.layers for index, job in enumerate(jobs)]
     for index, job in enumerate(jobs):
         rate = job.read_bytes / taken[2 * index]
@@ -152,11 +155,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ops/bench/results/attention.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    lines: list[dict[str, object]] = []
+    lines: list[dict[str, Any]] = []
     with torch.inference_mode():
         for case in CASES:
             for line in measure(case, KV_DTYPES, options.seconds):
-                print("  ".join(f"{name} {value}" for name, value in line.items()), flush=True)
+                print("  ".join(f"{name} {value}" for name, value in line.items()), end="")
+                aim = AIMS_OVER_FLOAT32.get(line["kv_dtype"])
+                stands = of_aim(line["over_float32"], aim, at_least=True) if aim else ""
+                print(f"  {stands}", flush=True)
                 lines.append(line)
     report = {
         "benchmark": "attention", **describe(), "threads": options.threads,

@@ -21,8 +21,10 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import uvloop
+from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.serving.client import Reply, Server, complete, find_server
 from ops.bench.serving.random_model import save
@@ -79,7 +81,7 @@ class Load:
         return await complete(self.server, prompt, output_tokens)
 
 
-async def measure(server: Server, idle_s: float, load_s: float) -> dict[str, object]:
+async def measure(server: Server, idle_s: float, load_s: float) -> dict[str, Any]:
     """What clients saw, in milliseconds."""
     dice = random.Random(1)
     alone = Load(server, time.perf_counter(), dice)
@@ -87,7 +89,7 @@ async def measure(server: Server, idle_s: float, load_s: float) -> dict[str, obj
         alone.seen.longs.append(await alone.ask(LONG_TOKENS, LONG_OUTPUT_TOKENS))
     idle = await run_load(Load(server, time.perf_counter() + idle_s, dice), loaded=False)
     load = await run_load(Load(server, time.perf_counter() + load_s, dice), loaded=True)
-    chunk_ms = first_ms(alone.seen.longs)["p50"] * CHUNK_TOKENS / LONG_TOKENS
+    chunk_ms = min(first_texts_ms(alone.seen.longs), default=0.0) * CHUNK_TOKENS / LONG_TOKENS
     return report(idle, load, chunk_ms)
 
 
@@ -114,10 +116,9 @@ def gaps_ms(replies: list[Reply]) -> list[float]:
     ]
 
 
-def first_ms(replies: list[Reply]) -> dict[str, float]:
+def first_texts_ms(replies: list[Reply]) -> list[float]:
     """To the first text; a few random tokens may make no whole character, and are left out."""
-    timed = [reply for reply in replies if reply.arrivals_s]
-    return percentiles([1e3 * (reply.arrivals_s[0] - reply.sent_s) for reply in timed])
+    return [1e3 * (reply.arrivals_s[0] - reply.sent_s) for reply in replies if reply.arrivals_s]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -130,7 +131,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
     }
 
 
-def report(idle: Seen, load: Seen, chunk_ms: float) -> dict[str, object]:
+def report(idle: Seen, load: Seen, chunk_ms: float) -> dict[str, Any]:
     """Figures of one model in one setup; times in milliseconds."""
     quiet, busy = percentiles(gaps_ms(idle.streams)), percentiles(gaps_ms(load.streams))
     aim_ms = AIM_RATIO * quiet["p99"] + chunk_ms
@@ -144,13 +145,16 @@ def report(idle: Seen, load: Seen, chunk_ms: float) -> dict[str, object]:
         "aim_p99": round(aim_ms, 2),
         "kept": busy["p99"] <= aim_ms,
         "idle_tokens_a_chunk": round(sum(one.output_tokens for one in idle.streams) / chunks, 2),
-        "stream_first": {"idle": first_ms(idle.streams), "load": first_ms(load.streams)},
-        "long_first": first_ms(load.longs),
-        "short_first": first_ms(load.shorts),
+        "stream_first": {
+            "idle": percentiles(first_texts_ms(idle.streams)),
+            "load": percentiles(first_texts_ms(load.streams)),
+        },
+        "long_first": percentiles(first_texts_ms(load.longs)),
+        "short_first": percentiles(first_texts_ms(load.shorts)),
     }
 
 
-def bench(model: str, setup: str, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+def bench(model: str, setup: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     prefill, decode = SETUPS[setup]
     (folder / setup).mkdir(parents=True)
     with (
@@ -178,7 +182,10 @@ def main() -> None:
             save(model, Path(name))
             for setup in options.setups:
                 row = bench(model, setup, Path(name), options)
-                print(json.dumps(row, indent=1), flush=True)
+                print(json.dumps(row, indent=1))
+                print(
+                    f"p99 under load: {of_aim(row['load_itl']['p99'], row['aim_p99'])}", flush=True
+                )
                 rows = [one for one in rows if (one["model"], one["setup"]) != (model, setup)]
                 rows.append(row)
     rows.sort(key=lambda row: (row["model"], row["setup"]))

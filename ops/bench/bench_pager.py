@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import LruPagerAdapter, PagerAdapter, PublishingPagerAdapter, Request
 
@@ -209,14 +210,15 @@ def main() -> None:
             print(
                 f"{name:10} {load:9} p5 {values['p5_us']:7.1f} us, p50 {p50_us:7.1f}, "
                 f"p99 {values['p99_us']:7.1f}; "
-                f"{over:.2f} of small, {p50_us / AIMS_US[name]:.2f} of the aim for 8,192 tokens"
+                f"{over:.2f} of small ({of_aim(over, AIM_RATIO)}), "
+                f"{of_aim(p50_us, AIMS_US[name])} for 8,192 tokens"
             )
     evict_us = measure_eviction()
     index_bytes = results["core"]["large"]["bytes_a_cached_page"]
     header_bytes = PoolFormat(1, PAGE_SIZE, 64).header_bytes
     print(f"evict 128 of 800,000 and admit: {evict_us:.1f} us")
     print(
-        f"index: {index_bytes:.0f} bytes a cached page ({index_bytes / AIM_BYTES:.2f} of aim), "
+        f"index: {index_bytes:.0f} bytes a cached page, {of_aim(index_bytes, AIM_BYTES)}; "
         f"headers {header_bytes} beside it"
     )
     if options.out is not None:

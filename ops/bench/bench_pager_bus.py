@@ -29,8 +29,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import uvloop
+from ops.bench.aims import of_aim
 from ops.bench.bench_bus import latency, one_by_one
 from ops.bench.hardware import describe
 from ops.bench.pager_load import HOST, SPEC, Load, Seen, drive
@@ -151,7 +153,7 @@ def measure(url: str, folder: Path, load: Load, seconds: float, pids: dict[str, 
     return seen
 
 
-def report(load: Load, seen: Seen) -> dict[str, object]:
+def report(load: Load, seen: Seen) -> dict[str, Any]:
     times = sorted(seen.admit_ms)
     return {
         **asdict(load),
@@ -188,6 +190,12 @@ def main() -> None:
         middle = report(load, turn[len(turn) // 2])
         results.append(middle | {"floor": floors[load.prompt_tokens]})
     print(json.dumps(results, indent=1))
+    for found in results:
+        rate, echoes = found["admits_per_second"], found["floor"]["echoes_per_second"]
+        print(
+            f"{found['prompt_tokens']} tokens: {rate:,.0f} admits/s, "
+            f"{rate / echoes:.2f} of echoes, {of_aim(rate, AIM_PER_SECOND, at_least=True)}"
+        )
     if options.out is not None:
         report_all = {"on": machine, "aim_per_second": AIM_PER_SECOND, "results": results}
         options.out.write_text(json.dumps(report_all, indent=1) + "\n")

@@ -29,6 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 
 from pagemesh.kernels.native.header_writer import HeaderWriter
@@ -143,9 +144,7 @@ def main() -> None:
     for name, found in results.items():
         parts = "  ".join(f"{key[:-2]} {found[key]:.3f}" for key in found if key.endswith("_s"))
         aim = AIM_S * page_count / 1_000_000
-        print(
-            f"{name:10} {page_count:,} pages, seconds: {parts}; {found['total_s'] / aim:.2f} of aim"
-        )
+        print(f"{name:10} {page_count:,} pages, seconds: {parts}; {of_aim(found['total_s'], aim)}")
     if options.out is not None:
         report = {"machine": describe(), "aim_s_per_million": AIM_S, "results": results}
         options.out.write_text(json.dumps(report, indent=1) + "\n")

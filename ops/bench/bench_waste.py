@@ -33,11 +33,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 import numpy as np
+from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import EPOCH, INCARNATION, ROOT, WORKER, PagerAdapter
 
 from pagemesh.engine.worker.settings import WorkerLimits
-from pagemesh.wire.messages import Message, Order, SequenceKey
+from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,
     Commit,
@@ -153,7 +154,6 @@ class Replay:
         self._queue: list[tuple[float, int, Sequence]] = []
         for number, line in enumerate(lines, 1):
             heappush(self._queue, (line.at_ms, number, Sequence(number, line)))
-        self._count = len(lines)
         self._live: dict[int, tuple[int, int, int]] = {}
         self._sums = np.zeros(3)
         """Tail, growth and prompt slots now."""
@@ -221,7 +221,7 @@ class Replay:
     def _is_admitted(self, sequence: Sequence) -> bool:
         """False: it waits for what another sequence computes, and asks again."""
         prompt_tokens = sequence.line.prompt_tokens
-        granted = self._ask(
+        granted = self._pager.ask(
             Admit(
                 key=sequence.key, order=sequence.order, worker=WORKER, incarnation=INCARNATION,
                 epoch=EPOCH, root=ROOT, tokens=sequence.tokens[: 4 * prompt_tokens],
@@ -244,7 +244,7 @@ class Replay:
         if sequence.page_count * PAGE_SIZE >= low:
             return
         page_count = -(-self._reserve(sequence) // PAGE_SIZE)
-        extended = self._ask(
+        extended = self._pager.ask(
             Extend(
                 key=sequence.key, worker=WORKER, incarnation=INCARNATION, lease=sequence.lease,
                 have_pages=sequence.page_count, page_count=page_count,
@@ -263,7 +263,7 @@ class Replay:
     def _commit(self, sequence: Sequence, pages_min: int) -> None:
         full = sequence.filled - sequence.filled % PAGE_SIZE
         if full - sequence.committed >= pages_min * PAGE_SIZE:
-            self._ask(
+            self._pager.ask(
                 Commit(
                     key=sequence.key, worker=WORKER, incarnation=INCARNATION,
                     lease=sequence.lease, fill=self._fill(sequence),
@@ -272,16 +272,13 @@ class Replay:
             sequence.committed = full
 
     def _release(self, sequence: Sequence) -> None:
-        self._ask(
+        self._pager.ask(
             Release(
                 key=sequence.key, worker=WORKER, incarnation=INCARNATION, lease=sequence.lease,
                 fill=self._fill(sequence),
             )
         )  # fmt: skip
         sequence.filled = sequence.page_count = 0
-
-    def _ask(self, message: Message) -> Message:
-        return self._pager.ask(message)
 
 
 def main() -> None:
@@ -298,7 +295,7 @@ def main() -> None:
         shares = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
         print(
             f"{speed.name:7} {speed.prompt_tokens_s:.0f} tokens/s, {speed.token_ms:.0f} ms: "
-            f"{shares}; {found['total'] / AIM:.2f} of the aim"
+            f"{shares}; {of_aim(found['total'], AIM)}"
         )
     if options.out is not None:
         report = {

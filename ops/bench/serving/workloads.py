@@ -39,10 +39,6 @@ class Workload:
     def is_talk(self) -> bool:
         return self.added_tokens > 0
 
-    @property
-    def total_output_tokens(self) -> int:
-        return self.users * self.turns * self.output_tokens
-
 
 WORKLOADS = {
     "single": Workload(1, 2, 0, 512, 0, 128, 1.3),
