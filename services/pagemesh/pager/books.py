@@ -9,7 +9,7 @@ leaves them as they were.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,8 +83,6 @@ class Books:
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Ended lease -> its last holder's incarnation."""
         self.pins: dict[str, Pin] = {}
-        self.on_retire: list[Callable[[bytes], None]] = []
-        """Called with the digest of a root that is being retired."""
         self.slots = list(range(limits.lease_count_max - 1, -1, -1))
         self.slots_kept: dict[int, int] = {}
         """Lease slots of an earlier life, to the lease in their word, until claimed."""

@@ -19,6 +19,7 @@ from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.retiring import Retiring
 from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.cache_messages import (
+    LINES_MAX,
     AskCacheStats,
     AskCacheTop,
     AskCacheTree,
@@ -89,15 +90,17 @@ class Door:
         )
 
     def tree(self, message: AskCacheTree) -> CacheTree:
-        """A part of the listing of edges, as they are now."""
-        edges = self._edges(message.root)
-        wanted = message.limit + 1
-        found = list(islice(edges, message.first, message.first + wanted))
+        """A part of the listing of edges, as they are now. Raises ``Malformed`` for one that it
+        would take too long to come to."""
+        first, end = message.first, min(message.first + message.limit, _EDGES_MAX)
+        if first >= end:
+            raise Malformed(f"a listing ends after {_EDGES_MAX} edges: ask for that of one root")
+        found = list(islice(self._edges(message.root), first, end + 1))
         lines = [
-            self._line(tree, node, level, node.uses) for tree, node, level in found[: message.limit]
+            self._line(tree, node, level, node.uses) for tree, node, level in found[: end - first]
         ]
-        more = len(found) == wanted
-        return CacheTree(host=self._books.facts.host, first=message.first, lines=lines, more=more)
+        more = len(found) > len(lines)
+        return CacheTree(host=self._books.facts.host, first=first, lines=lines, more=more)
 
     def top(self, message: AskCacheTop) -> CacheTop:
         """The edges that are worth the most, of those that are looked at."""
@@ -185,18 +188,16 @@ class Door:
         ``Gone`` for a root that is not there."""
         trees = self._books.forest.trees
         if message.what == "idle":
-            for root in self._tiers.roots():
-                self._tiers.retire(root)
+            self._tiers.retire(self._tiers.roots())
             freed = sum(self._retiring.drop_idle(tree) for tree in list(trees.values()))
             return self._invalidated([], 0, freed, 0, [])
         if not message.name:
             raise Malformed(f"name the {message.what}")
         chosen, unknown_count = self._chosen(message)
+        self._tiers.retire(set(chosen))
         done = [self._retiring.retire(trees[root]) for root in chosen if root in trees]
-        for root in chosen:
-            self._tiers.retire(root)
         return self._invalidated(
-            [root.hex() for root in chosen],
+            chosen,
             unknown_count,
             sum(retired.freed_pages for retired in done),
             sum(retired.used_pages for retired in done),
@@ -223,11 +224,12 @@ class Door:
         return found + unknown, len(unknown)
 
     def _invalidated(
-        self, roots: list[str], unknown_count: int, freed: int, used: int, pins: list[str]
+        self, roots: list[bytes], unknown_count: int, freed: int, used: int, pins: list[str]
     ) -> CacheInvalidated:
         return CacheInvalidated(
             host=self._books.facts.host,
-            roots=roots,
+            root_count=len(roots),
+            roots=[root.hex() for root in roots[:LINES_MAX]],
             unknown_root_count=unknown_count,
             freed_pages=freed,
             used_pages=used,

@@ -40,7 +40,7 @@ class Retiring:
         self._pins = pins
 
     def retire(self, tree: Tree) -> Retired:
-        """Nothing new matches ``tree`` from now on."""
+        """Nothing new matches ``tree`` from now on; on disk it has been retired already."""
         books, forest = self._books, self._books.forest
         ended = list(self._pins.of(tree))
         for pin in ended:
@@ -48,8 +48,6 @@ class Retiring:
         for lease in books.leases.values():
             if lease.tree is tree:
                 books.in_flight.leave(lease)
-        for on_retire in books.on_retire:
-            on_retire(tree.digest)
         freed = self.drop_idle(tree)
         left = [node.pages for node in tree.root.below()]
         if left:

@@ -85,7 +85,6 @@ class PagerCore:
         self._preemption = Preemption(self.books, self._close_offer)
         self.tiers = Tiers(self.books)
         quotas = Quotas(self.books, self._preemption)
-        self.books.on_retire.append(self.tiers.retire)
         self._pins = Pins(self.books)
         self._retiring = Retiring(self.books, self._pins)
         self._ages = Ages()

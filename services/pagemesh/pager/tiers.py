@@ -19,7 +19,7 @@ goes on as if there had never been one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -87,15 +87,15 @@ class Tiers:
             case PutAway():
                 self._put_away()
 
-    def retire(self, root: bytes) -> None:
-        """No page of that root is ever read again."""
+    def retire(self, roots: Collection[bytes]) -> None:
+        """No page of these roots is ever read again."""
         for load in self._books.loads.values():
-            if load.tree.digest == root:
+            if load.tree.digest in roots:
                 load.is_unwanted = True
                 self._books.in_flight.leave(load)
         disk = self._books.disk
         if disk is not None:
-            self._drop(disk, disk.of((root,)))
+            self._drop(disk, disk.of(roots))
 
     def roots(self) -> set[bytes]:
         """The roots that something on disk is of."""

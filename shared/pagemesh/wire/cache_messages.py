@@ -184,10 +184,12 @@ class InvalidateCache(Message, frozen=True, kw_only=True, forbid_unknown_fields=
 @registered("cache.invalidated")
 class CacheInvalidated(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Name
-    roots: list[RootName]
+    root_count: Count
     """Retired."""
+    roots: list[RootName]
+    """The first 500 of these."""
     unknown_root_count: Count
-    """Of these, roots whose model or tenant is not known."""
+    """Retired though nobody knows whose they are."""
     freed_pages: Count
     used_pages: Count
     """Freed when the sequences that use them end."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, fill_of, is_queued, table_of
 
+from pagemesh.pager import door
 from pagemesh.pager.pins import name_of
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
@@ -25,7 +26,7 @@ from pagemesh.wire.cache_messages import (
     UnpinPrefix,
 )
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.messages import Message
+from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 from pagemesh.wire.tokens import pack
 
@@ -91,6 +92,19 @@ def test_the_tree_lists_each_edge_after_the_one_above_it_in_parts(rig: Rig, work
     ]  # fmt: skip
     assert [lines(rig, first, 1)[0] for first in range(4)] == whole
     assert not lines(rig, 4) and lines(rig, root=OTHER.hex()[:8]) == whole[3:]
+
+
+def test_a_listing_ends_where_looking_would_take_too_long(
+    rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_EDGES_MAX", 2)
+    for number in (1, 2, 3):
+        cache(worker, number, range(50 * number, 50 * number + 4))
+    answer = rig.ask(AskCacheTree(first=1, limit=5))
+    assert isinstance(answer, CacheTree) and len(answer.lines) == 1 and answer.more
+    refused = rig.ask(AskCacheTree(first=2))
+    assert isinstance(refused, Refused) and refused.code == "Malformed"
+    assert refused.message == "a listing ends after 2 edges: ask for that of one root"
 
 
 def test_an_edge_is_as_old_as_its_last_commit(rig: Rig, worker: Worker) -> None:

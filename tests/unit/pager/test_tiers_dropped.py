@@ -31,7 +31,7 @@ def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str 
     """How many roots were."""
     answer = rig.ask(InvalidateCache(what=what, name=name))
     assert isinstance(answer, CacheInvalidated), answer
-    return len(answer.roots)
+    return answer.root_count
 
 
 def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
@@ -87,6 +87,18 @@ def test_what_is_only_on_disk_is_invalidated_too(
     rig.restart_with_an_empty_pool()
     assert invalidated(rig, what, name) == (0 if what == "idle" else 1)
     assert not rig.prefixes()
+
+
+def test_of_many_roots_that_are_only_on_disk_an_answer_lists_a_part_and_counts_all(
+    rig: DiskRig,
+) -> None:
+    rig.slot_count = 600
+    rig.slots = {slot: ((slot.to_bytes(32), b""), slot) for slot in range(600)}
+    rig.restart_with_an_empty_pool()
+    answer = rig.ask(InvalidateCache(what="model", name="any"))
+    assert isinstance(answer, CacheInvalidated)
+    assert (answer.root_count, answer.unknown_root_count, len(answer.roots)) == (600, 600, 500)
+    assert not rig.slots
 
 
 def put_away(rig: DiskRig) -> int:
