@@ -20,14 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from ops.bench.bench_pager import HOT_PREFIXES, LONG_TOKENS, PAGE_SIZE, Driver
+from ops.bench.bench_pager import HOT_PREFIXES, PAGE_SIZE, Load, Subject
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import PagerAdapter
 
@@ -46,8 +45,7 @@ from pagemesh.wire.messages import Message
 
 ROOT, LAYOUT, SECRET = b"r" * 32, b"l" * 32, b"secret" * 8
 TURNS, TURN_REQUESTS = 6, HOT_PREFIXES
-POOL_PAGES = {"miss": 275_000, "evict": 40_000}
-FILLED_PAGES = 40_000
+LOADS = (Load("miss", 275_000, 40_000), Load("evict", 40_000, 40_000))
 SLOTS = 200_000
 IO_BYTES = 256 << 20
 IO_PAGE_BYTES = (64 << 10, 720 << 10)
@@ -81,37 +79,18 @@ class DiskPagerAdapter(PagerAdapter):
         return answer
 
 
-class Subject:
-    """A core in one state, and the times of its requests."""
-
-    def __init__(self, kind: type[PagerAdapter], load: str) -> None:
-        self._driver = driver = Driver(kind(POOL_PAGES[load], PAGE_SIZE))
-        driver.fill(FILLED_PAGES - HOT_PREFIXES * LONG_TOKENS // PAGE_SIZE)
-        self._prefixes = [driver.tokens(LONG_TOKENS * 3 // 4) for _ in range(HOT_PREFIXES)]
-        for prefix in self._prefixes:
-            driver.request(prefix + driver.tokens(LONG_TOKENS // 4))
-        self.times_us: list[float] = []
-
-    def turn(self) -> None:
-        for number in range(TURN_REQUESTS):
-            tokens = self._prefixes[number % HOT_PREFIXES] + self._driver.tokens(LONG_TOKENS // 4)
-            cached_pages, spent_us = self._driver.request(tokens)
-            assert cached_pages == LONG_TOKENS * 3 // 4 // PAGE_SIZE
-            self.times_us.append(spent_us)
-
-
 def time_core() -> dict[str, dict[str, float]]:
     """Subjects take turns, so that a busy moment hits all of them."""
     kinds = {"off": PagerAdapter, "on": DiskPagerAdapter}
     subjects = {
-        (load, name): Subject(kind, load) for load in POOL_PAGES for name, kind in kinds.items()
+        (load.name, name): Subject(kind, load) for load in LOADS for name, kind in kinds.items()
     }
     for _ in range(TURNS):
         for subject in subjects.values():
-            subject.turn()
-    found: dict[str, dict[str, float]] = {load: {} for load in POOL_PAGES}
+            subject.turn(TURN_REQUESTS)
+    found: dict[str, dict[str, float]] = {load.name: {} for load in LOADS}
     for (load, name), subject in subjects.items():
-        found[load][f"{name}_us"] = round(statistics.median(subject.times_us), 1)
+        found[load][f"{name}_us"] = round(subject.result()["p50_us"], 1)
     for times in found.values():
         times["ratio"] = round(times["on_us"] / times["off_us"], 3)
     return found
