@@ -40,7 +40,7 @@ def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
     if prefix.root is not None and prefix.tokens is not None:
         return [(_root(prefix.root), _ids(prefix.tokens))]
-    body: dict[str, Any] = {"cache_salt": prefix.salt}
+    body: dict[str, Any] = {"cache_salt": prefix.salt or None}
     if prefix.messages is not None:
         body |= {"messages": _messages(prefix.messages), "add_generation_prompt": False}
     else:

@@ -175,9 +175,12 @@ class HttpDoor:
 
     async def _tokenize(self, request: Request) -> Response:
         body, tenant = await self._body(request), request.scope["pagemesh.tenant"]
-        return _json(await off_loop(len(body), lambda: self._tokens_of(body, tenant)))
+        ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
+        roots = self._front.cache_roots(tenant, salt)
+        return _json({"count": len(ids), "tokens": ids, "cache_roots": roots})
 
-    def _tokens_of(self, body: bytes, tenant: str) -> dict[str, object]:
+    def _tokens_of(self, body: bytes) -> tuple[list[int], str]:
+        """Token ids, and the salt of the requests that have them."""
         front = self._front
         form = parse_tokenize(body)
         front.check_model(form.model if form.model is not None else front.model)
@@ -194,8 +197,7 @@ class HttpDoor:
         else:
             text = form.prompt or ""
             ids = front.tokens.encode(text, add_special_tokens=adding is not False)
-        roots = front.cache_roots(tenant, form.cache_salt or "")
-        return {"count": len(ids), "tokens": ids.tolist(), "cache_roots": roots}
+        return ids.tolist(), form.cache_salt or ""
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)

@@ -30,6 +30,7 @@ _Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
 _Stops = _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)]
 _Label = Annotated[str, Meta(max_length=512)]
+_Salt = Annotated[str, Meta(min_length=1, max_length=512)]
 _Inert = Any
 
 
@@ -72,7 +73,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     beam_width: Annotated[int, Meta(ge=1, le=BEAMS_MAX)] | None = None
     length_penalty: Annotated[float, Meta(ge=-8.0, le=8.0)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    cache_salt: _Salt | None = None
     cache_ttl_s: Annotated[int, Meta(ge=1, le=CACHE_TTL_S_MAX)] | None = None
     """What the request leaves in the cache is dropped so many seconds after its last use."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
@@ -153,7 +154,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1_024)] | None = None
+    cache_salt: _Salt | None = None
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

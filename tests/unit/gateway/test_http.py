@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pagemesh.gateway import connection
 from pagemesh.gateway import events as ev
 from pagemesh.gateway.connection import HEAD_BYTES_MAX
 from pagemesh.gateway.events import Worker
+from pagemesh.gateway.front import THREAD_BYTES_MIN
 from pagemesh.gateway.http import HttpDoor
 from pagemesh.gateway.spec import RequestLimits
 from pagemesh.runtime.nats_server import NatsServer
@@ -131,6 +133,34 @@ async def test_health_version_metrics_and_tokens_are_served(
     counted = (await http.post("/tokenize", json=chat)).json()
     shown = mesh.front.tokens.decode(counted["tokens"])
     assert (shown, counted["count"]) == ("[user]x<|end|>[assistant]", len(counted["tokens"]))
+
+
+async def test_the_roots_that_a_prompt_is_cached_under_are_those_of_its_requests(
+    mesh: FakeMesh, http: httpx.AsyncClient
+) -> None:
+    for salt in ({}, {"cache_salt": "s" * 512}):
+        body = {"prompt": "the end", "max_tokens": 1, **salt}
+        assert (await http.post(TEXT, json=body)).status_code == 200
+        told = (await http.post("/tokenize", json={"prompt": "the end", **salt})).json()
+        assert told["cache_roots"] == [mesh.worker.submits[-1].root.hex()]
+    for salt in ({"cache_salt": ""}, {"cache_salt": "s" * 513}):
+        refused = await http.post("/tokenize", json={"prompt": "the end", **salt})
+        assert refused.status_code == 400 and error_of(refused)["param"] == "cache_salt"
+
+
+async def test_who_serves_is_looked_up_on_the_event_loop_however_long_the_prompt(
+    mesh: FakeMesh, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    roots_of = mesh.front.cache_roots
+
+    def look_up(tenant: str, salt: str) -> list[str]:
+        threads.append(threading.get_ident())
+        return roots_of(tenant, salt)
+
+    monkeypatch.setattr(mesh.front, "cache_roots", look_up)
+    await http.post("/tokenize", json={"prompt": "x" * THREAD_BYTES_MIN})
+    assert threads == [threading.get_ident()]
 
 
 async def test_a_gateway_without_workers_is_live_and_not_ready(
