@@ -162,6 +162,10 @@ def test_idle_threads_spin_briefly_unless_the_user_said_otherwise(
     assert run(SPINNING, **{variable: value}) == expected
 
 
+linux_with_cores = pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2,
+    reason="threads are bound on Linux only, and to one core of several",
+)
 PLACES = """
 import os, threading
 import torch
@@ -186,7 +190,34 @@ print(os.sched_getaffinity(os.getpid()) == everywhere)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is the place of all")
+@linux_with_cores
 def test_as_many_threads_as_cores_have_one_each_and_fewer_or_others_run_anywhere() -> None:
     assert run(PLACES) == "True\nTrue\nTrue"
+
+
+BOUND_BY_USER = """
+import os, threading
+import torch
+from pagemesh.kernels.dispatch import use_threads
+from pagemesh.kernels.ops import linear, pack_linear
+
+weights, rows = pack_linear(torch.randn(2048, 512)), torch.randn(256, 512)
+
+def compute():
+    use_threads(2)
+    linear(rows, weights)
+    masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+    print(len(set(map(frozenset, masks))))
+
+computing = threading.Thread(target=compute)
+computing.start()
+computing.join()
+"""
+
+
+@linux_with_cores
+@pytest.mark.parametrize("variable", ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY"])
+def test_threads_that_the_user_has_bound_stay_where_they_are(variable: str) -> None:
+    places = " ".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+    value = places if variable == "GOMP_CPU_AFFINITY" else "true"
+    assert run(BOUND_BY_USER, **{variable: value}) == "2", "not all on one core"

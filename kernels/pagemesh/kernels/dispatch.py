@@ -65,12 +65,12 @@ def threads() -> int:
 
 def use_threads(count: int) -> None:
     """Let what this thread computes from now on use ``count`` threads. When they are as many as
-    the cores of this process, each has a core of its own, unless the user has bound them."""
+    the cores of this process, each has a core of its own. Those that the user has bound stay
+    where the OpenMP runtime puts them."""
     torch.set_num_threads(count)
-    if is_native():
+    if is_native() and not any(map(os.environ.get, BINDING_VARIABLES)):
         cores = sorted(os.sched_getaffinity(os.getpid())) if sys.platform == "linux" else []
-        bound = len(cores) == count and not any(map(os.environ.get, BINDING_VARIABLES))
-        library.bind_threads(cores if bound else [])
+        library.bind_threads(cores if len(cores) == count else [])
 
 
 def identity() -> str:
