@@ -61,15 +61,18 @@ class Quotas:
         account = self.account_of(waiter.message)
         if account is None:
             return False
+        waiting = self._books.waiting
         if not account.waiting.ahead_of(waiter.place):
             if need_pages <= self.room(account):
                 return False
             account.waiting.require_room(waiter)
             missing = need_pages - self.room(account)
-            pressed = self._preemption.press(waiter.order, missing, within=account)
-            if pressed and need_pages <= self.room(account):
-                return False
-        self._books.waiting.hold_back(waiter, account.waiting)
+            # Only for who may also wait for room: what was taken for a refused one is lost.
+            if waiting.has_room(waiter):
+                pressed = self._preemption.press(waiter.order, missing, within=account)
+                if pressed and need_pages <= self.room(account):
+                    return False
+        waiting.hold_back(waiter, account.waiting)
         return True
 
     def shed_copies(self, waiter: Waiter) -> None:

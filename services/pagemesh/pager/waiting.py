@@ -72,9 +72,13 @@ class WaitList:
         self._by_place[waiter.place] = waiter
         self._by_name[waiter.name] = waiter
 
+    def has_room(self, waiter: Waiter) -> bool:
+        """Whether ``waiter`` may be put, or is in it already."""
+        return waiter.name in self._by_name or len(self._places) < self._waiter_count_max
+
     def require_room(self, waiter: Waiter) -> None:
         """Raises ``Busy`` when ``put`` would."""
-        if waiter.name not in self._by_name and len(self._places) >= self._waiter_count_max:
+        if not self.has_room(waiter):
             raise Busy(f"{len(self._places)} sequences wait for pages", retry_after_ms=1_000)
 
     def discard(self, incarnation: int, key: SequenceKey) -> None:

@@ -11,7 +11,7 @@ from pagemesh.pager.leaving import Why
 from pagemesh.pager.roots import uproot
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
-from pagemesh.wire.pager_messages import Extended, Granted, Revoke
+from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 EIGHT = CacheTerms(tenant="alice", pages_max=8)
@@ -196,6 +196,19 @@ def test_who_finds_its_tenants_list_full_is_forgotten_and_nobody_is_hurt() -> No
     assert extended.key == first.key
     assert not rig.taken(Granted), "the second would use more than the quota now"
     assert rig.core.report().waiter_count == 2
+
+
+def test_nothing_is_taken_back_for_who_could_not_wait_for_room_then() -> None:
+    rig = Rig(16, limits=dataclasses.replace(LIMITS, waiter_count_max=1))
+    worker = Worker(rig, "w", 1)
+    twelve = CacheTerms(tenant="alice", pages_max=12)
+    worker.granted(0, prompt(9, 10))
+    young = worker.granted(5, prompt(5, 6), root=ALICE, terms=twelve)
+    worker.offered(young, fill_of(()))
+    assert is_queued(worker.admit(6, prompt(6, 1))), "nobody else may wait for room now"
+    assert is_queued(worker.admit(2, prompt(2, 12), root=ALICE, terms=twelve))
+    rig.tick(1)
+    assert not rig.taken(TicketClosed)
 
 
 def test_who_waits_is_served_once_its_prefix_is_cached_and_only_once(
