@@ -12,6 +12,7 @@ from __future__ import annotations
 from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
+from pagemesh.pager.in_flight import Found
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.preemption import Preemption
@@ -283,9 +284,8 @@ class Admission:
         waiter = self._waiter(message, message.order)
         if not books.in_flight.has_place(waiter.name):
             return False
-        there = self._tiers.load(tree, match, on_disk, message)
-        found = books.in_flight.find(there, message)
-        assert found is not None and found.is_fit, "nobody sees what is being read"
+        load = self._tiers.load(tree, match, on_disk, message)
+        found = Found(load, len(on_disk.records), is_fit=True)
         return books.in_flight.wait_for(found, match.pages, waiter, books.now_ms)
 
     def start_lease(

@@ -244,6 +244,7 @@ class InFlight:
 
     def wait_for(self, found: Found, start_pages: int, waiter: Waiter, now_ms: int) -> bool:
         """Let ``waiter``, with ``start_pages`` cached, wait. False: too many do already."""
+        self._register_latest()
         wait = self.waits.get(waiter.name)
         if wait is None:
             if not self.has_place(waiter.name):

@@ -203,9 +203,8 @@ class Tiers:
             disk.counts.declined += len(records)
         return OnDisk(records, is_worth)
 
-    def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Match:
-        """Begin to read ``on_disk``, for which there is room. Returns where it is registered as
-        being filled."""
+    def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
+        """Begin to read ``on_disk``, for which there is room: from now on it fills."""
         books, records = self._books, on_disk.records
         disk = books.disk
         assert disk is not None
@@ -227,7 +226,7 @@ class Tiers:
         tokens = message.tokens[:end]
         books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start))
         books.in_flight.enter(load, start + count)
-        return Match(anchor, anchor, 0)
+        return load
 
     def _loaded(self, event: PagesLoaded) -> None:
         """Commit what is verified, give the rest back, and let those go on who waited."""

@@ -85,6 +85,21 @@ def test_all_who_ask_meanwhile_wait_for_the_same_read(rig: DiskRig, worker: Work
     assert [one.key for one in pushed(rig)] == [key_of(number) for number in range(2, 6)]
 
 
+def test_pages_are_read_beside_many_who_compute_them_and_may_not_be_waited_for() -> None:
+    rig = DiskRig(64)
+    worker = Worker(rig, "w", 1)
+    short = range(5)
+    cache(worker, 1, short)
+    flood(worker)
+    for number in range(20, 1, -1):  # not written yet, and each is older than those who compute
+        worker.granted(number * 1_000_000, short)
+    rig.write()
+    assert is_queued(worker.admit(2, short))
+    rig.load()
+    [granted] = pushed(rig)
+    assert granted.cached_tokens == 4
+
+
 def test_what_follows_a_match_in_the_pool_is_read_from_disk(rig: DiskRig, worker: Worker) -> None:
     cache(worker, 1, PROMPT)
     held = worker.granted(2, range(9))  # keeps the first two pages
