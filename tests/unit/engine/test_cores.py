@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_a_worker_that_left_is_forgotten(start: Starter, clock: Hand, tmp_path: 
     clock.advance(SCAN_NS)
     one.leave()
     assert one.enter() == 8
+
+
+def test_when_the_folder_is_removed_those_who_know_each_other_go_on_sharing(
+    start: Starter, clock: Hand, tmp_path: Path
+) -> None:
+    one, two = start("a"), start("b")
+    assert one.enter() == 8
+    one.leave()
+    shutil.rmtree(tmp_path)
+    clock.advance(SCAN_NS)
+    two.enter()
+    assert one.enter() == 4
 
 
 def test_a_lock_that_says_nothing_yet_is_passed_over(start: Starter, tmp_path: Path) -> None:

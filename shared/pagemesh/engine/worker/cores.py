@@ -123,9 +123,13 @@ class SharedCores:
 
     def _scan(self, now_ns: int) -> None:
         """Find workers that came; forget those that went, or died in a step."""
+        try:
+            entries = list(os.scandir(self._path.parent))
+        except OSError:
+            return  # the folder was removed: those who mapped their words still share the cores
         found = {
             entry.name: Path(entry.path)
-            for entry in os.scandir(self._path.parent)
+            for entry in entries
             if entry.name.startswith(LOCK_PREFIX)
             and entry.name.endswith(LOCK_SUFFIX)
             and entry.name != self._path.name
