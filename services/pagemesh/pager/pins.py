@@ -118,10 +118,10 @@ class Pins:
         return False
 
     def expires_in_s(self, pin: Pin) -> int | None:
-        """Seconds that ``pin`` has left, rounded up."""
+        """Seconds that ``pin`` has left, rounded up; 0: it is over, and ends with the next tick."""
         if pin.expires_ms is None:
             return None
-        return -((self._books.now_ms - pin.expires_ms) // 1_000)
+        return max(0, -((self._books.now_ms - pin.expires_ms) // 1_000))
 
     def _nodes(self, without: str) -> set[Node]:
         """Every edge that a pin keeps; that of name ``without`` is not counted."""

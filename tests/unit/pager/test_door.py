@@ -157,6 +157,8 @@ def test_a_pin_ends_with_its_lifetime_or_when_it_is_unpinned(rig: Rig, worker: W
     kept = pinned(rig, range(50, 54))
     rig.tick(1_999)
     assert len(stats(rig).pins) == 2
+    rig.now_ms += 3_000
+    assert [line.expires_in_s for line in stats(rig).pins] == [0, None], "no tick has come yet"
     rig.tick(1)
     assert [line.pin for line in stats(rig).pins] == [kept.pin]
     answer = rig.ask(UnpinPrefix(pin=kept.pin))
