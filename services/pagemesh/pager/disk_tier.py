@@ -189,7 +189,7 @@ class DiskTier:
             if len(staged) < self.staged_pages_max:
                 slot = free.pop() if free else self._evict()
             if slot is None:
-                self.counts.not_stored += place + 1
+                self.counts.not_stored += sum(one not in records for one in chains[: place + 1])
                 break
             records[chain] = staged[slot] = Record(chain, slot, root, False)
             places.append(place)

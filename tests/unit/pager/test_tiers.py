@@ -232,6 +232,19 @@ def test_no_more_waits_to_be_written_than_the_buffer_holds() -> None:
     assert rig.stores, "there is room in it again"
 
 
+def test_what_is_on_disk_already_is_not_counted_as_not_stored() -> None:
+    rig = DiskRig(16, limits=replace(LIMITS, staged_bytes_max=2 << 12))
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, range(9))
+    flood(worker)
+    rig.write()
+    worker.release(worker.granted(2, PROMPT, read_cache=False), PROMPT)
+    cache(worker, 3, range(21))
+    flood(worker, 901)
+    disk = rig.core.books.disk
+    assert disk is not None and disk.counts.not_stored == 1, "the third of five pages"
+
+
 def test_the_disk_survives_the_pool_and_pages_of_another_root_are_not_found(
     rig: DiskRig, worker: Worker
 ) -> None:
