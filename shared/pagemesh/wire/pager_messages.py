@@ -222,7 +222,7 @@ class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @registered("pager.queued")
 class Queued(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Not now. The reply comes later, as a message to the worker; asking again is harmless and
-    keeps the place in the queue. Who is not heard of for ``ask_again_ms`` is forgotten."""
+    keeps the place in the queue. Who is silent for twice ``ask_again_ms`` is forgotten."""
 
     key: SequenceKey
     ahead_count: Count
