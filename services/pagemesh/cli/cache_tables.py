@@ -55,7 +55,7 @@ def lines_text(listing: CacheTree | CacheTop) -> str:
     elif isinstance(listing, CacheTree) and listing.more:
         out.append(f"  more: --first {listing.first + len(listing.lines)}")
     elif isinstance(listing, CacheTop) and not listing.complete:
-        out.append("  (of the first 20,000 edges)")
+        out.append("  (there are more edges than were looked at)")
     return "\n".join(out)
 
 
@@ -78,7 +78,7 @@ def invalidated_text(done: CacheInvalidated) -> str:
     unknown = (
         f" ({done.unknown_root_count} of them of nobody known)" if done.unknown_root_count else ""
     )
-    out = [f"{done.host}: {len(done.roots)} roots retired{unknown}, {done.freed_pages} pages freed"]
+    out = [f"{done.host}: {done.root_count} roots retired{unknown}, {done.freed_pages} pages freed"]
     if done.used_pages:
         out.append(f"  {done.used_pages} pages are freed when the sequences that use them end")
     if done.pins:
