@@ -87,14 +87,17 @@ def _is_over(line: LeaseLine) -> bool:
 def _differences(look: Look) -> Iterator[Finding]:
     host = look.pager.host
     known = {line.lease: line for line in look.pager.leases}
-    by_incarnation = {report.incarnation: report for report in look.workers}
+    by_incarnation = {
+        report.incarnation: (report, {lease.lease for lease in report.leases})
+        for report in look.workers
+    }
     for line in look.pager.leases:
         if line.state == "offered" or _worker(line) in look.silent:
             continue
-        holder = by_incarnation.get(line.incarnation)
+        holder, held = by_incarnation.get(line.incarnation, (None, frozenset[int]()))
         if holder is None:
             yield _of(host, line, "its holder is not there")
-        elif line.lease not in {lease.lease for lease in holder.leases} and not holder.debt_count:
+        elif line.lease not in held and not holder.debt_count:
             yield _of(host, line, "its holder does not know it")
     for report in look.workers:
         for lease in report.leases:
