@@ -129,7 +129,10 @@ def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -
     """End a pin that `pagemesh cache stats` lists, or all of them."""
     if (name is None) != everything:
         raise click.UsageError("give either a pin or --all")
-    ask = _checked(UnpinPrefix, {"pin": name}, "pin")
+    try:
+        ask = msgspec.convert({"pin": name}, UnpinPrefix)
+    except msgspec.ValidationError:
+        raise click.UsageError(f"{str(name)[:80]!r} is no pin") from None
     return _each(arguments, "unpin", [ask], PrefixUnpinned, unpinned_text, as_json=as_json)
 
 
@@ -149,15 +152,15 @@ def invalidate(
 ) -> int:
     """Retire what is not to be used any more: nothing new matches it from now on; sequences that
     run go on with their own pages."""
+    named: dict[Any, str | None]
     named = {"root": root and root.lower(), "model": model, "tenant": tenant}
     given = [(what, name) for what, name in named.items() if name is not None]
     given += [("idle", "")] if idle else []
     if len(given) != 1:
         raise click.UsageError("give one of --root, --model, --tenant and --idle")
     what, name = given[0]
-    ask = _checked(InvalidateCache, {"what": what, "name": name}, what)
-    answers = (CacheInvalidated, invalidated_text)
-    return _each(arguments, "invalidate", [ask], *answers, as_json=as_json)
+    asks, answers = [InvalidateCache(what=what, name=name)], (CacheInvalidated, invalidated_text)
+    return _each(arguments, "invalidate", asks, *answers, as_json=as_json)
 
 
 def _each(
@@ -193,12 +196,3 @@ def _entry(host: str, answer: Message | Fault) -> object:
     if isinstance(answer, Fault):
         return {"host": host, "error": {"code": answer.code, "message": answer.message}}
     return answer
-
-
-def _checked(kind: type[A], values: dict[str, object], what: str) -> A:
-    """The message; what cannot be one is the user's to mend."""
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError:
-        raise click.UsageError(f"{str(values.get('name') or values.get('pin'))[:80]!r} is no {what}"
-                               ) from None  # fmt: skip

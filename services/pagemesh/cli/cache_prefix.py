@@ -14,9 +14,9 @@ from typing import Any
 import click
 import httpx
 
-from pagemesh.cli.chat_stream import client
+from pagemesh.cli.chat_stream import answer_of, client
 from pagemesh.cli.client_config import ClientConfig
-from pagemesh.wire.errors import ConfigError, PagemeshError
+from pagemesh.wire.errors import ConfigError
 
 _ROOT_CHARACTERS = 64
 
@@ -34,7 +34,8 @@ class Prefix:
 
 def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]]:
     """Root (hexadecimal) and token ids; several when workers serve different models. Raises
-    ``ConfigError`` or a usage error for what is no prefix."""
+    ``ConfigError`` or a usage error for what is no prefix, ``ChatError`` for what the gateway
+    refuses."""
     given = [name for name in ("text", "messages", "tokens") if getattr(prefix, name) is not None]
     if len(given) != 1 or (prefix.root is None) != (given != ["tokens"]):
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
@@ -59,14 +60,7 @@ def _tokenized(config: ClientConfig, body: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"no gateway at {http.base_url} ({type(error).__name__}); name it with --url"
             ) from None
-        if answer.is_error:
-            try:
-                text = answer.json()["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                text = f"status {answer.status_code}"
-            raise PagemeshError(f"{http.base_url}: {text}")
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer_of(answer)
 
 
 def _root(text: str) -> str:
@@ -88,7 +82,7 @@ def _messages(path: Path) -> list[Any]:
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"--messages {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"--messages {path} is not JSON") from None
     if not isinstance(found, list) or not found:
         raise ConfigError(f"--messages {path} is not a list of messages, at least one")

@@ -79,13 +79,25 @@ def served_model(http: httpx.Client) -> str:
         ) from None
     except httpx.HTTPError as error:
         raise ChatError(f"{http.base_url}: {type(error).__name__}") from None
-    if response.is_error:
-        raise ChatError(_error_text(response))
-    models = response.json().get("data", [])
+    models = answer_of(response).get("data", [])
     if not models:
         raise ChatError(f"{http.base_url} serves no model yet; wait until it is ready")
     name: str = models[0]["id"]
     return name
+
+
+def answer_of(response: httpx.Response) -> dict[str, Any]:
+    """The object that a gateway answered. Raises ``ChatError`` with what it says is wrong, or when
+    this is no answer of a gateway."""
+    if response.is_error:
+        raise ChatError(_error_text(response))
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ChatError(f"{response.url} answers no JSON object: that is no gateway")
+    return found
 
 
 def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]) -> Answer:

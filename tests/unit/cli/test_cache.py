@@ -1,0 +1,222 @@
+"""`pagemesh cache`: what it takes, whom it asks, and how it says what pagers answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.unit.cli.test_cache_tables import PIN, PINNED, RETIRED, ROOT, STATS
+from tests.unit.cli.test_command_line import error_of
+
+from pagemesh.cli import cache, cache_prefix
+from pagemesh.cli.chat_stream import ChatError, client
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.main import run
+from pagemesh.cli.operator import bus_config
+from pagemesh.cli.plan_mesh import url_file_name
+from pagemesh.cli.run_folder import run_folder
+from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.cache_messages import (
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    InvalidateCache,
+    PinPrefix,
+    PrefixUnpinned,
+    UnpinPrefix,
+)
+from pagemesh.wire.errors import ConfigError, Gone
+from pagemesh.wire.messages import Message
+
+
+class Door:
+    """Pagers that answer whatever they are asked, by host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: dict[str, Message | Gone] = {}
+        self.asked: list[tuple[str, Message]] = []
+        monkeypatch.setattr(cache, "connected", self._connected)
+
+    @asynccontextmanager
+    async def _connected(self, _config: BusConfig) -> AsyncIterator[Door]:
+        yield self
+
+    async def ask(
+        self, verb: str, message: Message, _kind: type[Message]
+    ) -> dict[str, Message | Gone]:
+        self.asked.append((verb, message))
+        return self.answers
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Door:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "pools"))
+    return Door(monkeypatch)
+
+
+def gateway(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> list[dict[str, object]]:
+    """The bodies that a gateway with these ``answers`` is sent."""
+    bodies: list[dict[str, object]] = []
+    left = list(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return left.pop(0)
+
+    def made(config: ClientConfig) -> httpx.Client:
+        return client(config, httpx.MockTransport(answer))
+
+    monkeypatch.setattr(cache_prefix, "client", made)
+    return bodies
+
+
+def test_every_pager_is_shown_and_one_that_refuses_is_an_error_beside_the_others(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    door.answers = {"h": STATS, "other": Gone("not now")}
+    assert run(["cache", "stats"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("h: 64 pages") and shown.err == "other: not now\n"
+    assert run(["cache", "stats", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["host"], first["total_pages"]) == ("h", 64)
+    assert second == {"host": "other", "error": {"code": "Gone", "message": "not now"}}
+    del door.answers["h"]
+    assert run(["cache", "stats"]) == 1
+    assert door.asked == [("stats", AskCacheStats())] * 3
+
+
+def test_what_is_asked_for_is_what_was_written(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[tuple[str, Message]] = [
+        ("tree --root AB --first 5 --limit 7", AskCacheTree(root="ab", first=5, limit=7)),
+        ("top --by size", AskCacheTop(by="size")),
+        (f"unpin {PIN}", UnpinPrefix(pin=PIN)),
+        ("unpin --all", UnpinPrefix(pin=None)),
+        ("invalidate --root AB", InvalidateCache(what="root", name="ab")),
+        ("invalidate --tenant Alice", InvalidateCache(what="tenant", name="Alice")),
+        ("invalidate --idle", InvalidateCache(what="idle")),
+        (f"pin --root {ROOT.upper()} --tokens 1,2 --ttl-s 60",
+         PinPrefix(root=ROOT, tokens=[1, 2], ttl_s=60)),
+    ]  # fmt: skip
+    for line, message in commands:
+        assert run(["cache", *line.split()]) == 1, "nobody answers"
+        assert door.asked.pop() == (line.split()[0], message)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_each_answer_is_told_in_words(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    done = [("unpin --all", PrefixUnpinned(host="h", pins=[PIN])),
+            (f"pin --root {ROOT} --tokens 1", PINNED),
+            ("invalidate --model m", RETIRED)]  # fmt: skip
+    for line, answer in done:
+        door.answers = {"h": answer}
+        assert run(["cache", *line.split()]) == 0
+    unpinned, pinned, retired = capsys.readouterr().out.splitlines()
+    assert unpinned == f"h: unpinned {PIN}" and pinned.startswith(f"h: {PIN} keeps")
+    assert retired.startswith("h: 600 roots retired")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("unpin", "give either a pin or --all"),
+        (f"unpin {PIN} --all", "give either a pin or --all"),
+        ("unpin nonsense", "'nonsense' is no pin"),
+        ("invalidate", "give one of --root, --model, --tenant and --idle"),
+        ("invalidate --model m --idle", "give one of --root, --model, --tenant and --idle"),
+        ("pin", "give one of --text, --messages, and --root with --tokens"),
+        ("pin --text a --tokens 1", "give one of --text"),
+        (f"pin --text a --root {ROOT}", "give one of --text"),
+        ("pin --tokens 1", "give one of --text"),
+        ("pin --root abc --tokens 1", "'abc' is not 64 hexadecimal digits"),
+        (f"pin --root {ROOT} --tokens 1,x", "--tokens are numbers with commas"),
+        (f"pin --root {ROOT} --tokens {'9' * 5_000}", "--tokens are numbers with commas"),
+        ("pin --messages nowhere.json", "nowhere.json: No such file or directory"),
+        ("tree --limit 501", "--limit"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_nobody_is_asked(
+    door: Door, capsys: pytest.CaptureFixture[str], arguments: str, named: str
+) -> None:
+    assert named in error_of(capsys, "cache", *arguments.split())
+    assert door.asked == []
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, "[]", '{"role": "user"}', "\xff"])
+def test_a_file_that_holds_no_messages_is_named(
+    door: Door, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text(text, encoding="latin-1")
+    line = error_of(capsys, "cache", "pin", "--messages", file)
+    assert "talk.json is not" in line and door.asked == []
+
+
+def test_a_prefix_in_words_is_pinned_under_each_root_that_the_gateway_names(
+    door: Door, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = "cd" * 32
+    told = {"tokens": [7, 8], "cache_roots": [ROOT, other]}
+    bodies = gateway(monkeypatch, *[httpx.Response(200, json=told)] * 2)
+    door.answers = {"h": PINNED}
+    assert run(["cache", "pin", "--text", "word"]) == 0
+    talk = [{"role": "system", "content": "word"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    file = str(tmp_path / "talk.json")
+    assert run(["cache", "pin", "--messages", file, "--salt", "s"]) == 0
+    assert bodies == [
+        {"cache_salt": None, "prompt": "word"},
+        {"cache_salt": "s", "messages": talk, "add_generation_prompt": False},
+    ]
+    asks = [PinPrefix(root=root, tokens=[7, 8]) for root in (ROOT, other)]
+    assert door.asked == [("pin", ask) for ask in asks * 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (httpx.Response(401, json={"error": {"message": "no key"}}), "no key"),
+        (httpx.Response(502, text="<html>"), "status 502"),
+        (httpx.Response(200, text="<html>"), "/tokenize answers no JSON object"),
+        (httpx.Response(200, json=[]), "/tokenize answers no JSON object"),
+    ],
+)
+def test_what_a_gateway_refuses_is_told_in_its_words(
+    monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, named: str
+) -> None:
+    gateway(monkeypatch, answer)
+    prefix = cache_prefix.Prefix("word", None, "", None, None)
+    with pytest.raises(ChatError, match=named):
+        cache_prefix.prefixes(prefix, ClientConfig())
+
+
+def test_a_gateway_without_workers_or_without_itself_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefix = cache_prefix.Prefix("word", None, "", None, None)
+    with pytest.raises(ConfigError, match=r"no gateway at http://127\.0\.0\.1:1"):
+        cache_prefix.prefixes(prefix, ClientConfig(url="http://127.0.0.1:1"))
+    gateway(monkeypatch, httpx.Response(200, json={"tokens": [7], "cache_roots": []}))
+    with pytest.raises(ConfigError, match="no worker serves a model at"):
+        cache_prefix.prefixes(prefix, ClientConfig())
+
+
+def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
+    default = bus_config({}).url
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+        (one.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:5\n")
+        assert bus_config({}).url == "nats://operator:pw@127.0.0.1:5"
+        (two.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:6\n")
+        with pytest.raises(ConfigError, match=r"2 meshes run under .* name one with --nats"):
+            bus_config({})
+        assert bus_config({"pagemesh_nats": "nats://x:7"}).url == "nats://x:7"
+    assert bus_config({}).url == default
