@@ -12,6 +12,7 @@ from tests.unit.engine_worker.bench import ROOT
 from pagemesh.engine.worker.batching import (
     CHUNK_TOKENS_MIN,
     IDLE_US_MIN,
+    PASSED_MAX,
     UNKNOWN_TOKENS_MAX,
     Batching,
     Wish,
@@ -33,19 +34,14 @@ def true_us(shape: StepShape) -> float:
 
 
 def draws(count: int) -> StepShape:
-    shape = StepShape()
-    for _ in range(count):
-        shape += drawing(CONTEXT_TOKENS)
-    return shape
+    return drawing([CONTEXT_TOKENS] * count)
 
 
 def learnt(*, noise: float = 0.0, prompts: bool = True) -> StepCosts:
     """Costs after steps of many kinds, the duration of each off by up to ``noise``."""
     dice, costs = random.Random(1), StepCosts()
     for index in range(60):
-        shape = StepShape()
-        for _ in range(dice.randrange(1, 9)):
-            shape += drawing(dice.randrange(2_000))
+        shape = drawing([dice.randrange(2_000) for _ in range(dice.randrange(1, 9))])
         if prompts and index % 2:
             shape += prompt(dice.randrange(3_000), dice.randrange(8, 200))
         costs.observe(shape, true_us(shape) * dice.uniform(1 - noise, 1 + noise))
@@ -83,9 +79,9 @@ def batching(costs: StepCosts | None = None, **changes: int) -> Batching:
 
 
 def shape_of(wishes: list[Wish]) -> StepShape:
-    shape = StepShape()
+    shape = drawing([one.start for one in wishes if one.draws])
     for one in wishes:
-        shape += drawing(one.start) if one.draws else prompt(one.start, one.count)
+        shape += StepShape() if one.draws else prompt(one.start, one.count)
     return shape
 
 
@@ -183,8 +179,8 @@ def test_before_it_is_known_what_prompts_cost_they_get_little_beside_others() ->
 def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports() -> None:
     costs = StepCosts()
     for count in range(1, 100):
-        costs.observe(drawing(10), 1_000)
-        costs.observe(drawing(10) + prompt(0, count), 1_000 + 100 * count)
+        costs.observe(drawing([10]), 1_000)
+        costs.observe(drawing([10]) + prompt(0, count), 1_000 + 100 * count)
     chosen = batching(costs).choose(
         [wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS
     )
@@ -215,6 +211,15 @@ def test_beside_a_search_prompts_get_the_rows_that_its_beams_do_not_take() -> No
     chosen = batching(learnt(), rows_max=8).choose([search, *prompts], NOW_MS)
     assert chosen[0] is search
     assert sum(one.row_count for one in chosen) == 8
+
+
+def test_beside_a_search_that_does_not_fit_those_behind_it_go_on_until_it_has_a_turn() -> None:
+    search, *others = drawing_wishes(9)
+    wishes = [*others[:4], replace(search, row_count=6), *others[4:]]
+    policy = batching(learnt(), rows_max=8)
+    assert policy.choose(wishes, NOW_MS) == others
+    search.sequence.passed_count = PASSED_MAX
+    assert policy.choose(wishes, NOW_MS) == [wishes[4], *others[:2]]
 
 
 # Whose turn ------------------------------------------------------------------------------------

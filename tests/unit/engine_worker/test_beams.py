@@ -8,7 +8,16 @@ import pytest
 from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, of_kind, submit
 
 from pagemesh.engine.worker import events as ev
-from pagemesh.engine.worker.plan import Drawn, RowResult, StepPlan, StepResult, TokenScores
+from pagemesh.engine.worker.batching import PASSED_MAX
+from pagemesh.engine.worker.costs import StepCosts, StepShape
+from pagemesh.engine.worker.plan import (
+    Drawn,
+    RowResult,
+    StepPlan,
+    StepResult,
+    StepRow,
+    TokenScores,
+)
 from pagemesh.engine.worker.vetting import vet
 from pagemesh.wire.errors import Malformed, NoCapacity
 from pagemesh.wire.messages import Refused
@@ -111,6 +120,34 @@ def test_rows_of_beams_are_never_in_a_run() -> None:
         report(bench, *GOING)
 
 
+def test_what_a_step_of_beams_costs_is_learnt_and_asked_for_at_their_length() -> None:
+    class Observed(StepCosts):
+        def observe(self, shape: StepShape, duration_us: float) -> None:
+            seen.append((shape.drawing_rows, shape.read_slots))
+
+        def us(self, shape: StepShape) -> float:
+            asked_for.append((shape.drawing_rows, shape.read_slots))
+            return 1.0
+
+        def tokens_within(self, spare_us: float, start: int) -> int:
+            return 16
+
+        knows_prompts = True
+
+    seen: list[tuple[int, int]] = []
+    asked_for: list[tuple[int, int]] = []
+    bench = searching()
+    bench.core._batching.costs = Observed()
+    for _ in range(3):
+        report(bench, *GOING)
+    assert seen == [(1, 10), (WIDTH, WIDTH * 11), (WIDTH, WIDTH * 12)]
+    other = msgspec.structs.replace(submit(30), request="2" * 32)
+    bench.ask(other)
+    bench.grant()
+    report(bench, *GOING)
+    assert asked_for == [(WIDTH, WIDTH * 14)], "beside the prompt of another"
+
+
 def test_the_answer_comes_in_one_frame_and_again_when_it_was_lost() -> None:
     bench = searching()
     while bench.plan is not None:
@@ -199,6 +236,38 @@ def test_one_beam_that_is_no_numbers_ends_the_search_with_an_error() -> None:
     report(bench, *GOING, poisoned=1)
     assert bench.frames[-1].finish == "error" and bench.frames[-1].hypotheses is None
     assert not bench.asked(Release).cache
+
+
+def number_of(row: StepRow) -> int:
+    return int(row.key.request, 16)
+
+
+def crowded() -> Bench:
+    """Two that draw, a search whose beams do not fit beside them, and two more that draw."""
+    bench = Bench(DECODE, step_rows_max=4).start()
+    for number in range(1, 6):
+        message = asked(max_tokens=40) if number == 3 else submit(4, max_tokens=40)
+        message = msgspec.structs.replace(message, request=f"{number:032x}", arrival_us=number)
+        bench.ask(message)
+        bench.grant(pages=12)
+        while bench.plan is not None:
+            bench.step()
+            if bench.plan is not None and len(bench.plan.rows) >= min(number, 4):
+                break
+    return bench
+
+
+def test_a_search_that_does_not_fit_holds_nobody_up_and_has_its_turn_all_the_same() -> None:
+    bench = crowded()
+    steps: list[set[int]] = []
+    for _ in range(40):
+        plan = report(bench, *GOING)
+        assert len(plan.rows) == 4, "no row idles"
+        steps.append(set(map(number_of, plan.rows)))
+    for number in range(1, 6):
+        missed = [number not in step for step in steps]
+        longest = max(len(run) for run in "".join(" x"[one] for one in missed).split(" "))
+        assert longest <= PASSED_MAX, (number, steps)
 
 
 def test_a_search_that_never_fits_the_pool_is_refused() -> None:

@@ -152,7 +152,7 @@ def test_what_an_aborted_sequence_drew_is_not_taken_for_the_cost_of_a_prompt() -
     bench.ask(Abort(request=submit().request, attempt=1, reason="client"))
     bench.handle(ev.StepsFinished((replace(result_of(plan, 52), duration_us=5_000),)))
     costs = bench.core._batching.costs
-    assert costs.us(drawing(10)) > 0.0
+    assert costs.us(drawing([10])) > 0.0
     assert not costs.knows_prompts
 
 

@@ -1,6 +1,6 @@
 """Which sequences a step computes, and how many tokens of each: a pure choice.
 
-    drawing rows       all of them, so that nobody who reads an answer waits for a prompt
+    drawing rows       all that fit, so that nobody who reads an answer waits for a prompt
     prompts, in order  what fits beside them into the time between two tokens
 
 With nobody to wait for it a prompt has the whole step. Otherwise a step may take the target of
@@ -37,6 +37,8 @@ TARGET_RATIO = 2.0
 """Of the step without prompts, where no target is set."""
 GUESSED_TOKEN_US = 100.0
 """What a prompt token takes, before it was seen what it does."""
+PASSED_MAX = 8
+"""Steps that younger rows may have before a search that had no room in them goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,19 @@ class Batching:
         """``results`` of steps over ``rows``, whose leases do not count them as filled yet."""
         if not results or not rows:
             return
-        shape = StepShape()
         middle = (len(results) - 1) // 2
+        starts: list[int] = []
+        prompts = StepShape()
         for row in rows:
-            start = row.lease.filled
-            for _ in range(max(row.beam_count, 1)):
-                shape += drawing(start + middle) if row.draws else prompt(start, row.count)
+            beams = row.sequence.beams
+            if row.beam_count and beams is not None:
+                starts += [beams.length] * row.beam_count
+            elif row.draws:
+                starts.append(row.lease.filled + middle)
+            else:
+                prompts += prompt(row.lease.filled, row.count)
         duration_us = sum(result.duration_us for result in results) / len(results)
-        self.costs.observe(shape, duration_us)
+        self.costs.observe(drawing(starts) + prompts, duration_us)
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
         """Part of ``wishes`` (rows that draw in order of precedence), each with at least one
@@ -96,15 +103,14 @@ class Batching:
         return chosen
 
     def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
-        """Those of ``wishes`` that fit, and their rows. A search that is wider than a step has
-        one for itself."""
+        """Those of ``wishes`` that fit, and their rows; who was passed over often goes first. A
+        search that is wider than a step has one for itself."""
         chosen: list[Wish] = []
-        rows_count = 0
-        for wish in wishes:
-            rows_count += wish.row_count
-            if chosen and rows_count > min(self.rows_max, self.step_tokens_max):
-                return chosen, rows_count - wish.row_count
-            chosen.append(wish)
+        rows_count, room = 0, min(self.rows_max, self.step_tokens_max)
+        for wish in sorted(wishes, key=lambda wish: wish.sequence.passed_count < PASSED_MAX):
+            if not chosen or rows_count + wish.row_count <= room:
+                chosen.append(wish)
+                rows_count += wish.row_count
         return chosen, rows_count
 
     def _prompts(
@@ -129,11 +135,8 @@ class Batching:
 
     def _spare_us(self, draws: list[Wish]) -> float:
         """Time for prompts in a step with ``draws``."""
-        alone = StepShape()
-        for wish in draws:
-            for _ in range(wish.row_count):
-                alone += drawing(wish.start)
-        alone_us = self.costs.us(alone)
+        starts = (wish.start for wish in draws for _ in range(wish.row_count))
+        alone_us = self.costs.us(drawing(starts))
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us
         return TARGET_RATIO * max(alone_us, IDLE_US_MIN) - alone_us

@@ -40,6 +40,11 @@ class BeamGroup:
         return self._search.length == 0
 
     @property
+    def length(self) -> int:
+        """Slots of each beam that are filled."""
+        return len(self._prompt) - 1 + self._search.length
+
+    @property
     def row_count(self) -> int:
         return len(self._search.beams)
 
@@ -55,7 +60,7 @@ class BeamGroup:
             shared = (len(self._prompt) - 1) // self._page_size
             wanted = shared + 2 * self._width
         else:
-            wanted = self._pages.wanted_count(self._length, self._width)
+            wanted = self._pages.wanted_count(self.length, self._width)
         pages = max(min(wanted, self.pages_max), -(-len(self._prompt) // self._page_size))
         return pages * self._page_size
 
@@ -66,7 +71,7 @@ class BeamGroup:
             self._lease, self._search = lease, BeamSearch(self._sampling)
             self._pages = BeamPages(lease.table, len(self._prompt), self._page_size)
         self._pages.learn(lease.table)
-        return self._pages.prepare(self._length)
+        return self._pages.prepare(self.length)
 
     def rows(self, lease: Lease) -> tuple[list[StepRow], list[tuple[int, int]]]:
         """A row for each beam, and the pages to copy before; after ``ready``."""
@@ -91,7 +96,7 @@ class BeamGroup:
                     granted_at=lease.granted_at,
                     page_table=pages.table(index),
                     tokens=np.array(token, np.dtype("<u4")),
-                    start=self._length,
+                    start=self.length,
                     samples=(sample,),
                 )
             )
@@ -104,11 +109,6 @@ class BeamGroup:
         self._pages.fork(parents)
         if self._search.ended:
             self.hypotheses = self._search.hypotheses()
-
-    @property
-    def _length(self) -> int:
-        """Slots of each beam that are filled."""
-        return len(self._prompt) - 1 + self._search.length
 
     def check(self) -> None:
         if self._pages is not None:

@@ -35,10 +35,12 @@ def wished(sequence: Sequence, lease: Lease) -> int:
     return int(group.ready(lease))
 
 
-def row_count(sequence: Sequence) -> int:
-    """Rows that it takes in a step."""
+def start_and_rows(sequence: Sequence, lease: Lease) -> tuple[int, int]:
+    """The position that it would compute next, after ``wished``, and the rows that it takes."""
     group = sequence.beams
-    return group.row_count if group is not None and searches(sequence) else 1
+    if group is not None and searches(sequence):
+        return group.length, group.row_count
+    return lease.filled, 1
 
 
 def rows(sequence: Sequence) -> tuple[Row, list[StepRow], list[tuple[int, int]]]:

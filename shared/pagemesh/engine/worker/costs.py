@@ -11,6 +11,7 @@ and no part of a step may cost less than nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +59,10 @@ class StepShape:
         return scaled
 
 
-def drawing(start: int) -> StepShape:
-    """A row of one token at position ``start``."""
-    return StepShape(drawing_rows=1, read_slots=start + 1)
+def drawing(starts: Iterable[int]) -> StepShape:
+    """Rows of one token, one at each position of ``starts``."""
+    read = [start + 1 for start in starts]
+    return StepShape(drawing_rows=len(read), read_slots=sum(read))
 
 
 def prompt(start: int, count: int) -> StepShape:

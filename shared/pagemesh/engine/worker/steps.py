@@ -22,7 +22,8 @@ def launch(desk: Desk, batching: Batching) -> None:
     step = desk.step
     if step is not None and not step.may_repeat:
         return
-    chosen = batching.choose(_wishes(desk), desk.now) if desk.running else []
+    wishes = list(_wishes(desk))
+    chosen = batching.choose(wishes, desk.now) if wishes else []
     if step is not None:
         if desk.copies or _is_outdated(step, chosen):
             step.may_repeat = False
@@ -48,11 +49,29 @@ def launch(desk: Desk, batching: Batching) -> None:
     for copy in copies:
         copy.source.in_step = copy.target.in_step = True
     desk.steps_count += 1
-    repeat_count = 0 if copies else _repeats(desk, rows)
+    passed = _pass_over(wishes)
+    repeat_count = 0 if copies or passed else _repeats(desk, rows)
     desk.step = Step(desk.steps_count, tuple(rows), copies, repeat_count > 0)
     desk.commands.append(
         RunStep(StepPlan(desk.steps_count, tuple(plan), tuple(pairs), repeat_count))
     )
+
+
+def _pass_over(wishes: list[Wish]) -> bool:
+    """Count, for each that draws, the steps that somebody behind it is in and it is not, which
+    happens beside searches only; whether this step is one of them."""
+    if all(wish.row_count == 1 and not wish.sequence.passed_count for wish in wishes):
+        return False
+    passed, later = False, False
+    for wish in reversed(wishes):
+        sequence, lease = wish.sequence, wish.sequence.lease
+        if lease is not None and lease.in_step:
+            sequence.passed_count = 0
+            later = later or wish.draws
+        elif wish.draws and later:
+            sequence.passed_count += 1
+            passed = True
+    return passed
 
 
 def _is_outdated(step: Step, chosen: list[Wish]) -> bool:
@@ -82,7 +101,8 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
         if lease is not None and lease.hold is Hold.HELD:
             count = _wished(sequence, lease)
             if count > 0:
-                yield Wish(sequence, lease.filled, count, beams.row_count(sequence))
+                start, row_count = beams.start_and_rows(sequence, lease)
+                yield Wish(sequence, start, count, row_count)
 
 
 def _wished(sequence: Sequence, lease: Lease) -> int:
