@@ -261,8 +261,9 @@ class Collector:
             chosen = np.frombuffer(event.logprobs.chosen, "<f4")
             one.logprob_sum += float(chosen.sum(dtype=np.float64))
             one.scored_count += len(chosen)
-            shown = len(event.tokens) - event.hidden_count
-            one.rows += rows(event.tokens[:shown].tolist(), event.logprobs)
+            if self._ask.logprobs is not None:
+                shown = len(event.tokens) - event.hidden_count
+                one.rows += rows(event.tokens[:shown].tolist(), event.logprobs)
 
     def ended(self, prompt_index: int, event: ChoiceEnded) -> None:
         one = self._choices[prompt_index * self._ask.best_of + event.choice]

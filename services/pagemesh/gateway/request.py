@@ -274,8 +274,8 @@ class RequestCore:
         return stop
 
     def _searched(self, choice: Choice, found: list[Hypothesis], now_ms: int) -> None:
-        if len(found) != self.spec.choice_count:
-            self._attempt_failed([choice], Internal("the search found too little"), now_ms)
+        if len(found) != self.spec.choice_count or any(len(one.tokens) % 4 for one in found):
+            self._attempt_failed([choice], Internal("the search's answer is not whole"), now_ms)
             return
         answer = deliveries.search_answer(self.spec, self._texts, found)
         choice.generated = bytearray().join(one.tokens for one in found)

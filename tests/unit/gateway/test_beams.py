@@ -159,10 +159,11 @@ def test_a_search_whose_worker_is_lost_begins_anew_and_an_answer_that_comes_late
     assert answered(desk, found(5), found(6), attempt=2)[-1] == ev.Ended(ev.Completed())
 
 
-def test_a_search_that_found_too_little_is_tried_again() -> None:
+@pytest.mark.parametrize("second", [[], [msgspec.structs.replace(found(5), tokens=b"\1")]])
+def test_a_search_whose_answer_is_not_whole_is_tried_again(second: list[Hypothesis]) -> None:
     desk = Desk(searching(2))
     desk.start()
-    out = answered(desk, found(5))
+    out = answered(desk, found(5), *second)
     assert not any(isinstance(one, ev.Deliver | ev.Ended) for one in out)
 
 
