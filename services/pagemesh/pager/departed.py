@@ -57,11 +57,13 @@ class Departed:
         hashed.update(tokens[:at])
         note = page_count << _CODE_BITS | _REASONS[why]
         self._is_empty = False
+        keys, notes, mask = self._keys, self._notes, self._mask
         done = 0
         while done < page_count:
             pages = min(2 * done, page_count) if done else 1
             hashed.update(tokens[at + done * width : at + pages * width])
-            self._mark(hashed.intdigest(), note)
+            key = hashed.intdigest()
+            keys[key & mask], notes[key & mask] = key, note
             done = pages
 
     def lost_pages(
@@ -77,14 +79,12 @@ class Departed:
         for _ in range(_RUNS_MAX):
             if first >= pages_max:
                 break
-            start = hashed.copy()
-            start.update(view[first * width : (first + 1) * width])
-            note = self._note(start.intdigest())
+            hashed.update(view[first * width : (first + 1) * width])
+            note = self._note(hashed.intdigest())
             if not note:
                 break
             run_pages = min(note >> _CODE_BITS, pages_max - first)
             done = 1
-            hashed = start
             while done < run_pages:
                 pages = min(2 * done, run_pages)
                 further = hashed.copy()
@@ -95,10 +95,6 @@ class Departed:
             lost.append((_WHY[note & ((1 << _CODE_BITS) - 1)], done))
             first += done
         return lost
-
-    def _mark(self, key: int, note: int) -> None:
-        self._keys[key & self._mask] = key
-        self._notes[key & self._mask] = note
 
     def _note(self, key: int) -> int:
         """What is noted of ``key``; 0: nothing."""

@@ -129,8 +129,9 @@ class Filling:
             lease.tokens = lease.tokens[end:]
             lease.tokens_first += end // 4
         lease.made = inserted.known_pages < count
-        lease.account.used_pages -= count - inserted.known_pages  # in the tree they count again
-        if len(lease.account.waiting):
+        account = lease.account
+        account.used_pages -= count - inserted.known_pages  # in the tree they count again
+        if len(account.waiting):
             self._books.freed = True  # who shares what is cached now needs less
         if inserted.known_pages:
             lease.copies.append(run[: inserted.known_pages])
