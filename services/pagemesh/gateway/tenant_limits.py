@@ -1,4 +1,4 @@
-"""What a tenant may take: pages, requests at once, and for how long it is cached.
+"""What a tenant may take: pages, requests at once, and for how long it is cached. Pure.
 
 ``PAGEMESH_TENANT_LIMITS`` lists tenants with commas, limits with spaces; ``*`` is everybody
 who is not named:
