@@ -19,6 +19,7 @@ from pagemesh.engine.worker.plan import (
     TokenScores,
 )
 from pagemesh.engine.worker.vetting import vet
+from pagemesh.wire import codec
 from pagemesh.wire.errors import Malformed, NoCapacity
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import (
@@ -161,6 +162,25 @@ def test_the_answer_comes_in_one_frame_and_again_when_it_was_lost() -> None:
     assert bench.frames[-1].hypotheses == last.hypotheses
     released = bench.asked(Release)
     assert released.fill.filled_tokens == 10, "the prompt is cached, the beams are not"
+
+
+@pytest.mark.parametrize(("bytes_max", "messages"), [(1 << 19, 1), (4_096, 2)])
+def test_searches_that_end_in_one_step_share_a_message_as_far_as_it_holds_their_answers(
+    bytes_max: int, messages: int
+) -> None:
+    bench = Bench(DECODE, frames_bytes_max=bytes_max).start()
+    for number in range(2):  # the second one begins a step later
+        one = asked(max_tokens=20 - number, width=4, keep=4)
+        bench.ask(msgspec.structs.replace(one, request=f"{number:032x}"))
+        bench.grant(cached=8, pages=30)
+    while bench.plan is not None:
+        before = len(bench.sent)
+        report(bench, *GOING)
+    sent = [one.frames for one in bench.sent[before:]]
+    assert [one.counter for one in sent] == [before + 1 + index for index in range(messages)]
+    answers = [frame.hypotheses for one in sent for frame in one.frames]
+    assert len(answers) == 2 and all(answers)
+    assert all(len(codec.encode(one)) <= bytes_max for one in sent)
 
 
 def test_a_search_is_handed_over_by_one_ticket_before_there_are_beams() -> None:

@@ -52,6 +52,14 @@ def test_one_message_a_step_carries_every_sequence_of_a_gateway() -> None:
     assert [len(sent.frames.frames) for sent in bench.sent] == [2]
 
 
+def test_what_ends_after_a_silence_is_counted_like_any_other_frame() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10, deadline_ms=10 * bench.limits.beat_ms))
+    bench.tick(10 * bench.limits.beat_ms)
+    (last,) = [sent.frames for sent in bench.sent if sent.frames.frames]
+    assert last.frames[0].finish == "error" and last.counter == 1
+
+
 def test_lost_frames_are_sent_again_from_a_position_with_the_end() -> None:
     bench = _finished()
     bench.frames.clear()

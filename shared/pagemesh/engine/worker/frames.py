@@ -1,11 +1,12 @@
-"""What gateways hear: one message per event and gateway, counted, so that a lost one shows.
+"""What gateways hear: one message per event and gateway, or several where one would be too large,
+counted, so that a lost one shows.
 
 The tokens themselves are the resend buffer: a sequence keeps them until it is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagemesh.engine.worker.desk import Desk, Line
 from pagemesh.engine.worker.events import SendFrames
@@ -13,6 +14,9 @@ from pagemesh.engine.worker.plan import TokenScores
 from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Frame, Frames, Timing, TopLogprobs
+
+_FRAME_BYTES, _HYPOTHESIS_BYTES, _CHARACTER_BYTES = 1_024, 256, 4
+"""At most, of what a frame or a hypothesis holds beside tokens and scores; of a letter."""
 
 
 def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
@@ -93,24 +97,57 @@ def timing(sequence: Sequence) -> Timing:
 def flush(desk: Desk, lines: Iterable[Line]) -> None:
     """Send what this event produced."""
     for line in lines:
-        if line.frames:
+        frames, line.frames = line.frames, []
+        for part in _parts(frames, desk.limits.frames_bytes_max):
             line.counter += 1
-            _send(desk, line)
+            _send(desk, line, part)
+
+
+def _parts(frames: list[Frame], bytes_max: int) -> Iterator[list[Frame]]:
+    """``frames`` in their order, as few lists as each fit into a message."""
+    part: list[Frame] = []
+    part_bytes = 0
+    for frame in frames:
+        own_bytes = _bytes_at_most(frame)
+        if part and part_bytes + own_bytes > bytes_max:
+            yield part
+            part, part_bytes = [], 0
+        part.append(frame)
+        part_bytes += own_bytes
+    if part:
+        yield part
+
+
+def _bytes_at_most(frame: Frame) -> int:
+    total = _FRAME_BYTES + len(frame.tokens)
+    if frame.logprobs is not None:
+        total += _bytes_of(frame.logprobs)
+    if frame.prompt_logprobs is not None:
+        total += _bytes_of(frame.prompt_logprobs)
+    if frame.error is not None:
+        total += _CHARACTER_BYTES * len(frame.error.message)
+    for one in frame.hypotheses or ():
+        total += _HYPOTHESIS_BYTES + len(one.tokens) + _bytes_of(one.logprobs)
+    return total
+
+
+def _bytes_of(scores: TopLogprobs) -> int:
+    return len(scores.chosen) + len(scores.top_tokens) + len(scores.top_values)
 
 
 def beat(desk: Desk) -> None:
     """Let gateways that wait, or did until just now, hear the last counter again."""
     for line in desk.lines.values():
-        if line.last_ms + desk.limits.beat_ms > desk.now:
-            continue
+        if line.frames or line.last_ms + desk.limits.beat_ms > desk.now:
+            continue  # those frames are sent at the end of this event
         if line.live_count:
-            _send(desk, line)
+            _send(desk, line, [])
         elif line.beats_left:
             line.beats_left -= 1
-            _send(desk, line)
+            _send(desk, line, [])
 
 
-def _send(desk: Desk, line: Line) -> None:
+def _send(desk: Desk, line: Line, frames: list[Frame]) -> None:
     line.last_ms = desk.now
     desk.commands.append(
         SendFrames(
@@ -120,8 +157,7 @@ def _send(desk: Desk, line: Line) -> None:
                 incarnation=desk.identity.incarnation,
                 gateway_incarnation=line.owner.incarnation,
                 counter=line.counter,
-                frames=line.frames,
+                frames=frames,
             ),
         )
     )
-    line.frames = []

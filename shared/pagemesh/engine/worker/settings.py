@@ -75,6 +75,8 @@ class WorkerLimits:
     """Aborted requests remembered, so that a message that comes late is refused."""
     abort_ms: int = 60_000
     declare_bytes_max: int = 1 << 19
+    frames_bytes_max: int = 1 << 19
+    """Of the frames in one message; one that is larger has a message for itself."""
     tick_ms: int = 20
     run_steps_max: int = 32
     """Steps computed in a row without asking the scheduler."""
