@@ -174,7 +174,8 @@ class Fence:
     """Whether what a step reads is still what its rows were granted: asked before and after.
 
     Pages of a grant that the step before had checked are not looked at again: they are not
-    taken away without the revocation word.
+    taken away without the revocation word. Nor are those that a beam takes later under the same
+    grant, though no row had them when it was checked: until the word changes they are ours.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
