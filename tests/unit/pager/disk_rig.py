@@ -24,6 +24,8 @@ from pagemesh.pager.tier_events import (
 from pagemesh.wire.pager_messages import Granted
 from pagemesh.wire.tokens import pack
 
+PROMPT = range(17)
+"""Four full pages, and one token to compute."""
 Prefix = tuple[bytes, bytes]
 """Root and all tokens up to the end of a page."""
 
@@ -142,6 +144,13 @@ def flood(worker: Worker, number: int = 900) -> None:
     """Take the whole pool for something that is not kept: all that is cached is evicted."""
     granted = worker.granted(number, range(9_000, 9_001), reserve=worker.rig.page_count * 4)
     worker.release(granted, cache=False)
+
+
+def put_on_disk(rig: DiskRig, worker: Worker, tokens: range) -> None:
+    """Cache ``tokens``, drive them out of the pool, and have them written."""
+    cache(worker, 1, tokens)
+    flood(worker)
+    rig.write()
 
 
 def prefixes_of(tokens: range, page_size: int = 4) -> set[bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, fill_of, is_queued, table_of
+from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager import door
 from pagemesh.pager.pins import name_of
@@ -364,21 +365,11 @@ def test_a_restarted_pager_does_not_bring_an_invalidated_root_back(
 def test_a_lease_of_an_invalidated_root_is_lost_with_the_pager_that_knew_it(
     rig: Rig, worker: Worker
 ) -> None:
-    from tests.unit.pager.rig import order_of
-
-    from pagemesh.wire.pager_messages import Declare, Declared, HeldLease
-
     running = worker.granted(1, range(13))
     worker.committed(running, range(13))
     invalidated(rig, "root", ROOT.hex())
     rig.restart([worker.holder])
-    worker.open()
-    held = HeldLease(
-        lease=running.lease, lease_slot=running.lease_slot, key=running.key, order=order_of(1),
-        root=ROOT, granted_at=running.granted_at, extents=running.extents, tokens=pack(range(13)),
-    )  # fmt: skip
-    answer = rig.ask(Declare(worker="w", incarnation=1, epoch=rig.epoch, number=1, leases=[held]))
-    assert answer == Declared(lost=[running.lease])
+    assert declare(rig, worker, line(running, 1, [*range(13)])) == [running.lease]
     worker.ack(running)
     assert rig.core.books.pool.free == 16 and not rig.core.books.forest.trees
 

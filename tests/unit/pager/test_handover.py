@@ -11,7 +11,6 @@ from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Fill, Granted, Offered, Revoke, TicketClosed
 
 TOKENS = list(range(10))
-TICKET = "a" * 32
 
 
 @pytest.fixture

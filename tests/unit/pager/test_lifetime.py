@@ -46,11 +46,6 @@ def later(rig: Rig, after_ms: int) -> None:
     rig.now_ms += after_ms
 
 
-@pytest.fixture
-def worker(rig: Rig) -> Worker:
-    return Worker(rig, "w", 1)
-
-
 def test_what_is_over_is_not_served_though_no_tick_came(rig: Rig, worker: Worker) -> None:
     cache(worker, 1, FIRST, MINUTE)
     later(rig, 59_999)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.pager.disk_rig import DiskRig, cache, flood, prefixes_of, pushed
+from tests.unit.pager.disk_rig import (
+    PROMPT,
+    DiskRig,
+    cache,
+    flood,
+    prefixes_of,
+    pushed,
+    put_on_disk,
+)
 from tests.unit.pager.rig import (
     LIMITS,
     ROOT,
@@ -23,19 +31,12 @@ from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack
 
-PROMPT = range(17)
-"""Four full pages, and one token to compute."""
 OTHER_ROOT = b"o" * 32
 
 
 @pytest.fixture
 def rig() -> DiskRig:
     return DiskRig(16)
-
-
-@pytest.fixture
-def worker(rig: DiskRig) -> Worker:
-    return Worker(rig, "w", 1)
 
 
 def test_what_is_evicted_is_stored_before_its_pages_are_given_away(
@@ -52,9 +53,7 @@ def test_what_is_evicted_is_stored_before_its_pages_are_given_away(
 def test_a_prompt_that_was_evicted_waits_for_the_disk_and_computes_only_its_end(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     assert is_queued(worker.admit(2, PROMPT))
     assert rig.core.books.pool.held == 4, "by the pager, until they are verified"
     [load] = rig.loads
@@ -75,9 +74,7 @@ def table_pages(load: LoadPages) -> list[int]:
 
 
 def test_all_who_ask_meanwhile_wait_for_the_same_read(rig: DiskRig, worker: Worker) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     for number in range(2, 6):
         assert is_queued(worker.admit(number, [*PROMPT, number]))
     assert len(rig.loads) == 1
@@ -116,9 +113,7 @@ def test_what_follows_a_match_in_the_pool_is_read_from_disk(rig: DiskRig, worker
 
 
 def test_what_is_on_disk_already_is_not_written_again(rig: DiskRig, worker: Worker) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT)
     rig.load()
     [granted] = pushed(rig)
@@ -131,9 +126,7 @@ def test_what_is_on_disk_already_is_not_written_again(rig: DiskRig, worker: Work
 def test_a_record_that_is_damaged_is_computed_again_and_never_tried_again(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT)
     rig.load(bad_at=2)
     [granted] = pushed(rig)
@@ -147,9 +140,7 @@ def test_a_record_that_is_damaged_is_computed_again_and_never_tried_again(
 def test_when_the_disk_fails_while_it_reads_the_prompt_is_computed(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT)
     rig.fail()
     assert rig.core.books.disk is None
@@ -166,9 +157,7 @@ def test_when_the_disk_fails_while_it_reads_the_prompt_is_computed(
 def test_a_disk_that_never_answers_is_waited_for_for_a_limited_time(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT)
     for _ in range(LIMITS.in_flight_stall_ms_max // 500 + 2):
         rig.tick(500)
@@ -184,9 +173,7 @@ def test_a_disk_that_never_answers_is_waited_for_for_a_limited_time(
 def test_reading_is_left_when_computing_is_quicker_and_the_waterfall_says_so(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT)
     rig.load(took_us=400_000)
     [granted] = pushed(rig)
@@ -209,9 +196,7 @@ def test_reading_is_left_when_computing_is_quicker_and_the_waterfall_says_so(
 def test_the_least_recently_used_leave_the_disk_first_and_an_end_before_its_start() -> None:
     rig = DiskRig(16, slot_count=6)
     worker = Worker(rig, "w", 1)
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     cache(worker, 2, range(50, 67))
     flood(worker, 901)
     rig.write()
@@ -235,9 +220,7 @@ def test_no_more_waits_to_be_written_than_the_buffer_holds() -> None:
 def test_what_is_on_disk_already_is_not_counted_as_not_stored() -> None:
     rig = DiskRig(16, limits=replace(LIMITS, staged_bytes_max=2 << 12))
     worker = Worker(rig, "w", 1)
-    cache(worker, 1, range(9))
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, range(9))
     worker.release(worker.granted(2, PROMPT, read_cache=False), PROMPT)
     cache(worker, 3, range(21))
     flood(worker, 901)
@@ -248,9 +231,7 @@ def test_what_is_on_disk_already_is_not_counted_as_not_stored() -> None:
 def test_the_disk_survives_the_pool_and_pages_of_another_root_are_not_found(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     rig.restart_with_an_empty_pool()
     worker = Worker(rig, "w", 2)
     answer = worker.admit(2, PROMPT, root=OTHER_ROOT)
@@ -264,9 +245,7 @@ def test_the_disk_survives_the_pool_and_pages_of_another_root_are_not_found(
 def test_pages_that_somebody_else_computed_meanwhile_are_not_committed_twice(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     assert is_queued(worker.admit(9, PROMPT))
     # One that may not read the cache computes the same, and commits it first.
     lease = worker.granted(1, PROMPT, read_cache=False)
@@ -282,9 +261,7 @@ def test_pages_that_somebody_else_computed_meanwhile_are_not_committed_twice(
 def test_nothing_is_read_for_a_prompt_that_may_not_read_the_cache(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     assert worker.granted(2, PROMPT, read_cache=False).cached_tokens == 0
     assert not rig.loads
 
@@ -309,9 +286,7 @@ def test_a_prompt_for_which_there_is_no_room_reads_nothing_until_there_is(
 def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> None:
     rig = DiskRig(5, slot_count=4)
     worker = Worker(rig, "w", 1)
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     cache(worker, 2, range(50, 66))
     assert is_queued(worker.admit(3, PROMPT))
     rig.write()
@@ -320,9 +295,7 @@ def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> N
 
 
 def test_a_growing_lease_commits_below_what_was_read(rig: DiskRig, worker: Worker) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     worker.admit(2, PROMPT, reserve=32)
     rig.load()
     [granted] = pushed(rig)

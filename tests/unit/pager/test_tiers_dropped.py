@@ -6,25 +6,25 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from tests.unit.pager.disk_rig import DiskRig, cache, flood, prefixes_of, pushed
+from tests.unit.pager.disk_rig import (
+    PROMPT,
+    DiskRig,
+    cache,
+    flood,
+    prefixes_of,
+    pushed,
+    put_on_disk,
+)
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 
 from pagemesh.pager.tier_events import PagesLoaded, PutAway
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
 from pagemesh.wire.tokens import pack
 
-PROMPT = range(17)
-"""Four full pages, and one token to compute."""
-
 
 @pytest.fixture
 def rig() -> DiskRig:
     return DiskRig(16)
-
-
-@pytest.fixture
-def worker(rig: DiskRig) -> Worker:
-    return Worker(rig, "w", 1)
 
 
 def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str = "") -> int:
@@ -37,9 +37,7 @@ def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str 
 def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
     rig: DiskRig, worker: Worker
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     assert is_queued(worker.admit(2, PROMPT))
     assert invalidated(rig, "root", ROOT.hex()) == 1
     assert not rig.prefixes()
@@ -81,9 +79,7 @@ def test_a_pager_that_dies_before_it_is_written_does_not_bring_an_invalidated_ro
 def test_what_is_only_on_disk_is_invalidated_too(
     rig: DiskRig, worker: Worker, what: Literal["root", "model", "idle"], name: str
 ) -> None:
-    cache(worker, 1, PROMPT)
-    flood(worker)
-    rig.write()
+    put_on_disk(rig, worker, PROMPT)
     rig.restart_with_an_empty_pool()
     assert invalidated(rig, what, name) == (0 if what == "idle" else 1)
     assert not rig.prefixes()
