@@ -86,7 +86,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_NAME]
     try:
         names = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"model {index}: broken index: {error}") from None
     return [folder / name for name in names]
 

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from tests.support.model_files import write_model_files
 
-from pagemesh.runtime.model_folder import find_model, read_config
+from pagemesh.runtime.model_folder import INDEX_NAME, find_model, read_config, weight_files
 from pagemesh.wire.errors import ConfigError
 
 
@@ -75,3 +75,16 @@ def test_what_is_no_configuration_is_one_sentence(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json: (cannot be read as|holds no) JSON"):
         read_config(path)
+
+
+def test_the_files_of_the_weights_are_those_of_the_index_or_the_one_file(tmp_path: Path) -> None:
+    assert [file.name for file in weight_files(tmp_path)] == ["model.safetensors"]
+    (tmp_path / INDEX_NAME).write_text('{"weight_map": {"a": "2.st", "b": "1.st", "c": "2.st"}}')
+    assert weight_files(tmp_path) == [tmp_path / "1.st", tmp_path / "2.st"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 1}', "[" * 200_000])
+def test_a_broken_index_of_weights_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX_NAME).write_text(text)
+    with pytest.raises(ConfigError, match="broken index"):
+        weight_files(tmp_path)
