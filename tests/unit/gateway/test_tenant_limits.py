@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-from tests.unit.gateway.fake_mesh import fake_mesh
+from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
 from pagemesh.runtime.nats_server import NatsServer
@@ -18,16 +20,21 @@ BOB = {"authorization": "Bearer " + "b" * 20}
 KEYS = f"alice:{'a' * 20},bob:{'b' * 20}"
 
 
+@asynccontextmanager
+async def limited(
+    server: NatsServer, model: Path, limits: str
+) -> AsyncIterator[tuple[FakeMesh, httpx.AsyncClient]]:
+    async with (
+        fake_mesh(server.url, model, api_keys=KEYS, tenant_limits=limits) as mesh,
+        httpx.AsyncClient(base_url=mesh.url) as http,
+    ):
+        yield mesh, http
+
+
 async def test_a_tenant_with_enough_requests_is_told_its_limit_and_others_go_on(
     shared_nats_server: NatsServer, model_folder: Path
 ) -> None:
-    limits = "alice:requests=1"
-    async with (
-        fake_mesh(
-            shared_nats_server.url, model_folder, api_keys=KEYS, tenant_limits=limits
-        ) as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as http,
-    ):
+    async with limited(shared_nats_server, model_folder, "alice:requests=1") as (mesh, http):
         mesh.worker.pause_s = 0.02
         body = {"model": MODEL, "prompt": "abc", "max_tokens": 50}
         first = asyncio.create_task(http.post(TEXT, json=body, headers=ALICE))
@@ -45,12 +52,7 @@ async def test_tenant_quota_and_time_to_live_go_with_the_request(
     shared_nats_server: NatsServer, model_folder: Path
 ) -> None:
     limits = "alice:pages=25% cache_ttl_s=60"
-    async with (
-        fake_mesh(
-            shared_nats_server.url, model_folder, api_keys=KEYS, tenant_limits=limits
-        ) as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as http,
-    ):
+    async with limited(shared_nats_server, model_folder, limits) as (mesh, http):
         body = {"model": MODEL, "prompt": "abc", "max_tokens": 2}
         for headers, ttl_s in ((ALICE, None), (ALICE, 10), (BOB, 10)):
             asked = await http.post(TEXT, json={**body, "cache_ttl_s": ttl_s}, headers=headers)
