@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
+from tests.machine.examples import EXAMPLES
 from tests.machine.peers import Context, Memory
-from tests.machine.test_pager_machine import LONG, PAGES, ROOTS, PagerMachine
+from tests.machine.test_pager_machine import PAGES, ROOTS, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 
@@ -122,12 +122,7 @@ class DiskMachine(PagerMachine):
         super().teardown()
 
 
-DiskMachine.TestCase.settings = settings(
-    max_examples=10_000 if LONG else 60,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+DiskMachine.TestCase.settings = EXAMPLES
 
 
 class TestDiskMachine(DiskMachine.TestCase):  # type: ignore[misc,valid-type]

@@ -9,13 +9,12 @@ evictions. Whatever is done, both know the same pages and find the same for ever
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.machine.examples import EXAMPLES
 from tests.unit.pager.rig import PAGE_SIZE, Rig, Worker, fill_of, table_of
 
 from pagemesh.pager.events import Command, PagesDropped
@@ -23,7 +22,6 @@ from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_messages import Committed, Forked, Granted, Queued, Revoke
 from pagemesh.wire.tokens import pack
 
-LONG = os.environ.get("PAGEMESH_LONG") == "1"
 PAGES = 20
 ROOTS = (b"a" * 32, b"b" * 32)
 OPEN_MAX = 4
@@ -204,12 +202,7 @@ class HashedPagesMachine(RuleBasedStateMachine):
             assert found == self.index.match(root, tokens), tokens
 
 
-HashedPagesMachine.TestCase.settings = settings(
-    max_examples=10_000 if LONG else 60,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+HashedPagesMachine.TestCase.settings = EXAMPLES
 
 
 class TestHashedPages(HashedPagesMachine.TestCase):  # type: ignore[misc,valid-type]

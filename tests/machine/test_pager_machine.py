@@ -10,11 +10,9 @@ writes late; its pages must still be its own.
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.machine.examples import EXAMPLES
 from tests.machine.mesh import Mesh
 from tests.machine.peers import Peer, View, Wish
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
@@ -37,7 +35,6 @@ from pagemesh.wire.pager_messages import (
 )
 from pagemesh.wire.tokens import pack
 
-LONG = os.environ.get("PAGEMESH_LONG") == "1"
 PAGES = 12
 ROOTS = (b"a" * 32, b"b" * 32)
 TERMS = {
@@ -343,12 +340,7 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
         assert not report.leases and not report.waiter_count and not report.ticket_count
 
 
-PagerMachine.TestCase.settings = settings(
-    max_examples=10_000 if LONG else 60,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+PagerMachine.TestCase.settings = EXAMPLES
 
 
 class TestPagerMachine(PagerMachine.TestCase):  # type: ignore[misc,valid-type]

@@ -1,0 +1,13 @@
+"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+EXAMPLES = settings(
+    max_examples=10_000 if os.environ.get("PAGEMESH_LONG") == "1" else 60,
+    stateful_step_count=50,
+    suppress_health_check=list(HealthCheck),
+)
