@@ -114,6 +114,33 @@ def answers(mesh: Mesh, model: str, asks: list[Ask]) -> list[Answer]:
     return asyncio.run(_all(mesh.url, model, asks))
 
 
+def same(left: list[Answer], right: list[Answer]) -> bool:
+    """Equal tokens and, to the last bit, equal log-probabilities."""
+    return [(a.tokens, a.logprobs) for a in left] == [(b.tokens, b.logprobs) for b in right]
+
+
+def answers_every_way(
+    mesh: Mesh, model: str, prompts: list[tuple[int, ...]], *, cached_tokens_min: int
+) -> list[Answer]:
+    """Answers that have the same bits cold, warm, from the cache and after the death of decode.
+    Raises ``AssertionError`` where they have not, or where that was not the way they came."""
+    cold = answers(mesh, model, asks_for(prompts, salted=True))
+    plain = asks_for(prompts)
+    warm = answers(mesh, model, plain)
+    hot = answers(mesh, model, plain)
+    assert sum(answer.cached_tokens for answer in cold) == 0
+    assert sum(answer.cached_tokens for answer in hot) > cached_tokens_min
+    old = mesh.kill("decode")
+    mesh.wait_for(lambda: mesh.pid("decode") != old, "a new decode")
+    mesh.wait_ready()
+    after = answers(mesh, model, plain)
+    mesh.wait_idle()
+    assert same(cold, warm)
+    assert same(cold, hot)
+    assert same(cold, after)
+    return cold
+
+
 class Reference:
     """``transformers`` on the same weights in float32."""
 

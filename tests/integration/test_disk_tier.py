@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -30,6 +30,7 @@ from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import subjects
 from pagemesh.wire.pager_messages import Admit, Granted, Queued
+from pagemesh.wire.pager_reports import PagerReport
 from pagemesh.wire.tokens import pack
 
 __all__ = ["pool_folder"]
@@ -105,14 +106,29 @@ class Reader(Client):
         await self.release(lease, [])
 
 
-async def disk_pages(pager: Pager, wanted: int) -> None:
-    """Wait until the tier is on and has so many pages, and none is being written."""
+async def reported(pager: Pager, is_so: Callable[[PagerReport], bool]) -> None:
+    """Wait until the pager's report says it."""
     async with asyncio.timeout(20):
         while True:
-            report = await pager.report()
-            if report.disk_slots and report.disk_pages == wanted:
+            if is_so(await pager.report()):
                 return
             await asyncio.sleep(0.02)
+
+
+async def disk_pages(pager: Pager, wanted: int) -> None:
+    """Wait until the tier is on and has so many pages, and none is being written."""
+    await reported(pager, lambda report: bool(report.disk_slots) and report.disk_pages == wanted)
+
+
+async def goes_on_without_disk(worker: Reader) -> None:
+    """The tier is off once something was to be written, and what was is computed again."""
+    await worker.compute(1, PROMPT)
+    await worker.flood(900)
+    await reported(worker.pager, lambda report: not report.disk_slots)
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == 0
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
 
 
 async def computed_and_evicted(pager: Pager) -> np.ndarray:
@@ -211,48 +227,20 @@ async def test_a_killed_pager_leaves_no_record_that_is_believed_wrongly(pager: P
 
 
 async def test_a_disk_that_cannot_be_used_switches_the_tier_off_and_serving_goes_on(
-    shared_nats_server: NatsServer, bus: Bus, pool_folder: Path, blocked_folder: Path,
-    no_stray_processes: None,
-) -> None:  # fmt: skip
-    pager = Pager(shared_nats_server.url, pool_folder, bus)
-    pager.environ |= {"PAGEMESH_DISK_DIR": str(blocked_folder)}
-    await pager.start()
+    blocked_folder: Path, pager: Pager
+) -> None:
     worker = Reader(pager, "prefill", 11)
     await worker.open()
-    await worker.compute(1, PROMPT)
-    await worker.flood(900)
-    granted = await worker.admit_soon(2, PROMPT)
-    assert granted.cached_tokens == 0
-    await worker.release(granted, PROMPT)
-    assert (await pager.report()).disk_slots == 0
-    worker.lock.close()
-    assert await pager.end() == 0
+    await goes_on_without_disk(worker)
 
 
-async def test_a_disk_that_is_full_switches_the_tier_off_and_serving_goes_on(
-    shared_nats_server: NatsServer, bus: Bus, pool_folder: Path, disk_folder: Path,
-    no_stray_processes: None,
-) -> None:  # fmt: skip
-    pager = Pager(shared_nats_server.url, pool_folder, bus)
-    # What a process may write into one file: the pool is made before, the pages do not fit.
-    pager.environ |= {"PAGEMESH_DISK_DIR": str(disk_folder)}
-    await pager.start()
+async def test_a_disk_that_is_full_switches_the_tier_off_and_serving_goes_on(pager: Pager) -> None:
     worker = Reader(pager, "prefill", 11)
     await worker.open()
     await disk_pages(pager, 0)
+    # What a process may write into one file: the pool is made before, the pages do not fit.
     resource.prlimit(pager.pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, 2 * PAGE_BYTES))
-    await worker.compute(1, PROMPT)
-    await worker.flood(900)
-    async with asyncio.timeout(20):
-        while True:
-            if not (await pager.report()).disk_slots:
-                break
-            await asyncio.sleep(0.02)
-    granted = await worker.admit_soon(2, PROMPT)
-    assert granted.cached_tokens == 0
-    await worker.release(granted, PROMPT)
-    worker.lock.close()
-    assert await pager.end() == 0
+    await goes_on_without_disk(worker)
 
 
 # A whole mesh

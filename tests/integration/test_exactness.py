@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.exact import Answer, Reference, answers, asks_for, mixed_prompts
+from tests.integration.exact import Answer, Reference, answers, asks_for, mixed_prompts, same
 from tests.integration.mesh import Mesh
 
 MODEL = "tiny"
@@ -33,11 +33,6 @@ def assert_greedy(reference: Reference, prompts: list[tuple[int, ...]], got: lis
     for prompt, answer in zip(prompts, got, strict=True):
         for tokens in answer.tokens:
             assert reference.worst_gap(prompt, tokens) <= GAP_MAX
-
-
-def same(left: list[Answer], right: list[Answer]) -> bool:
-    """Equal tokens and, to the last bit, equal log-probabilities."""
-    return [(a.tokens, a.logprobs) for a in left] == [(b.tokens, b.logprobs) for b in right]
 
 
 @pytest.mark.slow

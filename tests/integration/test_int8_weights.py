@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.exact import answers, asks_for, mixed_prompts
+from tests.integration.exact import answers_every_way, mixed_prompts
 from tests.integration.mesh import Mesh
 from tests.integration.one_process import OneProcess
 
@@ -19,22 +19,9 @@ def test_int8_weights_give_the_same_bits_cold_warm_after_a_kill_and_in_one_proce
     pool_dir: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     prompts = mixed_prompts(40, VOCAB_TOKENS, length_max=300)
-    plain = asks_for(prompts)
     flags = ("--dtype", "int8")
     with Mesh(pool_dir, model=tiny_model, deterministic=True, flags=flags) as mesh:
-        cold = answers(mesh, MODEL, asks_for(prompts, salted=True))
-        warm = answers(mesh, MODEL, plain)
-        hot = answers(mesh, MODEL, plain)
-        assert sum(answer.cached_tokens for answer in cold) == 0
-        assert sum(answer.cached_tokens for answer in hot) > 3_000
-        old = mesh.kill("decode")
-        mesh.wait_for(lambda: mesh.pid("decode") != old, "a new decode")
-        mesh.wait_ready()
-        after = answers(mesh, MODEL, plain)
-        mesh.wait_idle()
-    for others in (warm, hot, after):
-        for one, other in zip(cold, others, strict=True):
-            assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+        cold = answers_every_way(mesh, MODEL, prompts, cached_tokens_min=3_000)
     same = {"int8": 0, "float32": 0}
     int8 = OneProcess(tiny_model, tmp_path / "cache", weight_type="int8")
     float32 = OneProcess(tiny_model, tmp_path / "cache")

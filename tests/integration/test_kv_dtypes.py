@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.exact import Answer, answers, asks_for, mixed_prompts
+from tests.integration.exact import answers_every_way, mixed_prompts
 from tests.integration.mesh import Mesh
 from tests.integration.one_process import PAGE_SIZE, OneProcess
 
@@ -17,10 +17,6 @@ ROW_BYTES: dict[KvDtype, int] = {"float16": 2 * 16, "int8": 16 + 4, "e4m3": 16 +
 """A head's K or V of one token: codes, and their scale."""
 
 
-def tokens_of(found: list[Answer]) -> list[object]:
-    return [(answer.tokens, answer.logprobs) for answer in found]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kv_dtype", list(ROW_BYTES))
@@ -28,21 +24,10 @@ def test_narrow_kv_gives_the_same_tokens_cold_warm_after_a_kill_and_in_one_proce
     pool_dir: Path, tmp_path: Path, tiny_model: Path, kv_dtype: KvDtype
 ) -> None:
     prompts = mixed_prompts(40, VOCAB_TOKENS, length_max=300)
-    salted, plain = asks_for(prompts, salted=True), asks_for(prompts)
     flags = ("--kv-dtype", kv_dtype)
     with Mesh(pool_dir, model=tiny_model, deterministic=True, flags=flags) as mesh:
-        cold = answers(mesh, MODEL, salted)
-        warm = answers(mesh, MODEL, plain)
+        cold = answers_every_way(mesh, MODEL, prompts, cached_tokens_min=3_000)
         assert mesh.report().page_bytes == PAGE_SIZE * 2 * 2 * 2 * ROW_BYTES[kv_dtype]
-        hot = answers(mesh, MODEL, plain)
-        assert sum(answer.cached_tokens for answer in cold) == 0
-        assert sum(answer.cached_tokens for answer in hot) > 3_000
-        old = mesh.kill("decode")
-        mesh.wait_for(lambda: mesh.pid("decode") != old, "a new decode")
-        mesh.wait_ready()
-        after = answers(mesh, MODEL, plain)
-        mesh.wait_idle()
-    assert tokens_of(cold) == tokens_of(warm) == tokens_of(hot) == tokens_of(after)
     alone = OneProcess(tiny_model, tmp_path / "cache", kv_dtype=kv_dtype)
     for prompt, answer in zip(prompts, cold, strict=True):
         [tokens] = answer.tokens
