@@ -22,6 +22,7 @@ from pagemesh.cli.cache_tables import (
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.operator import TUNING, bus_config, connected
 from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.cli.param_types import Counts
 from pagemesh.runtime.config import load
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.cache_messages import (
@@ -45,6 +46,7 @@ from pagemesh.wire.messages import Message
 
 A = TypeVar("A", bound=Message)
 F = TypeVar("F", bound=Callable[..., Any])
+_TOKENS = Counts(0, 0xFFFF_FFFF, "token ids such as 1,15,220")
 _ROOT_HELP = "Only what is under the root that starts with these hexadecimal digits."
 
 
@@ -97,7 +99,7 @@ def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
               help="The prefix as chat messages: a JSON list, as a request holds it.")  # fmt: skip
 @click.option("--salt", default="", metavar="SALT", help="The cache_salt of those requests.")
 @click.option("--root", metavar="HEX", help="With --tokens: the root, 64 hexadecimal digits.")
-@click.option("--tokens", metavar="N,N,...", help="The prefix as token ids.")
+@click.option("--tokens", type=_TOKENS, help="The prefix as token ids.")
 @click.option("--ttl-s", type=click.IntRange(1, PIN_TTL_S_MAX), metavar="SECONDS",
               help="Unpin it by itself after so long.  [default: never]")  # fmt: skip
 @config_flags(ClientConfig)
@@ -107,7 +109,7 @@ def pin(
     messages: Path | None,
     salt: str,
     root: str | None,
-    tokens: str | None,
+    tokens: tuple[int, ...] | None,
     ttl_s: int | None,
     as_json: bool,
     **arguments: Any,

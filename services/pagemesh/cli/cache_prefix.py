@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 import httpx
+import msgspec
 
 from pagemesh.cli.chat_stream import answer_of, client
 from pagemesh.cli.client_config import ClientConfig
+from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import ConfigError
-
-_ROOT_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Prefix:
     messages: Path | None
     salt: str
     root: str | None
-    tokens: str | None
+    tokens: tuple[int, ...] | None
 
 
 def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]]:
@@ -40,7 +40,7 @@ def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]
     if len(given) != 1 or (prefix.root is None) != (given != ["tokens"]):
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
     if prefix.root is not None and prefix.tokens is not None:
-        return [(_root(prefix.root), _ids(prefix.tokens))]
+        return [(_root(prefix.root), list(prefix.tokens))]
     body: dict[str, Any] = {"cache_salt": prefix.salt or None}
     if prefix.messages is not None:
         body |= {"messages": _messages(prefix.messages), "add_generation_prompt": False}
@@ -64,17 +64,10 @@ def _tokenized(config: ClientConfig, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _root(text: str) -> str:
-    root = text.lower()
-    if len(root) != _ROOT_CHARACTERS or set(root) - set("0123456789abcdef"):
-        raise click.UsageError(f"--root {text[:80]!r} is not {_ROOT_CHARACTERS} hexadecimal digits")
-    return root
-
-
-def _ids(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise click.UsageError("--tokens are numbers with commas, such as 1,15,220")
-    return [int(part) for part in parts]
+    try:
+        return msgspec.convert(text.lower(), RootName)
+    except msgspec.ValidationError:
+        raise click.UsageError(f"--root {text[:80]!r} is not 64 hexadecimal digits") from None
 
 
 def _messages(path: Path) -> list[Any]:
