@@ -114,9 +114,10 @@ def test_sequences_that_begin_with_the_same_pages_have_the_bits_that_each_has_al
     pool, tables = filled_pool(layout, 1200, 6)
     common = shared // layout.page_size
     prefixed = [np.concatenate((tables[0][:common], own[common:])) for own in tables[:5]]
-    # One that shares nothing comes between them, and one of two rows at the end.
+    # The second ends a span of 512 after its neighbours. One that shares nothing comes between
+    # them, and one of two rows at the end.
     batch = [prefixed[0], prefixed[1], prefixed[2], tables[5], prefixed[3], prefixed[4]]
-    starts, counts = [1150, 1095, 1199, 900, shared, 1100], [1, 1, 1, 1, 1, 2]
+    starts, counts = [1020, 1199, 1010, 900, shared, 1100], [1, 1, 1, 1, 1, 2]
     q = [torch.randn(count, heads, layout.head_dim) for count in counts]
     with_threads(1)
     alone = [
