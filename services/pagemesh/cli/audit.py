@@ -10,11 +10,9 @@ from typing import Any
 import click
 import msgspec
 
-from pagemesh.cli.operator import ASK_TIMEOUT_MS, TUNING, Mesh, bus_config, connected
-from pagemesh.cli.options import config_flags
+from pagemesh.cli.operator import ASK_TIMEOUT_MS, Mesh, bus_config, bus_flags, connected
 from pagemesh.cli.reconcile import Finding, Look, reconcile
 from pagemesh.runtime.rpc import call
-from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Fault, NoCapacity
 from pagemesh.wire.pager_reports import InspectPager, InspectWorker, PagerReport, WorkerReport
@@ -25,7 +23,7 @@ _BETWEEN_S = 1.5
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="JSON.")
-@config_flags(BusConfig, without=TUNING)
+@bus_flags
 def audit(as_json: bool, **arguments: Any) -> int:
     """Compare the books of pagers with what workers hold. Exits 1 when something does not add up,
     and names the owner and the trace of each orphan."""

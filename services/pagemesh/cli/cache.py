@@ -20,11 +20,10 @@ from pagemesh.cli.cache_tables import (
     unpinned_text,
 )
 from pagemesh.cli.client_config import ClientConfig
-from pagemesh.cli.operator import TUNING, bus_config, connected
+from pagemesh.cli.operator import bus_config, bus_flags, connected
 from pagemesh.cli.options import config_flags, given_flags
 from pagemesh.cli.param_types import Counts
 from pagemesh.runtime.config import load
-from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
     PIN_TTL_S_MAX,
@@ -52,7 +51,7 @@ _ROOT_HELP = "Only what is under the root that starts with these hexadecimal dig
 
 def _door(command: F) -> F:
     """What every command at the door takes."""
-    command = config_flags(BusConfig, without=TUNING)(command)
+    command = bus_flags(command)
     return click.option("--json", "as_json", is_flag=True, help="JSON, one entry a host.")(command)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagemesh.cli.options import check_variables, given_flags
+from pagemesh.cli.options import check_variables, config_flags, given_flags
 from pagemesh.cli.plan_mesh import url_file_name
 from pagemesh.cli.roster import Roster
 from pagemesh.cli.run_folder import running_folders
@@ -29,7 +29,7 @@ from pagemesh.wire.errors import ConfigError, Fault, NotReady, fault
 from pagemesh.wire.messages import Message
 from pagemesh.wire.presence import Announce
 
-TUNING = tuple(
+_TUNING = tuple(
     f"PAGEMESH_NATS_{name}"
     for name in (
         "CONNECT_TIMEOUT_MS", "START_WAIT_MS", "RECONNECT_WAIT_MS", "RECONNECT_WAIT_MS_MAX",
@@ -37,6 +37,10 @@ TUNING = tuple(
     )
 )  # fmt: skip
 """Settings of the connection that a command of a second has no need of."""
+bus_flags = config_flags(
+    BusConfig, defaults={"PAGEMESH_NATS": "that of `pagemesh up` on this machine"}, without=_TUNING
+)
+"""What says where the mesh is."""
 ASK_TIMEOUT_MS = 10_000
 _QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
 A = TypeVar("A", bound=Message)

@@ -208,7 +208,7 @@ def test_a_gateway_without_workers_or_without_itself_is_told(
 
 
 def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
     default = bus_config({}).url
@@ -220,3 +220,7 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
             bus_config({})
         assert bus_config({"pagemesh_nats": "nats://x:7"}).url == "nats://x:7"
     assert bus_config({}).url == default
+    for command in (["audit"], ["cache", "stats"]):
+        run([*command, "--help"])
+        help_text = " ".join(capsys.readouterr().out.split())
+        assert "[default: that of `pagemesh up` on this machine]" in help_text
