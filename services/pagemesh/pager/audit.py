@@ -44,7 +44,6 @@ def report(books: Books, first: int = 0) -> PagerReport:
         waiter_count=books.waiting.count + books.in_flight.wait_count,
         disk_slots=0 if disk is None else disk.slot_count,
         disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
-        unsettled_count=len(books.unsettled),
         unclaimed_pages=_unclaimed_pages(books),
         lease_count=len(books.leases),
         first=first,

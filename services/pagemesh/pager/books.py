@@ -36,10 +36,10 @@ from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.roots import sweep_retired, uproot
 from pagemesh.pager.runs import Pages
-from pagemesh.pager.waiting import Queues
+from pagemesh.pager.waiting import FIRST, Queues
 from pagemesh.pager.waste import Waste
 from pagemesh.wire.errors import Gone, Malformed, Stale
-from pagemesh.wire.messages import Message, Order, SequenceKey
+from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
 from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
@@ -51,7 +51,6 @@ _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
 _RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192
 """In one tick, of what is over."""
-_OLDEST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
 
 
 class Books:
@@ -76,7 +75,7 @@ class Books:
         self.leases: dict[int, Lease] = {}
         self.revoked: dict[int, Lease] = {}
         """Those of ``leases`` whose holders have not let go yet."""
-        self.youngest = _OLDEST
+        self.youngest = FIRST
         """No lease that can be taken back is after this."""
         self.tickets: dict[str, Ticket] = {}
         self.closed: OrderedDict[str, Ticket] = OrderedDict()

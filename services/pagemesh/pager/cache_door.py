@@ -45,6 +45,7 @@ _KINDS: dict[str, type[Message]] = {
     "unpin": UnpinPrefix,
     "invalidate": InvalidateCache,
 }
+_MESSAGES = frozenset(_KINDS.values())
 _STATUS = {"Malformed": "400", "Gone": "404", "NoCapacity": "409", "Busy": "503", "Stale": "503"}
 _SERVICE = "pagemesh-pages"
 
@@ -104,7 +105,7 @@ def is_cache_call(subject: str) -> bool:
 
 def is_cache_message(message: Message) -> bool:
     """Whether ``message`` goes through the door and nowhere else."""
-    return type(message) in _KINDS.values()
+    return type(message) in _MESSAGES
 
 
 def verb_of(subject: str) -> str:

@@ -26,12 +26,11 @@ from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.tier_events import DiskFound
+from pagemesh.pager.waiting import FIRST
 from pagemesh.wire.messages import Order, SequenceKey
 
 PAGER = 0
 """The writer of pages that the pager itself holds; no worker incarnation is 0."""
-FIRST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
-"""Before everybody, so that everybody may wait for the disk."""
 
 _LOOK_MAX = 64
 """Records that may be in use at the old end of the list; more than that, and nothing is evicted."""
@@ -67,7 +66,7 @@ class Load(msgspec.Struct, eq=False):
     records: list[Record]
     first_page: int
     """How many pages of the prefix come before."""
-    order: Order = FIRST
+    order: Order = FIRST  # so that everybody may wait for the disk
     incarnation: int = PAGER
     prompt_pages: int = 0
     place: tuple[Node, bytes] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 from pagemesh.pager.disk_tier import DiskTier, TierCounts
 from pagemesh.runtime import metrics
 
@@ -14,8 +16,6 @@ _rates = metrics.gauge(
     "pager_fetch_rates", "What the choice to read from disk goes by; 0: not measured.", ["rate"]
 )
 _failures = metrics.counter("pager_disk_failures_total", "Times that the disk tier was given up.")
-
-FATES = ("stored", "loaded", "corrupt", "evicted", "not_stored", "declined")
 
 
 class TierMeasures:
@@ -39,6 +39,6 @@ class TierMeasures:
         _slots.labels("free").set(disk.slot_count - disk.page_count)
         _rates.labels("disk_bytes_per_second").set(1_000 * disk.cost.disk_bytes_per_ms)
         _rates.labels("prefill_tokens_per_second").set(1_000 * disk.cost.prefill_tokens_per_ms)
-        for fate in FATES:
-            _moved.labels(fate).inc(getattr(disk.counts, fate) - getattr(self._before, fate))
-            setattr(self._before, fate, getattr(disk.counts, fate))
+        for fate, count in asdict(disk.counts).items():
+            _moved.labels(fate).inc(count - getattr(self._before, fate))
+        self._before = replace(disk.counts)

@@ -29,7 +29,7 @@ from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.roots import sweep_retired
-from pagemesh.pager.runs import Pages, join_all, own, run_of, table_of
+from pagemesh.pager.runs import Pages, as_run, join, join_all, own, table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
     DiskFound,
@@ -212,7 +212,7 @@ class Tiers:
         disk.touch(records)
         disk.hold(records)  # first: what is evicted for them must not take their slots
         anchor = books.forest.pin_match(match)
-        pages = run_of_parts(books.take_pages(count, PAGER, tree))
+        pages = as_run(join_all(books.take_pages(count, PAGER, tree)))
         number = books.pool.number()
         at, end = start * self._width, (start + count) * self._width
         load = Load(
@@ -278,7 +278,7 @@ class Tiers:
                 )
             )  # fmt: skip
             books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
-        return run_of_parts([pages[:known], rest])
+        return join(pages[:known], rest)
 
     def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> None:
         """What is not what it should be is never tried again."""
@@ -314,12 +314,3 @@ class Tiers:
 def _is_kept(node: Node) -> bool:
     """Whether its pages may be stored: a record has no time to live."""
     return node.expires_ms >= FOREVER_MS
-
-
-def run_of_parts(parts: list[Pages]) -> Pages:
-    """``parts`` as one list of pages."""
-    some = [part for part in parts if len(part)]
-    if len(some) == 1:
-        return some[0]
-    table = join_all(some)
-    return run_of(table) if len(table) and (table[1:] > table[:-1]).all() else table

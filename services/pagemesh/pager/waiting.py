@@ -14,6 +14,8 @@ from pagemesh.wire.errors import Busy
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend
 
+FIRST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
+"""Before every sequence."""
 Place = tuple[int, int, str, int, int, int]
 """An ``Order``, then attempt and incarnation, so that no two waiters tie; quick to compare."""
 

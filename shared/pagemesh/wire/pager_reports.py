@@ -71,11 +71,9 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     disk_slots: Count = 0
     """0: pages are not kept on disk, or not any more."""
     disk_pages: Count = 0
-    unsettled_count: Count = 0
-    """Workers of an earlier life of the pager that have not said what they hold."""
     unclaimed_pages: Count = 0
-    """Held or draining pages that no lease of the list has: they wait for these workers, or are
-    being read from disk."""
+    """Held or draining pages that no lease of the list has: they wait for workers of an earlier
+    life of the pager to say what they hold, or are being read from disk."""
     lease_count: Count = 0
     first: Count = 0
     leases: list[LeaseLine]
