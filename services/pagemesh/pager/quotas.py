@@ -86,6 +86,8 @@ class Quotas:
         takes it out."""
         for account in list(self._books.accounts.by_tenant.values()):
             for _ in range(len(account.waiting)):
+                if not len(account.waiting):
+                    break  # the others' leases were taken back for the one before
                 first = account.waiting.first
                 yield first
                 if first.name in account.waiting:

@@ -198,6 +198,22 @@ def test_who_finds_its_tenants_list_full_is_forgotten_and_nobody_is_hurt() -> No
     assert rig.core.report().waiter_count == 2
 
 
+def test_who_is_served_may_take_the_lease_of_the_next_who_waits_for_the_same_tenant(
+    rig: Rig, worker: Worker
+) -> None:
+    twelve = CacheTerms(tenant="alice", pages_max=12)
+    oldest = worker.granted(0, prompt(7, 6), root=ALICE, terms=twelve)
+    worker.granted(1, prompt(1, 6))
+    young = worker.granted(5, prompt(5, 4), root=ALICE, terms=twelve)
+    assert is_queued(worker.admit(2, prompt(2, 8), root=ALICE, terms=twelve))
+    assert is_queued(worker.extend(young, 7, 4))
+    worker.release(oldest, cache=False)
+    assert [revoke.key for revoke in rig.taken(Revoke)] == [young.key]
+    worker.ack(young)
+    (granted,) = rig.taken(Granted)
+    assert granted.key == key_of(2)
+
+
 def test_nothing_is_taken_back_for_who_could_not_wait_for_room_then() -> None:
     rig = Rig(16, limits=dataclasses.replace(LIMITS, waiter_count_max=1))
     worker = Worker(rig, "w", 1)
