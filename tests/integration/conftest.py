@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.integration.tiny_model import write_tiny_llama
+from tests.support.leaks import pool_files
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,15 @@ def weights_are_prepared_once(tmp_path: Path, prepared_weights: Path) -> None:
     """A mesh keeps prepared weights beside its pools. To make them takes two processes some
     seconds each, and the first mesh of every model shows that they can."""
     (tmp_path / "prepared").symlink_to(prepared_weights)
+
+
+@pytest.fixture(scope="module")
+def module_pool_dir(
+    tmp_path_factory: pytest.TempPathFactory, prepared_weights: Path
+) -> Iterator[Path]:
+    """``pool_dir`` for a mesh that serves all tests of a module."""
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "prepared").symlink_to(prepared_weights)
+    (folder / "pools").mkdir(mode=0o700)
+    yield folder / "pools"
+    assert not pool_files(folder / "pools"), "left behind"

@@ -151,9 +151,16 @@ class Reference:
         self._torch = torch
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model = model.eval()
+        self._gaps: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
 
     def worst_gap(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> float:
         """How far the logit of a token of ``tokens`` is below the maximum, at worst."""
+        asked = prompt, tokens
+        if asked not in self._gaps:
+            self._gaps[asked] = self._computed_gap(prompt, tokens)
+        return self._gaps[asked]
+
+    def _computed_gap(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> float:
         torch = self._torch
         with torch.no_grad():
             context = torch.tensor([[*prompt, *tokens[:-1]]])

@@ -17,10 +17,8 @@ PROMPT = "the quick brown fox jumps over the lazy dog and " * 4
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Mesh]:
-    folder = tmp_path_factory.mktemp("openai") / "pools"
-    folder.mkdir(mode=0o700)
-    with Mesh(folder, model=tiny_model, deterministic=True) as made:
+def mesh(module_pool_dir: Path, tiny_model: Path) -> Iterator[Mesh]:
+    with Mesh(module_pool_dir, model=tiny_model, deterministic=True) as made:
         yield made
         made.wait_idle()
 

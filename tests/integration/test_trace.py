@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.integration.mesh import Mesh
-from tests.support.otlp import ReceivedSpan, Receiver
+from tests.support.otlp import ReceivedSpan, Receiver, ReceiverServer
 
+pytestmark = pytest.mark.slow
 MODEL = "tiny"
-TRACE_ID = "5b8aa5a2d2c872e8321cf37308d69df2"
+TRACE_ID, OTHER_TRACE_ID = "5b8aa5a2d2c872e8321cf37308d69df2", "0af7651916cd43dd8448eb211c80319c"
 CALLER_SPAN = "5fb397be34d26b51"
 SERVICES = {"pagemesh-gateway", "pagemesh-prefill", "pagemesh-decode", "pagemesh-pager"}
-PROMPT = [index % 200 for index in range(200)]
 
 
-def complete(mesh: Mesh) -> None:
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with ReceiverServer() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mesh(module_pool_dir: Path, tiny_model: Path, receiver: Receiver) -> Iterator[Mesh]:
+    with Mesh(module_pool_dir, model=tiny_model, env={"PAGEMESH_OTLP": receiver.url}) as made:
+        yield made
+
+
+def complete(mesh: Mesh, first: int, trace_id: str) -> None:
+    """Ask about 200 tokens, from ``first`` on."""
+    prompt = [(first + index) % 200 for index in range(200)]
     body = {
-        "model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True,
+        "model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True,
     }  # fmt: skip
-    headers = {"traceparent": f"00-{TRACE_ID}-{CALLER_SPAN}-01"}
+    headers = {"traceparent": f"00-{trace_id}-{CALLER_SPAN}-01"}
     answer = httpx.post(f"{mesh.url}/v1/completions", json=body, headers=headers, timeout=60.0)
     assert answer.status_code == 200, answer.text
 
@@ -35,13 +50,16 @@ def whole(spans: list[ReceivedSpan]) -> bool:
     return {span.service for span in spans} >= SERVICES and len(outside(spans)) == 1
 
 
-@pytest.mark.slow
+def without(spans: list[ReceivedSpan], trace_id: str) -> list[ReceivedSpan]:
+    return [span for span in spans if span.trace_id != trace_id]
+
+
 def test_a_request_is_one_trace_with_spans_of_all_four_services(
-    pool_dir: Path, tiny_model: Path, trace_receiver: Receiver
+    mesh: Mesh, receiver: Receiver
 ) -> None:
-    with Mesh(pool_dir, model=tiny_model, env={"PAGEMESH_OTLP": trace_receiver.url}) as mesh:
-        complete(mesh)
-        spans = trace_receiver.wait_for(whole, timeout_s=20.0)
+    complete(mesh, 0, TRACE_ID)
+    spans = receiver.wait_for(lambda spans: whole(without(spans, OTHER_TRACE_ID)), timeout_s=20.0)
+    spans = without(spans, OTHER_TRACE_ID)
     assert {span.trace_id for span in spans} == {TRACE_ID}
     [root] = outside(spans)
     assert (root.service, root.parent_id) == ("pagemesh-gateway", CALLER_SPAN)
@@ -64,17 +82,14 @@ def test_a_request_is_one_trace_with_spans_of_all_four_services(
     assert sequence.attributes["gen_ai.usage.output_tokens"] == 15, "the first is prefill's"
 
 
-@pytest.mark.slow
-def test_a_hit_is_explained_on_the_span(
-    pool_dir: Path, tiny_model: Path, trace_receiver: Receiver
-) -> None:
-    with Mesh(pool_dir, model=tiny_model, env={"PAGEMESH_OTLP": trace_receiver.url}) as mesh:
-        complete(mesh)
-        complete(mesh)
-        spans = trace_receiver.wait_for(
-            lambda spans: sum(span.name == "pager.admit" for span in spans) == 2, timeout_s=20.0
-        )
-    last = max((span for span in spans if span.name == "pager.admit"), key=lambda s: s.start_ns)
+def test_a_hit_is_explained_on_the_span(mesh: Mesh, receiver: Receiver) -> None:
+    def admissions(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+        return [span for span in without(spans, TRACE_ID) if span.name == "pager.admit"]
+
+    complete(mesh, 100, OTHER_TRACE_ID)
+    complete(mesh, 100, OTHER_TRACE_ID)
+    spans = receiver.wait_for(lambda spans: len(admissions(spans)) == 2, timeout_s=20.0)
+    last = max(admissions(spans), key=lambda span: span.start_ns)
     facts = {
         name.removeprefix("pagemesh.tokens."): value
         for name, value in last.attributes.items()
