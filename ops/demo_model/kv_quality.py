@@ -12,9 +12,11 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from pagemesh.kernels.ops import KvPool, ragged_batch
 PAGE_SIZE = 16
 RECALL_GAPS_TOKENS = (100, 500, 1000)
 RECALL_LINES = 16
+K = TypeVar("K", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +168,36 @@ def _recalled(logits: Iterator[torch.Tensor], asked: Sequence[Scored]) -> float:
 
 def main() -> None:
     """Print the figures as a Markdown table."""
-    parser = argparse.ArgumentParser(description="Perplexity and recall by type of K and V.")
+    report("K and V", partial(measure, KV_DTYPES))
+
+
+def report(
+    what: str, measured: Callable[[Sequence[Scored], Sequence[Scored]], Mapping[K, Quality]]
+) -> None:
+    """What the command line asks for: qualities by type of ``what``, as ``measured``, printed as
+    a Markdown table and kept as JSON."""
+    parser = argparse.ArgumentParser(description=f"Perplexity and recall by type of {what}.")
     parser.add_argument("--documents", type=int, default=60)
     parser.add_argument("--probes", type=int, default=60)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
-    found = measure(KV_DTYPES, documents(arguments.documents), probes(arguments.probes))
-    tell("K and V", found.items())
-    if arguments.json is not None:
-        report = {"documents": arguments.documents, "probes": arguments.probes}
-        keep(arguments.json, report, found.items())
-
-
-def tell(what: str, found: Iterable[tuple[str, Quality]]) -> None:
-    """Print a Markdown table of qualities by type."""
+    found = measured(documents(arguments.documents), probes(arguments.probes))
     print(f"| {what} | perplexity | exact recall | logit error, root mean square |")
     print("| --- | --- | --- | --- |")
-    for dtype, one in found:
+    for kind, one in found.items():
         print(
-            f"| {dtype} | {one.perplexity:.4f} | {100 * one.recall:.1f} % | {one.logit_error:.1e} |"
+            f"| {kind} | {one.perplexity:.4f} | {100 * one.recall:.1f} % | {one.logit_error:.1e} |"
         )
-
-
-def keep(path: Path, measured: Mapping[str, int], found: Iterable[tuple[str, Quality]]) -> None:
-    """Write qualities by type as JSON, with what they were ``measured`` on."""
-    lines = {
-        dtype: {
-            "perplexity": round(one.perplexity, 5), "recall": round(one.recall, 4),
-            "logit_error": float(f"{one.logit_error:.2e}"),
-        }
-        for dtype, one in found
-    }  # fmt: skip
-    path.write_text(json.dumps({**measured, "by_type": lines}, indent=1) + "\n")
+    if arguments.json is not None:
+        lines = {
+            kind: {
+                "perplexity": round(one.perplexity, 5), "recall": round(one.recall, 4),
+                "logit_error": float(f"{one.logit_error:.2e}"),
+            }
+            for kind, one in found.items()
+        }  # fmt: skip
+        kept = {"documents": arguments.documents, "probes": arguments.probes, "by_type": lines}
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

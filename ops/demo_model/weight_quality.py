@@ -8,22 +8,12 @@ Documents and questions are those of ``ops.demo_model.kv_quality``; K and V are 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from ops.demo_model.kv_quality import (
-    PAGE_SIZE,
-    Quality,
-    Scored,
-    documents,
-    judge,
-    keep,
-    probes,
-    tell,
-)
+from ops.demo_model.kv_quality import PAGE_SIZE, Quality, Scored, judge, report
 from ops.demo_model.train import WEIGHTS
 
 from pagemesh.engine.loading import load_model
@@ -46,16 +36,7 @@ def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[WeightType
 
 def main() -> None:
     """Print the figures as a Markdown table."""
-    parser = argparse.ArgumentParser(description="Perplexity and recall by type of weights.")
-    parser.add_argument("--documents", type=int, default=60)
-    parser.add_argument("--probes", type=int, default=60)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    found = measure(documents(arguments.documents), probes(arguments.probes))
-    tell("weights", found.items())
-    if arguments.json is not None:
-        measured = {"documents": arguments.documents, "probes": arguments.probes}
-        keep(arguments.json, measured, found.items())
+    report("weights", measure)
 
 
 if __name__ == "__main__":

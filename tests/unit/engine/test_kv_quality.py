@@ -1,15 +1,17 @@
-"""What fewer bits for K and V may cost the demo model."""
+"""What fewer bits for K and V may cost the demo model, and what its card tells of them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from ops.demo_model.kv_quality import documents, measure, probes
 
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
+from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 LOGIT_ERROR_MAX: dict[KvDtype, float] = {
     "float16": 2e-3, "bfloat16": 1.2e-2, "int8": 3e-2, "e4m3": 0.16,
@@ -37,13 +39,22 @@ def test_the_demo_model_keeps_its_perplexity_and_recall_with_every_kv_type() -> 
         assert one.recall >= exact.recall - ANSWERS_LOST_MAX[dtype] / PROBES - 1e-9, dtype
 
 
-def test_the_model_card_tells_the_figures_that_were_measured() -> None:
-    measured = json.loads((FOLDER / "kv_figures.json").read_text())["by_type"]
-    row = r"^\| (\w+) \| [\d,]+ \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) \|$"
+@pytest.mark.parametrize(
+    ("figures", "first_columns", "kinds"),
+    [
+        ("kv_figures.json", r"(\w+) \| [\d,]+", KV_DTYPES),
+        ("weight_figures.json", r"weights as (\w+)", WEIGHT_TYPES),
+    ],
+)
+def test_the_model_card_tells_the_figures_that_were_measured(
+    figures: str, first_columns: str, kinds: Sequence[str]
+) -> None:
+    measured = json.loads((FOLDER / figures).read_text())["by_type"]
+    row = rf"^\| {first_columns} \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) \|$"
     told = re.findall(row, (FOLDER / "MODEL_CARD.md").read_text(), re.M)
-    assert [dtype for dtype, *_ in told] == list(KV_DTYPES) == list(measured)
-    for dtype, perplexity, recall, logit_error in told:
-        one = measured[dtype]
-        assert float(perplexity) == pytest.approx(one["perplexity"], abs=6e-5), dtype
-        assert float(recall) == round(100 * one["recall"], 1), dtype
-        assert float(logit_error) == pytest.approx(one["logit_error"], rel=0.06), dtype
+    assert [kind for kind, *_ in told] == list(kinds) == list(measured)
+    for kind, perplexity, recall, logit_error in told:
+        one = measured[kind]
+        assert float(perplexity) == pytest.approx(one["perplexity"], abs=6e-5), kind
+        assert float(recall) == round(100 * one["recall"], 1), kind
+        assert float(logit_error) == pytest.approx(one["logit_error"], rel=0.06), kind
