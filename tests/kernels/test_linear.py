@@ -11,33 +11,47 @@ from pagemesh.kernels.linear import reference
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import linear, pack_linear, packed_shape
+from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
 
 ROWS = (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 64)
 
 
+EITHER = pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+ABSOLUTE_ERROR_MAX: dict[WeightType, float] = {"float32": 1e-5, "int8": 2e-5}
+
+
+@EITHER
 @pytest.mark.parametrize("rows", [0, *ROWS])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 16), (47, 3), (48, 100), (95, 257), (200, 64)])
-def test_the_product_is_that_of_torch(level: CpuLevel, rows: int, n: int, k: int) -> None:
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 16), (47, 3), (48, 130), (95, 257), (200, 64)])
+def test_the_product_is_that_of_torch_over_what_is_packed(
+    level: CpuLevel, weight_type: WeightType, rows: int, n: int, k: int
+) -> None:
     weight, bias, x = torch.randn(n, k), torch.randn(n), torch.randn(rows, k)
-    packed = pack_linear(weight, bias)
+    packed = pack_linear(weight, bias, weight_type=weight_type)
     expected = torch.empty(rows, n)
     reference.linear(x, packed, expected)
-    torch.testing.assert_close(linear(x, packed), expected, rtol=1e-5, atol=1e-5)
+    atol = ABSOLUTE_ERROR_MAX[weight_type]
+    torch.testing.assert_close(linear(x, packed), expected, rtol=1e-5, atol=atol)
 
 
-def test_the_product_is_close_to_exact_over_a_long_sum(level: CpuLevel) -> None:
-    weight, x = torch.randn(64, 8192), torch.randn(4, 8192)
-    exact = x.double() @ weight.double().T
-    error = (linear(x, pack_linear(weight)) - exact).abs().max() / exact.abs().max()
+@EITHER
+def test_the_product_is_close_to_exact_over_a_long_sum(
+    level: CpuLevel, weight_type: WeightType
+) -> None:
+    packed = pack_linear(torch.randn(64, 8192), weight_type=weight_type)
+    x = torch.randn(4, 8192)
+    exact = x.double() @ unpack_linear(packed).double().T
+    error = (linear(x, packed) - exact).abs().max() / exact.abs().max()
     assert error < 2e-6
 
 
+@EITHER
 def test_a_row_has_the_same_bits_in_any_company(
-    level: CpuLevel, with_threads: Callable[[int], None]
+    level: CpuLevel, weight_type: WeightType, with_threads: Callable[[int], None]
 ) -> None:
-    # Enough work for more than one thread even with one row.
-    packed = pack_linear(torch.randn(1333, 900), torch.randn(1333))
-    x = torch.randn(max(ROWS), 900)
+    # Enough work for more than one thread even with one row; a last panel that is not whole.
+    packed = pack_linear(torch.randn(1333, 902), torch.randn(1333), weight_type=weight_type)
+    x = torch.randn(max(ROWS), 902)
     alone = torch.cat([linear(x[i : i + 1], packed) for i in range(len(x))])
     for threads in (1, 2, 3):
         with_threads(threads)
@@ -47,12 +61,13 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert torch.equal(shifted, alone[-rows:]), (threads, rows)
 
 
+@EITHER
 def test_a_long_chunk_has_the_bits_of_its_rows_alone(
-    level: CpuLevel, with_threads: Callable[[int], None]
+    level: CpuLevel, weight_type: WeightType, with_threads: Callable[[int], None]
 ) -> None:
     # More rows, panels and values of K than a unit of work has, and none of them a multiple.
-    packed = pack_linear(torch.randn(331, 300), torch.randn(331))
-    x = torch.randn(611, 300)
+    packed = pack_linear(torch.randn(331, 301), torch.randn(331), weight_type=weight_type)
+    x = torch.randn(611, 301)
     alone = torch.cat([linear(row[None], packed) for row in x])
     for threads in (1, 2, 5):
         with_threads(threads)
@@ -63,12 +78,13 @@ def test_a_long_chunk_has_the_bits_of_its_rows_alone(
     torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel) -> None:
+@EITHER
+def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel, weight_type: WeightType) -> None:
     weight, x = torch.randn(100, 70), torch.randn(20, 70)
-    whole = linear(x, pack_linear(weight))
+    whole = linear(x, pack_linear(weight, weight_type=weight_type))
     for first in (0, 1, 13, 16, 50):
-        part = linear(x, pack_linear(weight[first : first + 49]))
-        assert torch.equal(part, whole[:, first : first + 49])
+        packed = pack_linear(weight[first : first + 49], weight_type=weight_type)
+        assert torch.equal(linear(x, packed), whole[:, first : first + 49])
 
 
 def test_strided_rows_are_read_and_written_in_place(level: CpuLevel) -> None:
