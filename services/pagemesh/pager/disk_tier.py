@@ -15,6 +15,7 @@ dropped meanwhile.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -111,7 +112,8 @@ class DiskTier:
         self.loading_pages = 0
         self.cost = FetchCost(facts.page_bytes, facts.page_size)
         self.counts = TierCounts()
-        self._records: dict[int, Record] = {}
+        # Not a plain dict: finding its first key is linear after removals at the front.
+        self._records: OrderedDict[int, Record] = OrderedDict()
         """By chain key, the least recently used first."""
         self._dropped_busy: dict[int, Record] = {}
         """By slot: forgotten, and in use still."""
@@ -167,8 +169,7 @@ class DiskTier:
         """``records``, a chain from its start, were used just now. The last goes first, since
         it is of no use without the others."""
         for record in reversed(list(records)):
-            if self._records.pop(record.chain, None) is not None:
-                self._records[record.chain] = record
+            self._records.move_to_end(record.chain)
 
     def claim(self, chains: list[int], root: bytes) -> tuple[list[int], list[int]]:
         """Slots for those pages of a chain that are not there yet, in place of the least recently
@@ -180,9 +181,8 @@ class DiskTier:
         slots: list[int] = []
         for place in range(len(chains) - 1, -1, -1):
             chain = chains[place]
-            known = records.pop(chain, None)
-            if known is not None:
-                records[chain] = known  # used just now
+            if chain in records:
+                records.move_to_end(chain)
                 continue
             slot: int | None = None
             if len(staged) < self.staged_pages_max:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -201,6 +202,20 @@ def test_the_least_recently_used_leave_the_disk_first_and_an_end_before_its_star
     flood(worker, 901)
     rig.write()
     assert rig.prefixes() == prefixes_of(range(50, 67)) | {pack(range(4)), pack(range(8))}
+
+
+def test_taking_the_slots_of_others_costs_little_more_than_taking_free_ones() -> None:
+    rig = DiskRig(16, slot_count=40_000)
+    disk = rig.core.books.disk
+    assert disk is not None
+    took_s = []
+    for turn in range(3):
+        started_s = time.process_time()
+        for chain in range(turn * 40_000, (turn + 1) * 40_000, 100):
+            _, slots = disk.claim([*range(chain, chain + 100)], ROOT)
+            disk.written(slots)
+        took_s.append(time.process_time() - started_s)
+    assert max(took_s[1:]) < 8 * took_s[0], "a plain dictionary takes 20 times as long"
 
 
 def test_no_more_waits_to_be_written_than_the_buffer_holds() -> None:
