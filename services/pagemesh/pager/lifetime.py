@@ -15,6 +15,7 @@ what to reclaim, so it may be a second late.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Lifetimes:
             if self._at > now_s or not self._due:
                 break
             at, self._at = self._at, self._at + 1
-            some = list(self._seconds.get(at, ()))[:count_max]
+            some = list(islice(self._seconds.get(at, ()), count_max))
             for node in some:
                 self.forget(node)
                 if node.expires_ms > now_ms:
