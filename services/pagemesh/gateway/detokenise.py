@@ -1,8 +1,8 @@
-"""Token ids to text, one at a time, in time linear in the output.
+"""Token ids to text, as they come, in time linear in the output.
 
 Decoding is not additive: a character may be spread over tokens, and a decoder may treat the
 first token of its input specially. So a short window of recent tokens is decoded again with
-each new one, and only what that added is handed out. A trailing replacement character may
+new ones, and only what that added is handed out. A trailing replacement character may
 still become a real one and is held back.
 """
 
@@ -20,6 +20,8 @@ _UNSTABLE_MAX = 3
 _WINDOW_KEPT = 6
 _WINDOW_TRIMMED = 16
 _WINDOW_MAX = 64
+_RUN_MAX = 32
+"""Tokens that are decoded at once where nobody asks which of them a text came with."""
 
 
 class Decodes(Protocol):
@@ -36,9 +38,9 @@ class Detokeniser:
         self._shown = 0
         """Characters of the window's text that were handed out."""
 
-    def push(self, token: int) -> str:
-        """The text that became certain with ``token``."""
-        self._window.append(token)
+    def push(self, *tokens: int) -> str:
+        """The text that became certain with ``tokens``, a few."""
+        self._window += tokens
         text = self._text(self._window)
         tail = len(text) - len(text.rstrip(_REPLACEMENT))
         stable = len(text) - min(tail, _UNSTABLE_MAX)
@@ -85,20 +87,24 @@ class StreamText:
         self._stopped = False
 
     def push(self, tokens: U32) -> TextPiece:
-        """Goes token by token, so that the count says which one completed a stop string."""
+        """Goes token by token where there are stop strings, so that the count says which one
+        completed one."""
         parts: list[str] = []
-        for index, token in enumerate(tokens.tolist()):
-            text = self._detokeniser.push(token)
+        ids, used, run_max = tokens.tolist(), 0, 1 if self._stops.wanted else _RUN_MAX
+        while used < len(ids):
+            run = ids[used : used + run_max]
+            used += len(run)
+            text = self._detokeniser.push(*run)
             if self._unsearched > 0:
-                self._unsearched -= 1
+                self._unsearched -= len(run)
                 parts.append(text)
                 continue
             released = self._stops.push(text)
             parts.append(released.text)
             if released.stop is not None:
                 self._stopped = True
-                return TextPiece("".join(parts), index + 1, released.stop)
-        return TextPiece("".join(parts), len(tokens))
+                return TextPiece("".join(parts), used, released.stop)
+        return TextPiece("".join(parts), used)
 
     def close(self) -> str:
         if self._stopped:

@@ -30,6 +30,11 @@ class StopMatcher:
         self._held = ""
 
     @property
+    def wanted(self) -> bool:
+        """Whether there is any stop string."""
+        return bool(self._stops)
+
+    @property
     def held(self) -> str:
         return self._held
 

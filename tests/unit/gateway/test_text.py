@@ -63,10 +63,13 @@ def test_nothing_is_held_back_that_no_stop_string_begins_with() -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.integers(0, SIZE - 1), max_size=120), st.booleans())
-def test_streamed_text_equals_the_text_of_all_tokens(ids: list[int], skip: bool) -> None:
+@given(st.lists(st.integers(0, SIZE - 1), max_size=120), st.booleans(), st.integers(1, 40))
+def test_streamed_text_equals_the_text_of_all_tokens_however_many_come_at_once(
+    ids: list[int], skip: bool, run: int
+) -> None:
     detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip)
-    streamed = "".join([detokeniser.push(one) for one in ids]) + detokeniser.close()
+    runs = [ids[first : first + run] for first in range(0, len(ids), run)]
+    streamed = "".join([detokeniser.push(*one) for one in runs]) + detokeniser.close()
     assert streamed == TOKENIZER.decode(ids, skip_special_tokens=skip)
 
 
@@ -98,15 +101,26 @@ def test_sentence_piece_spaces_are_kept() -> None:
     assert streamed.startswith("hello world!\u20ac hello")
 
 
+class Counting:
+    """Counts the tokens that are decoded."""
+
+    decoded = 0
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.decoded += len(ids)
+        text: str = TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def test_an_answer_that_comes_whole_is_decoded_in_long_runs() -> None:
+    counting, ids = Counting(), TOKENIZER.encode("wörds and more " * 300).ids
+    text = StreamText(Detokeniser(counting), StopMatcher([]), min_tokens=9)
+    piece = text.push(np.asarray(ids, "<u4"))
+    assert (piece.text + text.close(), piece.used_count) == ("wörds and more " * 300, len(ids))
+    assert counting.decoded < 2 * len(ids)
+
+
 def test_work_for_a_token_does_not_grow_with_the_output() -> None:
-    class Counting:
-        decoded = 0
-
-        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-            self.decoded += len(ids)
-            text: str = TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
-            return text
-
     debris = [_id("\u0122")] * 4_000  # the byte 0x80, again and again
     for ids in (TOKENIZER.encode("wörds and more " * 300).ids, debris):
         counting = Counting()
