@@ -48,10 +48,10 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     [samples], the logits row of each sample; samples that fork share one. A sample whose
     highest logit is no finite number comes back ``poisoned``; it changes no other.
     """
-    tokens = np.empty(len(samples), np.int64)
-    sound = np.empty(len(samples), np.bool_)
     if any(sample.candidate_count for sample in samples):
         return _draw_beside_searches(logits, rows, samples)
+    tokens = np.empty(len(samples), np.int64)
+    sound = np.empty(len(samples), np.bool_)
     greedy = [_is_plain_greedy(sample) for sample in samples]
     plain = np.array(greedy, np.bool_)
     if any(greedy):
@@ -85,33 +85,19 @@ def _draw_beside_searches(logits: F32, rows: I64, samples: Sequence[Sample]) -> 
 def _candidates(logits: F32, sample: Sample) -> Drawn:
     """What a search of ``sample`` may go on with; ``logits``: float32 [vocab]."""
     values = sample.sampling
-    top = int(logits.argmax())  # the first that is no number, if there is one
-    if not np.isfinite(logits[top]):
-        return Drawn(sample.key, top, poisoned=True)
     scores: F32 = log_softmax(torch.from_numpy(logits[None])).numpy()[0]
-    reported = None
-    if values.logprobs:
-        best = _best(logits, min(values.logprobs, len(logits)))
-        reported = TokenScores(
-            chosen=b"",
-            width=len(best),
-            top_tokens=best.astype(np.uint32).tobytes(),
-            top_values=scores[best].tobytes(),
-        )
+    reported = _likeliest(logits, scores, values.logprobs) if values.logprobs else None
     allowed = logits
     if sample.generated_count < values.min_tokens:
         stops = np.asarray(values.stop_tokens, np.int64)
         stops = stops[stops < len(logits)]
         allowed, scores = logits.copy(), scores.copy()
         allowed[stops] = scores[stops] = -np.inf
-    found = _best(allowed, min(sample.candidate_count, len(logits)))
-    candidates = TokenScores(
-        chosen=b"",
-        width=len(found),
-        top_tokens=found.astype(np.uint32).tobytes(),
-        top_values=scores[found].tobytes(),
-    )
-    return Drawn(sample.key, int(found[0]), reported, candidates=candidates)
+    top = int(allowed.argmax())
+    if not np.isfinite(scores[top]):  # no number among the logits, or nothing that may come
+        return Drawn(sample.key, top, poisoned=True)
+    candidates = _likeliest(allowed, scores, sample.candidate_count)
+    return Drawn(sample.key, top, reported, candidates=candidates)
 
 
 def _scores_of(
@@ -126,15 +112,21 @@ def _scores_of(
         own = logits[rows[part]]
         scores = log_softmax(torch.from_numpy(own)).numpy()
         for place, index in enumerate(part):
-            width = min(max(samples[index].sampling.logprobs or 0, 0), logits.shape[1])
-            best = _best(own[place], width)
-            found[index] = TokenScores(
-                chosen=scores[place, tokens[index]].tobytes(),
-                width=width,
-                top_tokens=best.astype(np.uint32).tobytes(),
-                top_values=scores[place, best].tobytes(),
-            )
+            width = max(samples[index].sampling.logprobs or 0, 0)
+            chosen = scores[place, tokens[index]].tobytes()
+            found[index] = _likeliest(own[place], scores[place], width, chosen)
     return found
+
+
+def _likeliest(logits: F32, scores: F32, count: int, chosen: bytes = b"") -> TokenScores:
+    """Of one row: the ``count`` highest ``logits`` and their ``scores``, beside the ``chosen``."""
+    best = _best(logits, min(count, len(logits)))
+    return TokenScores(
+        chosen=chosen,
+        width=len(best),
+        top_tokens=best.astype(np.uint32).tobytes(),
+        top_values=scores[best].tobytes(),
+    )
 
 
 def score(logits: F32, targets: I64, width: int) -> TokenScores:

@@ -194,10 +194,24 @@ def test_candidates_are_reported_beside_draws_and_cover_the_models_own_scores() 
     assert best.tolist() == np.argsort(-logits[0])[:2].tolist()
 
 
-def test_a_beam_without_numbers_is_poisoned_wherever_they_are_missing() -> None:
+@pytest.mark.parametrize("stops", [[], [31]])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_beam_without_numbers_is_poisoned_wherever_they_are_missing(
+    wrong: float, stops: list[int]
+) -> None:
     logits = np.zeros((1, 50), np.float32)
-    logits[0, 31] = np.nan
-    sampling = Sampling(max_tokens=9, beams=Beams(width=2, keep=1))
+    logits[0, 31] = wrong
+    beams = Beams(width=2, keep=1)
+    sampling = Sampling(max_tokens=9, min_tokens=1, stop_tokens=stops, beams=beams)
     sample = Sample(key_of(1), sampling, np.array([1], np.uint32), 1, candidate_count=4)
     (found,) = draw(logits, np.array([0]), [sample])
+    assert found.poisoned
+
+
+def test_a_beam_that_may_not_go_on_is_poisoned_and_not_an_answer_of_nothing() -> None:
+    sampling = Sampling(
+        max_tokens=9, min_tokens=1, stop_tokens=list(range(50)), beams=Beams(width=2, keep=1)
+    )
+    sample = Sample(key_of(1), sampling, np.array([1], np.uint32), 1, candidate_count=4)
+    (found,) = draw(np.zeros((1, 50), np.float32), np.array([0]), [sample])
     assert found.poisoned
