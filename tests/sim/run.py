@@ -10,7 +10,8 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,9 @@ class Breakage:
     seed: int
     what: str
     trace: list[str]
+
+
+PlayAll = Callable[[Iterable[int]], Iterator[Outcome | Breakage]]
 
 
 def play(seed: int, bugs: Bugs = NONE, *, trace_lines: int = 60) -> Outcome | Breakage:
@@ -59,32 +63,31 @@ def main(seeds: int, start: int, trace_lines: int, jobs: int, keep_going: bool) 
     began = time.monotonic()
     outcomes: list[Outcome] = []
     broken: list[Breakage] = []
-    played = play_all(range(start, start + seeds), jobs=jobs, trace_lines=trace_lines)
-    for number, result in enumerate(played, 1):
-        if isinstance(result, Breakage):
-            broken.append(result)
-            _show(result)
-            if not keep_going:
-                sys.exit(1)
-        else:
-            outcomes.append(result)
-        if number % 50 == 0 or number == seeds:
-            rate = number / (time.monotonic() - began)
-            click.echo(f"{number}/{seeds} seeds, {rate:.1f} a second, {len(broken)} broken")
+    with players(jobs, trace_lines=trace_lines) as play_all:
+        for number, result in enumerate(play_all(range(start, start + seeds)), 1):
+            if isinstance(result, Breakage):
+                broken.append(result)
+                _show(result)
+                if not keep_going:
+                    sys.exit(1)
+            else:
+                outcomes.append(result)
+            if number % 50 == 0 or number == seeds:
+                rate = number / (time.monotonic() - began)
+                click.echo(f"{number}/{seeds} seeds, {rate:.1f} a second, {len(broken)} broken")
     _totals(outcomes)
     sys.exit(1 if broken else 0)
 
 
-def play_all(
-    seeds: Iterable[int], *, jobs: int, trace_lines: int = 60
-) -> Iterator[Outcome | Breakage]:
-    """``play`` each, by so many processes, in the order of the seeds."""
+@contextmanager
+def players(jobs: int, *, trace_lines: int = 60) -> Iterator[PlayAll]:
+    """So many processes, which ``play`` all seeds that they are given, in their order."""
     one = partial(play, trace_lines=trace_lines)
     if jobs == 1:
-        yield from map(one, seeds)
+        yield partial(map, one)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # whoever calls may have threads
-        yield from pool.imap(one, seeds, chunksize=4)
+        yield partial(pool.imap, one)
 
 
 def _show(breakage: Breakage) -> None:
