@@ -239,10 +239,10 @@ class GatewayNode(Process):
         expect(command.first_position == first, f"{name}: position {command.first_position}")
         right = tuple(have) == tokens[: len(have)]
         expect(right, f"{name}: delivered {have}, expected {tokens}")
-        scored = client.ask.sampling.beams is None and command.logprobs is not None
-        if scored and command.logprobs is not None and command.logprobs.chosen:
+        logprobs = command.logprobs if client.ask.sampling.beams is None else None
+        if logprobs is not None and logprobs.chosen:
             wanted = scores[4 * first : 4 * len(have)]
-            expect(command.logprobs.chosen == wanted, f"{name}: wrong scores at {first}")
+            expect(logprobs.chosen == wanted, f"{name}: wrong scores at {first}")
 
     def _choice_ended(self, client: Client, command: ev.ChoiceEnded) -> None:
         name = f"{client.ask.request} choice {command.choice}"

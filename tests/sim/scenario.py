@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +78,7 @@ def _shape(world: World) -> Shape:
     tiny = dice.random() < 0.6
     tokens = dice.randrange(112, 170) if tiny else dice.randrange(300, 700)
     chunk = dice.choice([3, 8, 16, 64])
-    disk = random.Random(world.seed)  # of its own: what happens without a disk stays as it was
+    disk = Random(world.seed)  # of its own: what happens without a disk stays as it was
     return Shape(
         hosts_count=1 if dice.random() < 0.8 else 2,
         prefill_count=dice.choice([1, 1, 2]),
