@@ -25,7 +25,7 @@ from pagemesh.runtime.config import load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.settings import BusConfig, HostConfig
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import ConfigError, Fault, NotReady, fault
+from pagemesh.wire.errors import ConfigError, Fault, Malformed, NotReady, fault
 from pagemesh.wire.messages import Message
 from pagemesh.wire.presence import Announce
 
@@ -68,10 +68,13 @@ class Mesh:
             )
         except Fault as error:
             return error
-        answer: Any = msgspec.json.decode(reply.data)
-        if "error" in answer:
-            return fault(answer["error"]["code"], answer["error"]["message"])
-        return msgspec.convert(answer, kind)
+        try:
+            answer: Any = msgspec.json.decode(reply.data)
+            if "error" in answer:
+                return fault(answer["error"]["code"], answer["error"]["message"])
+            return msgspec.convert(answer, kind)
+        except (msgspec.MsgspecError, TypeError, KeyError):
+            return Malformed("its answer is not as this version of pagemesh knows it")
 
 
 def bus_config(arguments: Mapping[str, object]) -> BusConfig:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tests.unit.cli.test_cache_tables import PIN, PINNED, RETIRED, ROOT, STATS
 from tests.unit.cli.test_command_line import error_of
@@ -16,20 +18,24 @@ from pagemesh.cli import cache, cache_prefix
 from pagemesh.cli.chat_stream import ChatError, client
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.main import run
-from pagemesh.cli.operator import bus_config
+from pagemesh.cli.operator import Mesh, bus_config
 from pagemesh.cli.plan_mesh import url_file_name
 from pagemesh.cli.run_folder import run_folder
+from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire import subjects
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
     AskCacheTree,
+    CacheStats,
     InvalidateCache,
     PinPrefix,
     PrefixUnpinned,
     UnpinPrefix,
 )
-from pagemesh.wire.errors import ConfigError, Gone
+from pagemesh.wire.errors import ConfigError, Fault, Gone, Malformed
 from pagemesh.wire.messages import Message
 
 
@@ -88,6 +94,31 @@ def test_every_pager_is_shown_and_one_that_refuses_is_an_error_beside_the_others
     del door.answers["h"]
     assert run(["cache", "stats"]) == 1
     assert door.asked == [("stats", AskCacheStats())] * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "seen"),
+    [
+        (msgspec.json.encode(STATS), STATS),
+        (b'{"error": {"code": "Gone", "message": "not now"}}', Gone("not now")),
+        (b'{"host": "h", "of_another": "version"}', Malformed("")),
+        (b"[]", Malformed("")),
+        (b"{", Malformed("")),
+    ],
+)
+async def test_an_answer_is_what_it_should_be_or_a_fault(
+    bus: Bus, reply: bytes, seen: Message | Fault
+) -> None:
+    host, answers = new_service_name("host"), list[asyncio.Task[bool]]()
+
+    def tell(delivery: Delivery) -> None:
+        answers.append(asyncio.create_task(delivery.respond(reply)))
+
+    await bus.subscribe(subjects.cache_door("stats", host), tell)
+    found = await Mesh(bus, (), ())._ask("stats", host, AskCacheStats(), CacheStats)
+    assert type(found) is type(seen)
+    if not isinstance(seen, Malformed):
+        assert str(found) == str(seen)
 
 
 def test_what_is_asked_for_is_what_was_written(
