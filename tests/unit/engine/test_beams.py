@@ -76,7 +76,7 @@ class Run:
 
     def plan(self) -> StepPlan:
         """The next step, with as many pages as it wants."""
-        lacking = self.group.wanted_slots - self.lease.capacity
+        lacking = self.group.wanted_slots(self.lease) - self.lease.capacity
         if lacking > 0:
             fresh = self._host.pages.table(lacking)
             self._host.publish(fresh, 5)

@@ -226,14 +226,18 @@ def test_beams_wait_for_pages_and_go_on_with_them() -> None:
 
 
 def test_a_preempted_search_begins_again_at_its_prompt() -> None:
-    bench = searching()
-    report(bench, *GOING)
+    bench = Bench(DECODE).start()
+    bench.ask(asked(max_tokens=20))
+    wanted = bench.asked(Admit).reserve_tokens
+    bench.grant(cached=8, pages=30)
+    bench.step()
+    for _ in range(12):
+        report(bench, *GOING)
     assert bench.plan is not None
     lease = bench.plan.rows[0].lease
-    report(bench, *GOING)
-    report(bench, *GOING)
     bench.notice(Revoke(key=bench.plan.rows[0].key, lease=lease, reason="preempted"))
     report(bench, *GOING)
+    assert bench.asked(Admit).reserve_tokens == wanted, "not what its beams had"
     bench.grant(cached=8)
     assert bench.step().rows[0].samples == ()
     assert report(bench, *GOING).rows[0].tokens.tolist() == [109]

@@ -28,7 +28,7 @@ def reserve(desk: Desk, sequence: Sequence) -> int:
     length = sequence.tokens.length
     if sequence.beams is not None:
         leaves = sequence.decode is not None and desk.role.hand_over
-        return length if leaves else sequence.beams.wanted_slots
+        return length if leaves else sequence.beams.wanted_slots(sequence.lease)
     ahead = length + desk.limits.growth_pages * desk.page_size
     return max(length, min(ahead, sequence.tokens_max))
 

@@ -53,10 +53,9 @@ class BeamGroup:
         """Pages that would have been held, had each beam had all of its own; at most, so far."""
         return self._pages.saved_count_max if self._pages is not None else 0
 
-    @property
-    def wanted_slots(self) -> int:
-        """Slots that the lease should have."""
-        if self._pages is None:
+    def wanted_slots(self, lease: Lease | None) -> int:
+        """Slots that ``lease`` should have, or one that is asked for."""
+        if self._pages is None or self._lease is not lease:
             shared = (len(self._prompt) - 1) // self._page_size
             wanted = shared + 2 * self._width
         else:

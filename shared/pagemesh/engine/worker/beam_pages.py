@@ -37,7 +37,6 @@ class BeamPages:
         self._copies: list[tuple[int, int]] = []
         self.saved_count_max = 0
         """Pages saved by sharing, at the moment when it was most."""
-        self.copied_count = 0
 
     def learn(self, table: U32) -> None:
         """The lease's table may have got longer."""
@@ -67,7 +66,6 @@ class BeamPages:
                 copy = self._free.pop()
                 self._copies.append((own[index], copy))
                 own[index] = copy
-                self.copied_count += 1
         alone = sum(self._shared_count + len(own) for own in self._own)
         held = self._shared_count + len({page for own in self._own for page in own})
         self.saved_count_max = max(self.saved_count_max, alone - held)
