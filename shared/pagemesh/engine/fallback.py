@@ -140,6 +140,8 @@ class PackedModule(torch.nn.Module):
         super().__init__()
         self.packed = packed
         self.in_features, self.out_features = packed.k, packed.n
+        bias = packed.bias if packed.has_bias else None
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x.reshape(-1, x.shape[-1]), self.packed).view(*x.shape[:-1], self.packed.n)
@@ -148,10 +150,6 @@ class PackedModule(torch.nn.Module):
     def weight(self) -> Tensor:
         """A copy, [n, k], for modules that look at it or compute with it themselves."""
         return unpack_linear(self.packed)
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.packed.bias if self.packed.has_bias else None
 
 
 def linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:

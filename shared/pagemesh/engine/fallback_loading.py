@@ -155,11 +155,12 @@ def _modules(
 
 
 def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put our matrix products in the place of the modules whose panels are in ``tensors``."""
+    """Put our matrix products in the place of the modules whose panels are in ``tensors``. Each
+    keeps its bias, which may be another's too and so have one name only."""
     no_bias = torch.empty(0)
     for own, module in list(linears(model)):
         if (panels := tensors.get(f"{own}.{_PANELS}")) is not None:
-            bias = tensors.get(f"{own}.bias", no_bias)
+            bias = no_bias if module.bias is None else module.bias.detach()
             packed = PackedLinear(module.out_features, module.in_features, panels, bias)
             model.set_submodule(own, PackedModule(packed))
 

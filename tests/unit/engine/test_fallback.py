@@ -17,14 +17,14 @@ from tests.unit.engine.fallback_twins import save_fallback_twin
 from tests.unit.engine.harness import PAGE_SIZE, Pages, some_tokens
 from tests.unit.engine.models import VOCAB
 
-from pagemesh.engine import fallback
+from pagemesh.engine import fallback, fallback_loading
 from pagemesh.engine.coverage import FALLBACK_TESTED
 from pagemesh.engine.executor import StepDecoder
 from pagemesh.engine.fallback import FallbackDecoder, PagedStep
 from pagemesh.engine.loading import LoadedModel, ServedModel
 from pagemesh.engine.opening import open_model
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
+from pagemesh.kernels.ops import KvPool, PageLayout, pack_linear, ragged_batch
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
@@ -169,6 +169,22 @@ def test_only_wanted_rows_have_logits_and_hidden_states_give_the_same_later(
         assert torch.allclose(decoder.logits(hidden[1:]), logits[1:], atol=1e-5)
         _, none = decoder.step(tokens, batch, torch.tensor([3, 39]), pool, logits=False)
     assert none is None
+
+
+def test_a_bias_that_two_matrices_share_is_added_by_both() -> None:
+    first, second = torch.nn.Linear(3, 5), torch.nn.Linear(5, 5)
+    second.bias = first.bias
+    model = torch.nn.Sequential(first, second)
+    tensors = {
+        "0.panels": pack_linear(first.weight).panels, "0.bias": first.bias.detach(),
+        "1.panels": pack_linear(second.weight).panels,
+    }  # fmt: skip
+    x = torch.randn(4, 3)
+    with torch.inference_mode():
+        expected = model(x)
+        fallback_loading._pack(model, tensors)
+        assert all(type(module) is fallback.PackedModule for module in model)
+        torch.testing.assert_close(model(x), expected)
 
 
 def test_weights_are_mapped_from_one_file_that_a_second_process_finds(tmp_path: Path) -> None:
