@@ -89,6 +89,25 @@ async def test_sending_without_a_server_fails_at_once_and_nothing_is_kept_back(
     assert seen == [b"new"]
 
 
+async def test_a_bus_is_closed_at_once_at_every_moment_of_a_reconnect(
+    nats_server: NatsServer,
+) -> None:
+    async def close_after(turns: int) -> None:
+        async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
+            lost = asyncio.Event()
+            bus.on_state(lambda state: lost.set() if state is BusState.RECONNECTING else None)
+            nats_server.kill()
+            nats_server.start()
+            await lost.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert bus.state is BusState.CLOSED
+
+    for turns in range(24):
+        async with asyncio.timeout(5):
+            await close_after(turns)
+
+
 async def test_a_restarted_server_is_found_and_subscriptions_work_again(
     nats_server: NatsServer,
 ) -> None:

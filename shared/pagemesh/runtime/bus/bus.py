@@ -330,9 +330,9 @@ class Bus:
         )  # fmt: skip
 
     async def _keep(self) -> None:
-        """Hold a link, for ever: wait for its loss, let it go, make the next."""
+        """Hold a link until closed (see ``link`` on cancellation): wait for its loss, go on."""
         pause_ms, tries = self.config.reconnect_wait_ms, 0
-        while True:
+        while self._state is not BusState.CLOSED:
             try:
                 if self._link is not None:
                     await self._link.lost.wait()
@@ -389,7 +389,7 @@ class Bus:
         made.link_id = await link.subscribe(made.subject, made.queue, self._receiver(made))
 
     def _set_state(self, state: BusState) -> None:
-        if state is self._state:
+        if self._state in (state, BusState.CLOSED):  # closed is closed
             return
         self._state = state
         for callback in self._hooks.state:

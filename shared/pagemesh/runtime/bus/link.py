@@ -7,6 +7,8 @@ surprise a caller stops here:
 - Unsubscribing throws away what was received and not handled yet: ours handles it first.
 - A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
   run in tasks of their own that nobody cancels while the connection lives.
+- It swallows the cancellation of who waits for it, now and then: tasks that have to end look at
+  a state besides.
 - A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
 - Errors come in one callback: they are told apart here.
 - It sends its password in clear text to a server that offers no TLS: not where TLS is asked for.
@@ -121,6 +123,9 @@ class Link:
             if "authorization" in _text(cause).lower():
                 raise ConfigError("the NATS server refused user and password") from None
             raise Disconnected(_reason(cause)) from None
+        except asyncio.CancelledError:
+            await link.close()
+            raise
         link._spawn(link._watch())
         return link
 
@@ -222,7 +227,16 @@ class Link:
             raise Disconnected(f"the bus did not answer within {timeout_ms} ms") from None
 
     async def close(self) -> None:
-        """Let go of the connection, whatever state it is in, within a second or so."""
+        """Let go of the connection, whatever state it is in, within a second or so; who is
+        cancelled meanwhile is so when it is over."""
+        closing = asyncio.create_task(self._let_go())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    async def _let_go(self) -> None:
         self._lose("closed here")
         for made in self._subscriptions:
             # Ends the subscription's task, which closing a dead connection would not.
