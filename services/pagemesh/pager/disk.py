@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.runs import where
+from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
     ForgetSlots,
@@ -121,7 +121,7 @@ class Disk:
         return [found]
 
     def _copy(self, command: StorePages) -> _Bytes:
-        return self._pool[where(command.pages)].copy()
+        return self._pool.take(table_of(command.pages), axis=0)
 
     def _store(self, command: StorePages, taken: _Bytes) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():
