@@ -43,7 +43,7 @@ class Recipe:
         first = self.parts[0][1]
         return (sum(shape[0] for _, shape in self.parts), *first[1:])
 
-    def prepared_shape(self, weight_type: WeightType = "float32") -> tuple[int, ...]:
+    def prepared_shape(self, weight_type: WeightType) -> tuple[int, ...]:
         """Of the tensor that is kept, with matrices as ``weight_type``."""
         if not self.matrix:
             return self.shape
