@@ -19,6 +19,8 @@ from pagemesh.wire.pager_reports import InspectPager, InspectWorker, PagerReport
 
 _BETWEEN_S = 1.5
 """Longer than what is under way between a worker and its pager takes, faults aside."""
+_STILL_SILENT_MS = 2_000
+"""For who has been silent for ``ASK_TIMEOUT_MS`` before."""
 
 
 @click.command()
@@ -65,7 +67,7 @@ async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset
     asked = [
         call(
             mesh.bus, subjects.worker_report(name), InspectWorker(), WorkerReport,
-            timeout_ms=ASK_TIMEOUT_MS,
+            timeout_ms=_STILL_SILENT_MS if name in silent_before else ASK_TIMEOUT_MS,
         )
         for name in names
     ]  # fmt: skip
