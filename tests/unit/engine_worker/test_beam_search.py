@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagemesh.engine.worker.beam_pages import BeamPages
-from pagemesh.engine.worker.beam_search import BeamSearch
+from pagemesh.engine.worker.beam_search import Beam, BeamSearch
 from pagemesh.engine.worker.plan import Drawn, TokenScores
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.tokens import unpack
@@ -41,10 +41,14 @@ def sampling(max_tokens: int = 4, **beams: float | str) -> Sampling:
     return Sampling(max_tokens=max_tokens, stop_tokens=[END], beams=Beams(**want))  # type: ignore[arg-type]
 
 
+def tokens_of(beam: Beam) -> tuple[int, ...]:
+    return tuple(one.token for one in beam.path)
+
+
 def searched(want: Sampling, seed: int = 0) -> list[Hypothesis]:
     search = BeamSearch(want)
     while not search.ended:
-        search.advance([drawn(logprobs(beam.tokens, seed)) for beam in search.beams])
+        search.advance([drawn(logprobs(tokens_of(beam), seed)) for beam in search.beams])
     return search.hypotheses()
 
 
@@ -80,6 +84,17 @@ def test_every_token_of_an_answer_has_its_log_probability() -> None:
         assert one.score == pytest.approx(sum(expected) / len(expected), abs=1e-6)
 
 
+def test_a_beam_goes_on_from_another_without_a_copy_of_it_however_long_it_is() -> None:
+    search = BeamSearch(sampling(5_000, early_stopping="never"))
+    values = logprobs(())
+    values[END] = -np.inf
+    while not search.ended:
+        before = search.beams
+        search.advance([drawn(values) for _ in before])
+        assert all(beam.before in before for beam in search.beams)
+    assert len(unpack(search.hypotheses()[0].tokens)) == 5_000
+
+
 def test_an_answer_says_how_it_ended() -> None:
     for one in searched(sampling(5, width=8, keep=8)):
         stopped = unpack(one.tokens).tolist()[-1] == END
@@ -94,7 +109,7 @@ def test_early_stopping_ends_with_the_first_answers_and_never_waits_for_better_o
     def steps(early: bool | str) -> int:
         search = BeamSearch(sampling(40, early_stopping=early))
         while not search.ended:
-            search.advance([drawn(logprobs(beam.tokens)) for beam in search.beams])
+            search.advance([drawn(logprobs(tokens_of(beam))) for beam in search.beams])
         return search.length
 
     assert steps(True) <= steps(False) < steps("never")
@@ -105,7 +120,7 @@ def test_what_may_not_come_is_not_gone_on_with() -> None:
     values[1:] = -np.inf
     search = BeamSearch(sampling())
     assert search.advance([drawn(values)]) == [0]
-    assert [beam.tokens for beam in search.beams] == [(0,)]
+    assert [tokens_of(beam) for beam in search.beams] == [(0,)]
 
 
 def test_each_beam_reads_its_own_tokens_whatever_is_shared_and_copied() -> None:

@@ -78,14 +78,14 @@ class BeamGroup:
         assert pages is not None and self._lease is lease
         rows = []
         for index, beam in enumerate(search.beams):
-            token = beam.tokens[-1:] or self._prompt[-1:]
+            token = self._prompt[-1] if beam.last is None else beam.last.token
             sample = Sample(
                 lease.key,
                 self._sampling,
                 self._prompt,
                 len(self._prompt),
-                beam.tokens,
-                search.candidate_count,
+                candidate_count=search.candidate_count,
+                beam_length=search.length,
             )
             rows.append(
                 StepRow(
@@ -94,7 +94,7 @@ class BeamGroup:
                     lease_slot=lease.slot,
                     granted_at=lease.granted_at,
                     page_table=pages.table(index),
-                    tokens=np.array(token, np.dtype("<u4")),
+                    tokens=np.array([token], np.dtype("<u4")),
                     start=self.length,
                     samples=(sample,),
                 )

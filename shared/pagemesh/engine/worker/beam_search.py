@@ -25,20 +25,28 @@ from pagemesh.wire.work_messages import Beams, Finish, Hypothesis, Sampling, Top
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A continuation: ``logprob`` is the sum over its tokens, as float32."""
+    """A continuation: its last token, after another beam. ``logprob`` is the sum over its tokens,
+    as float32. What beams have in common they share, so that a step costs the same however long
+    they are."""
 
     logprob: np.float32
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    """Of each token."""
-    reported: tuple[TokenScores, ...] = ()
-    """Alternatives to each token, when they are wanted."""
+    last: Candidate | None = None
+    """None: of the prompt, before its first token."""
+    before: Beam | None = None
 
     def after(self, one: Candidate) -> Beam:
         """It and one token more."""
-        reported = self.reported if one.reported is None else (*self.reported, one.reported)
-        tokens, logprobs = (*self.tokens, one.token), (*self.logprobs, one.logprob)
-        return Beam(one.whole, tokens, logprobs, reported)
+        return Beam(one.whole, one, self)
+
+    @property
+    def path(self) -> list[Candidate]:
+        """Its tokens, the first one first."""
+        found: list[Candidate] = []
+        beam: Beam | None = self
+        while beam is not None and beam.last is not None:
+            found.append(beam.last)
+            beam = beam.before
+        return found[::-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +59,7 @@ class Candidate:
     whole: np.float32
     """Of the continuation."""
     reported: TokenScores | None
+    """Alternatives to the token, when they are wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,16 +155,18 @@ class BeamSearch:
         return self._score(self.beams[0].logprob, length) <= self._finished[-1].score
 
     def _hypothesis(self, finished: Finished) -> Hypothesis:
-        beam, last = finished.beam, finished.beam.tokens[-1]
+        path = finished.beam.path
+        reported = [one.reported for one in path if one.reported is not None]
+        last = path[-1].token
         stopped = last in self._stops
         finish: Finish = "stop" if stopped else "length"
         return Hypothesis(
-            tokens=pack(beam.tokens),
+            tokens=pack([one.token for one in path]),
             logprobs=TopLogprobs(
-                chosen=np.array(beam.logprobs, "<f4").tobytes(),
-                width=beam.reported[0].width if beam.reported else 0,
-                top_tokens=b"".join(one.top_tokens for one in beam.reported),
-                top_values=b"".join(one.top_values for one in beam.reported),
+                chosen=np.array([one.logprob for one in path], "<f4").tobytes(),
+                width=reported[0].width if reported else 0,
+                top_tokens=b"".join(one.top_tokens for one in reported),
+                top_values=b"".join(one.top_values for one in reported),
             ),
             score=finished.score,
             finish=finish,

@@ -34,11 +34,13 @@ class Sample:
     drawn: tuple[int, ...] = ()
     candidate_count: int = 0
     """Not 0: draw nothing, but report so many of the likeliest tokens."""
+    beam_length: int = 0
+    """Generated tokens that are not here: those of a beam, which nobody who reports looks at."""
 
     @property
     def generated_count(self) -> int:
         """The position, among generated tokens, of the one to draw."""
-        return len(self.context) + len(self.drawn) - self.prompt_count
+        return len(self.context) + len(self.drawn) + self.beam_length - self.prompt_count
 
     @property
     def tokens(self) -> U32:
