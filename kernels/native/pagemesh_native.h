@@ -18,8 +18,9 @@ int pm_level(void);
 // Entry points of an OpenMP runtime: GOMP_parallel, omp_get_thread_num, omp_get_num_threads,
 // GOMP_barrier.
 void pm_lend_threads(void* parallel, void* index, void* count, void* barrier);
-// Thread i of a region, the caller being the first, runs on cores[i] alone from now on; those
-// beyond `count`, and with a count of 0 all of them, anywhere. Not while a region runs.
+// Thread i of a region that the caller begins, itself being the first, runs on cores[i] alone from
+// now on; those beyond `count`, and with a count of 0 all of them, anywhere. Not while it runs one.
+// Regions that others begin run where they did.
 void pm_bind_threads(const int* cores, int count);
 
 // --- Page headers (see pagemesh/wire/pool_format.py) -----------------------------------------

@@ -17,15 +17,17 @@ Query lent_index = nullptr;
 Query lent_count = nullptr;
 Wait lent_barrier = nullptr;
 thread_local bool inside = false;
+thread_local bool binds = false;  // whether the threads of this one's regions have places
 
 struct Region {
   pm::Task task;
   void* data;
+  bool bound;
 };
 
 #ifdef __linux__
-// Where the threads of regions run. A thread moves when it enters a region, since only it knows
-// its number, and one that was made late begins on the core of whoever made it.
+// Where the threads of bound regions run. A thread moves when it enters a region, since only it
+// knows its number, and one that was made late begins on the core of whoever made it.
 struct Places {
   unsigned version = 0;  // 0: nobody was ever bound
   int count = 0;
@@ -52,7 +54,7 @@ void enter(void* data) {
   Region* region = static_cast<Region*>(data);
   inside = true;
 #ifdef __linux__
-  if (places.version) settle(lent_index());
+  if (region->bound) settle(lent_index());
 #endif
   region->task(region->data);
   inside = false;
@@ -67,7 +69,7 @@ void run_parallel(Task task, void* data, int threads) {
     task(data);
     return;
   }
-  Region region{task, data};
+  Region region{task, data, binds};
   lent_parallel(enter, &region, static_cast<unsigned>(threads), 0);
 }
 
@@ -89,6 +91,7 @@ extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* cou
 
 extern "C" PM_EXPORT void pm_bind_threads(const int* cores, int count) {
 #ifdef __linux__
+  binds = true;
   if (!places.version) sched_getaffinity(0, sizeof(cpu_set_t), &places.everywhere);
   if (count > CPU_SETSIZE) count = 0;
   for (int i = 0; i < count; ++i) {

@@ -178,9 +178,18 @@ weights, rows = pack_linear(torch.randn(2048, 512)), torch.randn(256, 512)
 def compute():
     use_threads(len(everywhere))
     linear(rows, weights)
+    other = threading.Thread(target=compute_unbound)
+    other.start()
+    other.join()
     masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
     print(sorted(core for mask in masks if len(mask) == 1 for core in mask) == sorted(everywhere))
     use_threads(1)
+    print(os.sched_getaffinity(0) == everywhere)
+
+def compute_unbound():
+    os.sched_setaffinity(0, everywhere)  # whoever made it is bound
+    torch.set_num_threads(len(everywhere))
+    linear(rows, weights)
     print(os.sched_getaffinity(0) == everywhere)
 
 computing = threading.Thread(target=compute)
@@ -192,7 +201,7 @@ print(os.sched_getaffinity(os.getpid()) == everywhere)
 
 @linux_with_cores
 def test_as_many_threads_as_cores_have_one_each_and_fewer_or_others_run_anywhere() -> None:
-    assert run(PLACES) == "True\nTrue\nTrue"
+    assert run(PLACES) == "True\nTrue\nTrue\nTrue"
 
 
 BOUND_BY_USER = """
