@@ -44,7 +44,7 @@ from pagemesh.pager.tier_events import (
 from pagemesh.wire.messages import Message
 
 ROOT, LAYOUT, SECRET = b"r" * 32, b"l" * 32, b"secret" * 8
-TURNS, TURN_REQUESTS = 6, HOT_PREFIXES
+TURNS, TURN_REQUESTS = 24, HOT_PREFIXES
 LOADS = (Load("miss", 275_000, 40_000), Load("evict", 40_000, 40_000))
 SLOTS = 200_000
 IO_BYTES = 256 << 20
