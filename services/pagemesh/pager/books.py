@@ -213,7 +213,8 @@ class Books:
 
     def unhold(self, lease: Lease) -> None:
         """Nobody holds ``lease`` by key any more, nor is waiting on it."""
-        self.waiting.discard(lease.incarnation, lease.key)
+        if self.waiting.count:
+            self.waiting.discard(lease.incarnation, lease.key)
         session = self.sessions.get(lease.incarnation)
         if session is not None and session.by_key.get(lease.key) is lease:
             del session.by_key[lease.key]

@@ -137,8 +137,7 @@ class Queues(WaitList):
 
     def discard(self, incarnation: int, key: SequenceKey) -> None:
         super().discard(incarnation, key)
-        if self._lists:
-            self.let_go(incarnation, key)
+        self.let_go(incarnation, key)
 
     def let_go(self, incarnation: int, key: SequenceKey) -> None:
         """Who is waiting for its tenant, if it is, does so no longer."""
