@@ -243,15 +243,18 @@ class Link:
             with contextlib.suppress(Exception):
                 await made.unsubscribe()
         self._abort()
+        await asyncio.wait({self._spawn(self._end_client())}, timeout=_CLOSE_TIMEOUT_S)
+        # Last: a pong for a ping that was cancelled would break the read loop noisily.
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
+
+    async def _end_client(self) -> None:
         # On an aborted transport closing fails in ways that depend on the event loop; what
         # matters is that its tasks end, and that is the first thing it does.
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._client.close()
-        # Last: a pong for a ping that was cancelled would break the read loop noisily.
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._client.close()
 
     def _abort(self) -> None:
         # A graceful close waits for a full send buffer, which a frozen server never empties.
