@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from tests.support.otlp import Receiver
@@ -69,8 +70,11 @@ def test_an_unsampled_trace_records_nothing(trace_receiver: Receiver) -> None:
 
 
 def test_without_an_endpoint_recording_does_nothing() -> None:
+    threads, before = threading.active_count(), dropped()
     with set_up_spans(TelemetryConfig(otlp=""), service="x"):
         record_span("s", trace.new_trace(), start_us=1, end_us=2)
+        assert threading.active_count() == threads, "nobody is there to send it"
+    assert dropped() == before
 
 
 def record_many(count: int) -> float:
