@@ -335,9 +335,13 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
         for peer in self.peers:
             self.rig.die(peer.incarnation)
         self.rig.tick(LIMITS.ticket_ttl_ms_max)
+        self.end_what_is_under_way()
         report = self.rig.core.report()
         assert report.free_pages + report.idle_pages == PAGES, report
         assert not report.leases and not report.waiter_count and not report.ticket_count
+
+    def end_what_is_under_way(self) -> None:
+        """For machines with parts that act when nobody asks any more."""
 
 
 PagerMachine.TestCase.settings = EXAMPLES
