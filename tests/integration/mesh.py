@@ -144,6 +144,11 @@ class Mesh:
                 found[environ["PAGEMESH_NAME"]] = child.pid
         return found
 
+    @property
+    def up_pid(self) -> int:
+        """Of ``pagemesh up`` itself."""
+        return self._running().pid
+
     def pid(self, role: str, index: int = 0) -> int:
         """The pid of the ``index``-th service of a role, waiting for a restart."""
         name = f"{role}-{index}" if role in ("prefill", "decode") else role

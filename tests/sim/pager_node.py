@@ -15,12 +15,11 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.patience import TICK_MS, patience_ms
 from pagemesh.pager.state import PagerCore
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
-
-_TICK_MS = 50.0
 
 
 class _FreesBeforeAck(Books):
@@ -52,6 +51,7 @@ class PagerNode(Process):
         self.core: PagerCore | None = None
         self.preempted_count = 0
         self._saved_tokens = 0
+        self._ticked_ms = 0.0
         self.dies_soon = False
         """Die in the middle of the next commands that are performed."""
         self._network = network
@@ -116,6 +116,7 @@ class PagerNode(Process):
         self.handle(found)
         disk = self.host.disk
         self._disk = DiskHands(self, memory, disk, self._bugs, self.handle) if disk else None
+        self._ticked_ms = self.world.now
         self._tick()
 
     def stop(self) -> None:
@@ -163,8 +164,11 @@ class PagerNode(Process):
         self.host.restart(self)
 
     def _tick(self) -> None:
-        self.handle(ev.Tick())
-        self.at(_TICK_MS, self._tick)
+        assert self.core is not None
+        if self.world.now - self._ticked_ms >= patience_ms(self.core.books):
+            self._ticked_ms = self.world.now
+            self.handle(ev.Tick())
+        self.at(TICK_MS, self._tick)
 
     def _received(self, reply: Reply | None, message: Message) -> None:
         self.handle(ev.Asked(reply, message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -56,6 +57,7 @@ class WorkerNode(Process):
         self._reports: deque[ev.StepsFinished] = deque()
         self._results: list[StepResult] = []
         self._seen: set[tuple[int, int]] = set()
+        self._ticked_ms = 0.0
         self._pool_incarnation = 0
         network.serve(self, self._received)
 
@@ -69,6 +71,7 @@ class WorkerNode(Process):
         self._seen.clear()
         self._reports.clear()
         self._results.clear()
+        self._ticked_ms = -math.inf
         self._tick()
 
     def stop(self) -> None:
@@ -96,7 +99,10 @@ class WorkerNode(Process):
         return f"{self.world.random.getrandbits(128):032x}"
 
     def _tick(self) -> None:
-        self.handle(ev.Tick())
+        assert self.core is not None
+        if self.world.now - self._ticked_ms >= self.core.patience_ms:
+            self._ticked_ms = self.world.now
+            self.handle(ev.Tick())
         self.at(self._limits.tick_ms, self._tick)
 
     def _received(self, reply: Reply | None, message: Message) -> None:

@@ -15,6 +15,7 @@ from typing import Self
 
 from pagemesh.cli.watch import WatchCore, WatchLimits
 from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.supervise import to_next_s
 
 _READ_BYTES = 1 << 12
 
@@ -84,7 +85,7 @@ class Pulse:
         if not self._flag and self._greets_at is None:
             await asyncio.Event().wait()
         while True:
-            await asyncio.sleep(self._limits.look_ms / 1_000)
+            await asyncio.sleep(to_next_s(self._limits.look_ms))
             if self._greets_at is not None and await self._greeted(*self._greets_at):
                 self._core.beat()
             if self._core.look(self._clock.now_ms()):

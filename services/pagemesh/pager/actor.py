@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from pagemesh.pager import cache_door
+from pagemesh.pager import cache_door, patience
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.disk import Disk
@@ -137,6 +137,14 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._put_away()
         while self._from_disk and self._life is not None:
             await self._hear_disk(self._life, self._from_disk.popleft())
+        if self._life is not None:
+            self._board.waits(self._patience_ms(self._life))
+
+    def _patience_ms(self, life: _Life) -> int:
+        wanted_ms = patience.patience_ms(life.core.books)
+        if life.pages.is_behind:
+            return patience.TICK_MS
+        return min(wanted_ms, patience.CALM_TICK_MS) if life.pages.has_news else wanted_ms
 
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts

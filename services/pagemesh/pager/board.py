@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.patience import IDLE_TICK_MS
 from pagemesh.wire.presence import Announce
 
 
@@ -41,13 +42,25 @@ class PagerBoard:
     def __init__(self, settings: PagerSettings) -> None:
         self._settings = settings
         self._on_epoch: Callable[[], None] = lambda: None
+        self._on_patience: Callable[[], None] = lambda: None
         self._on_cache_call: CacheCallCount | None = None
         self.draining = False
         self.epoch = self.free_pages = self.event_sequence = 0
+        self.patience_ms = IDLE_TICK_MS
+        """How long the pager can do without a tick."""
 
     def on_epoch(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when a new life has begun: workers wait for that."""
         self._on_epoch = callback
+
+    def on_patience(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when ``patience_ms`` may have become less."""
+        self._on_patience = callback
+
+    def waits(self, patience_ms: int) -> None:
+        """The pager can do without a tick for so long."""
+        self.patience_ms = patience_ms
+        self._on_patience()
 
     def on_cache_call(self, callback: CacheCallCount) -> None:
         """Call ``callback`` for each answer to an operator."""

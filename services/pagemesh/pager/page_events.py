@@ -41,6 +41,16 @@ class PageEvents:
         self.sequence = 0
 
     @property
+    def is_behind(self) -> bool:
+        """There is more to ``work`` off."""
+        return bool(self._noted)
+
+    @property
+    def has_news(self) -> bool:
+        """Something changed that nobody was told."""
+        return bool(self._changes)
+
+    @property
     def is_full(self) -> bool:
         """So much has changed that it should be published now."""
         return self._changed_count >= CHANGED_KEYS_MAX

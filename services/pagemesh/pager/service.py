@@ -18,10 +18,8 @@ from pagemesh.runtime.ids import new_incarnation
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig
-from pagemesh.runtime.supervise import every
+from pagemesh.runtime.supervise import Ticks
 from pagemesh.wire import subjects
-
-TICK_MS = 50
 
 
 def settings_of(config: ServiceConfig) -> PagerSettings:
@@ -80,6 +78,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
         def tick() -> None:
             actor.try_admit(TickDue())
 
+        ticks = Ticks(lambda: board.patience_ms, tick)
+        board.on_patience(ticks.stir)
         door = CacheDoor(bus, settings.host, admit)
         board.on_cache_call(door.record)
         async with asyncio.TaskGroup() as group, door.open():
@@ -88,10 +88,8 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 await bus.subscribe(subject(settings.host), admit)
                 for subject in (subjects.pager, subjects.pager_report)
             ]
-            helpers = [
-                group.create_task(every(TICK_MS, tick), name="pager-tick"),
-                group.create_task(presence.run(), name="pager-presence"),
-            ]
+            announcing = group.create_task(presence.run(), name="pager-presence")
+            ticks.start()
             spare_loaded()
             await stop.wait()
             board.draining = True
@@ -102,5 +100,5 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 actor.try_admit(PutAwayDue())
             actor.stop()
             await serving
-            for helper in helpers:
-                helper.cancel()
+            ticks.stop()
+            announcing.cancel()

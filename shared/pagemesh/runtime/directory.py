@@ -96,13 +96,20 @@ class Directory:
         return changes
 
     def expire(self, now_ms: int) -> list[Change]:
-        """Drop who was silent for too long; call it a few times a period."""
+        """Drop who was silent for too long; call it at ``silent_ms``."""
         silent = [
             key
             for key, member in self._members.items()
             if now_ms - member.heard_ms > self._lost_after_ms
         ]
         return [self._silent(key) for key in silent]
+
+    @property
+    def silent_ms(self) -> int | None:
+        """When ``expire`` will have somebody to tell of, unless they are heard; None: there is
+        nobody."""
+        heard = min((member.heard_ms for member in self._members.values()), default=None)
+        return None if heard is None else heard + self._lost_after_ms + 1
 
     def _silent(self, key: tuple[Role, str]) -> Lost:
         member = self._members.pop(key)

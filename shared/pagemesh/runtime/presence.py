@@ -9,7 +9,7 @@ from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.directory import Change, Directory
 from pagemesh.runtime.rpc import send
-from pagemesh.runtime.supervise import every
+from pagemesh.runtime.supervise import Ticks, to_next_s
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message
@@ -20,18 +20,14 @@ from pagemesh.wire.presence import (
     AskPresence,
 )
 
-_EXPIRE_PERIOD_MS = 100
 _WAKE_MS_MIN = 25
 """However many ask, at most one announcement in this time."""
 
 
-def _nobody_cares(_change: Change) -> None:
-    """For services that only announce themselves."""
-
-
 class Presence:
     """Announces what ``describe`` says, at start, when asked, once a period and at the end;
-    tells ``on_change`` (which only admits) who came, changed and was lost.
+    tells ``on_change`` (which only admits) who came, changed and was lost. A service without
+    one only announces itself: it does not listen to the others.
 
     While the bus is away nobody is counted as silent: it is this service that hears nothing.
     """
@@ -41,7 +37,7 @@ class Presence:
         bus: Bus,
         clock: Clock,
         describe: Callable[[], Announce],
-        on_change: Callable[[Change], None] = _nobody_cares,
+        on_change: Callable[[Change], None] | None = None,
         *,
         period_ms: int = PRESENCE_PERIOD_MS,
         lost_after_ms: int = PRESENCE_LOST_MS,
@@ -52,6 +48,7 @@ class Presence:
         self._describe = describe
         self._on_change = on_change
         self._period_ms = period_ms
+        self._lost_after_ms = lost_after_ms
         self._wanted = asyncio.Event()
         bus.on_state(self._on_bus_state)
 
@@ -61,16 +58,17 @@ class Presence:
 
     async def run(self) -> None:
         """Until cancelled; then says good-bye. A named child of the service's task group."""
-        heard = [
-            await self._bus.subscribe(subjects.PRESENCE, self._admit),
-            await self._bus.subscribe(subjects.ASK_PRESENCE, self._asked),
-        ]
+        expiry = Ticks(self._silent_in_ms, self._expire)
+        heard = [await self._bus.subscribe(subjects.ASK_PRESENCE, self._asked)]
+        if self._on_change is not None:
+            heard.append(await self._bus.subscribe(subjects.PRESENCE, self._admit))
         try:
-            await self._say(subjects.ASK_PRESENCE, AskPresence())
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._announce(), name="presence-announce")
-                group.create_task(every(_EXPIRE_PERIOD_MS, self._expire), name="presence-expire")
+            if self._on_change is not None:
+                await self._say(subjects.ASK_PRESENCE, AskPresence())
+                expiry.start()
+            await self._announce()
         finally:
+            expiry.stop()
             for subscription in heard:
                 await self._bus.unsubscribe(subscription)
             leaving = self._describe()
@@ -80,12 +78,14 @@ class Presence:
         while True:
             self._wanted.clear()
             await self._say(subjects.PRESENCE, self._describe())
-            await asyncio.sleep(_WAKE_MS_MIN / 1_000)
+            said_ms = self._clock.now_ms()
             try:
-                async with asyncio.timeout(self._period_ms / 1_000):
+                async with asyncio.timeout(to_next_s(self._period_ms)):
                     await self._wanted.wait()
             except TimeoutError:
                 continue
+            early_ms = said_ms + _WAKE_MS_MIN - self._clock.now_ms()
+            await asyncio.sleep(min(max(early_ms, 0), _WAKE_MS_MIN) / 1_000)
 
     async def _say(self, subject: str, message: Message) -> None:
         try:
@@ -104,6 +104,12 @@ class Presence:
             raise Malformed("this subject takes the question who is there")
         self._wanted.set()
 
+    def _silent_in_ms(self) -> int:
+        """Until somebody may have to be counted as lost. Who is heard for the first time later
+        than this was asked is not silent sooner than that."""
+        silent_ms = self.directory.silent_ms
+        return self._lost_after_ms if silent_ms is None else silent_ms - self._clock.now_ms()
+
     def _expire(self) -> None:
         now_ms = self._clock.now_ms()
         if self._bus.state is not BusState.CONNECTED:
@@ -111,8 +117,9 @@ class Presence:
         self._tell(self.directory.expire(now_ms))
 
     def _tell(self, changes: list[Change]) -> None:
-        for change in changes:
-            self._on_change(change)
+        if self._on_change is not None:
+            for change in changes:
+                self._on_change(change)
 
     def _on_bus_state(self, state: BusState) -> None:
         if state is BusState.CONNECTED:

@@ -1,4 +1,4 @@
-"""Restarting what crashes, up to a limit; and doing things once a period.
+"""Restarting what crashes, up to a limit; and doing things once a period, or when they are due.
 
 A life is a coroutine function. When it returns, its supervisor returns; when it raises, it is
 started anew after a pause, until it has crashed ``crash_count_max`` times within ``window_ms``.
@@ -16,6 +16,9 @@ from pagemesh.runtime.clock import Clock, MonotonicClock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
+_PATIENCE_MS_MIN = 1
+_TOGETHER_MS = 250
+"""From this patience on calls come at multiples of it (see ``to_next_s``)."""
 _log = get_logger(__name__)
 
 
@@ -63,12 +66,68 @@ async def supervise(
             await asyncio.sleep(limit.pause_ms * 2 ** (len(crashes) - 1) / 1_000)
 
 
+def to_next_s(period_ms: int) -> float:
+    """Seconds until the monotonic clock shows a multiple of ``period_ms``; of the one after that,
+    when it is closer than a tenth of a period, since timers may be a little early. What every
+    process of a host does once in a while is done at the same moments: they wake, and rest,
+    together, and what they send each other arrives while they are awake."""
+    period_s = period_ms / 1_000
+    left_s = period_s - asyncio.get_running_loop().time() % period_s
+    return left_s if left_s > period_s / 10 else left_s + period_s
+
+
 async def every(period_ms: int, action: Callable[[], None]) -> None:
     """Call ``action`` once a period, for ever. Periods missed by a busy loop are skipped, not
     made up for."""
-    loop = asyncio.get_running_loop()
-    due = loop.time() + period_ms / 1_000
     while True:
-        await asyncio.sleep(max(0.0, due - loop.time()))
+        await asyncio.sleep(to_next_s(period_ms))
         action()
-        due = max(due + period_ms / 1_000, loop.time())
+
+
+class Ticks:
+    """Calls ``action`` whenever ``patience_ms()`` has passed since the last call: what that
+    says may change with whatever happens, so call ``stir`` when something did. A service with
+    nothing to wait for is hardly woken."""
+
+    def __init__(self, patience_ms: Callable[[], float], action: Callable[[], None]) -> None:
+        self._patience_ms = patience_ms
+        self._action = action
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def start(self) -> None:
+        """The first call comes when it is due."""
+        self._last_s = self._loop.time()
+        self._arm(self._next_s())
+
+    def stop(self) -> None:
+        """No call comes any more. Doing so twice is harmless."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def stir(self) -> None:
+        """Call earlier, if there is less patience by now. More of it counts from the next call
+        on, so that this costs nothing in between."""
+        due_s = self._next_s()
+        if self._timer is not None and due_s < self._due_s:
+            self._timer.cancel()
+            self._arm(max(due_s, self._loop.time()))
+
+    def _next_s(self) -> float:
+        patience_ms = max(self._patience_ms(), _PATIENCE_MS_MIN)
+        due_s = self._last_s + patience_ms / 1_000
+        # Nothing is lost by a call that comes early, at a moment when others wake anyway.
+        return due_s if patience_ms < _TOGETHER_MS else due_s - due_s % (_TOGETHER_MS / 1_000)
+
+    def _arm(self, due_s: float) -> None:
+        self._due_s = due_s
+        self._timer = self._loop.call_at(due_s, self._fire)
+
+    def _fire(self) -> None:
+        self._last_s = self._loop.time()
+        self._action()
+        if self._timer is not None:  # the action may have been our end
+            self._arm(self._next_s())

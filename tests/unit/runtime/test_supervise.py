@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pagemesh.runtime.clock import ManualClock
-from pagemesh.runtime.supervise import CrashLimit, CrashLoop, every, supervise
+from pagemesh.runtime.supervise import CrashLimit, CrashLoop, Ticks, every, supervise
 from pagemesh.wire.errors import ConfigError
 
 
@@ -87,3 +87,34 @@ async def test_periods_missed_by_a_busy_loop_are_skipped() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert 2 <= len(calls) <= 6
+
+
+async def test_a_tick_comes_when_patience_is_over_and_sooner_when_there_is_less_of_it() -> None:
+    ticked, patience_ms = asyncio.Event(), 60_000.0
+    ticks = Ticks(lambda: patience_ms, ticked.set)
+    ticks.start()
+    ticks.stir()
+    await asyncio.sleep(0.02)
+    assert not ticked.is_set()
+    patience_ms = 5.0
+    ticks.stir()
+    await asyncio.wait_for(ticked.wait(), 5.0)
+    ticks.stop()
+
+
+async def test_ticks_go_on_until_they_are_stopped_from_within_at_the_latest() -> None:
+    count = 0
+
+    def act() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            ticks.stop()
+
+    ticks = Ticks(lambda: 0.0, act)
+    ticks.start()
+    await asyncio.sleep(0.1)
+    assert count == 3
+    ticks.stir()
+    await asyncio.sleep(0.02)
+    assert count == 3

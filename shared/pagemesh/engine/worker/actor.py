@@ -93,6 +93,8 @@ class Surroundings:
     on_state: Callable[[], None]
     """The core's readiness or load has changed."""
     on_drained: Callable[[], None]
+    on_patience: Callable[[], None]
+    """The core may want its next tick sooner."""
 
 
 class WorkerBehaviour(Behaviour[Input]):
@@ -141,6 +143,8 @@ class WorkerBehaviour(Behaviour[Input]):
                 await self._feed(event)
         if isinstance(event, Tick):
             self._tell_load()
+        else:
+            around.on_patience()
         if self._core.ready != self._was_ready:
             self._was_ready = self._core.ready
             around.on_state()

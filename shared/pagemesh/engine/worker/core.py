@@ -97,6 +97,18 @@ class WorkerCore:
         held = any(lease.hold is not Hold.OFFERED for lease in desk.leases.values())
         return not (desk.live or held or desk.debts or desk.step)
 
+    @property
+    def patience_ms(self) -> float:
+        """How long it can do without a ``Tick``, if nothing happens before: briefly while a
+        sequence or a debt waits for its time, long when there is nothing to do."""
+        desk, limits = self._desk, self._desk.limits
+        waits = len(desk.live) > len(desk.running) or desk.debts or self._intake.draining
+        if waits or any(one.lease and one.lease.retry_ms > desk.now for one in desk.running):
+            return limits.tick_ms
+        beats = desk.live or any(line.beats_left for line in desk.lines.values())
+        most_ms = limits.calm_tick_ms if beats else limits.idle_tick_ms
+        return min(most_ms, max(self._session.patience_ms, limits.tick_ms))
+
     def handle(self, event: Event, now_ms: float) -> list[Command]:
         """What to do about ``event``. ``now_ms`` is monotonic."""
         desk = self._desk

@@ -93,7 +93,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Sent every ``WorkerLimits.tick_ms`` or so; the first one starts the core."""
+    """Time passed. Sent when ``WorkerCore.patience_ms`` is over; the first one starts the core."""
 
 
 Event = (

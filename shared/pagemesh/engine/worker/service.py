@@ -42,7 +42,7 @@ from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
-from pagemesh.runtime.supervise import CrashLimit, every
+from pagemesh.runtime.supervise import CrashLimit, Ticks
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Busy
 from pagemesh.wire.pool_format import LOCK_SUFFIX
@@ -54,7 +54,6 @@ _DRAIN_SHARE = 2 / 3
 for pages to be given back to a pager that may be gone."""
 _PROGRESS_PERIOD_S = 0.5
 _BUSY_MS = 50
-_TICK_MS = 20
 _ONE_LIFE = CrashLimit(crash_count_max=1)
 _log = get_logger(__name__)
 
@@ -96,6 +95,7 @@ class Worker:
         self._pager_epoch: int | None = None
         self._draining = False
         self._drained = asyncio.Event()
+        self._ticks = Ticks(self._patience_ms, self._tick)
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
 
     async def serve(
@@ -115,7 +115,7 @@ class Worker:
             self._heard(Joined(announce))
         async with asyncio.TaskGroup() as group:
             group.create_task(actor.run(), name="worker-actor")
-            ticks = group.create_task(every(_TICK_MS, self._tick), name="worker-ticks")
+            self._ticks.start()
             name = self._config.host.name
             subscriptions = [
                 await self._bus.subscribe(subject, self._admit_delivery)
@@ -125,7 +125,7 @@ class Worker:
             await self._drain()
             for subscription in subscriptions:
                 await self._bus.unsubscribe(subscription)
-            ticks.cancel()
+            self._ticks.stop()
             actor.stop()
 
     async def _drain(self) -> None:
@@ -149,7 +149,6 @@ class Worker:
             sequences_max=worker.sequence_count_max + worker.waiting_count_max,
             step_rows_max=worker.sequence_count_max,
             itl_target_ms=worker.itl_target_ms,
-            tick_ms=_TICK_MS,
         )
         who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec, model.name)
         return WorkerCore(who, self._role, limits, new_ticket_id)
@@ -171,6 +170,7 @@ class Worker:
             on_pool=self._on_pool,
             on_state=self.presence.announce_soon,
             on_drained=self._drained.set,
+            on_patience=self._ticks.stir,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         # Deliveries are refused far earlier, so that answers always find room.
@@ -200,6 +200,9 @@ class Worker:
     def _tick(self) -> None:
         if self._actor is not None and self._actor.statistics().queued_count < DELIVERY_COUNT_MAX:
             self._tell(Tick())
+
+    def _patience_ms(self) -> float:
+        return self._core.patience_ms if self._core is not None else 0.0
 
     def _on_pool(self, page_count: int) -> None:
         self._pool_pages = page_count

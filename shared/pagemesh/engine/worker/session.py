@@ -11,6 +11,7 @@ says that nothing else is used, so it also waits for a step that uses a lost lea
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -58,6 +59,14 @@ class Session:
     def open(self) -> bool:
         return self._state is _State.OPEN
 
+    @property
+    def patience_ms(self) -> float:
+        """How long it can do without a tick: the time to the next heartbeat, and none while a
+        tick has to open it or to declare."""
+        if self._state is not _State.OPEN or self._declare_wanted or self._desk.session_doubted:
+            return 0.0
+        return math.inf if self._beating else self._heartbeat_ms - self._desk.now
+
     def changed(self, epoch: int) -> None:
         """The pager is there, under ``epoch``."""
         if self._opened is None or epoch != self._opened.epoch:
@@ -89,7 +98,7 @@ class Session:
         elif self._state is _State.OPEN:
             if self._may_declare():
                 self._declare()
-            elif self._heartbeat_ms <= desk.now and not self._beating:
+            elif self._heartbeat_ms <= desk.now + desk.limits.tick_ms / 2 and not self._beating:
                 self._beat()
 
     def settle(self) -> None:

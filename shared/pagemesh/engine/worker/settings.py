@@ -78,5 +78,9 @@ class WorkerLimits:
     frames_bytes_max: int = 1 << 19
     """Of the frames in one message; one that is larger has a message for itself."""
     tick_ms: int = 20
+    """Between ticks while anything waits for time to pass; see ``WorkerCore.patience_ms``."""
+    calm_tick_ms: int = 100
+    """While all that there is goes on by itself."""
+    idle_tick_ms: int = 500
     run_steps_max: int = 32
     """Steps computed in a row without asking the scheduler."""

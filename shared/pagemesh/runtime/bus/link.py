@@ -32,6 +32,7 @@ from nats.aio.client import Client
 from pagemesh.runtime.bus.messages import Headers
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.settings import BusConfig
+from pagemesh.runtime.supervise import to_next_s
 from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
 
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
@@ -294,7 +295,7 @@ class Link:
         loop = asyncio.get_running_loop()
         limit_s = self._config.heartbeat_timeout_ms / 1_000
         while not self.lost.is_set():
-            await asyncio.sleep(self._config.heartbeat_ms / 1_000)
+            await asyncio.sleep(to_next_s(self._config.heartbeat_ms))
             ping = self._spawn(self._ping())
             started = loop.time()
             await asyncio.wait({ping}, timeout=limit_s)

@@ -1,0 +1,31 @@
+"""How long until a ``Tick`` could be of use to a pager that is asked nothing meanwhile. Pure."""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+
+TICK_MS = 50
+"""While somebody waits for what only time brings, or there is work that ticks do in parts."""
+CALM_TICK_MS = 100
+"""While listeners have to hear of pages that were stored or dropped."""
+IDLE_TICK_MS = 500
+
+
+def patience_ms(books: Books) -> int:
+    """``TICK_MS`` to ``IDLE_TICK_MS``, and less where a session is to end before that."""
+    forest = books.forest
+    if (
+        books.waiting.count
+        or books.in_flight.wait_count
+        or books.revoked
+        or books.tickets
+        or books.unsettled
+        or forest.retired
+        or len(forest.lifetimes)
+        or any(not one.is_open or one.letting_go for one in books.sessions.values())
+    ):
+        return TICK_MS
+    ends_ms = min((one.expires_ms for one in books.sessions.values()), default=None)
+    if ends_ms is None:
+        return IDLE_TICK_MS
+    return min(max(ends_ms - books.now_ms, TICK_MS), IDLE_TICK_MS)

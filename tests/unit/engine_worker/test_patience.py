@@ -1,0 +1,36 @@
+"""How long a worker can do without a tick."""
+
+from __future__ import annotations
+
+from tests.unit.engine_worker.bench import Bench, submit
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.wire.pager_messages import Admit, Heartbeat
+
+
+def test_a_worker_without_a_session_is_not_patient() -> None:
+    bench = Bench()
+    bench.tick()
+    assert bench.core.patience_ms == bench.limits.tick_ms
+
+
+def test_a_worker_with_nothing_to_do_waits_for_its_next_heartbeat() -> None:
+    bench = Bench()
+    bench.start()
+    assert bench.core.patience_ms == bench.limits.idle_tick_ms
+    bench.now += 900
+    bench.handle(ev.GatewayLost("gw", 1))
+    assert bench.core.patience_ms == 100
+    bench.tick(100)
+    assert "Heartbeat" in bench.open_kinds()
+    assert bench.asked(Heartbeat).worker == "me"
+
+
+def test_who_waits_for_pages_makes_it_impatient_and_who_draws_does_not() -> None:
+    bench = Bench()
+    bench.start()
+    bench.ask(submit(max_tokens=9))
+    assert bench.core.patience_ms == bench.limits.tick_ms
+    bench.grant()
+    assert bench.core.patience_ms == bench.limits.calm_tick_ms
+    assert not [kind for kind in bench.open_kinds() if kind == Admit.__name__]

@@ -1,0 +1,35 @@
+"""How long a pager can do without a tick."""
+
+from __future__ import annotations
+
+from tests.unit.pager.rig import Rig, Worker
+
+from pagemesh.pager.patience import IDLE_TICK_MS, TICK_MS, patience_ms
+from pagemesh.wire.pager_messages import Queued
+
+
+def test_a_pager_whose_sequences_have_their_pages_is_patient() -> None:
+    rig = Rig()
+    worker = Worker(rig, "a", 1)
+    worker.granted(1, range(8))
+    assert patience_ms(rig.core.books) == IDLE_TICK_MS
+
+
+def test_who_waits_for_pages_makes_it_impatient_until_they_come() -> None:
+    rig = Rig(4)
+    worker = Worker(rig, "a", 1)
+    lease = worker.granted(1, range(16))
+    assert isinstance(worker.admit(2, range(20, 30)), Queued)
+    assert patience_ms(rig.core.books) == TICK_MS
+    worker.release(lease, cache=False)
+    assert patience_ms(rig.core.books) == IDLE_TICK_MS
+
+
+def test_a_session_that_is_about_to_end_gets_its_tick_in_time() -> None:
+    rig = Rig()
+    Worker(rig, "a", 1).granted(1, range(8))
+    ttl_ms = rig.limits.session_ttl_ms
+    rig.tick(ttl_ms - 120)
+    assert patience_ms(rig.core.books) == 120
+    rig.tick(120)
+    assert patience_ms(rig.core.books) == TICK_MS  # its pages drain until it is proven dead
