@@ -7,8 +7,11 @@ wrong into OpenAI's error form.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Self
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -91,14 +94,51 @@ async def start(
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-async def write(send: Send, data: bytes, *, more: bool) -> None:
-    """A piece of a stream; waits while the client's buffer is full. Raises ``ClientLeft``
-    when it stays full."""
-    try:
-        async with asyncio.timeout(WRITE_S_MAX):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-    except TimeoutError:
-        raise ClientLeft from None
+class Pieces:
+    """The pieces of one stream, ``async with``. Each waits while the client's buffer is full;
+    when it stays full, the context ends in ``ClientLeft``.
+
+    One watch looks after all pieces: a time limit for each cost as much as sending it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._watch: asyncio.TimerHandle | None = None
+        self._began_s = math.inf
+        """When the piece that is being sent was begun; for ever: none is."""
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:  # the watch has cut it off
+            raise ClientLeft from None
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        self._began_s = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._began_s = math.inf
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        due_s = min(self._began_s, now_s) + WRITE_S_MAX
+        if due_s > now_s:
+            self._watch = self._loop.call_at(due_s, self._look)
+        else:
+            self._limit.reschedule(now_s)
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:

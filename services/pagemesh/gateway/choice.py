@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -130,6 +131,17 @@ class Choice:
     def tokens(self) -> U32:
         """Every received token: uint32 [token_count]."""
         return np.frombuffer(bytes(self.generated), "<u4")
+
+
+_UNTIMED = (ChoiceState.ROUTING, ChoiceState.DONE)
+
+
+def next_ms(choices: Iterable[Choice], latest_ms: int) -> int:
+    """When the first of ``choices`` is due, ``latest_ms`` at the latest."""
+    for choice in choices:
+        if choice.due_ms < latest_ms and choice.state not in _UNTIMED:
+            latest_ms = choice.due_ms
+    return latest_ms
 
 
 def slice_logprobs(scores: TopLogprobs, first: int, last: int) -> TopLogprobs:

@@ -18,7 +18,8 @@ def of_frame(
 ) -> tuple[ev.Deliver, str | None]:
     """What ``frame`` has beyond its ``skip`` first tokens, which is from position ``first`` on;
     and the stop string that was completed, after which no token counts."""
-    tokens, scores = np.frombuffer(frame.tokens, "<u4")[skip:], frame.logprobs
+    tokens, scores = np.frombuffer(frame.tokens, "<u4"), frame.logprobs
+    tokens = tokens[skip:] if skip else tokens
     ends = frame.finish == "stop" and frame.stop_token is not None
     if scores is not None:
         scores = slice_logprobs(scores, skip, skip + len(tokens))
@@ -37,13 +38,14 @@ def _deliver(
 ) -> tuple[ev.Deliver, str | None]:
     """``ends``: the last of ``tokens`` is a stop token."""
     hidden = 1 if ends and not spec.show_stop else 0
-    piece = text.push(tokens[: len(tokens) - hidden])
+    piece = text.push(tokens[: len(tokens) - hidden] if hidden else tokens)
     used = piece.used_count if piece.stop is not None else len(tokens)
     if piece.stop is not None:
         hidden = 0
     if scores is not None:
         scores = slice_logprobs(scores, 0, used)
-    return ev.Deliver(index, first, tokens[:used], piece.text, scores, hidden), piece.stop
+    taken = tokens if used == len(tokens) else tokens[:used]
+    return ev.Deliver(index, first, taken, piece.text, scores, hidden), piece.stop
 
 
 def own_stop(spec: RequestSpec, token: int | None) -> ev.StopReason:

@@ -31,8 +31,13 @@ class Decodes(Protocol):
 class Detokeniser:
     """The text of one growing list of tokens. ``close`` gives what is held back."""
 
-    def __init__(self, tokenizer: Decodes, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Decodes, *, skip_special_tokens: bool = True, by_bytes: bool = False
+    ) -> None:
+        """``by_bytes``: a text is the bytes of its tokens one after the other, so that after a
+        whole character nothing of what came before has to be decoded again."""
         self._tokenizer = tokenizer
+        self._by_bytes = by_bytes
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._shown = 0
@@ -42,6 +47,9 @@ class Detokeniser:
         """The text that became certain with ``tokens``, a few."""
         self._window += tokens
         text = self._text(self._window)
+        if self._by_bytes and not text.endswith(_REPLACEMENT):
+            out, self._window, self._shown = text[self._shown :], [], 0
+            return out
         tail = len(text) - len(text.rstrip(_REPLACEMENT))
         stable = len(text) - min(tail, _UNSTABLE_MAX)
         out = text[self._shown : stable]
@@ -90,6 +98,8 @@ class StreamText:
         """Goes token by token where there are stop strings, so that the count says which one
         completed one."""
         parts: list[str] = []
+        if not self._stops.wanted and len(tokens) <= _RUN_MAX:
+            return TextPiece(self._detokeniser.push(*tokens.tolist()), len(tokens))
         ids, used, run_max = tokens.tolist(), 0, 1 if self._stops.wanted else _RUN_MAX
         while used < len(ids):
             run = ids[used : used + run_max]

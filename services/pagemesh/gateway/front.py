@@ -323,7 +323,6 @@ class Call:
                 except ApiError as error:
                     failed = error
                     break
-            out = [chunk for chunk in out if chunk]
             if out:
                 yield opening + out
                 opening = []
@@ -333,16 +332,19 @@ class Call:
             yield [self._renderer.usage_chunk(self.usage)]
 
     def _render(self, prompt_index: int, event: object) -> list[bytes]:
+        """The chunks of ``event``, if there is something to show."""
         out: list[bytes] = []
-        scores = event.logprobs if isinstance(event, ev.PromptScored) else None
-        ended = isinstance(event, ev.Ended)
-        if self.ask.echo and not ended and prompt_index not in self._echoed:
+        echoes = self.ask.echo and prompt_index not in self._echoed
+        if echoes and not isinstance(event, ev.Ended):
+            scores = event.logprobs if isinstance(event, ev.PromptScored) else None
             self._echoed.add(prompt_index)
             out += self._renderer.echoed(prompt_index, self._prompts[prompt_index], scores)
         match event:
             case ev.Deliver():
                 self._facts.delivered(event, self._clock.now_us())
-                out.append(self._renderer.delivered(prompt_index, event))
+                chunk = self._renderer.delivered(prompt_index, event)
+                if chunk:
+                    out.append(chunk)
             case ev.ChoiceEnded():
                 self._facts.finish_reasons.append(event.finish)
                 out.append(self._renderer.ended(prompt_index, event))

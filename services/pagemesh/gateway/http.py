@@ -20,12 +20,12 @@ from pagemesh.gateway import measures
 from pagemesh.gateway.api_errors import ApiError, bad
 from pagemesh.gateway.asgi import (
     Guard,
+    Pieces,
     headers_of,
     read_body,
     send_json,
     start,
     while_connected,
-    write,
 )
 from pagemesh.gateway.connection import Connection
 from pagemesh.gateway.front import Call, Caller, Front, off_loop
@@ -41,10 +41,12 @@ from pagemesh.gateway.prepare import render
 from pagemesh.gateway.render import DONE, sse
 from pagemesh.runtime.metrics import CONTENT_TYPE
 from pagemesh.runtime.settings import GatewayConfig
+from pagemesh.runtime.supervise import to_next_s
 from pagemesh.runtime.version import VERSION
 from pagemesh.wire.errors import ConfigError
 
 CONNECTIONS_BACKLOG = 1_024
+_DATE_PERIOD_MS = 1_000
 PATH_SHOWN_MAX = 100
 """Characters of an unknown path that its error repeats."""
 _SSE_HEADERS = {
@@ -105,18 +107,19 @@ class _Completions:
         """Server-sent events. The status goes out with the first of them, so that what fails
         before is a plain error; what fails later is an error event and the end."""
         started = False
-        try:
-            async for chunks in call.chunks():
+        async with Pieces(send) as pieces:
+            try:
+                async for chunks in call.chunks():
+                    if not started:
+                        started = True
+                        await start(send, 200, _SSE_HEADERS)
+                    await pieces.write(b"".join([sse(chunk) for chunk in chunks]), more=True)
+                await pieces.write(DONE, more=False)
+            except ApiError as error:
                 if not started:
-                    started = True
-                    await start(send, 200, _SSE_HEADERS)
-                await write(send, b"".join(sse(chunk) for chunk in chunks), more=True)
-            await write(send, DONE, more=False)
-        except ApiError as error:
-            if not started:
+                    raise
+                await pieces.write(sse(error.body()), more=False)
                 raise
-            await write(send, sse(error.body()), more=False)
-            raise
 
 
 class HttpDoor:
@@ -240,7 +243,7 @@ class HttpDoor:
             await server.listening.wait()
             yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         finally:
-            server.should_exit = True
+            server.stop()
             await running
 
 
@@ -250,6 +253,20 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no connections any more; ``serve`` returns when those there are have ended."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Once a second, for the ``Date`` of answers; uvicorn's own wakes ten times as often."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(to_next_s(_DATE_PERIOD_MS)):
+                    await self._stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

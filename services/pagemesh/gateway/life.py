@@ -60,7 +60,7 @@ class Outbox:
         self._characters_max = characters_max
         self._events: list[tuple[int, ForClient]] = []
         self._characters = 0
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, prompt_index: int, event: ForClient) -> bool:
         """False: the reader is too slow, and ``event`` was not taken. The end always is."""
@@ -71,14 +71,15 @@ class Outbox:
             return False
         self._events.append((prompt_index, event))
         self._characters += size
-        self._wake.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
         return True
 
     async def take(self) -> list[tuple[int, ForClient]]:
         """Everything there is, at least one event, in order."""
         while not self._events:
-            self._wake.clear()
-            await self._wake.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         taken, self._events = self._events, []
         self._characters = 0
         return taken
@@ -151,6 +152,11 @@ class Life:
 
     def _perform(self, command: ev.Command) -> None:
         match command:
+            case ev.Deliver() | ev.ChoiceEnded() | ev.PromptScored():
+                if not self._overrun and not self._outbox.put(self._prompt_index, command):
+                    _log.warning("gateway.slow_reader")
+                    self._overrun = True
+                    self._queue.appendleft(ev.ClientGone())
             case ev.ChooseRoute():
                 self._choose(command)
             case ev.SendSubmit():
@@ -160,11 +166,6 @@ class Life:
                 self._around.spawn(self._abort(command), "abort")
             case ev.SendResend():
                 self._around.spawn(self._resend(command), "resend")
-            case ev.Deliver() | ev.ChoiceEnded() | ev.PromptScored():
-                if not self._overrun and not self._outbox.put(self._prompt_index, command):
-                    _log.warning("gateway.slow_reader")
-                    self._overrun = True
-                    self._queue.appendleft(ev.ClientGone())
             case ev.Ended():
                 self._end(command)
 

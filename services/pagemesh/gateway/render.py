@@ -19,6 +19,8 @@ from pagemesh.wire.work_messages import TopLogprobs
 _LOGPROB_MIN = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 DONE = b"data: [DONE]\n\n"
+_MARK = "text"
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Renderer:
         self._kind = kind
         self._head = {"id": response_id, "created": created, "model": ask.model}
         self._offsets: dict[int, int] = {}
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """What comes before and after the text in a chunk of each choice that has no more."""
 
     # One response -----------------------------------------------------------------------------
 
@@ -157,6 +161,9 @@ class Renderer:
             return b""
         index = prompt_index * self._ask.n + event.choice
         logprobs = None
+        if event.logprobs is None and not self._ask.return_token_ids:
+            around = self._around.get(index) or self._text_around(index)
+            return around[0] + _encode(event.text) + around[1]
         if event.logprobs is not None:
             logprobs = self._logprobs(index, rows(event.tokens[:shown].tolist(), event.logprobs))
         content: Any = {"content": event.text} if self._ask.chat else event.text
@@ -164,6 +171,13 @@ class Renderer:
         if self._ask.return_token_ids:
             choice["token_ids"] = event.tokens.tolist()
         return self._chunk([choice])
+
+    def _text_around(self, index: int) -> tuple[bytes, bytes]:
+        content: Any = {"content": _MARK} if self._ask.chat else _MARK
+        whole = self._chunk([self._chunk_choice(index, content, None)])
+        before, _, after = whole.rpartition(_encode(_MARK))
+        self._around[index] = before, after
+        return before, after
 
     def ended(self, prompt_index: int, event: ChoiceEnded) -> bytes:
         """The last chunk of a choice."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from pagemesh.gateway import deliveries, outgoing
 from pagemesh.gateway import events as ev
-from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText
+from pagemesh.gateway.choice import Choice, ChoiceState, ChoiceText, next_ms
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.spec import ATTEMPT_MAX, RequestLimits, RequestSpec, Usage, mendable
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Internal, fault
@@ -61,8 +61,7 @@ class RequestCore:
     @property
     def due_ms(self) -> int:
         """When to send a ``Tick``, if nothing happens before."""
-        due = (c.due_ms for c in self.choices if c.live and c.state is not ChoiceState.ROUTING)
-        return min([self.spec.deadline_ms, *due])
+        return next_ms(self.choices, self.spec.deadline_ms)
 
     @property
     def usage(self) -> Usage:
@@ -76,6 +75,8 @@ class RequestCore:
             return []
         self._out = []
         match event:
+            case ev.FrameArrived(worker, frame):  # first: there is one for each token
+                self._frame_arrived(worker, frame, now_ms)
             case ev.Begin() | ev.Tick():
                 pass
             case ev.Routed(route):
@@ -86,8 +87,6 @@ class RequestCore:
                 self._submit_answered(attempt, answer, now_ms)
             case ev.ResendAnswered(key, worker, answer):
                 self._resend_answered(key, worker, answer, now_ms)
-            case ev.FrameArrived(worker, frame):
-                self._frame_arrived(worker, frame, now_ms)
             case ev.FramesMissed(worker):
                 for choice in self._on(worker):
                     self._missed(choice, worker, now_ms)
@@ -118,12 +117,13 @@ class RequestCore:
         if now_ms >= self.spec.deadline_ms:
             self._fail(DeadlineExceeded("the request's deadline passed"), "deadline")
             return
-        for choice in self.choices:
-            if choice.placed and choice.due_ms <= now_ms:
-                choice.due_ms = now_ms + self._limits.silence_ms_max
-                self._ask(choice, self._candidates(choice))
-        self._launch(now_ms)
-        if not any(choice.live for choice in self.choices):
+        if next_ms(self.choices, now_ms + 1) <= now_ms:
+            for choice in self.choices:
+                if choice.placed and choice.due_ms <= now_ms:
+                    choice.due_ms = now_ms + self._limits.silence_ms_max
+                    self._ask(choice, self._candidates(choice))
+            self._launch(now_ms)
+        if all(choice.state is ChoiceState.DONE for choice in self.choices):
             self._end(ev.Completed())
 
     def _launch(self, now_ms: int) -> None:

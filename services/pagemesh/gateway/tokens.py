@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from pagemesh.gateway.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.stops import StopMatcher
@@ -45,6 +45,7 @@ class Tokens:
         self.end_tokens = end_tokens
         """The model's own: any of them ends a choice."""
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
+        self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
 
@@ -131,7 +132,9 @@ class Tokens:
         min_tokens: int = 0,
     ) -> StreamText:
         """The text of one new choice."""
-        detokeniser = Detokeniser(self._tokenizer, skip_special_tokens=skip_special_tokens)
+        detokeniser = Detokeniser(
+            self._tokenizer, skip_special_tokens=skip_special_tokens, by_bytes=self._by_bytes
+        )
         return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
 
 

@@ -197,8 +197,9 @@ class Timing(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     handover_us: U64 = 0
 
 
-class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens of one sequence: generated positions ``first_position`` and on."""
+class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Tokens of one sequence: generated positions ``first_position`` and on. Most have nothing
+    but tokens, and there is one for each: what is not said takes no room and no time."""
 
     key: SequenceKey
     first_position: Count

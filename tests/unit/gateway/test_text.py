@@ -63,11 +63,14 @@ def test_nothing_is_held_back_that_no_stop_string_begins_with() -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.integers(0, SIZE - 1), max_size=120), st.booleans(), st.integers(1, 40))
+@given(
+    st.lists(st.integers(0, SIZE - 1), max_size=120), st.booleans(), st.integers(1, 40),
+    st.booleans(),
+)  # fmt: skip
 def test_streamed_text_equals_the_text_of_all_tokens_however_many_come_at_once(
-    ids: list[int], skip: bool, run: int
+    ids: list[int], skip: bool, run: int, by_bytes: bool
 ) -> None:
-    detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip)
+    detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip, by_bytes=by_bytes)
     runs = [ids[first : first + run] for first in range(0, len(ids), run)]
     streamed = "".join([detokeniser.push(*one) for one in runs]) + detokeniser.close()
     assert streamed == TOKENIZER.decode(ids, skip_special_tokens=skip)
@@ -118,6 +121,24 @@ def test_an_answer_that_comes_whole_is_decoded_in_long_runs() -> None:
     piece = text.push(np.asarray(ids, "<u4"))
     assert (piece.text + text.close(), piece.used_count) == ("wörds and more " * 300, len(ids))
     assert counting.decoded < 2 * len(ids)
+
+
+def test_whole_characters_are_decoded_once_where_texts_are_bytes() -> None:
+    counting, ids = Counting(), TOKENIZER.encode("more words " * 300).ids
+    detokeniser = Detokeniser(counting, by_bytes=True)
+    assert "".join(detokeniser.push(one) for one in ids) == "more words " * 300
+    assert counting.decoded == len(ids)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.integers(0, SIZE - 1), max_size=80), st.booleans())
+def test_pieces_are_the_same_whether_or_not_texts_are_known_to_be_bytes(
+    ids: list[int], skip: bool
+) -> None:
+    windowed = Detokeniser(TOKENIZER, skip_special_tokens=skip)
+    by_bytes = Detokeniser(TOKENIZER, skip_special_tokens=skip, by_bytes=True)
+    assert [by_bytes.push(one) for one in ids] == [windowed.push(one) for one in ids]
+    assert by_bytes.close() == windowed.close()
 
 
 def test_work_for_a_token_does_not_grow_with_the_output() -> None:
