@@ -141,10 +141,9 @@ class WorkerBehaviour(Behaviour[Input]):
                 measures.steps_ended(event.steps)
             case _:
                 await self._feed(event)
+        around.on_patience()
         if isinstance(event, Tick):
             self._tell_load()
-        else:
-            around.on_patience()
         if self._core.ready != self._was_ready:
             self._was_ready = self._core.ready
             around.on_state()
