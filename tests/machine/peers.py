@@ -78,6 +78,7 @@ class View:
     ticket: str = ""
     handle: Handle | None = None
     terms: CacheTerms = NO_TERMS
+    reserved_pages: int = 0
 
     @property
     def id(self) -> int:
@@ -100,6 +101,7 @@ class Wish:
     root: bytes
     tokens: list[int]
     terms: CacheTerms = NO_TERMS
+    reserved_pages: int = 0
 
 
 @dataclass
@@ -158,7 +160,7 @@ class Peer:
             lease=view.id, lease_slot=view.granted.lease_slot, key=view.key, order=view.order,
             root=view.root, granted_at=view.granted_at, extents=pack_extents(view.table),
             tokens=pack(view.tokens[: view.filled]), ticket=view.ticket or None,
-            terms=view.terms,
+            terms=view.terms, promised_pages=max(view.reserved_pages - len(view.table), 0),
         )  # fmt: skip
 
     # What the pager says
@@ -172,7 +174,7 @@ class Peer:
         assert len(table) * PAGE_SIZE >= cached
         view = View(
             answer, wish.order, wish.root, list(wish.tokens), table, cached,
-            answer.granted_at, self.epoch, terms=wish.terms,
+            answer.granted_at, self.epoch, terms=wish.terms, reserved_pages=wish.reserved_pages,
         )  # fmt: skip
         self.views[answer.lease] = view
         self.check_view(view)

@@ -25,6 +25,7 @@ from pagemesh.wire.pager_messages import (
     CancelTicket,
     Commit,
     Extend,
+    Extended,
     Fork,
     Granted,
     Heartbeat,
@@ -123,7 +124,8 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
                 need = books.facts.pages_for(wanted.reserve_tokens)
             else:
                 need = wanted.page_count - books.leases[wanted.lease].page_count
-            assert need > books.pool.free, "the first waiter could be served"
+            unpromised = books.pool.free - books.promises.page_count
+            assert need > unpromised, "the first waiter could be served"
         self.pass_on()
 
     @precondition(lambda self: self.rig.epoch < RESTARTS_MAX)
@@ -144,21 +146,22 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
     @rule(
         pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=st.integers(0, 12),
         read_cache=st.booleans(), priority=st.integers(-1, 1),
-        ttl_s=st.sampled_from([0, 0, 0, 1, 3]),
+        ttl_s=st.sampled_from([0, 0, 0, 1, 3]), first=st.sampled_from([0, 0, 1, 4, 9]),
     )  # fmt: skip
     def admits(
         self, pick: int, prompt: list[int], root: bytes, more: int, read_cache: bool,
-        priority: int, ttl_s: int = 0,
+        priority: int, ttl_s: int = 0, first: int = 0,
     ) -> None:  # fmt: skip
         peer = self.peer(pick)
         self.number += 1
         order, terms = order_of(self.number, priority=priority), TERMS[root][ttl_s]
-        peer.wishes[key_of(self.number)] = Wish(order, root, prompt, terms)
+        reserved_pages = self.rig.core.books.facts.pages_for(len(prompt) + more)
+        peer.wishes[key_of(self.number)] = Wish(order, root, prompt, terms, reserved_pages)
         message = Admit(
             key=key_of(self.number), order=order, worker=peer.name, incarnation=peer.incarnation,
             epoch=peer.epoch, root=root, tokens=pack(prompt),
             reserve_tokens=len(prompt) + more, read_cache=read_cache,
-            terms=terms, deadline_ms=60_000,
+            terms=terms, first_tokens=first, deadline_ms=60_000,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
 
@@ -216,6 +219,32 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
             have_pages=len(view.table), page_count=len(view.table) + more,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
+
+    @precondition(lambda self: self.promised())
+    @rule(pick=picks, share=st.integers(1, 4))
+    def takes_what_is_promised(self, pick: int, share: int) -> None:
+        """At once, whoever waits, if it is there."""
+        views = self.promised()
+        peer, view = views[pick % len(views)]
+        books = self.rig.core.books
+        more = -(-books.leases[view.id].promised_pages // share)
+        is_there = more <= books.at_hand
+        message = Extend(
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, lease=view.id,
+            have_pages=len(view.table), page_count=len(view.table) + more,
+        )  # fmt: skip
+        answer = self.ask(peer, message)
+        self.heard(peer, message, answer)
+        assert not is_there or isinstance(answer, Extended | Refused), "it is promised"
+
+    def promised(self) -> list[tuple[Peer, View]]:
+        books, held = self.rig.core.books, [(p, v) for p in self.peers for v in p.held()]
+        return [(p, v) for p, v in held if v.id in books.leases and self.is_promised(p, v)]
+
+    def is_promised(self, peer: Peer, view: View) -> bool:
+        lease = self.rig.core.books.leases[view.id]
+        same = lease.incarnation == peer.incarnation and lease.page_count == len(view.table)
+        return same and lease.promised_pages > 0
 
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, count=st.integers(1, 2), more=st.integers(0, 6))
@@ -329,6 +358,15 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
                 stands = lease is not None and lease.life.state is LeaseState.HELD
                 if stands and lease is not None and lease.incarnation == peer.incarnation:
                     peer.check_view(view)
+
+    @invariant()
+    def what_is_promised_is_at_hand(self) -> None:
+        """But for what pages computed a second time have pinned."""
+        books = self.rig.core.books
+        copies = sum(len(pages) for lease in books.leases.values() for pages in lease.copies)
+        promised = sum(lease.promised_pages for lease in books.leases.values())
+        is_there = books.at_hand + copies >= promised
+        assert is_there or self.rig.epoch > 1, "somebody was admitted to what is promised"
 
     def teardown(self) -> None:
         """When everybody is dead and gone, nothing is pinned, held or draining."""

@@ -372,7 +372,7 @@ class PagerActor(Behaviour[PagerEvent]):
     def _sample(self, life: _Life) -> None:
         life.measures.sample(life.core.books)
         life.tier_measures.sample(life.core.books.disk)
-        self._board.free_pages = life.core.books.room
+        self._board.free_pages = max(life.core.books.room, 0)
         self._board.event_sequence = life.pages.sequence
 
 

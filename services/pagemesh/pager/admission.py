@@ -16,6 +16,7 @@ from pagemesh.pager.in_flight import Found
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.preemption import Preemption
+from pagemesh.pager.promises import first_part
 from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.roots import has_root_place, tree_of
@@ -67,8 +68,10 @@ class Admission:
         self._require_fitting(message.page_count)
         if self._tenants:
             self._quotas.require_growing(lease.account, message.page_count)
-        if message.page_count <= lease.page_count:
-            self._books.waiting.discard(message.incarnation, message.key)
+        books, count = self._books, message.page_count - lease.page_count
+        if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
+            books.waiting.discard(message.incarnation, message.key)
+            self.lengthen(lease, count)
             return self._extended(lease, message)
         return self._serve_or_queue(message, lease.order)
 
@@ -200,7 +203,10 @@ class Admission:
             return False
         books, message = self._books, waiter.message
         if isinstance(message, Extend):
-            need_pages = message.page_count - books.leases[message.lease].page_count
+            lease = books.leases[message.lease]
+            need_pages = message.page_count - lease.page_count - lease.promised_pages
+            if need_pages <= 0:
+                return False  # they count as used
         else:
             match = self._match(message)
             need_pages = books.facts.pages_for(message.reserve_tokens) - match.pages
@@ -235,7 +241,11 @@ class Admission:
             match = self._match(message)
             need = books.facts.pages_for(message.reserve_tokens) - match.pages
             return need - self._room_beside(match)
-        return message.page_count - books.leases[message.lease].page_count - books.room
+        lease = books.leases[message.lease]
+        need = message.page_count - lease.page_count
+        if need <= lease.promised_pages:  # they come when they may be evicted
+            return need - books.pool.free - books.pool.idle
+        return need - books.room_for(lease.promised_pages)
 
     # Serving
 
@@ -250,7 +260,8 @@ class Admission:
             if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
                 return self._queued(message, 0)
         count = books.facts.pages_for(message.reserve_tokens) - match.pages
-        if count > books.pool.free and count > self._room_beside(match):
+        unpromised = books.pool.free - books.promises.page_count
+        if count > unpromised and count > self._room_beside(match):
             return None
         tree = tree_of(books, message.root, message.terms)
         if match.node is _NO_TREE:
@@ -266,13 +277,16 @@ class Admission:
         if not anchor.is_root:
             anchor.uses += 1
             books.cached_tokens += anchor.depth * self._page_size
-        fresh = books.take_pages(count, message.incarnation, tree)
+        now = first_part(count, books.facts.pages_for(message.first_tokens))
+        fresh = books.take_pages(now, message.incarnation, tree)
         lease = self.start_lease(
             message.key, message.order, tree, anchor, fresh, message.tokens, 0,
             match.pages * self._page_size, waterfall, message.tokens_max,
         )  # fmt: skip
         lease.ttl_ms = 1_000 * message.terms.ttl_s
         books.hold(lease, books.sessions[message.incarnation])
+        if now < count:
+            books.promises.give(lease, count - now)
         prompt_pages = len(message.tokens) // 4 // self._page_size
         if message.read_cache and prompt_pages > match.pages:
             books.in_flight.enter(lease, prompt_pages)
@@ -335,7 +349,8 @@ class Admission:
         books = self._books
         lease = books.leases[message.lease]
         count = message.page_count - lease.page_count
-        if count > books.room:
+        promised = count <= lease.promised_pages  # where promises are broken, who comes first
+        if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
             return None
         self.lengthen(lease, count)
         return self._extended(lease, message)
@@ -344,7 +359,7 @@ class Admission:
         """Add ``count`` pages to ``lease``; there must be room."""
         if count > 0:
             lease.grow(self._books.take_pages(count, lease.incarnation, lease.tree))
-            lease.account.used_pages += count
+            self._books.promises.keep(lease, count)
             self._books.waste.grow(lease, count)
             lease.granted_at = self._books.pool.last_sequence
 
@@ -359,9 +374,7 @@ class Admission:
     def _room_beside(self, match: Match) -> int:
         """Room that is left once ``match`` is pinned."""
         books = self._books
-        if not books.may_evict():
-            return books.pool.free
-        return books.room - books.forest.idle_pages(match)
+        return books.room_for(-books.forest.idle_pages(match))
 
     def _require_admissible(self, message: Admit) -> None:
         count, extra = divmod(len(message.tokens), 4)

@@ -119,6 +119,11 @@ def _check_waste(books: Books) -> None:
         if lease.life.state is not LeaseState.REVOKED:
             anew.enter(lease)
     assert anew.same_as(books.waste), "waste was not kept up to date"
+    promised = sum(lease.promised_pages for lease in books.leases.values())
+    assert promised == books.promises.page_count, "a promise is counted for nobody"
+    for lease in books.leases.values():
+        held = lease.life.state is LeaseState.HELD
+        assert lease.promised_pages >= 0 and (held or not lease.promised_pages), "a void promise"
     assert 0 <= anew.internal_slots <= anew.unfilled_slots <= anew.contiguous_slots
 
 
@@ -136,7 +141,7 @@ def _check_accounts(books: Books) -> None:
             assert node.account is account, "a tree has two tenants"
             (used if node.pins else idle)[account] += len(node.pages)
     for lease in books.leases.values():
-        used[lease.account] += len(lease.held_pages)
+        used[lease.account] += len(lease.held_pages) + lease.promised_pages
     for account in accounts:
         assert used[account] == account.used_pages, f"{account.tenant} is charged for others"
         assert idle[account] == account.idle_pages

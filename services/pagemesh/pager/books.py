@@ -33,6 +33,7 @@ from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pool import PagePool
+from pagemesh.pager.promises import Promises
 from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.roots import sweep_retired, uproot
 from pagemesh.pager.runs import Pages
@@ -70,6 +71,7 @@ class Books:
         self.waiting = Queues(limits.waiter_count_max)
         self.in_flight = InFlight(self.forest, facts.page_size, limits)
         self.waste = Waste(facts.page_size)
+        self.promises = Promises()
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
@@ -153,11 +155,22 @@ class Books:
 
     @property
     def room(self) -> int:
-        """Pages that can be had at once: free ones, and idle ones if they may be evicted."""
+        """Pages that anybody can have at once: what is at hand and not promised. Below 0 when
+        something that was promised has been pinned."""
+        return self.room_for(0)
+
+    @property
+    def at_hand(self) -> int:
+        """Free pages, and idle ones if they may be evicted."""
         return self.pool.free + (self.pool.idle if self.may_evict() else 0)
 
+    def room_for(self, promised_pages: int) -> int:
+        """Pages that somebody can have at once to whom so many of those promised are."""
+        unpromised = self.pool.free + self.pool.idle - self.promises.page_count
+        return min(self.at_hand, unpromised + promised_pages)
+
     def take_pages(self, count: int, writer: int, tree: Tree) -> list[Pages]:
-        """``count`` pages for ``writer``, evicting as needed; there must be ``room``. Mostly they
+        """``count`` pages for ``writer``, evicting as needed; so many are ``at_hand``. Mostly they
         are one run; each in the list is granted on its own."""
         if not count:
             return []
@@ -224,6 +237,12 @@ class Books:
         self.waiting.discard_session(incarnation)
         self.in_flight.end_waits_of(incarnation)
 
+    def break_promise(self, lease: Lease) -> None:
+        """What ``lease`` was promised is anybody's."""
+        if lease.promised_pages:
+            self.promises.take_back(lease)
+            self.freed = True
+
     def revoke(self, lease: Lease, reason: RevokeReason) -> None:
         """Take a held lease back: the word first, then the holder is told. What it can write
         drains until it lets go."""
@@ -232,6 +251,7 @@ class Books:
         self.waste.leave(lease)
         lease.life.move(LeaseState.REVOKED, reason)
         self.revoked[lease.id] = lease
+        self.break_promise(lease)
         self.in_flight.leave(lease)
         self.unhold(lease)
         lease.revoked_ms = self.now_ms
@@ -263,6 +283,7 @@ class Books:
             self.waste.leave(lease)
             self.pool.give(held)
         lease.account.used_pages -= len(held)
+        self.break_promise(lease)
         lease.life.move(LeaseState.ENDED, why)
         self.set_states(held, HeaderState.FREE)
         self.unhold(lease)

@@ -81,6 +81,7 @@ class Handover:
         lease.life.move(LeaseState.OFFERED, "offer")
         lease.ticket = ticket_id
         books.unhold(lease)
+        books.break_promise(lease)
         books.in_flight.leave(lease)
         del session.leases[lease.id]
         books.tickets[ticket_id] = ticket

@@ -12,9 +12,10 @@ on with the same page waits, until those pages are committed, instead of computi
 Who is due asks anew, the oldest first: there may be more to wait for; or the first takes over,
 and the others wait for that one.
 
-Waiting never deadlocks, since who fills has all pages of its prompt and waits for nobody, and
-who waits holds nothing, so nobody waits for it. Nor does it turn urgency around: nobody waits for
-somebody less urgent, nor for somebody who came clearly later (``InFlight.may_wait``).
+Waiting never deadlocks, since who fills has all pages of its prompt, or is promised them and
+waits for nothing but room (``promises``), and who waits holds nothing, so nobody waits for it. Nor
+does it turn urgency around: nobody waits for somebody less urgent, nor for somebody who came
+clearly later (``InFlight.may_wait``).
 """
 
 from __future__ import annotations

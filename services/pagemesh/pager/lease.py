@@ -156,6 +156,8 @@ class Lease(msgspec.Struct, eq=False):
         default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
     )
     copies: list[Pages] = msgspec.field(default_factory=list)
+    promised_pages: int = 0
+    """More that it gets when it asks (``promises``)."""
     filled_tokens: int = 0
     forked_from: int = 0
     copied: tuple[PageCopy, ...] = ()

@@ -39,6 +39,9 @@ _contiguous = metrics.gauge(
     "pager_contiguous_wasted_slots",
     "Token slots that allocating each sequence's longest length in one piece would waste.",
 )
+_promised = metrics.gauge(
+    "pager_promised_pages", "Free or cached pages that prompts being computed will get."
+)
 _timed = metrics.gauge("pager_timed_edges", "Cached prefixes that have a time to live.")
 _evicted = metrics.counter(
     "pager_evicted_pages_total", "Pages that left the cache, by reason.", ["reason"]
@@ -96,6 +99,7 @@ class Measures:
         _wasted.labels("reservation").set(waste.reservation_slots)
         _wasted.labels("external").set(0)  # any free page will do
         _contiguous.set(waste.contiguous_slots)
+        _promised.set(books.promises.page_count)
         _timed.set(len(books.forest.lifetimes))
 
     def _sample_tenants(self, books: Books) -> None:

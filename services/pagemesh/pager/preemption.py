@@ -45,7 +45,8 @@ class Preemption:
             if within is not None and lease.account is not within:
                 continue
             victims.append(lease)
-            missing -= len(lease.held_pages) + self._unpinned(lease, taken, within)
+            missing -= len(lease.held_pages) + lease.promised_pages
+            missing -= self._unpinned(lease, taken, within)
         if missing > 0:
             return False  # older ones hold the rest: what they give back will do
         before = books.room if within is None else within.used_pages

@@ -237,6 +237,7 @@ class Recovery:
             or filled > len(pages) * size
             or not len(pages)
             or int(pages.max()) >= books.pool.total
+            or len(pages) + held.promised_pages > books.pool.total
             or len(np.unique(pages)) != len(pages)
             or int(books.pool.sequences[pages].max()) > held.granted_at
             or held.granted_at > books.pool.last_sequence
@@ -272,6 +273,8 @@ class Recovery:
             lease.copies.append(copies)
         books.enter(lease)
         books.hold(lease, session)
+        if held.promised_pages:
+            books.promises.give(lease, held.promised_pages)
         if held.ticket is not None:
             self._handover.open_ticket(lease, held.ticket, books.limits.ticket_ttl_ms_max)
         return True

@@ -64,7 +64,8 @@ def sweep_retired(books: Books) -> None:
 
 
 def _held_pages(books: Books, tree: Tree) -> int:
-    return sum(len(one.held_pages) for one in books.leases.values() if one.tree is tree)
+    leases = [one for one in books.leases.values() if one.tree is tree]
+    return sum(len(one.held_pages) + one.promised_pages for one in leases)
 
 
 def _spare_tree(books: Books) -> Tree | None:

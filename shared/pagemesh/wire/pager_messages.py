@@ -47,8 +47,7 @@ from pagemesh.wire.tokens import PageCopy
 
 
 class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shape of a page, as the engine lays it out. Two pools with equal digests are
-    interchangeable byte for byte."""
+    """The shape of a page, as the engine lays it out. Pools with equal digests are alike."""
 
     layout_digest: Digest
     page_size: Annotated[int, Meta(ge=1, le=256)]
@@ -93,8 +92,8 @@ class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.open_session")
 class OpenSession(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker incarnation asks for the right to hold leases. ``lock_name`` is the file in
-    the pool folder that it keeps locked for as long as it lives."""
+    """A worker incarnation asks for the right to hold leases. ``lock_name`` is the file in the pool
+    folder that it keeps locked for as long as it lives."""
 
     worker: Name
     incarnation: U64
@@ -118,8 +117,8 @@ class SessionOpened(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @registered("pager.heartbeat")
 class Heartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeps a session alive. ``lease_digest`` is the XOR of the lease ids held, so a
-    difference in holdings shows without listing them."""
+    """Keeps a session alive. ``lease_digest``: the XOR of the lease ids held, so a difference shows
+    without listing them."""
 
     worker: Name
     incarnation: U64
@@ -148,19 +147,20 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: Packed
     """Token ids of every filled slot, from the start."""
     terms: CacheTerms = NO_TERMS
+    promised_pages: Count = 0
+    """More that its admission reserved."""
     ticket: RequestId | None = None
     """Set while the lease is offered and the offer is not known to be closed."""
 
 
 @registered("pager.declare")
 class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything a worker holds; what the pager does not find here is released, what it
-    cannot confirm is answered as lost. So it also says that no step of the worker uses any
-    other page: it waits for the steps of revoked leases. May come in parts: ``part`` of
-    ``parts``, all but the last to arrive answered ``Ok``.
-
-    ``number`` counts the declarations of an incarnation from 1: parts of different ones are
-    never put together, and one that comes late or twice is refused as ``Stale``."""
+    """Everything a worker holds; what the pager does not find here is released, what it cannot
+    confirm is answered as lost. So it also says that no step of the worker uses any other page: it
+    waits for the steps of revoked leases. May come in parts: ``part`` of ``parts``, all but the
+    last to arrive answered ``Ok``. ``number`` counts the declarations of an incarnation from 1:
+    parts of different ones are never put together, and one that comes late or twice is ``Stale``.
+    """
 
     worker: Name
     incarnation: U64
@@ -183,8 +183,10 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Match the longest cached prefix of ``tokens``, pin it, reserve the rest.
 
     ``tokens`` are all tokens known so far (prompt, then generated); ``reserve_tokens`` is
-    how many slots the lease shall have, at least ``len(tokens)``. At least the last token
-    is never matched, since its logits are wanted. ``tokens_max``: slots it may ever fill.
+    how many slots the lease shall have, at least ``len(tokens)``. The last token is never
+    matched, since its logits are wanted. ``tokens_max``: slots it may ever fill. ``first_tokens``:
+    slots beyond the match that are wanted at once; 0: all. The others are *promised*: nobody else
+    is admitted to them, and ``Extend`` gets them without waiting.
     """
 
     key: SequenceKey
@@ -198,16 +200,15 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
     tokens_max: Count = 0
+    first_tokens: Count = 0
     deadline_ms: Millis
 
 
 @registered("pager.granted")
 class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lease: the whole page table, of which the first ``cached_tokens`` slots are filled.
-
-    The word at ``lease_slot`` of the pool's revocation table holds ``lease`` for as long as
-    the lease stands. Pages past the committed ones are writable by this holder alone.
-    """
+    """A lease: its page table, of which the first ``cached_tokens`` slots are filled. The word at
+    ``lease_slot`` of the pool's revocation table holds ``lease`` for as long as the lease stands.
+    Pages past the committed ones are writable by this holder alone."""
 
     key: SequenceKey
     lease: U64
@@ -282,9 +283,9 @@ class Committed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.fork")
 class Fork(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Give each of ``children`` a lease of its own over the same filled slots. Full pages
-    are shared; a partly filled last page is new for each child, and the worker copies it
-    before it writes there. All or nothing: never queued, refused with ``NoCapacity``."""
+    """Give each of ``children`` a lease of its own over the same filled slots. Full pages are
+    shared; a partly filled last page is new for each child, and the worker copies it before it
+    writes there. All or nothing: never queued, refused with ``NoCapacity``."""
 
     key: SequenceKey
     worker: Name
@@ -304,8 +305,8 @@ class Forked(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.release")
 class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Commit what is full, then give everything back. Releasing what is not there is
-    ``Ok`` when the lease was once this worker's, ``Gone`` otherwise."""
+    """Commit what is full, then give everything back. What is not there is ``Ok`` when it was once
+    this worker's, ``Gone`` otherwise."""
 
     key: SequenceKey
     worker: Name
@@ -339,10 +340,9 @@ class Offered(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @registered("pager.redeem")
 class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Take a ticket's lease over: ownership, the tail's write right and growth pages in one
-    round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at``
-    is new. Growth pages that are not to be had are simply missing: ``Extend`` then.
-    ``Gone`` when the ticket was withdrawn or cancelled, ``Stale`` when it has expired or is
-    of another life."""
+    round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at`` is new.
+    Growth pages that are not to be had are simply missing: ``Extend`` then. ``Gone`` when the
+    ticket was withdrawn or cancelled, ``Stale`` when it has expired or is of another life."""
 
     key: SequenceKey
     worker: Name

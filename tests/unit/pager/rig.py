@@ -252,25 +252,18 @@ class Worker:
         return self.rig.ask(message)
 
     def admit(
-        self,
-        number: int,
-        tokens: Iterable[int],
-        reserve: int = 0,
-        *,
-        read_cache: bool = True,
-        root: bytes = ROOT,
-        attempt: int = 1,
-        deadline_ms: int = 60_000,
-        terms: CacheTerms = NO_TERMS,
-        tokens_max: int = 0,
-    ) -> Message:  # Granted, Queued or Refused
+        self, number: int, tokens: Iterable[int], reserve: int = 0, *, read_cache: bool = True,
+        root: bytes = ROOT, attempt: int = 1, deadline_ms: int = 60_000,
+        terms: CacheTerms = NO_TERMS, tokens_max: int = 0, first_tokens: int = 0,
+    ) -> Message:  # fmt: skip
+        """Granted, Queued or Refused."""
         ids = list(tokens)
         return self._ask(
             Admit(
                 key=key_of(number, attempt), order=order_of(number), worker=self.name,
                 incarnation=self.incarnation, epoch=self.rig.epoch, root=root, tokens=pack(ids),
-                reserve_tokens=max(reserve, len(ids)), read_cache=read_cache,
-                terms=terms, tokens_max=tokens_max, deadline_ms=deadline_ms,
+                reserve_tokens=max(reserve, len(ids)), read_cache=read_cache, terms=terms,
+                tokens_max=tokens_max, first_tokens=first_tokens, deadline_ms=deadline_ms,
             )
         )  # fmt: skip
 
