@@ -3,17 +3,17 @@
     python -m ops.bench.bench_waste TRACE... [--seconds 120] [--out ops/bench/results/waste.json]
 
 Replays the traces together, each from its start, against the production pager core in virtual
-time. Every sequence does what a worker does: it is admitted with its prompt and pages ahead of
-growth, computes chunk by chunk, then draws tokens, asks for pages ahead of need, commits now and
-then and goes. How long that takes is assumed: prompt tokens a second and milliseconds a token, the
-same for everybody. Traces are the CSV files of the Azure LLM inference dataset (``TIMESTAMP``,
-``ContextTokens``, ``GeneratedTokens``) and the JSON lines of Mooncake (``timestamp``,
-``input_length``, ``output_length``, ``hash_ids``). Shares are of the slots in held and pinned
-pages, weighted by time:
+time. Every sequence does what a worker does: it is admitted with its prompt and pages for the first
+chunks (``--prompt-chunks``; 0: for all of it), computes chunk by chunk, asks for more ahead of
+need, then draws tokens, commits now and then and goes. How long that takes is assumed: prompt
+tokens a second and milliseconds a token, the same for everybody. Traces are the CSV files of the
+Azure LLM inference dataset (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``) and the JSON
+lines of Mooncake (``timestamp``, ``input_length``, ``output_length``, ``hash_ids``). Shares are of
+the slots in held and pinned pages, weighted by time:
 
     tail      behind the last token, in its page
     growth    pages ahead of need
-    prompt    granted for a prompt and not computed yet
+    prompt    granted for a prompt and not computed yet, the chunk at hand included
     gauges    what the pager itself says (``pagemesh_pager_wasted_slots``): it hears of tokens when
               they are committed, so it says a little more
 
@@ -37,6 +37,7 @@ from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import EPOCH, INCARNATION, ROOT, WORKER, PagerAdapter
 
+from pagemesh.engine.worker.ahead import first_part, next_part
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -127,7 +128,8 @@ class Sequence:
         prompt_slots = -(-self.line.prompt_tokens // PAGE_SIZE) * PAGE_SIZE
         slots = self.page_count * PAGE_SIZE
         if self.is_prompt and slots:
-            return 0, slots - prompt_slots, prompt_slots - self.filled
+            growth = max(slots - prompt_slots, 0)
+            return 0, growth, slots - growth - self.filled
         tail = -self.filled % PAGE_SIZE
         return tail, slots - self.filled - tail, 0
 
@@ -160,6 +162,8 @@ class Replay:
         self._areas = np.zeros(6)
         """Over time: these, used slots, what the pager says, what contiguous slots would waste."""
         self._contiguous_area = 0.0
+        self.extend_count = 0
+        """Calls for more pages."""
 
     def run(self) -> dict[str, float]:
         """Shares of the used slots, over time."""
@@ -209,6 +213,7 @@ class Replay:
             self._commit(sequence, self._limits.commit_pages)
         if sequence.is_prompt:
             size = min(CHUNK_TOKENS, sequence.line.prompt_tokens - sequence.filled)
+            self._extend_prompt(sequence, sequence.filled + size)
             return 1_000 * size / self._speed.prompt_tokens_s
         self._extend(sequence)
         return DRAWN_TOKENS * self._speed.token_ms
@@ -227,6 +232,7 @@ class Replay:
                 epoch=EPOCH, root=ROOT, tokens=sequence.tokens[: 4 * prompt_tokens],
                 reserve_tokens=self._reserve(sequence),
                 tokens_max=prompt_tokens + ANSWER_TOKENS_MAX, deadline_ms=60_000,
+                first_tokens=first_part(CHUNK_TOKENS, self._limits.prompt_chunks),
             )
         )  # fmt: skip
         if isinstance(granted, Queued):
@@ -239,11 +245,23 @@ class Replay:
         sequence.page_count = len(table)
         return True
 
+    def _extend_prompt(self, sequence: Sequence, end: int) -> None:
+        low, wanted = next_part(
+            end, sequence.line.prompt_tokens, self._reserve(sequence),
+            chunk_tokens=CHUNK_TOKENS, chunks=self._limits.prompt_chunks,
+        )  # fmt: skip
+        self._lengthen(sequence, low, wanted)
+
     def _extend(self, sequence: Sequence) -> None:
         low = min(sequence.filled + 1 + PAGE_SIZE, sequence.tokens_max)
+        self._lengthen(sequence, low, self._reserve(sequence))
+
+    def _lengthen(self, sequence: Sequence, low: int, wanted: int) -> None:
+        """Ask for ``wanted`` slots if it has fewer than ``low``."""
         if sequence.page_count * PAGE_SIZE >= low:
             return
-        page_count = -(-self._reserve(sequence) // PAGE_SIZE)
+        page_count = -(-wanted // PAGE_SIZE)
+        self.extend_count += 1
         extended = self._pager.ask(
             Extend(
                 key=sequence.key, worker=WORKER, incarnation=INCARNATION, lease=sequence.lease,
@@ -285,17 +303,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--prompt-chunks", type=int, default=WorkerLimits().prompt_chunks)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     lines = [line for path in options.traces for line in read(path, options.seconds)]
     print(f"{len(lines)} requests of the first {options.seconds:.0f} seconds")
+    limits = WorkerLimits(prompt_chunks=options.prompt_chunks)
     results: dict[str, dict[str, float]] = {}
+    calls: dict[str, int] = {}
     for speed in SPEEDS:
-        found = results[speed.name] = Replay(lines, speed, WorkerLimits()).run()
+        replay = Replay(lines, speed, limits)
+        found = results[speed.name] = replay.run()
+        calls[speed.name] = replay.extend_count
         shares = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
         print(
             f"{speed.name:7} {speed.prompt_tokens_s:.0f} tokens/s, {speed.token_ms:.0f} ms: "
-            f"{shares}; {of_aim(found['total'], AIM)}"
+            f"{shares}; {calls[speed.name]} calls for more pages; {of_aim(found['total'], AIM)}"
         )
     if options.out is not None:
         report = {
@@ -304,10 +327,13 @@ def main() -> None:
             "seconds": options.seconds,
             "requests": len(lines),
             "page_size": PAGE_SIZE,
-            "growth_pages": WorkerLimits().growth_pages,
+            "growth_pages": limits.growth_pages,
+            "prompt_chunks": limits.prompt_chunks,
+            "chunk_tokens": CHUNK_TOKENS,
             "aim": AIM,
             "speeds": {s.name: [s.prompt_tokens_s, s.token_ms] for s in SPEEDS},
             "shares": results,
+            "extend_calls": calls,
         }
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -259,6 +259,11 @@ def test_nobody_starves_while_shorter_prompts_keep_coming() -> None:
     assert steps > 2_000 // 128 + 4, "it did let others by"
 
 
+def test_a_long_prompt_that_has_few_pages_as_yet_is_as_long_as_it_is() -> None:
+    long = replace(wish(1, 512), left_count=8_000)
+    assert numbers(batching(learnt()).choose([long, wish(2, 600)], NOW_MS))[0] == 2
+
+
 def test_priority_goes_before_length_and_age() -> None:
     old = wish(1, 30, priority=1)
     urgent = wish(2, 3_000, submitted_ms=NOW_MS, priority=-1)

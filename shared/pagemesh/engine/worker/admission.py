@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pagemesh.engine.worker import ending, leases
+from pagemesh.engine.worker.ahead import first_part, next_part
 from pagemesh.engine.worker.desk import Desk, unanswered
 from pagemesh.engine.worker.events import Preempted
 from pagemesh.engine.worker.lease import Hold, Lease
@@ -31,6 +32,13 @@ def reserve(desk: Desk, sequence: Sequence) -> int:
         return length if leaves else sequence.beams.wanted_slots(sequence.lease)
     ahead = length + desk.limits.growth_pages * desk.page_size
     return max(length, min(ahead, sequence.tokens_max))
+
+
+def _first_tokens(desk: Desk, sequence: Sequence) -> int:
+    """Slots wanted at once; 0: all. A search has its beams' pages with its prompt's."""
+    if sequence.beams is not None:
+        return 0
+    return first_part(desk.role.chunk_tokens_max, desk.limits.prompt_chunks)
 
 
 def enter(desk: Desk, sequence: Sequence) -> None:
@@ -69,6 +77,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             read_cache=_reads_cache(sequence),
             terms=sequence.terms,
             tokens_max=sequence.tokens_max,
+            first_tokens=_first_tokens(desk, sequence),
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),
@@ -109,13 +118,16 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
     if lease is None:
         _later(desk, sequence)
         return
-    if lease.capacity < sequence.tokens.length or lease.filled >= sequence.tokens.length:
+    length = sequence.tokens.length
+    needed = min(length, filled + (_first_tokens(desk, sequence) or length))
+    if lease.capacity < needed or lease.filled >= length:
         sequence.lease = None
         lease.filled = 0
         leases.give_back(desk, lease, cache=False)
         ending.fail(desk, sequence, Internal("the pager granted pages that do not fit"))
         return
-    lease.known = sequence.tokens.length
+    lease.known = length
+    lease.reserved_pages = -(-reserve(desk, sequence) // desk.page_size)
     sequence.waterfall = granted.waterfall
     if not sequence.preempted_count:
         sequence.cached_tokens = filled
@@ -163,14 +175,13 @@ def heard_of(desk: Desk, message: Granted | Extended) -> None:
         ask(desk, sequence)
 
 
-def extend(desk: Desk, sequence: Sequence) -> None:
-    """Ask for growth ahead of need; never waited for inside a step."""
+def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
+    """Ask for pages ahead of need, of a prompt or of growth; never waited for inside a step.
+    ``computing``: tokens that the step at hand computes of it."""
     lease = sequence.lease
     if lease is None or lease.extending or lease.retry_ms > desk.now or not desk.may_ask:
         return
-    low = min(sequence.tokens.length + desk.page_size, sequence.tokens_max)
-    if sequence.beams is not None:
-        low = reserve(desk, sequence)
+    low, wanted = _lacking(desk, sequence, lease.filled + computing)
     if lease.capacity >= low or lease.hold is not Hold.HELD:
         return
     lease.extending = True
@@ -181,11 +192,23 @@ def extend(desk: Desk, sequence: Sequence) -> None:
             incarnation=desk.identity.incarnation,
             lease=lease.lease,
             have_pages=lease.page_count,
-            page_count=-(-reserve(desk, sequence) // desk.page_size),
+            page_count=-(-wanted // desk.page_size),
         ),
         partial(_extend_answered, desk, sequence, lease),
         moves_leases=True,
     )
+
+
+def _lacking(desk: Desk, sequence: Sequence, end: int) -> tuple[int, int]:
+    """With fewer slots than the first number more are asked for: up to the second. ``end``: slots
+    that are filled, or will be by the step at hand."""
+    whole, length = reserve(desk, sequence), sequence.tokens.length
+    if sequence.beams is not None:
+        return whole, whole
+    if sequence.phase is not Phase.PREFILL:
+        return min(length + desk.page_size, sequence.tokens_max), whole
+    chunk_tokens, chunks = desk.role.chunk_tokens_max, desk.limits.prompt_chunks
+    return next_part(end, length, whole, chunk_tokens=chunk_tokens, chunks=chunks)
 
 
 def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Message) -> None:

@@ -51,6 +51,8 @@ class Wish:
     count: int
     row_count: int = 1
     """Rows of the step that it takes: of a search one for each beam, all or none."""
+    left_count: int = 0
+    """Tokens that are left of its prompt; there may not be slots for all of them yet."""
 
     @property
     def draws(self) -> bool:
@@ -153,6 +155,7 @@ class Batching:
 
     def _precedence(self, wish: Wish, now_ms: float) -> tuple[int, float, Order]:
         sequence = wish.sequence
-        rest_us = self.costs.prompt_us(wish.start, wish.count) or GUESSED_TOKEN_US * wish.count
+        left = max(wish.left_count, wish.count)
+        rest_us = self.costs.prompt_us(wish.start, left) or GUESSED_TOKEN_US * left
         waited_us = 1_000.0 * (now_ms - sequence.marks.submitted_ms)
         return sequence.order.priority, -waited_us / rest_us, sequence.order

@@ -85,6 +85,8 @@ class Lease:
     committed: int
     """Slots in the prefix tree, by what was asked."""
     terms: CacheTerms = NO_TERMS
+    reserved_pages: int = 0
+    """Pages that its admission asked for; those that it does not have yet are promised."""
     hold: Hold = Hold.HELD
     in_step: bool = False
     cache: bool = True
@@ -137,6 +139,10 @@ class Lease:
     def capacity(self) -> int:
         """Slots there are pages for."""
         return self.page_count * self.page_size
+
+    @property
+    def promised_pages(self) -> int:
+        return max(self.reserved_pages - self.page_count, 0) if self.hold is Hold.HELD else 0
 
     @property
     def table(self) -> U32:

@@ -284,6 +284,7 @@ def _held(lease: Lease) -> HeldLease:
         extents=pack_extents(lease.table),
         tokens=pack(lease.tokens.view(0, lease.filled)),
         terms=lease.terms,
+        promised_pages=lease.promised_pages,
         ticket=lease.ticket,
     )
 

@@ -48,6 +48,9 @@ class WorkerLimits:
     """The longest a step with prompts should take while somebody draws; 0: twice one without."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
+    prompt_chunks: int = 2
+    """Of a prompt's chunks (``chunk_tokens_max``), those that it has pages for at admission, and
+    more at a time; the others are promised. 0: it has all of its pages from the start."""
     commit_pages: int = 4
     """Full pages that a decoding sequence gathers before it commits them."""
     ticket_ttl_ms: int = 10_000

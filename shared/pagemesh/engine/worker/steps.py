@@ -55,6 +55,9 @@ def launch(desk: Desk, batching: Batching) -> None:
     desk.commands.append(
         RunStep(StepPlan(desk.steps_count, tuple(plan), tuple(pairs), repeat_count))
     )
+    for row in rows:
+        if row.sequence.phase is Phase.PREFILL:  # for the step after this one
+            admission.extend(desk, row.sequence, row.count)
 
 
 def _pass_over(wishes: list[Wish]) -> bool:
@@ -102,7 +105,8 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
             count = _wished(sequence, lease)
             if count > 0:
                 start, row_count = beams.start_and_rows(sequence, lease)
-                yield Wish(sequence, start, count, row_count)
+                left = sequence.tokens.length - start
+                yield Wish(sequence, start, count, row_count, left)
 
 
 def _wished(sequence: Sequence, lease: Lease) -> int:
@@ -218,6 +222,7 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
         sequence.prompt_scores.append(outcome.prompt_scores)
     if lease.filled < sequence.tokens.length:
         admission.commit(desk, sequence, 1)
+        admission.extend(desk, sequence)
         return
     prefilled = sequence.phase is Phase.PREFILL
     if not sequence.sampling.max_tokens:
