@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 
 from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import Clock
@@ -20,6 +21,8 @@ from pagemesh.wire.presence import (
     AskPresence,
 )
 
+_ANNOUNCED_MAX = 256
+"""Announcements that are known by their bytes."""
 _WAKE_MS_MIN = 25
 """However many ask, at most one announcement in this time."""
 
@@ -94,7 +97,7 @@ class Presence:
             return  # the bus is away; on its return everybody announces again
 
     def _admit(self, delivery: Delivery) -> None:
-        message = codec.decode(delivery.data)
+        message = _announced(delivery.data)
         if not isinstance(message, Announce):
             raise Malformed("the presence subject takes announcements")
         self._tell(self.directory.hear(message, self._clock.now_ms()))
@@ -125,6 +128,12 @@ class Presence:
         if state is BusState.CONNECTED:
             self.directory.forgive(self._clock.now_ms())
             self._wanted.set()
+
+
+@lru_cache(maxsize=_ANNOUNCED_MAX)
+def _announced(data: bytes) -> Message:
+    """Raises ``Malformed``. Who has nothing to do says the same twice a second."""
+    return codec.decode(data)
 
 
 def _with_state_leaving(announce: Announce) -> Announce:
