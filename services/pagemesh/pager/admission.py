@@ -189,7 +189,7 @@ class Admission:
             reply = self._try(message) if len(waiting) else None
             if reply is None:
                 waiting.require_room(waiter)
-                if self._preemption.press(waiter.order, self._missing_pages(waiter)):
+                if self._preemption.press(waiter.place, self._missing_pages(waiter)):
                     reply = self._try(message)
             if reply is not None:
                 waiting.discard(*waiter.name)
@@ -230,7 +230,7 @@ class Admission:
     def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
         """``_try``, and again if that is of use once the younger were pressed."""
         reply = self._try(waiter.message)
-        if reply is None and self._preemption.press(waiter.order, self._missing_pages(waiter)):
+        if reply is None and self._preemption.press(waiter.place, self._missing_pages(waiter)):
             reply = self._try(waiter.message)
         return reply
 

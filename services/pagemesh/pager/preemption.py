@@ -1,6 +1,7 @@
 """Taking pages back from the young.
 
-There is one total order of sequences, across prefill, tickets and decode. When the first
+There is one total order of sequences, across prefill, tickets and decode, and of the attempts at
+each, which may both be there for a while. When the first
 waiter cannot be served after evicting, the youngest leases younger than it are revoked until
 what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
 and nobody waits for somebody younger: no deadlock, and no livelock.
@@ -14,7 +15,7 @@ from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.radix import Node
-from pagemesh.wire.messages import Order
+from pagemesh.pager.waiting import Place, order_of, place_of
 
 
 class Preemption:
@@ -24,8 +25,8 @@ class Preemption:
         self._books = books
         self._close_offer = close_offer
 
-    def press(self, order: Order, missing_pages: int, *, within: Account | None = None) -> bool:
-        """Revoke for the waiter at ``order``. True when that freed pages at once. ``within``: the
+    def press(self, place: Place, missing_pages: int, *, within: Account | None = None) -> bool:
+        """Revoke for the waiter at ``place``. True when that freed pages at once. ``within``: the
         tenant that is short of its quota, and of whom only the waiter wants pages."""
         books = self._books
         if missing_pages <= 0:
@@ -39,7 +40,7 @@ class Preemption:
         if missing <= 0:
             return False  # enough is on its way
         victims: list[Lease] = []
-        for lease in self._younger(order):
+        for lease in self._younger(place):
             if missing <= 0:
                 break
             if within is not None and lease.account is not within:
@@ -75,19 +76,21 @@ class Preemption:
         books.preempted_count += 1
         books.revoke(lease, "preempted")
 
-    def _younger(self, order: Order) -> list[Lease]:
-        """Leases after ``order``, the youngest first."""
-        books = self._books
-        if not books.youngest > order:
+    def _younger(self, place: Place) -> list[Lease]:
+        """Leases after ``place``, the youngest first."""
+        books, order = self._books, order_of(place)
+        if order > books.youngest:
             return []  # as under load: who waits came after those who were served
         younger = [
             lease
             for lease in books.leases.values()
-            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED) and lease.order > order
+            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED)
+            and not lease.order < order
+            and _place(lease) > place
         ]
         if not younger:
             books.youngest = order
-        younger.sort(key=lambda lease: lease.order, reverse=True)
+        younger.sort(key=_place, reverse=True)
         return younger
 
     def _unpinned(self, lease: Lease, taken: dict[Node, int], within: Account | None) -> int:
@@ -95,3 +98,7 @@ class Preemption:
         if not self._books.may_evict() and within is None:
             return 0
         return self._books.forest.try_unpin(lease.anchor, taken)
+
+
+def _place(lease: Lease) -> Place:
+    return place_of(lease.order, lease.key.attempt, lease.incarnation)

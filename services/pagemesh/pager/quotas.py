@@ -69,7 +69,7 @@ class Quotas:
             missing = need_pages - self.room(account)
             # Only for who may also wait for room: what was taken for a refused one is lost.
             if waiting.has_room(waiter):
-                pressed = self._preemption.press(waiter.order, missing, within=account)
+                pressed = self._preemption.press(waiter.place, missing, within=account)
                 if pressed and need_pages <= self.room(account):
                     return False
         waiting.hold_back(waiter, account.waiting)

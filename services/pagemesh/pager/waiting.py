@@ -28,6 +28,11 @@ def place_of(order: Order, attempt: int, incarnation: int) -> Place:
     return (order.priority, order.arrival_us, order.request, order.choice, attempt, incarnation)
 
 
+def order_of(place: Place) -> Order:
+    priority, arrival_us, request, choice, _, _ = place
+    return Order(priority=priority, arrival_us=arrival_us, request=request, choice=choice)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiter:
     """One unanswered wish. ``forget_ms``: when it is dropped unless asked again."""

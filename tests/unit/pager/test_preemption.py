@@ -40,6 +40,19 @@ def test_an_older_sequence_takes_from_the_youngest_and_no_more_than_it_needs(
     assert set(table_of(granted)) <= {*table_of(leases[5]), *table_of(leases[4])}
 
 
+def test_two_attempts_at_a_sequence_that_fill_the_pool_do_not_wait_for_each_other(
+    rig: Rig, worker: Worker
+) -> None:
+    """The gateway has made another, and the first has not heard that it is given up."""
+    other = Worker(rig, "other", 2)
+    first, second = worker.granted(1, range(32)), other.granted(1, range(100, 132), attempt=2)
+    assert is_queued(other.extend(second, 9)) and not revoked(rig)
+    assert is_queued(worker.extend(first, 9))
+    assert revoked(rig) == [second.lease], "the later attempt is the younger"
+    other.ack(second)
+    assert [one.lease for one in rig.taken(Extended)] == [first.lease]
+
+
 def test_the_word_changes_before_the_holder_is_told_and_the_pages_drain(
     rig: Rig, worker: Worker
 ) -> None:
