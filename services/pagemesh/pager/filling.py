@@ -46,6 +46,10 @@ class Filling:
         if found is None:
             if books.ended.get(message.lease) == message.incarnation:
                 return Ok()
+            session = books.sessions.get(message.incarnation)
+            if session is not None and message.lease in session.letting_go:
+                books.let_go(session, message.lease)
+                return Ok()
             raise Gone(f"lease {message.lease} is not there (any more)")
         if found.life.state is LeaseState.REVOKED and found.incarnation == message.incarnation:
             books.end(found, "release")  # whoever gives it back has let go of it

@@ -162,6 +162,8 @@ class Recovery:
         books = self._books
         lost = [held for held in declared if not self._confirm(session, held)]
         named = {held.lease for held in declared}
+        for lease_id in [one for one in session.letting_go if one not in named]:
+            books.let_go(session, lease_id)  # released, before it heard that it was lost
         for lease in list(session.leases.values()):
             age_ms = books.now_ms - lease.granted_ms
             if (

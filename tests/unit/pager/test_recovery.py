@@ -330,6 +330,28 @@ def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: W
     assert rig.core.report().free_pages == 16
 
 
+def test_a_lost_lease_that_is_not_declared_again_strands_no_page(rig: Rig, worker: Worker) -> None:
+    """Its holder gave it up before it heard that it was lost, so it has nothing to acknowledge."""
+    lease = worker.granted(1, range(12))
+    rig.restart([worker.holder])
+    rig.words[lease.lease_slot] = 0
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
+    assert rig.core.report().draining_pages == 3
+    assert declare(rig, worker) == []
+    assert rig.core.report().free_pages == 16
+
+
+def test_a_lost_lease_that_is_released_meanwhile_strands_no_page(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(12))
+    rig.restart([worker.holder])
+    rig.words[lease.lease_slot] = 0
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
+    assert code_of(worker.release(lease)) == "Ok"
+    assert rig.core.report().free_pages == 16
+
+
 def test_two_declared_leases_cannot_both_have_a_page(rig: Rig, worker: Worker) -> None:
     one, two = worker.granted(1, range(8)), worker.granted(2, range(100, 108))
     rig.restart([worker.holder])
