@@ -318,11 +318,17 @@ def test_roots_are_found_again_and_their_places_reused(rig: Rig, worker: Worker)
     assert len(rig.core.books.forest.trees) == 3
 
 
-def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: Worker) -> None:
+def lost_lease(rig: Rig, worker: Worker) -> Granted:
+    """Of three pages, whose revocation word went between two lives of the pager."""
     lease = worker.granted(1, range(12))
     rig.restart([worker.holder])
     rig.words[lease.lease_slot] = 0
     rig.restart([worker.holder])
+    return lease
+
+
+def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: Worker) -> None:
+    lease = lost_lease(rig, worker)
     first, again = (line(lease, 1, [], table=table_of(lease)[at:]) for at in (0, 1))
     assert declare(rig, worker, first, again) == [lease.lease] * 2
     assert rig.core.report().draining_pages == 3
@@ -332,10 +338,7 @@ def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: W
 
 def test_a_lost_lease_that_is_not_declared_again_strands_no_page(rig: Rig, worker: Worker) -> None:
     """Its holder gave it up before it heard that it was lost, so it has nothing to acknowledge."""
-    lease = worker.granted(1, range(12))
-    rig.restart([worker.holder])
-    rig.words[lease.lease_slot] = 0
-    rig.restart([worker.holder])
+    lease = lost_lease(rig, worker)
     assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
     assert rig.core.report().draining_pages == 3
     assert declare(rig, worker) == []
@@ -343,10 +346,7 @@ def test_a_lost_lease_that_is_not_declared_again_strands_no_page(rig: Rig, worke
 
 
 def test_a_lost_lease_that_is_released_meanwhile_strands_no_page(rig: Rig, worker: Worker) -> None:
-    lease = worker.granted(1, range(12))
-    rig.restart([worker.holder])
-    rig.words[lease.lease_slot] = 0
-    rig.restart([worker.holder])
+    lease = lost_lease(rig, worker)
     assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
     assert code_of(worker.release(lease)) == "Ok"
     assert rig.core.report().free_pages == 16
