@@ -72,6 +72,30 @@ def test_operators_see_pin_and_invalidate_what_is_cached(pool_dir: Path, tiny_mo
 
 
 @pytest.mark.slow
+def test_a_pin_stands_when_the_pager_was_killed_and_ends_when_it_is_unpinned(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    with Mesh(pool_dir, model=tiny_model) as mesh:
+        cached(mesh, PROMPT)
+        [tree] = entries(mesh, "cache", "tree")
+        where = ("--root", tree["lines"][0]["root"], "--tokens", ",".join(map(str, PROMPT)))
+        [pin] = entries(mesh, "cache", "pin", *where, "--ttl-s", "600")
+        mesh.kill("pager")
+        assert cached(mesh, PROMPT) == 240
+        [stats] = entries(mesh, "cache", "stats")
+        [line] = stats["pins"]
+        assert (line["pin"], line["pages"]) == (pin["pin"], 16)
+        assert 500 < line["expires_in_s"] <= 600
+        entries(mesh, "cache", "invalidate", "--idle")
+        assert cached(mesh, PROMPT) == 240, "what is pinned stays"
+        entries(mesh, "cache", "unpin", "--all")
+        mesh.kill("pager")
+        assert cached(mesh, PROMPT) == 240
+        [stats] = entries(mesh, "cache", "stats")
+        assert stats["pins"] == []
+
+
+@pytest.mark.slow
 def test_a_prefix_is_pinned_as_text_or_as_chat(pool_dir: Path, tmp_path: Path) -> None:
     talk = [{"role": "system", "content": "You are a patient teacher. " * 8}]
     file = tmp_path / "talk.json"

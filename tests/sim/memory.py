@@ -15,6 +15,7 @@ from tests.sim.world import Broken
 from pagemesh.pager.events import (
     HeaderTable,
     Holder,
+    KeptPin,
     RootEntry,
     SetLeaseWord,
     SetStates,
@@ -44,6 +45,7 @@ class PoolMemory:
     words: dict[int, int] = field(default_factory=dict)
     root_table: dict[int, RootEntry] = field(default_factory=dict)
     holders: dict[int, Holder] = field(default_factory=dict)
+    pins: tuple[KeptPin, ...] = ()
 
     def __post_init__(self) -> None:
         count = self.page_count

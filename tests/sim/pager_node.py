@@ -112,6 +112,7 @@ class PagerNode(Process):
                 for holder in memory.holders.values()
                 if self.host.living(holder.incarnation) is not None
             ),
+            memory.pins,
         )
         self.handle(found)
         disk = self.host.disk
@@ -201,6 +202,8 @@ class PagerNode(Process):
                 memory.holders[command.holder.incarnation] = command.holder
             case ev.ForgetHolder():
                 memory.holders.pop(command.incarnation, None)
+            case ev.StorePins():
+                memory.pins = command.pins
             case ev.PagesStored() | ev.PagesDropped():
                 pass
 

@@ -12,10 +12,14 @@ from tests.sim.bugs import NONE, Bugs
 from tests.sim.disk import DiskMemory
 from tests.sim.gateway_node import Ask, Client
 from tests.sim.mesh import Mesh, Shape
+from tests.sim.pager_node import PagerNode
 from tests.sim.world import Process, Weather, World
 
 from pagemesh.gateway.events import Completed, Failed
+from pagemesh.pager.events import Asked
+from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
 from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.messages import Message
 from pagemesh.wire.work_messages import Beams, Sampling
 
 _STORM_MS = 4_000.0
@@ -52,6 +56,7 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
     if dice.random() < 0.85:
         _storm(world, mesh)
         _disk_storm(world, mesh)
+    _operators(world, mesh, clients)
     world.at(_STORM_MS, lambda: _peace(mesh))
     clients.begin()
     limit = _STORM_MS + _PATIENCE_MS + _QUIET_MS_MAX
@@ -116,6 +121,13 @@ class _Clients:
     @property
     def over(self) -> bool:
         return not self._pending and all(client.over for client in self.all)
+
+    def asked(self, dice: Random) -> tuple[bytes, tuple[int, ...]]:
+        """Something that was asked, or may be."""
+        if asks := [client.ask for client in self.all]:
+            ask = dice.choice(asks)
+            return ask.root, ask.prompt
+        return self._roots[0], self._prefixes[0]
 
     def begin(self) -> None:
         dice = self._world.random
@@ -212,6 +224,31 @@ class _Clients:
             return None
         width = dice.choice([1, 2, 3])
         return Beams(width=width, keep=dice.randrange(1, width + 1), early_stopping=True)
+
+
+def _operators(world: World, mesh: Mesh, clients: _Clients) -> None:
+    """Somebody pins beginnings of prompts now and then; in the end nothing is pinned."""
+    dice = Random(f"operators {world.seed}")
+
+    def tell(pager: PagerNode, message: Message) -> None:
+        if pager.alive and not pager.frozen and pager.core is not None:
+            pager.handle(Asked(None, message))
+
+    def pin() -> None:
+        root, prompt = clients.asked(dice)
+        ttl_s = dice.choice([None, None, 1])
+        tell(dice.choice(mesh.pagers), PinPrefix(root=root.hex(), tokens=list(prompt), ttl_s=ttl_s))
+
+    def unpin() -> None:
+        for pager in mesh.pagers:
+            tell(pager, UnpinPrefix(pin=None))
+        if not clients.over or any(one.core is None for one in mesh.pagers):
+            world.at(200.0, unpin)
+
+    if dice.random() < 0.4:
+        for _ in range(dice.randrange(1, 12)):
+            world.at(dice.random() * _STORM_MS, pin)
+        world.at(_STORM_MS + 1.0, unpin)
 
 
 # What goes wrong ----------------------------------------------------------------------------

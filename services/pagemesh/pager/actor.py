@@ -153,8 +153,14 @@ class PagerActor(Behaviour[PagerEvent]):
         core = PagerCore(settings.limits, facts, policy, new_policy=new_policy)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
-            holders = self._holders.living()
-            await self._feed(self._life, store.recovered(holders))
+            recovered = store.recovered(self._holders.living())
+            await self._feed(self._life, recovered)
+            lost = [pin.name for pin in recovered.pins if pin.name not in core.books.pins]
+            if lost:
+                _log.warning(
+                    "pager.pins_lost", pins=lost,
+                    next="not all pages are there any more; send the prefix again, then pin it",
+                )  # fmt: skip
         if settings.disk is not None:
             disk = self._life.disk = Disk(settings.disk, facts, store.file.pages, self._disk_says)
             disk.open()

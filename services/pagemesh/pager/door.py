@@ -177,8 +177,7 @@ class Door:
             if pin is None:
                 raise Gone(f"nothing is pinned as {message.pin} here")
             ended = [pin]
-        for pin in ended:
-            self._pins.unpin(pin)
+        self._pins.unpin(ended)
         return PrefixUnpinned(host=books.facts.host, pins=[pin.name for pin in ended])
 
     # Dropping

@@ -9,7 +9,7 @@ ten times quicker to make.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -77,18 +77,41 @@ class Holder:
     lock_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPin:
+    """A pin as it outlives the pager: ``pages`` pages of the tree ``root``, the last of which has
+    that ``identity``, a ledger number that no other page ever has. ``expires_in_ms``: None for
+    never."""
+
+    name: str
+    root: bytes
+    identity: int
+    pages: int
+    expires_in_ms: int | None
+
+    def after(self, passed_ms: int) -> KeptPin:
+        """The same, so much later."""
+        left_ms = self.expires_in_ms
+        return self if left_ms is None else replace(self, expires_in_ms=left_ms - passed_ms)
+
+    @property
+    def is_over(self) -> bool:
+        return self.expires_in_ms is not None and self.expires_in_ms <= 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovered:
-    """Once, before anything else: what an earlier pager left in the pool.
+    """Once, before anything else: what an earlier pager left in the pool, and beside it.
 
     ``lease_words`` is the revocation table, uint64 [slots]. ``holders`` are the incarnations
-    that still live; any other writer named in a header is dead.
+    that still live; any other writer named in a header is dead. ``pins``: the oldest first.
     """
 
     headers: HeaderTable
     roots: tuple[RootEntry, ...]
     lease_words: U64Array
     holders: tuple[Holder, ...]
+    pins: tuple[KeptPin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +243,13 @@ class ForgetHolder:
     incarnation: int
 
 
+@dataclass(frozen=True, slots=True)
+class StorePins:
+    """Keep these pins, and no others, for the next pager of this pool."""
+
+    pins: tuple[KeptPin, ...]
+
+
 Command = (
     Answer
     | Notify
@@ -233,5 +263,6 @@ Command = (
     | KillHolder
     | RememberHolder
     | ForgetHolder
+    | StorePins
     | TierCommand
 )

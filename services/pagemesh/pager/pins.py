@@ -4,19 +4,27 @@ A pin is anchored in the tree as a lease is. It ends by its lifetime, by being u
 root, or when it gives way: a sequence that has too little room, though nobody before it holds
 any, comes first (``Pins.give_way``), so that a pin can never be what a request waits for. The same
 holds for the pages that a tenant may use.
+
+Pins outlive the pager: each change is kept beside the pool before it is answered. What is kept
+names the last page by its identity, which no other page ever has, and no token; so a pin whose
+pages are not all there again, or not under that root, ends with the pager that knew it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
 from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
+from pagemesh.pager.events import KeptPin, StorePins
 from pagemesh.pager.lease import Lease, LeaseState
-from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.radix import Match, Node, Tree
+from pagemesh.pager.regrow import Edge
+from pagemesh.pager.runs import where
 from pagemesh.wire.errors import Gone, NoCapacity
 from pagemesh.wire.messages import Order
 
@@ -54,6 +62,17 @@ class Pins:
         match = books.forest.match(tree.root, tokens, pages_max) if tree is not None else None
         if tree is None or match is None or not match.pages:
             raise Gone("no whole page of it is cached here; send it as a prompt first")
+        self._require_room(name, match)
+        anchor = books.forest.pin_match(match)
+        if old is not None:
+            self._end(old)
+        pin = self._enter(name, tree, anchor, ttl_ms)
+        self._keep()
+        return pin
+
+    def _require_room(self, name: str, match: Match) -> None:
+        """Raises ``NoCapacity`` when ``match``, pinned as ``name``, would be too much."""
+        books = self._books
         kept = self._nodes(without=name)
         pages = sum(len(node.pages) for node in kept)
         node = match.node
@@ -66,18 +85,24 @@ class Pins:
                 f"{pages} pages would be pinned, at most {self.pages_max} may be; "
                 "unpin others, or raise PAGEMESH_PIN_SHARE_MAX"
             )
-        if old is None and len(books.pins) >= books.limits.pin_count_max:
+        if name not in books.pins and len(books.pins) >= books.limits.pin_count_max:
             raise NoCapacity(f"{len(books.pins)} prefixes are pinned; unpin one first")
-        anchor = books.forest.pin_match(match)
-        if old is not None:
-            self.unpin(old)
-        expires_ms = None if ttl_ms is None else books.now_ms + ttl_ms
-        pin = books.pins[name] = Pin(name, tree, anchor, expires_ms)
+
+    def _enter(self, name: str, tree: Tree, anchor: Node, ttl_ms: int | None) -> Pin:
+        expires_ms = None if ttl_ms is None else self._books.now_ms + ttl_ms
+        pin = self._books.pins[name] = Pin(name, tree, anchor, expires_ms)
         tree.pin_count += 1
         return pin
 
-    def unpin(self, pin: Pin) -> None:
-        """``pin`` ends."""
+    def unpin(self, pins: Iterable[Pin]) -> None:
+        """``pins`` end."""
+        ended = list(pins)
+        for pin in ended:
+            self._end(pin)
+        if ended:
+            self._keep()
+
+    def _end(self, pin: Pin) -> None:
         books = self._books
         del books.pins[pin.name]
         books.forest.unpin(pin.anchor)
@@ -86,10 +111,8 @@ class Pins:
 
     def expire(self) -> None:
         """End the pins whose time is over."""
-        now_ms = self._books.now_ms
-        for pin in list(self._books.pins.values()):
-            if pin.expires_ms is not None and pin.expires_ms <= now_ms:
-                self.unpin(pin)
+        now_ms, pins = self._books.now_ms, self._books.pins.values()
+        self.unpin([one for one in pins if one.expires_ms is not None and one.expires_ms <= now_ms])
 
     def of(self, tree: Tree) -> Iterator[Pin]:
         """The pins under ``tree``."""
@@ -112,7 +135,7 @@ class Pins:
                 return False
         for pin in books.pins.values():
             if within is None or pin.tree.root.account is within:
-                self.unpin(pin)
+                self.unpin([pin])
                 self.given_way_count += 1
                 return True
         return False
@@ -122,6 +145,45 @@ class Pins:
         if pin.expires_ms is None:
             return None
         return max(0, -((self._books.now_ms - pin.expires_ms) // 1_000))
+
+    # Over a restart
+
+    def restore(self, kept: Iterable[KeptPin], edges: list[Edge]) -> None:
+        """Pin again what an earlier pager life kept, as far as it is there and still allowed.
+        ``edges`` are those that grew again."""
+        books = self._books
+        wanted = list(kept)
+        ends = _ends(books, wanted, edges)
+        for one in wanted:
+            tree, tokens = ends.get(one.identity, (None, b""))
+            if tree is None or tree.digest != one.root:
+                continue
+            match = books.forest.match(tree.root, tokens, one.pages)
+            if match.pages != one.pages or len(tokens) != one.pages * books.facts.page_token_bytes:
+                continue
+            try:
+                self._require_room(one.name, match)
+            except NoCapacity:  # less may be pinned than before
+                continue
+            self._enter(one.name, tree, books.forest.pin_match(match), one.expires_in_ms)
+        if len(books.pins) < len(wanted):
+            self._keep()
+
+    def _keep(self) -> None:
+        books = self._books
+        identities, now_ms = books.pool.identities, books.now_ms
+        books.out.append(
+            StorePins(
+                tuple(
+                    KeptPin(
+                        pin.name, pin.tree.digest, int(identities[pin.anchor.pages[-1]]),
+                        pin.anchor.depth,
+                        None if pin.expires_ms is None else max(0, pin.expires_ms - now_ms),
+                    )
+                    for pin in books.pins.values()
+                )
+            )
+        )  # fmt: skip
 
     def _nodes(self, without: str) -> set[Node]:
         """Every edge that a pin keeps; that of name ``without`` is not counted."""
@@ -141,3 +203,23 @@ def name_of(root: bytes, tokens: bytes, page_bytes: int) -> str:
     hashed = xxhash.xxh3_64(root)
     hashed.update(tokens[:whole])
     return hashed.hexdigest()
+
+
+def _ends(books: Books, wanted: list[KeptPin], edges: list[Edge]) -> dict[int, tuple[Tree, bytes]]:
+    """Of each wanted identity that a page in the tree has: that tree, and all tokens up to the
+    end of that page."""
+    found: dict[int, tuple[Tree, bytes]] = {}
+    if not wanted:
+        return found
+    identities, width = books.pool.identities, books.facts.page_token_bytes
+    is_wanted = np.isin(identities, np.array([one.identity for one in wanted], np.uint64))
+    for edge in edges:
+        pages = where(edge.node.pages)
+        for at in np.flatnonzero(is_wanted[pages]).tolist():
+            parts, node = [edge.node.tokens[: (at + 1) * width]], edge.node.parent
+            while not node.is_root:
+                parts.append(node.tokens)
+                node = node.parent
+            page = int(edge.node.pages[at])
+            found[int(identities[page])] = (edge.tree, b"".join(reversed(parts)))
+    return found

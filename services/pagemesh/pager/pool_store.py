@@ -2,6 +2,7 @@
 
     <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages
                   <host>.holders    which lock proves that a worker incarnation lives (JSON)
+                  <host>.pins       what operators have pinned in it (``kept_file``)
                   <lock name>.lock  each worker incarnation's own
 
 The file outlives the pager; the epoch in its superblock is bumped before the first grant of
@@ -25,9 +26,11 @@ from pagemesh.pager.events import (
     RootEntry,
     SetLeaseWord,
     SetStates,
+    StorePins,
     StoreRoot,
     WriteHeaders,
 )
+from pagemesh.pager.kept_file import PinFile
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.runs import pack_runs
 from pagemesh.runtime.ids import new_incarnation
@@ -48,6 +51,7 @@ class PoolStore:
         self.file = file
         self.facts = _facts(file, host, file.bump_epoch())
         self._writer = HeaderWriter(file.headers)
+        self._pins = PinFile(file.path, self.facts.incarnation)
 
     @staticmethod
     def path_of(folder: Path, host: str) -> Path:
@@ -95,12 +99,14 @@ class PoolStore:
                 self.file.headers.set_lease_word(slot, value)
             case StoreRoot(index, digest, live):
                 self.file.headers.store_root(index, digest, live=live)
+            case StorePins(pins):
+                self._pins.write(pins)
             case _:
                 return False
         return True
 
     def recovered(self, holders: tuple[Holder, ...]) -> Recovered:
-        """What is in the file, for the core. ``holders`` are those alive."""
+        """What is in the file, and beside it, for the core. ``holders`` are those alive."""
         scan = self.file.headers.scan()
         batch = scan.batch
         states = batch.states.copy()
@@ -115,7 +121,8 @@ class PoolStore:
             states, batch.sequences, batch.identities, batch.parents, batch.writers,
             batch.roots, batch.counts, batch.tokens,
         )  # fmt: skip
-        return Recovered(table, roots, words.view(np.uint64).copy(), holders)
+        words_copy = words.view(np.uint64).copy()
+        return Recovered(table, roots, words_copy, holders, self._pins.read())
 
 
 def _facts(file: PoolFile, host: str, epoch: int) -> PoolFacts:

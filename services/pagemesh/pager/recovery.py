@@ -30,6 +30,7 @@ from pagemesh.pager.lease import (
     SessionState,
     TicketState,
 )
+from pagemesh.pager.pins import Pins
 from pagemesh.pager.regrow import by_last_use, regrow
 from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import run_of, table_of, where
@@ -45,9 +46,15 @@ class Recovery:
     """Rebuilding at the start; declarations then and later."""
 
     def __init__(
-        self, books: Books, admission: Admission, handover: Handover, sessions: Sessions
+        self,
+        books: Books,
+        admission: Admission,
+        handover: Handover,
+        sessions: Sessions,
+        pins: Pins,
     ) -> None:
         self._books = books
+        self._pins = pins
         self._admission = admission
         self._handover = handover
         self._sessions = sessions
@@ -92,6 +99,7 @@ class Recovery:
             books.late.append(
                 PagesStored(edge.tree.digest, node.parent.pages[-1:], node.pages, node.tokens)
             )
+        self._pins.restore(event.pins, edges)  # it cuts edges
         books.settle()
 
     def _adopt_roots(self, event: Recovered) -> None:

@@ -43,8 +43,7 @@ class Retiring:
         """Nothing new matches ``tree`` from now on; on disk it has been retired already."""
         books, forest = self._books, self._books.forest
         ended = list(self._pins.of(tree))
-        for pin in ended:
-            self._pins.unpin(pin)
+        self._pins.unpin(ended)
         for lease in books.leases.values():
             if lease.tree is tree:
                 books.in_flight.leave(lease)

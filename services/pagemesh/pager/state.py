@@ -92,7 +92,9 @@ class PagerCore:
         self._admission = Admission(self.books, self._preemption, quotas, self.tiers, self._pins)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
-        self._recovery = Recovery(self.books, self._admission, self._handover, self._sessions)
+        self._recovery = Recovery(
+            self.books, self._admission, self._handover, self._sessions, self._pins
+        )
         self._handlers: dict[type[Message], Handler] = {
             OpenSession: self._sessions.open,
             Heartbeat: self._sessions.heartbeat,

@@ -40,6 +40,7 @@ EPOCH_SHIFT = 40
 """Ledger sequence = epoch << 40 | counter: it never goes backwards while epochs do not."""
 LOCK_SUFFIX = ".lock"
 POOL_SUFFIX = ".pool"
+PINS_SUFFIX = ".pins"
 
 
 class HeaderState(enum.IntEnum):

@@ -39,12 +39,14 @@ def test_two_running_meshes_do_not_share_a_folder(tmp_path: Path) -> None:
         assert not two.adopted
 
 
-def test_an_orphan_with_a_pool_is_adopted_with_its_secret(tmp_path: Path) -> None:
-    left = orphan(tmp_path, "up-old", "host.pool", "secret", "nats-server.conf", "w.lock")
+def test_an_orphan_with_a_pool_is_adopted_with_its_pins_and_its_secret(tmp_path: Path) -> None:
+    files = ("host.pool", "host.pins", "secret", "nats-server.conf", "w.lock")
+    left = orphan(tmp_path, "up-old", *files)
     with run_folder(tmp_path) as folder:
         assert folder.adopted and folder.path == left
         assert folder.secret() == "x"
-        assert {path.name for path in left.iterdir()} == {LOCK_NAME, "host.pool", "secret"}
+        kept = {LOCK_NAME, "host.pool", "host.pins", "secret"}
+        assert {path.name for path in left.iterdir()} == kept
 
 
 def test_further_orphans_and_those_without_a_pool_are_removed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pagemesh.pager.events import (
     HeaderTable,
     Holder,
     HolderDied,
+    KeptPin,
     Notify,
     PagesDropped,
     PagesStored,
@@ -28,6 +29,7 @@ from pagemesh.pager.events import (
     RootEntry,
     SetLeaseWord,
     SetStates,
+    StorePins,
     StoreRoot,
     Tick,
     WriteHeaders,
@@ -109,6 +111,7 @@ class Rig:
         )  # fmt: skip
         self.words = np.zeros(limits.lease_count_max, np.uint64)
         self.roots: dict[int, RootEntry] = {}
+        self.kept_pins, self._kept_at_ms = tuple[KeptPin, ...](), 0
         self.cached: set[int] = set()
         """Pages that were announced as stored and not as dropped since."""
         self.has_timed = False  # asked for: headers do not list the tokens of what is
@@ -153,8 +156,9 @@ class Rig:
         self.epoch += 1
         self.core = self._new_core()
         self.cached.clear()
-        roots = tuple(self.roots.values())
-        self.handle(Recovered(self.headers, roots, self.words, tuple(holders)))
+        pins = tuple(pin.after(self.now_ms - self._kept_at_ms) for pin in self.kept_pins)
+        roots, living = tuple(self.roots.values()), tuple(holders)
+        self.handle(Recovered(self.headers, roots, self.words, living, pins))
 
     def perform(self, command: Command) -> None:
         headers = self.headers
@@ -180,6 +184,8 @@ class Rig:
                 self.words[slot] = value
             case StoreRoot(index, digest, live):
                 self.roots[index] = RootEntry(index, digest, live)
+            case StorePins(pins):
+                self.kept_pins, self._kept_at_ms = pins, self.now_ms
             case PagesStored():
                 assert not self.cached & set(command.pages)
                 self.cached |= set(command.pages)
@@ -200,6 +206,7 @@ class Rig:
         same |= (states == HeaderState.DRAINING) & (headers.states != HeaderState.FREE)
         assert same.all(), (states, headers.states)
         assert np.array_equal(books.pool.sequences, headers.sequences)
+        assert [pin.name for pin in self.kept_pins] == list(books.pins), "a pin would be lost"
         committed = states == HeaderState.COMMITTED
         retired = [node for tree in books.forest.retired.values() for node in tree.root.below()]
         assert set(np.flatnonzero(committed)) == self.cached | {p for n in retired for p in n.pages}

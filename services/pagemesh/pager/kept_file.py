@@ -1,0 +1,115 @@
+"""Small files that outlive the pager, each replaced as a whole, and believed only if it is whole.
+
+    <pool folder>/<host>.pins   what operators have pinned in the pool beside it
+
+A file is a line with the XXH3 of what follows it, then JSON. A pager that dies while it writes
+leaves the file that was there. Nothing is flushed by force: if the machine dies, what is lost or
+torn counts as not there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+from xxhash import xxh3_128_hexdigest
+
+from pagemesh.pager.events import KeptPin
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.cache_messages import PIN_TTL_S_MAX, PinName, RootName
+from pagemesh.wire.messages import U64
+from pagemesh.wire.pool_format import PINS_SUFFIX
+
+_log = get_logger(__name__)
+_BYTES_MAX = 1 << 20
+K = TypeVar("K")
+_TtlMs = Annotated[int, Meta(ge=0, le=1_000 * PIN_TTL_S_MAX)]
+
+
+class KeptFile(Generic[K]):
+    """One such file, which holds a ``kind``."""
+
+    def __init__(self, path: Path, kind: type[K]) -> None:
+        self._path, self._kind = path, kind
+
+    def read(self) -> K | None:
+        """What is there; None: nothing, or nothing that can be believed."""
+        try:
+            with self._path.open("rb") as file:
+                found = file.read(_BYTES_MAX + 1)
+            check, _, body = found.partition(b"\n")
+            if check == xxh3_128_hexdigest(body).encode():
+                return msgspec.json.decode(body, type=self._kind)
+            problem = "it is torn"
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # msgspec's errors are of the latter
+            problem = str(error)
+        _log.error("pager.file_damaged", path=str(self._path), why=problem)
+        return None
+
+    def write(self, value: K) -> bool:
+        """Have ``value`` there instead. False, and one error in the log, when it cannot be."""
+        body = msgspec.json.encode(value)
+        fresh = self._path.with_name(self._path.name + ".new")
+        try:
+            fresh.write_bytes(xxh3_128_hexdigest(body).encode() + b"\n" + body)
+            fresh.replace(self._path)
+        except OSError as error:
+            _log.error("pager.file_not_written", path=str(self._path), why=error.strerror)
+            return False
+        return True
+
+
+class _PinLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: PinName
+    root: RootName
+    identity: U64
+    pages: Annotated[int, Meta(ge=1)]
+    expires_in_ms: _TtlMs | None
+
+
+class _PinLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pool_incarnation: U64
+    written_at_ms: int
+    """Since 1970: no other clock goes on over a reboot. If it is set back no time has passed."""
+    pins: list[_PinLine]
+
+
+class PinFile:
+    """The pins in the pool of ``incarnation``, beside it."""
+
+    def __init__(
+        self, pool: Path, incarnation: int, wall_ms: Callable[[], int] | None = None
+    ) -> None:
+        self._file = KeptFile(pool.with_suffix(PINS_SUFFIX), _PinLines)
+        self._incarnation = incarnation
+        self._wall_ms = wall_ms or _wall_ms
+
+    def read(self) -> tuple[KeptPin, ...]:
+        """Those whose time is not over, the oldest first."""
+        found = self._file.read()
+        if found is None or found.pool_incarnation != self._incarnation:
+            return ()
+        passed_ms = max(0, self._wall_ms() - found.written_at_ms)
+        pins = [
+            KeptPin(one.name, bytes.fromhex(one.root), one.identity, one.pages, one.expires_in_ms)
+            for one in found.pins
+        ]
+        return tuple(left for pin in pins if not (left := pin.after(passed_ms)).is_over)
+
+    def write(self, pins: tuple[KeptPin, ...]) -> None:
+        """Have ``pins`` there, and no others."""
+        lines = [
+            _PinLine(one.name, one.root.hex(), one.identity, one.pages, one.expires_in_ms)
+            for one in pins
+        ]
+        self._file.write(_PinLines(self._incarnation, self._wall_ms(), lines))
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,83 @@
+"""The machine of ``test_pager_machine`` with operators who pin prefixes: what is pinned stays, over
+any number of restarts, until something ends it."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from tests.machine.examples import EXAMPLES
+from tests.machine.test_pager_machine import RESTARTS_MAX, ROOTS, PagerMachine
+from tests.unit.pager.rig import LIMITS, PAGE_SIZE
+
+from pagemesh.pager.pins import Pin
+from pagemesh.pager.runs import table_of
+from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
+
+picks = st.integers(0, 1 << 16)
+_SHORT = st.lists(st.integers(0, 1), min_size=PAGE_SIZE, max_size=9)
+
+
+class PinMachine(PagerMachine):
+    @rule(
+        pick=picks, prompt=_SHORT, root=st.sampled_from(ROOTS),
+        ttl_s=st.sampled_from([None, None, 1, 4]),
+    )  # fmt: skip
+    def is_computed_and_pinned(
+        self, pick: int, prompt: list[int], root: bytes, ttl_s: int | None
+    ) -> None:
+        self.runs_from_start_to_end(pick, prompt, root)
+        self.rig.ask(PinPrefix(root=root.hex(), tokens=prompt, ttl_s=ttl_s))
+        self.pass_on()
+
+    @precondition(lambda self: self.rig.core.books.pins)
+    @rule(pick=picks)
+    def is_unpinned(self, pick: int) -> None:
+        pins = list(self.rig.core.books.pins)
+        self.rig.ask(UnpinPrefix(pin=pins[pick % len(pins)]))
+        self.pass_on()
+
+    @rule(root=st.sampled_from(ROOTS), pick=picks)
+    def root_is_invalidated(self, root: bytes, pick: int) -> None:
+        if pick % 8 == 0:
+            self.rig.ask(InvalidateCache(what="root", name=root.hex()))
+            self.pass_on()
+
+    @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.pins)
+    @rule(silent=st.sampled_from([0, 0, 1, 7]))
+    def pager_is_killed_and_pins_stand(self, silent: int) -> None:
+        kept = {
+            pin.name: self.path(pin)
+            for pin in self.rig.core.books.pins.values()
+            # The headers of what has a time to live say nothing.
+            if all(self.rig.headers.counts[self.path(pin)])
+        }
+        self.pager_is_killed_and_restarts(silent)
+        books = self.rig.core.books
+        found = {pin.name: self.path(pin) for pin in books.pins.values()}
+        for name, path in kept.items():
+            assert found.get(name) == path or self.pins_gave_way(), name
+        assert found.keys() <= kept.keys()
+
+    def pins_gave_way(self) -> bool:
+        """To who was asked again at once."""
+        return self.rig.core._pins.given_way_count > 0
+
+    def path(self, pin: Pin) -> list[int]:
+        pages: list[int] = table_of(self.rig.core.books.forest.table(pin.anchor)).tolist()
+        return pages
+
+    @invariant()
+    def pins_keep_no_more_than_they_may(self) -> None:
+        books = self.rig.core.books
+        pages = {page for pin in books.pins.values() for page in self.path(pin)}
+        assert len(pages) <= books.pool.total * LIMITS.pin_share_max
+
+    def end_what_is_under_way(self) -> None:
+        self.rig.ask(UnpinPrefix(pin=None))
+
+
+PinMachine.TestCase.settings = EXAMPLES
+
+
+class TestPinMachine(PinMachine.TestCase):  # type: ignore[misc,valid-type]
+    """Any order of events keeps what is pinned, and nothing else."""
