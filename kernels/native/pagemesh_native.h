@@ -62,6 +62,10 @@ void pm_headers_scan(const uint64_t* table, long header_words, long first, long 
 // --- Single words -------------------------------------------------------------------------------
 void pm_word_store(uint64_t* word, uint64_t value);  // release
 uint64_t pm_word_load(const uint64_t* word);         // acquire
+// Among processes: count *word up (release) and wake who awaits it; sleep while it is `seen`, for
+// timeout_us at most.
+void pm_word_advance(uint32_t* word);
+void pm_word_await(const uint32_t* word, uint32_t seen, long timeout_us);
 // same[i] = 1 when words[slots[i]] == expected[i] (acquire).
 void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots,
                    const uint64_t* expected, long count, uint8_t* same);

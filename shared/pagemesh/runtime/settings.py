@@ -204,7 +204,7 @@ class WorkerConfig:
         False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
     )
     thread_count: int = setting(
-        0, "THREADS", "threads of the model step; 0: the cores this process may use, shared with "
+        0, "THREADS", "threads of the model step; 0: the cores this process may use, in turns with "
         "the workers of the host that compute at the same time",
         minimum=0, maximum=1024,
     )  # fmt: skip
@@ -222,8 +222,8 @@ class WorkerConfig:
         512, "STEP_TOKENS_MAX", "tokens computed in one step", minimum=1, maximum=1 << 16
     )
     itl_target_ms: int = setting(
-        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: twice "
-        "what it is without them",
+        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: as "
+        "long again as without them, and more where many wait",
         minimum=0, maximum=MINUTE_MS,
     )  # fmt: skip
     waiting_count_max: int = setting(

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from pagemesh.engine.worker.cores import FixedCores
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
 from pagemesh.engine.worker.stepper import REPORT_MS, Stepper, StepsDone
+from pagemesh.engine.worker.turns import NoTurns
 from pagemesh.runtime.clock import ManualClock
 from pagemesh.wire.errors import Gone
 from pagemesh.wire.messages import SequenceKey
@@ -60,7 +60,7 @@ async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0)
     """What the loop hears until the run is over; ``end_after`` reports it is ended."""
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, cores=FixedCores(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
+        executor, turns=NoTurns(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
         on_pool_missing=lambda _: None, clock=executor.clock,
     )  # fmt: skip
     reports: list[StepsDone] = []
@@ -136,7 +136,7 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     executor = Fickle(1, 3)
     heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, cores=FixedCores(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
+        executor, turns=NoTurns(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
         on_pool_missing=heard.put_nowait, clock=executor.clock,
     )  # fmt: skip
     try:

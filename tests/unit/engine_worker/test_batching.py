@@ -10,15 +10,19 @@ import pytest
 from tests.unit.engine_worker.bench import ROOT
 
 from pagemesh.engine.worker.batching import (
+    CHUNK_TOKENS_ALONE_MIN,
     CHUNK_TOKENS_MIN,
     IDLE_US_MIN,
     PASSED_MAX,
+    PROMPT_WEIGHT,
+    PROMPTS_RATIO_MAX,
     UNKNOWN_TOKENS_MAX,
     Batching,
     Wish,
 )
 from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
 from pagemesh.engine.worker.lease import TokenBuffer
+from pagemesh.engine.worker.plan import Readers
 from pagemesh.engine.worker.sequence import Marks, Owner, Phase, Sequence
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.work_messages import Sampling
@@ -144,12 +148,52 @@ def test_a_step_without_a_duration_teaches_nothing() -> None:
 # How many tokens -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
-def test_a_step_with_prompts_takes_at_most_twice_one_without(rows: int) -> None:
+@pytest.mark.parametrize("rows", [4, 16])
+def test_beside_many_readers_a_step_with_a_prompt_takes_at_most_twice_one_without(
+    rows: int,
+) -> None:
     chosen = batching(learnt()).choose([*drawing_wishes(rows), wish(99, 4_000)], NOW_MS)
     assert len(chosen) == rows + 1
     ratio = true_us(shape_of(chosen)) / true_us(draws(rows))
     assert 1.6 < ratio <= 2.05, "and is not much shorter: prompts are to get on"
+
+
+@pytest.mark.parametrize(
+    ("rows", "waiting", "expected"),
+    [(1, 1, 1 + PROMPT_WEIGHT), (4, 3, 1 + PROMPT_WEIGHT * 3 / 4), (8, 40, 1 + PROMPTS_RATIO_MAX)],
+)
+def test_the_more_wait_for_a_first_token_the_more_of_a_step_they_get(
+    rows: int, waiting: int, expected: float
+) -> None:
+    prompts = [wish(100 + number, 4_000) for number in range(waiting)]
+    chosen = batching(learnt(), step_tokens_max=4_000, chunk_tokens_max=4_000).choose(
+        [*drawing_wishes(rows), *prompts], NOW_MS
+    )
+    ratio = true_us(shape_of(chosen)) / true_us(draws(rows))
+    assert 0.85 * expected < ratio <= 1.05 * expected
+
+
+def test_those_who_read_from_other_workers_count_as_those_who_read_from_this_one() -> None:
+    one, other = batching(learnt()), batching(learnt())
+    other.readers = Readers(rows=1, step_us=int(true_us(draws(1))))
+    own = one.choose([*drawing_wishes(1), wish(99, 4_000)], NOW_MS)[-1]
+    alone = other.choose([wish(99, 4_000)], NOW_MS)[-1]
+    assert CHUNK_TOKENS_ALONE_MIN < alone.count < 512
+    assert alone.count == pytest.approx(own.count, abs=16)
+
+
+def test_a_step_of_prompts_alone_is_long_enough_to_be_worth_the_weights_it_reads() -> None:
+    quick = batching(learnt(), itl_target_ms=1)
+    quick.readers = Readers(rows=64, step_us=100)
+    chosen = quick.choose([wish(98, 4_000), wish(99, 4_000)], NOW_MS)
+    assert [one.count for one in chosen] == [CHUNK_TOKENS_ALONE_MIN]
+    assert [one.count for one in quick.choose([wish(98, 40)], NOW_MS)] == [40]
+
+
+def test_before_it_is_known_what_prompts_cost_they_get_little_beside_readers_elsewhere() -> None:
+    unknown = batching()
+    unknown.readers = Readers(rows=1, step_us=5_000)
+    assert [one.count for one in unknown.choose([wish(99, 4_000)], NOW_MS)] == [UNKNOWN_TOKENS_MAX]
 
 
 def test_a_target_in_milliseconds_is_kept_to() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -121,10 +121,11 @@ class RowsStruct(ctypes.Structure):
 
 STEP_PHASES = 3
 """``PM_PHASES``: what a step's time is told apart by."""
-_P, _L, _I, _U64, _F = (
+_P, _L, _I, _U32, _U64, _F = (
     ctypes.c_void_p,
     ctypes.c_long,
     ctypes.c_int,
+    ctypes.c_uint32,
     ctypes.c_uint64,
     ctypes.c_float,
 )
@@ -143,6 +144,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_headers_scan": (None, (_P, _L, _L, _L, _P, _P)),
     "pm_word_store": (None, (_P, _U64)),
     "pm_word_load": (_U64, (_P,)),
+    "pm_word_advance": (None, (_P,)),
+    "pm_word_await": (None, (_P, _U32, _L)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
     "pm_linear_pack": (None, (_P, _L, _P, _L, _L)),
     "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I)),

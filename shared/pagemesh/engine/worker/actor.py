@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.core import WorkerCore
-from pagemesh.engine.worker.cores import Cores
 from pagemesh.engine.worker.events import (
     Answer,
     CallPager,
@@ -39,6 +38,7 @@ from pagemesh.engine.worker.events import (
 )
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
+from pagemesh.engine.worker.turns import Turns
 from pagemesh.engine.worker.vetting import keys_of, vet
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.actor import Behaviour
@@ -85,7 +85,7 @@ class Surroundings:
     name: str
     host: str
     vocab_tokens: int
-    cores: Cores
+    turns: Turns
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
@@ -118,7 +118,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self._told, self._told_us = Load(), 0
         self._stepper = Stepper(
             executor,
-            cores=around.cores,
+            turns=around.turns,
             on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
             on_pool_missing=self._pool_missing,
@@ -137,7 +137,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case StepsDone():
                 self._spans.steps_ended(event.steps, around.clock.now_us())
                 results = tuple(result for _, result in event.steps)
-                await self._feed(StepsFinished(results, event.goes_on))
+                await self._feed(StepsFinished(results, event.goes_on, event.readers))
                 measures.steps_ended(event.steps)
             case _:
                 await self._feed(event)

@@ -3,9 +3,12 @@
     drawing rows       all that fit, so that nobody who reads an answer waits for a prompt
     prompts, in order  what fits beside them into the time between two tokens
 
-With nobody to wait for it a prompt has the whole step. Otherwise a step may take the target of
-the time between two tokens: what was asked for, or twice what the drawing rows take alone. How
-many prompt tokens that is, is learnt from the steps that were run (``costs``).
+With nobody to wait for it a prompt has the whole step. Otherwise prompts have what the target of
+the time between two tokens leaves, or as long as a step of those who read takes without them:
+longer, up to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and the fewer read, since who has
+no text yet waits for more than who has some. How many prompt tokens that is, is learnt from the
+steps that were run (``costs``). Who reads may read from another worker of the host, whose steps
+take turns with these.
 
 Prompts are computed by priority, then by how many times longer than the rest of them takes to
 compute they have been here (highest response ratio next). So who needs little, because it is
@@ -21,20 +24,24 @@ from dataclasses import dataclass, field
 
 from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
 from pagemesh.engine.worker.desk import Row
-from pagemesh.engine.worker.plan import StepResult
+from pagemesh.engine.worker.plan import NO_READERS, Readers, StepResult
 from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.messages import Order
 
 CHUNK_TOKENS_MIN = 16
 """What a prompt gets of each step however long that takes: it must come to its end."""
+CHUNK_TOKENS_ALONE_MIN = 128
+"""The same of a step without drawing rows: the weights are read for its prompts alone."""
 CHUNK_TOKENS_STEP = 8
 """Chunks are multiples of it: products are computed so many rows at a time."""
 UNKNOWN_TOKENS_MAX = 64
 """Prompt tokens beside drawing rows before it is known what they cost."""
 IDLE_US_MIN = 4_000
 """A step without prompts counts as no shorter: tokens are reported no more often."""
-TARGET_RATIO = 2.0
-"""Of the step without prompts, where no target is set."""
+PROMPT_WEIGHT = 4
+"""So many who read answers count as much as one whose prompt waits."""
+PROMPTS_RATIO_MAX = 8.0
+"""Time for prompts by that of the step without them, at most, where no target is set."""
 GUESSED_TOKEN_US = 100.0
 """What a prompt token takes, before it was seen what it does."""
 PASSED_MAX = 8
@@ -62,8 +69,8 @@ class Wish:
 
 @dataclass(slots=True)
 class Batching:
-    """``itl_target_ms``: the longest a step should take while somebody draws; 0: twice the step
-    without prompts."""
+    """``itl_target_ms``: the longest that somebody who draws should wait for a token; 0: as the
+    number of those who wait for their first one warrants."""
 
     step_tokens_max: int
     chunk_tokens_max: int
@@ -71,6 +78,8 @@ class Batching:
     rows_max: int
     itl_target_ms: int = 0
     costs: StepCosts = field(default_factory=StepCosts)
+    readers: Readers = NO_READERS
+    """Of other workers of the host, lately."""
 
     def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
         """``results`` of steps over ``rows``, whose leases do not count them as filled yet."""
@@ -121,37 +130,44 @@ class Batching:
         """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens and
         ``rows_left`` rows; never nothing."""
         chosen: list[Wish] = []
-        spare_us = self._spare_us(draws) if draws and self.costs.knows_prompts else None
-        if draws and spare_us is None:
-            room = min(room, UNKNOWN_TOKENS_MAX)
+        spare_us = None
+        if draws or self.readers.rows:
+            if self.costs.knows_prompts:
+                spare_us = self._spare_us(draws, len(wishes))
+            else:
+                room = min(room, UNKNOWN_TOKENS_MAX)
+        least = CHUNK_TOKENS_MIN if draws else CHUNK_TOKENS_ALONE_MIN
         for wish in wishes:
             count = min(wish.count, self.chunk_tokens_max, room)
             if spare_us is not None:
-                count = min(count, self._chunk(wish, spare_us, first=not chosen))
+                count = min(count, self._chunk(wish, spare_us, least))
                 spare_us -= self.costs.prompt_us(wish.start, count) if count else 0.0
+                least = 0
             if count == 0 or len(chosen) == rows_left:
                 break
             chosen.append(Wish(wish.sequence, wish.start, count))
             room -= count
         return chosen
 
-    def _spare_us(self, draws: list[Wish]) -> float:
-        """Time for prompts in a step with ``draws``."""
-        starts = (wish.start for wish in draws for _ in range(wish.row_count))
-        alone_us = self.costs.us(drawing(starts))
+    def _spare_us(self, draws: list[Wish], waiting_count: int) -> float:
+        """Time for prompts, of which ``waiting_count`` wait, in a step with ``draws``."""
+        starts = [wish.start for wish in draws for _ in range(wish.row_count)]
+        alone_us = float(self.readers.step_us)
+        if draws:
+            alone_us += self.costs.us(drawing(starts))
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us
-        return TARGET_RATIO * max(alone_us, IDLE_US_MIN) - alone_us
+        ratio = PROMPT_WEIGHT * waiting_count / (len(starts) + self.readers.rows)
+        least_us = 2.0 * max(alone_us, IDLE_US_MIN) - alone_us
+        return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * alone_us)
 
-    def _chunk(self, wish: Wish, spare_us: float, *, first: bool) -> int:
-        """Tokens of ``wish`` for ``spare_us``. Less than a useful chunk is none, but for the
-        ``first`` prompt of a step."""
-        count = self.costs.tokens_within(spare_us, wish.start)
+    def _chunk(self, wish: Wish, spare_us: float, least: int) -> int:
+        """Tokens of ``wish`` for ``spare_us``, but at least ``least``. Less than a useful chunk is
+        none."""
+        count = max(self.costs.tokens_within(spare_us, wish.start), least)
         if count >= wish.count:
             return wish.count
-        if count < CHUNK_TOKENS_MIN:
-            return CHUNK_TOKENS_MIN if first else 0
-        return count - count % CHUNK_TOKENS_STEP
+        return count - count % CHUNK_TOKENS_STEP if count >= CHUNK_TOKENS_MIN else 0
 
     def _precedence(self, wish: Wish, now_ms: float) -> tuple[int, float, Order]:
         sequence = wish.sequence

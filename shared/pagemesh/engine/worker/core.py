@@ -40,7 +40,6 @@ from pagemesh.engine.worker.events import (
 from pagemesh.engine.worker.inspection import report
 from pagemesh.engine.worker.intake import Intake, waiting_tokens
 from pagemesh.engine.worker.lease import Hold
-from pagemesh.engine.worker.plan import StepResult
 from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
@@ -127,7 +126,7 @@ class WorkerCore:
         desk = self._desk
         match event:
             case StepsFinished():
-                self._learn(event.results)
+                self._learn(event)
                 steps.finish(desk, event.results, goes_on=event.goes_on)
             case PagerAnswered() | PeerAnswered():
                 desk.answered(event.call_id, event.message)
@@ -149,10 +148,11 @@ class WorkerCore:
                 self._intake.draining = True
                 self._drain_until_ms = desk.now + event.grace_ms
 
-    def _learn(self, results: tuple[StepResult, ...]) -> None:
+    def _learn(self, event: StepsFinished) -> None:
+        self._batching.readers = event.readers
         step = self._desk.step
         if step is not None and not step.copies:
-            own = [result for result in results if result.step == step.number]
+            own = [result for result in event.results if result.step == step.number]
             self._batching.learn(step.rows, own)
 
     # Messages -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.plan import NO_READERS, Readers, StepPlan, StepResult
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import SessionOpened
 from pagemesh.wire.work_messages import Finish, Frames, Timing
@@ -44,10 +44,12 @@ class PeerAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StepsFinished:
-    """A step is over, or several of one run. ``goes_on``: the next one has begun already."""
+    """A step is over, or several of one run. ``goes_on``: the next one has begun already.
+    ``readers``: of other workers whose steps take turns with this one's."""
 
     results: tuple[StepResult, ...]
     goes_on: bool = False
+    readers: Readers = NO_READERS
 
 
 @dataclass(frozen=True, slots=True)

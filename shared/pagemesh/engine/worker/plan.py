@@ -97,6 +97,11 @@ class StepPlan:
     """Steps that may follow without asking. Only if every row is one token, drawn from once,
     and has slots for as many more."""
 
+    @property
+    def drawing_rows(self) -> int:
+        """Rows whose one token leads to the next: somebody reads what they draw."""
+        return sum(len(row.tokens) == 1 and bool(row.samples) for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
@@ -149,6 +154,19 @@ class StepResult:
     step: int
     rows: tuple[RowResult, ...]
     duration_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Those who read answers of other workers, whose steps take turns with this one's."""
+
+    rows: int = 0
+    """That the other workers draw in a step."""
+    step_us: int = 0
+    """What a step of each of them took, in all."""
+
+
+NO_READERS = Readers()
 
 
 class Executor(Protocol):

@@ -16,7 +16,6 @@ from pagemesh.engine.loading import ServedModel
 from pagemesh.engine.opening import open_model
 from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
-from pagemesh.engine.worker.cores import LOCK_PREFIX, Cores, FixedCores, SharedCores
 from pagemesh.engine.worker.events import (
     Drain,
     GatewayLost,
@@ -28,6 +27,7 @@ from pagemesh.engine.worker.events import (
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.engine.worker.stepper import bounded_threads
+from pagemesh.engine.worker.turns import LOCK_PREFIX, NoTurns, SharedTurns, Turns
 from pagemesh.kernels.dispatch import is_native
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.kernels.ops import identity
@@ -74,7 +74,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
-        await worker.serve(model, decoder, lock_name, _cores(config.worker, lock.path), stop)
+        await worker.serve(model, decoder, lock_name, _turns(config.worker, lock.path), stop)
 
 
 class Worker:
@@ -103,13 +103,13 @@ class Worker:
         model: ServedModel,
         decoder: StepDecoder,
         lock_name: str,
-        cores: Cores,
+        turns: Turns,
         stop: Stop,
     ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
         self._model = model
         self._core = self._make_core(model, lock_name)
-        actor = self._actor = self._make_actor(self._core, model, decoder, cores)
+        actor = self._actor = self._make_actor(self._core, model, decoder, turns)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
@@ -154,7 +154,7 @@ class Worker:
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(
-        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder, cores: Cores
+        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder, turns: Turns
     ) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
@@ -165,7 +165,7 @@ class Worker:
             name=host.name,
             host=host.host,
             vocab_tokens=model.config.vocab_tokens,
-            cores=cores,
+            turns=turns,
             admit=self._tell,
             on_pool=self._on_pool,
             on_state=self.presence.announce_soon,
@@ -261,12 +261,12 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
             task.cancel()
 
 
-def _cores(config: WorkerConfig, lock_path: Path) -> Cores:
-    """Shared with the other workers of the pool folder, unless a number was asked for. The bits
-    of torch's own products depend on the threads, those of the native kernels do not."""
+def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
+    """Taken with the other workers of the pool folder, unless a number of threads was asked for.
+    The bits of torch's own products depend on the threads, those of the native kernels do not."""
     if config.thread_count or (config.deterministic and not is_native()):
-        return FixedCores(bounded_threads(config.thread_count))
-    return SharedCores(lock_path, os.sched_getaffinity(0), time.monotonic_ns)
+        return NoTurns(bounded_threads(config.thread_count))
+    return SharedTurns(lock_path, os.sched_getaffinity(0), time.monotonic_ns)
 
 
 def _load(config: WorkerConfig) -> tuple[ServedModel, StepDecoder]:

@@ -17,8 +17,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagemesh.engine.worker.cores import Cores
-from pagemesh.engine.worker.plan import Executor, RowResult, StepPlan, StepResult, plan_after
+from pagemesh.engine.worker.plan import (
+    NO_READERS,
+    Executor,
+    Readers,
+    RowResult,
+    StepPlan,
+    StepResult,
+    plan_after,
+)
+from pagemesh.engine.worker.turns import Turns
 from pagemesh.kernels.dispatch import use_threads
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import Gone, Stale
@@ -30,10 +38,12 @@ REPORT_MS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """Steps of one run are over. ``goes_on``: the next one has begun."""
+    """Steps of one run are over. ``goes_on``: the next one has begun. ``readers``: whose steps
+    took turns with the last one."""
 
     steps: tuple[tuple[StepPlan, StepResult], ...]
     goes_on: bool
+    readers: Readers = NO_READERS
 
 
 class PoolingExecutor(Executor, Protocol):
@@ -64,7 +74,7 @@ class Stepper:
         self,
         executor: PoolingExecutor,
         *,
-        cores: Cores,
+        turns: Turns,
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
@@ -79,8 +89,9 @@ class Stepper:
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
         self._reported_us = 0
-        self._cores = cores
-        self._thread_count = 0
+        self._turns = turns
+        self._readers = NO_READERS
+        self._bound = False
         self._thread = ThreadPoolExecutor(1, "pagemesh-step")
 
     def use_pool(self, opened: SessionOpened) -> None:
@@ -103,7 +114,7 @@ class Stepper:
         self.end_run()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
         self._executor.close()
-        self._cores.close()
+        self._turns.close()
 
     def _use(self, opened: SessionOpened) -> None:
         try:
@@ -124,21 +135,21 @@ class Stepper:
             now_us = self._clock.now_us()
             if plan is None or now_us - self._reported_us >= 1_000 * REPORT_MS:
                 self._reported_us = now_us
-                done = StepsDone(tuple(steps), plan is not None)
+                done = StepsDone(tuple(steps), plan is not None, self._readers)
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
 
     def _compute(self, plan: StepPlan) -> StepResult:
-        """Run a step on the cores that are ours now."""
-        thread_count = self._cores.enter()
-        if thread_count != self._thread_count:
+        """Run a step when it is its turn."""
+        if not self._bound:
             # Bounds are per thread that asks, so the computing thread sets its own.
-            use_threads(thread_count)
-            self._thread_count = thread_count
+            use_threads(self._turns.thread_count)
+            self._bound = True
+        self._readers = self._turns.enter(plan.drawing_rows)
         try:
             return self._executor.run(plan)
         finally:
-            self._cores.leave()
+            self._turns.leave()
 
     def _hand_over(self, work: Callable[[], None]) -> None:
         def on_thread(future: Future[None]) -> None:

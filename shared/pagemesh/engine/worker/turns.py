@@ -1,0 +1,229 @@
+"""Whose step is next, where several workers of a host compute on the same cores.
+
+A step uses all cores of its worker, and workers whose cores overlap take turns, first come, first
+served: threads of two steps on one core would wait for each other at every barrier of both. Each
+worker keeps a few words in its own lock file, which every worker of the pool folder maps:
+
+    0   count  of changes of the other words; who waits for one sleeps on its low half
+    8   ns     since when it waits for its turn; 0: it does not
+    16  ns     when the running step began; 0: none runs
+    24  ns     when the last step ended
+    32  rows   that draw, of the last step
+    40  us     that the last step took
+    48  bits   the cores that the process may use, 1,024 of them
+
+The words are hints, read without a lock: what a wrong one costs is time. Nobody waits for the
+dead, and for one that seems to stand still only a while.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from pagemesh.engine.worker.plan import NO_READERS, Readers
+from pagemesh.kernels.native.library import library
+from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import LOCK_SUFFIX
+
+LOCK_PREFIX = "worker-"
+"""Names of workers' lock files begin with it."""
+LINGER_NS = 5_000_000
+"""Who computed so recently counts as computing: its next step is being planned."""
+SCAN_NS = 200_000_000
+"""How often the folder is looked through for other workers."""
+PATIENCE_NS = 1_000_000_000
+"""How long another is waited for, or ``PATIENCE_STEPS`` times what its last step took."""
+PATIENCE_STEPS = 4
+DOUBT_US = 50_000
+"""After each such wait it is looked whether the other still lives."""
+WORKERS_MAX = 256
+_CORES_MAX = 1_024
+_CHANGES, _WANTED, _STARTED, _ENDED, _ROWS, _TOOK_US, _CORES = range(7)
+_WORDS = _CORES + _CORES_MAX // 64
+_BYTES = 8 * _WORDS
+_HALF_MASK = (1 << 32) - 1
+
+
+class Turns(Protocol):
+    """What the step thread asks before it computes."""
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that a step may use, at least one."""
+        ...
+
+    def enter(self, drawing_rows: int) -> Readers:
+        """Wait until a step may begin. Returns whose steps take turns with it."""
+        ...
+
+    def leave(self) -> None:
+        """The step is over."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoTurns:
+    """Steps begin at once, with the same number of threads."""
+
+    def __init__(self, thread_count: int) -> None:
+        self.thread_count = thread_count
+
+    def enter(self, drawing_rows: int) -> Readers:
+        return NO_READERS
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SharedTurns:
+    """``path``: the lock file of this worker, which exists; ``cores``: those it may use.
+
+    Raises ``ConfigError`` when the folder has no room.
+    """
+
+    def __init__(self, path: Path, cores: Iterable[int], now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        mask = sum(1 << core for core in set(cores) if core < _CORES_MAX)
+        self.thread_count = max(1, mask.bit_count())
+        try:
+            with path.open("r+b") as file:
+                # Written, not only made longer: a page that has no memory would fault later.
+                head = struct.pack(f"<{_CORES}Q", *[0] * _CORES)
+                file.write(head + mask.to_bytes(_CORES_MAX // 8, "little"))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; make room in PAGEMESH_POOL_DIR") from None
+        self._own = _Words(path)
+        self._others: dict[str, _Words] = {}
+        self._scanned_ns = now_ns() - SCAN_NS
+
+    def enter(self, drawing_rows: int) -> Readers:
+        now_ns = self._now_ns()
+        if now_ns - self._scanned_ns >= SCAN_NS:
+            self._scanned_ns = now_ns
+            self._scan()
+        own = self._own
+        own.words[_WANTED] = now_ns
+        own.changed()
+        for other in self._others.values():
+            if other.mask & own.mask:
+                self._wait_for(other, now_ns)
+        began_ns = self._now_ns()
+        readers = self._readers(began_ns)
+        own.words[_ROWS] = drawing_rows
+        own.words[_STARTED] = began_ns
+        own.words[_WANTED] = 0
+        own.changed()
+        return readers
+
+    def leave(self) -> None:
+        own, now_ns = self._own, self._now_ns()
+        own.words[_TOOK_US] = (now_ns - own.words[_STARTED]) // 1_000
+        own.words[_ENDED] = now_ns
+        own.words[_STARTED] = 0
+        own.changed()
+
+    def close(self) -> None:
+        """Let go of all words; nobody waits for this worker any more."""
+        self._own.words[_STARTED] = self._own.words[_WANTED] = 0
+        self._own.changed()
+        for words in (self._own, *self._others.values()):
+            words.close()
+        self._others.clear()
+
+    def _wait_for(self, other: _Words, since_ns: int) -> None:
+        """Wait until ``other`` neither computes nor was there before this worker, which has
+        waited since ``since_ns``."""
+        patience_ns = max(PATIENCE_NS, PATIENCE_STEPS * 1_000 * other.words[_TOOK_US])
+        while True:
+            seen = other.words[_CHANGES] & _HALF_MASK
+            turn_ns = other.turn_before(since_ns, other.path.name < self._own.path.name)
+            if not turn_ns or turn_ns == other.passed_ns:
+                return
+            if self._now_ns() - since_ns > patience_ns or other.is_dead():
+                other.passed_ns = turn_ns
+                return
+            other.wait(seen, DOUBT_US)
+
+    def _readers(self, now_ns: int) -> Readers:
+        rows, step_us = 0, 0
+        for other in self._others.values():
+            if other.mask & self._own.mask and other.words[_ROWS] and other.is_active(now_ns):
+                rows += other.words[_ROWS]
+                step_us += other.words[_TOOK_US]
+        return Readers(rows, step_us)
+
+    def _scan(self) -> None:
+        """Find workers that came; forget those that went."""
+        try:
+            entries = list(os.scandir(self._own.path.parent))
+        except OSError:
+            return  # the folder was removed: those who mapped their words still take turns
+        found = {
+            entry.name: Path(entry.path)
+            for entry in entries
+            if entry.name.startswith(LOCK_PREFIX)
+            and entry.name.endswith(LOCK_SUFFIX)
+            and entry.name != self._own.path.name
+        }
+        for name in [name for name in self._others if name not in found]:
+            self._others.pop(name).close()
+        for name, path in found.items():
+            if name not in self._others and len(self._others) < WORKERS_MAX:
+                try:
+                    self._others[name] = _Words(path)
+                except (OSError, ValueError):
+                    continue  # it went, or has written nothing yet
+
+
+class _Words:
+    """What one worker says. Raises ``OSError``, or ``ValueError`` when it said nothing yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BYTES)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.words = memoryview(self._map).cast("Q")
+        self.mask = int.from_bytes(self._map[8 * _CORES : _BYTES], "little")
+        self.passed_ns = 0
+        """A turn of its own that this worker waited for long enough."""
+
+    def turn_before(self, since_ns: int, is_first: bool) -> int:
+        """When its running step began, or since when it waits if that is before ``since_ns``
+        (``is_first``: or at it); 0 when it need not be waited for."""
+        started_ns, wanted_ns = self.words[_STARTED], self.words[_WANTED]
+        if started_ns:
+            return started_ns
+        return wanted_ns if wanted_ns < since_ns + is_first else 0
+
+    def is_active(self, now_ns: int) -> bool:
+        """Whether it computes, waits to, or is about to."""
+        if self.words[_STARTED] or self.words[_WANTED]:
+            return max(self.words[_STARTED], self.words[_WANTED]) != self.passed_ns
+        return now_ns - self.words[_ENDED] < LINGER_NS
+
+    def is_dead(self) -> bool:
+        """Whether its process was killed. One that ended let nobody wait, and who removes the
+        files of the living is no reason to compute beside them."""
+        return self.path.exists() and holder_is_dead(self.path)
+
+    def changed(self) -> None:
+        """Wake those who wait for it."""
+        library().pm_word_advance(self._address)
+
+    def wait(self, seen: int, timeout_us: int) -> None:
+        """Until it has changed since ``seen``."""
+        library().pm_word_await(self._address, seen, timeout_us)
+
+    def close(self) -> None:
+        self.words.release()
+        self._map.close()
