@@ -78,7 +78,7 @@ class Batching:
     rows_max: int
     itl_target_ms: int = 0
     costs: StepCosts = field(default_factory=StepCosts)
-    readers: Readers = NO_READERS
+    readers: Readers = field(default=NO_READERS, init=False)
     """Of other workers of the host, lately."""
 
     def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
