@@ -51,7 +51,7 @@ class Admission:
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         lease = session.by_key.get(message.key)
         if lease is not None:
-            return self.granted(lease)
+            return lease.granted()
         self._require_admissible(message)
         flights = books.in_flight
         if flights.waits and flights.ask_again(self._waiter(message, message.order)):
@@ -133,18 +133,6 @@ class Admission:
 
     # Answers
 
-    def granted(self, lease: Lease) -> Granted:
-        """The lease as it stands; on a repeat what the first answer said, or more pages."""
-        return Granted(
-            key=lease.key,
-            lease=lease.id,
-            lease_slot=lease.slot,
-            granted_at=lease.granted_at,
-            extents=lease.extents,
-            cached_tokens=lease.cached_tokens,
-            waterfall=lease.waterfall,
-        )
-
     def _extended(self, lease: Lease, message: Extend) -> Extended:
         return Extended(
             key=lease.key,
@@ -180,13 +168,13 @@ class Admission:
             if self._is_held_back(self._waiter(message, order)):
                 return self._queued(message, 0)
             waiting.let_go(message.incarnation, message.key)  # it may have been, until now
-        if not len(waiting):  # most of the time: nobody is overtaken
+        if not waiting.places:  # most of the time: nobody is overtaken
             reply = self._try(message)
             if reply is not None:
                 return reply
         waiter = self._waiter(message, order)
         if not waiting.ahead_of(waiter.place):
-            reply = self._try(message) if len(waiting) else None
+            reply = self._try(message) if waiting.places else None
             if reply is None:
                 waiting.require_room(waiter)
                 if self._preemption.press(waiter.place, self._missing_pages(waiter)):
@@ -259,38 +247,43 @@ class Admission:
             waiter = self._waiter(message, message.order)
             if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
                 return self._queued(message, 0)
-        count = books.facts.pages_for(message.reserve_tokens) - match.pages
+        matched = match.pages
+        count = books.facts.pages_for(message.reserve_tokens) - matched
         unpromised = books.pool.free - books.promises.page_count
         if count > unpromised and count > self._room_beside(match):
             return None
-        tree = tree_of(books, message.root, message.terms)
+        session, terms = books.sessions[message.incarnation], message.terms
+        tree = tree_of(books, message.root, terms)
         if match.node is _NO_TREE:
-            match = Match(tree.root, tree.root, 0)
-        tree.model = books.sessions[message.incarnation].model
-        tree.tenant = message.terms.tenant
+            match = Match(tree.root, tree.root, 0, 0)
+        tree.model, tree.tenant = session.model, terms.tenant
         on_disk = self._tiers.find(match, message) if books.disk is not None else None
         if on_disk is not None and on_disk.is_worth and self._fetch(tree, match, on_disk, message):
             return self._queued(message, 0)
         waterfall = self._waterfalls.of(message, match, found, on_disk)
-        anchor = books.forest.pin_match(match)
-        books.prompt_tokens += len(message.tokens) // 4
-        if not anchor.is_root:
+        anchor, token_count = books.forest.pin_match(match), len(message.tokens) // 4
+        cached_tokens = matched * self._page_size
+        books.prompt_tokens += token_count
+        if matched:
             anchor.uses += 1
-            books.cached_tokens += anchor.depth * self._page_size
-        now = first_part(count, books.facts.pages_for(message.first_tokens))
+            books.cached_tokens += cached_tokens
+        now = count
+        if message.first_tokens:
+            now = first_part(count, books.facts.pages_for(message.first_tokens))
         fresh = books.take_pages(now, message.incarnation, tree)
         lease = self.start_lease(
             message.key, message.order, tree, anchor, fresh, message.tokens, 0,
-            match.pages * self._page_size, waterfall, message.tokens_max,
+            cached_tokens, waterfall, message.tokens_max,
         )  # fmt: skip
-        lease.ttl_ms = 1_000 * message.terms.ttl_s
-        books.hold(lease, books.sessions[message.incarnation])
+        if terms.ttl_s:
+            lease.ttl_ms = 1_000 * terms.ttl_s
+        books.hold(lease, session)
         if now < count:
             books.promises.give(lease, count - now)
-        prompt_pages = len(message.tokens) // 4 // self._page_size
-        if message.read_cache and prompt_pages > match.pages:
+        prompt_pages = token_count // self._page_size
+        if message.read_cache and prompt_pages > matched:
             books.in_flight.enter(lease, prompt_pages)
-        return self.granted(lease)
+        return lease.granted()
 
     def _fetch(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> bool:
         """Read what is on disk and let the sequence wait for it; False: too many wait."""
@@ -319,6 +312,9 @@ class Admission:
         ``tokens`` are known from ``tokens_first`` on."""
         books = self._books
         lease_id = books.pool.number()
+        page_count = anchor.depth
+        for pages in fresh:
+            page_count += len(pages)
         lease = Lease(
             id=lease_id,
             slot=books.slots.pop(),
@@ -328,7 +324,7 @@ class Admission:
             tree=tree,
             anchor=anchor,
             extents=pack_runs([*books.forest.runs(anchor), *fresh]),
-            page_count=anchor.depth + sum(map(len, fresh)),
+            page_count=page_count,
             writable=fresh,
             granted_at=lease_id,
             tokens=tokens,
@@ -367,9 +363,9 @@ class Admission:
         """What ``message`` may read. The last token is always computed."""
         tree = self._books.forest.trees.get(message.root)
         root = tree.root if tree is not None else _NO_TREE
-        last = len(message.tokens) // 4 - 1
-        pages_max = last // self._page_size if message.read_cache else 0
-        return self._books.forest.match(root, message.tokens, pages_max)
+        tokens = message.tokens
+        pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
+        return self._books.forest.match(root, tokens, pages_max)
 
     def _room_beside(self, match: Match) -> int:
         """Room that is left once ``match`` is pinned."""

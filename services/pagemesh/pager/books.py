@@ -8,6 +8,7 @@ leaves them as they were.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from pagemesh.pager.events import (
 )
 from pagemesh.pager.eviction import EvictionPolicy
 from pagemesh.pager.in_flight import InFlight
-from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Ticket
+from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, SessionState, Ticket
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
@@ -48,6 +49,10 @@ from pagemesh.wire.tokens import EMPTY, U32
 if TYPE_CHECKING:
     from pagemesh.pager.pins import Pin
 
+# Members of enums, looked up once: each time that would take longer than a call.
+_HELD, _REVOKED, _ENDED = LeaseState.HELD, LeaseState.REVOKED, LeaseState.ENDED
+_OPEN = SessionState.OPEN
+_FREE_HEADER, _HELD_HEADER = HeaderState.FREE, HeaderState.HELD
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
 _RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192
@@ -84,7 +89,8 @@ class Books:
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Ended lease -> its last holder's incarnation."""
         self.pins: dict[str, Pin] = {}
-        self.slots = list(range(limits.lease_count_max - 1, -1, -1))
+        self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))
+        """Free lease slots."""
         self.slots_kept: dict[int, int] = {}
         """Lease slots of an earlier life, to the lease in their word, until claimed."""
         self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
@@ -119,7 +125,7 @@ class Books:
 
     def must_drain(self, lease: Lease) -> bool:
         """Whether the pages of a revoked lease stay unused until its holder lets go."""
-        return lease.life.state is LeaseState.REVOKED
+        return lease.life.state is _REVOKED
 
     def may_evict(self) -> bool:
         """Whether idle pages may be given out anew: not while somebody whom an earlier pager
@@ -133,7 +139,7 @@ class Books:
         session = self.sessions.get(incarnation)
         if epoch != self.facts.epoch:
             raise Stale(f"epoch {epoch} is over, this is {self.facts.epoch}: open a session")
-        if session is None or not session.is_open or session.worker != worker:
+        if session is None or session.life.state is not _OPEN or session.worker != worker:
             raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
         return session
 
@@ -147,7 +153,7 @@ class Books:
             raise Stale(f"lease {lease} is not held by incarnation {incarnation}")
         if found.key != key:
             raise Malformed(f"lease {lease} belongs to another sequence")
-        if found.life.state is not LeaseState.HELD:
+        if found.life.state is not _HELD:
             raise Stale(f"lease {lease} is {found.life.state.value}")
         return found
 
@@ -176,18 +182,19 @@ class Books:
             return []
         free = self.pool.free
         if count <= free:
-            grants = [self.pool.take(count)]
-        else:
-            # A few free pages are left for growth, rather than tear what is evicted whole.
-            spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
-            leave = free <= spare_pages_max and count <= self.pool.idle
-            grants, spare = self.forest.reuse(count if leave else count - free, spare_pages_max)
-            self.late.extend([PagesDropped(pages) for pages, _ in grants])
-            for pages in spare:
-                self.set_states(pages, HeaderState.FREE)
-                self.late.append(PagesDropped(pages))
-            if free and not leave:
-                grants.append(self.pool.take(free))
+            pages, sequences = self.pool.take(count)
+            self.write_held(pages, sequences, writer, tree)
+            return [pages]
+        # A few free pages are left for growth, rather than tear what is evicted whole.
+        spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
+        leave = free <= spare_pages_max and count <= self.pool.idle
+        grants, spare = self.forest.reuse(count if leave else count - free, spare_pages_max)
+        self.late.extend([PagesDropped(pages) for pages, _ in grants])
+        for pages in spare:
+            self.set_states(pages, _FREE_HEADER)
+            self.late.append(PagesDropped(pages))
+        if free and not leave:
+            grants.append(self.pool.take(free))
         for pages, sequences in grants:
             self.write_held(pages, sequences, writer, tree)
         return [pages for pages, _ in grants]
@@ -195,7 +202,7 @@ class Books:
     def write_held(self, pages: Pages, sequences: Sequences, writer: int, tree: Tree) -> None:
         """Publish ``pages`` as held by ``writer``."""
         if len(pages):
-            self.out.append(WriteHeaders(pages, HeaderState.HELD, sequences, writer, tree.index))
+            self.out.append(WriteHeaders(pages, _HELD_HEADER, sequences, writer, tree.index))
 
     def set_states(self, pages: Pages, state: HeaderState) -> None:
         """Publish a state that needs no other part of the header."""
@@ -206,11 +213,12 @@ class Books:
 
     def enter(self, lease: Lease) -> None:
         """``lease`` stands from now on; its slot is taken already."""
-        lease.tree.lease_count += 1
-        own_pages = lease.page_count - lease.committed_pages
+        tree = lease.tree
+        tree.lease_count += 1
+        own_pages = lease.page_count - lease.anchor.depth
         if lease.copies:
             own_pages = len(lease.held_pages)
-        lease.tree.root.account.used_pages += own_pages
+        tree.root.account.used_pages += own_pages
         self.waste.enter(lease)
         self.leases[lease.id] = lease
         if lease.order > self.youngest:
@@ -226,11 +234,12 @@ class Books:
 
     def unhold(self, lease: Lease) -> None:
         """Nobody holds ``lease`` by key any more, nor is waiting on it."""
+        key = lease.key
         if self.waiting.count:
-            self.waiting.discard(lease.incarnation, lease.key)
+            self.waiting.discard(lease.incarnation, key)
         session = self.sessions.get(lease.incarnation)
-        if session is not None and session.by_key.get(lease.key) is lease:
-            del session.by_key[lease.key]
+        if session is not None and session.by_key.get(key) is lease:
+            del session.by_key[key]
 
     def forget_waiters(self, incarnation: int) -> None:
         """A worker incarnation waits for nothing any more."""
@@ -274,35 +283,38 @@ class Books:
 
     def end(self, lease: Lease, why: str) -> None:
         """Give everything of ``lease`` back. Its holder does not use it any more."""
-        held = lease.held_pages
-        if lease.life.state is LeaseState.REVOKED:
+        held, tree, anchor, lease_id = lease.held_pages, lease.tree, lease.anchor, lease.id
+        if lease.life.state is _REVOKED:
             self.pool.settle(held)
-            del self.revoked[lease.id]
+            del self.revoked[lease_id]
         else:
             self.out.append(SetLeaseWord(lease.slot, 0))
             self.waste.leave(lease)
             self.pool.give(held)
-        lease.account.used_pages -= len(held)
-        self.break_promise(lease)
-        lease.life.move(LeaseState.ENDED, why)
-        self.set_states(held, HeaderState.FREE)
+        tree.root.account.used_pages -= len(held)
+        if lease.promised_pages:
+            self.break_promise(lease)
+        lease.life.move(_ENDED, why)
+        self.set_states(held, _FREE_HEADER)
         self.unhold(lease)
-        self.in_flight.leave(lease)
+        if lease.prompt_pages:
+            self.in_flight.leave(lease)
         session = self.sessions.get(lease.incarnation)
         if session is not None:
-            session.leases.pop(lease.id, None)
+            session.leases.pop(lease_id, None)
         until_ms = self.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS
-        self.forest.lifetimes.keep(lease.anchor, until_ms)
-        self.forest.unpin(lease.anchor)
-        lease.tree.lease_count -= 1
-        if lease.tree.is_retired:
-            self.drop(lease.anchor, 0, Why.INVALIDATED)
-            if lease.tree.is_unused:
-                uproot(self, lease.tree, Why.INVALIDATED)
+        if anchor.expires_ms < until_ms:
+            self.forest.lifetimes.keep(anchor, until_ms)
+        self.forest.unpin(anchor)
+        tree.lease_count -= 1
+        if tree.is_retired:
+            self.drop(anchor, 0, Why.INVALIDATED)
+            if tree.is_unused:
+                uproot(self, tree, Why.INVALIDATED)
         lease.forget()
-        del self.leases[lease.id]
+        del self.leases[lease_id]
         self.slots.append(lease.slot)
-        self.ended[lease.id] = lease.incarnation
+        self.ended[lease_id] = lease.incarnation
         if len(self.ended) > self.limits.ended_count_max:
             self.ended.popitem(last=False)
         self.freed = True

@@ -4,7 +4,7 @@ The actor performs commands strictly in order: headers are written before the an
 hands the pages out, a lease word is changed before its holder is told.
 
 What every request brings and brings about is a msgspec struct: as frozen as a dataclass, and
-ten times quicker to make.
+ten times quicker to make. None is ever part of a cycle, so the garbage collector need not look.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HeaderTable:
     tokens: U32
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """A request came in. ``call`` is opaque: it comes back in the ``Answer``. ``trace``: the
     trace it belongs to, 32 hexadecimal digits, or empty."""
 
@@ -122,21 +122,21 @@ class Tick:
 Event = Asked | HolderDied | Recovered | Tick | TierEvent
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """Reply to the request that brought ``call``."""
 
     call: object
     message: Message
 
 
-class Notify(msgspec.Struct, frozen=True):
+class Notify(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a worker by name, without expecting an answer."""
 
     worker: str
     message: Message
 
 
-class WriteHeaders(msgspec.Struct, frozen=True, eq=False):
+class WriteHeaders(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Publish whole headers, in order. State, writer and root are the same for all.
 
     ``sequences``: one a page. ``tokens``: packed ids, as many for each page; empty while
@@ -175,7 +175,7 @@ class WriteHeaders(msgspec.Struct, frozen=True, eq=False):
         return len(self.tokens) // (4 * len(self.pages)) if len(self.pages) else 0
 
 
-class SetStates(msgspec.Struct, frozen=True, eq=False):
+class SetStates(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Store only the state and sequence word of each header."""
 
     pages: Pages
@@ -183,7 +183,7 @@ class SetStates(msgspec.Struct, frozen=True, eq=False):
     sequences: Sequences
 
 
-class SetLeaseWord(msgspec.Struct, frozen=True):
+class SetLeaseWord(msgspec.Struct, frozen=True, gc=False):
     """Store ``value`` at ``slot`` of the revocation table: a lease id, or 0 for nobody."""
 
     slot: int
@@ -199,7 +199,7 @@ class StoreRoot:
     live: bool
 
 
-class PagesStored(msgspec.Struct, frozen=True, eq=False):
+class PagesStored(msgspec.Struct, frozen=True, eq=False, gc=False):
     """``pages``, holding ``tokens`` (packed), became matchable under ``root``. ``after`` is
     the page before them, or empty when they start the tree."""
 
@@ -209,7 +209,7 @@ class PagesStored(msgspec.Struct, frozen=True, eq=False):
     tokens: bytes
 
 
-class PagesDropped(msgspec.Struct, frozen=True, eq=False):
+class PagesDropped(msgspec.Struct, frozen=True, eq=False, gc=False):
     """``pages`` are not matchable any more."""
 
     pages: Pages

@@ -17,6 +17,8 @@ from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
 from pagemesh.wire.pool_format import HeaderState
 
+_REVOKED, _COMMITTED = LeaseState.REVOKED, HeaderState.COMMITTED
+
 
 class Filling:
     """Commit and release."""
@@ -35,7 +37,7 @@ class Filling:
         self.take(lease, message.fill)
         return Committed(
             lease=lease.id,
-            committed_tokens=lease.committed_pages * self._page_size,
+            committed_tokens=lease.anchor.depth * self._page_size,
             known_tokens=lease.known_tokens,
         )
 
@@ -51,7 +53,7 @@ class Filling:
                 books.let_go(session, message.lease)
                 return Ok()
             raise Gone(f"lease {message.lease} is not there (any more)")
-        if found.life.state is LeaseState.REVOKED and found.incarnation == message.incarnation:
+        if found.life.state is _REVOKED and found.incarnation == message.incarnation:
             books.end(found, "release")  # whoever gives it back has let go of it
             return Ok()
         lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
@@ -67,12 +69,11 @@ class Filling:
     def require(self, lease: Lease, fill: Fill) -> None:
         """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
         known, slots = lease.known_tokens, lease.page_count * self._page_size
-        brought = known
+        end = known
         if fill.first_token > known:
             raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
         if fill.tokens:
-            brought = self._require_tokens(lease, fill, known)
-        end = max(known, brought)
+            end = max(known, self._require_tokens(lease, fill, known))
         if fill.filled_tokens > end or fill.filled_tokens > slots:
             raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
         if end > known and end > slots + self._page_size:
@@ -95,14 +96,15 @@ class Filling:
 
     def take(self, lease: Lease, fill: Fill) -> None:
         """Note what ``fill`` says (``require`` holds) and commit the full pages."""
-        skip = lease.known_tokens - fill.first_token if fill.tokens else 0
-        if 4 * skip < len(fill.tokens):
-            start = lease.committed_pages * self._page_size
-            lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
-            lease.tokens_first = start
+        if fill.tokens:
+            skip = lease.known_tokens - fill.first_token
+            if 4 * skip < len(fill.tokens):
+                start = lease.committed_pages * self._page_size
+                lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
+                lease.tokens_first = start
         if fill.filled_tokens > lease.filled_tokens:
             self._books.waste.fill(lease, fill.filled_tokens)
-        count = lease.filled_tokens // self._page_size - lease.committed_pages
+        count = lease.filled_tokens // self._page_size - lease.anchor.depth
         if count > 0:
             self._commit_pages(lease, count)
 
@@ -121,45 +123,46 @@ class Filling:
         )
 
     def _commit_pages(self, lease: Lease, count: int) -> None:
-        forest, before = self._books.forest, lease.anchor
+        books, before, known_tokens = self._books, lease.anchor, lease.tokens
         run = lease.take_written(count)
         at = 4 * (before.depth * self._page_size - lease.tokens_first)
         end = at + count * self._width
-        tokens = lease.tokens[at:end]
-        inserted = forest.insert(before, tokens, run, grow=lease.made, timed=lease.ttl_ms > 0)
-        forest.unpin(before)
+        tokens = known_tokens[at:end]
+        inserted = books.forest.insert(before, tokens, run, grow=lease.made, timed=lease.ttl_ms > 0)
+        books.forest.unpin(before)
         lease.anchor = inserted.node
-        if len(lease.tokens) - end < self._width:  # soon said, and no prompt is kept for it
-            lease.tokens = lease.tokens[end:]
+        if len(known_tokens) - end < self._width:  # soon said, and no prompt is kept for it
+            lease.tokens = known_tokens[end:]
             lease.tokens_first += end // 4
-        lease.made = inserted.known_pages < count
-        account = lease.account
-        account.used_pages -= count - inserted.known_pages  # in the tree they count again
-        if len(account.waiting):
-            self._books.freed = True  # who shares what is cached now needs less
-        if inserted.known_pages:
-            lease.copies.append(run[: inserted.known_pages])
+        known = inserted.known_pages
+        lease.made = known < count
+        account = before.account
+        account.used_pages -= count - known  # in the tree they count again
+        if account.waiting.places:
+            books.freed = True  # who shares what is cached now needs less
+        if known:
+            lease.copies.append(run[:known])
         if lease.prompt_pages:
-            books = self._books
             if books.disk is not None:
                 done_pages = lease.committed_pages - lease.matched_pages
                 took_ms = books.now_ms - lease.granted_ms
                 books.disk.cost.computed(done_pages * self._page_size, took_ms)
             books.in_flight.committed(lease, books.now_ms)
-        if lease.made:
+        if known < count:
+            if known:
+                run, tokens = run[known:], tokens[known * self._width :]
             self._publish(lease, inserted, run, tokens)
 
-    def _publish(self, lease: Lease, inserted: Inserted, run: Pages, tokens: bytes) -> None:
-        known, after = inserted.known_pages, inserted.after
-        pages, fresh = run[known:], tokens[known * self._width :]
-        books, tree = self._books, lease.tree
+    def _publish(self, lease: Lease, inserted: Inserted, pages: Pages, tokens: bytes) -> None:
+        """Write the headers of ``pages``, new in the tree and holding ``tokens``."""
+        books, tree, after = self._books, lease.tree, inserted.after
         books.out.append(
             WriteHeaders(
-                pages, HeaderState.COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
+                pages, _COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
                 tree.index, inserted.first_identity,
-                int(books.pool.identities[after[0]]) if len(after) else 0,
-                b"" if lease.ttl_ms else fresh,  # without tokens the next pager drops it
+                books.pool.identities.item(after[0]) if len(after) else 0,
+                b"" if lease.ttl_ms else tokens,  # without tokens the next pager drops it
             )
         )  # fmt: skip
         if not tree.is_retired:
-            books.late.append(PagesStored(tree.digest, after, pages, fresh))
+            books.late.append(PagesStored(tree.digest, after, pages, tokens))

@@ -60,7 +60,9 @@ class FreePages:
         self.count -= count
         if count < RUN_PAGES_MIN and self._odd_count >= count:
             odd = self._pop_odd(count)
-            return run_of(odd if count == 1 else np.sort(odd))
+            if count == 1:  # most of the time: an answer grows
+                return range(page := odd.item(), page + 1)
+            return run_of(np.sort(odd))
         runs = self._runs
         for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
             run = runs[index]

@@ -98,7 +98,7 @@ class Handover:
         lease, state = ticket.lease, ticket.life.state
         if state is TicketState.REDEEMED and ticket.redeemer == message.incarnation:
             if session.by_key.get(lease.key) is lease:
-                return self._admission.granted(lease)
+                return lease.granted()
             raise Stale("the ticket was redeemed and its lease is over")
         if state is TicketState.EXPIRED:
             raise Stale("the ticket has expired")
@@ -118,7 +118,7 @@ class Handover:
         lease.granted_at = books.pool.number()
         lease.cached_tokens, lease.waterfall = lease.filled_tokens, _NO_WATERFALL
         self._grow(lease, message.reserve_tokens)
-        return self._admission.granted(lease)
+        return lease.granted()
 
     def withdraw(self, message: Withdraw) -> Ok:
         """Back to the offerer. Raises ``Gone`` when somebody else disposed of the lease,
@@ -254,7 +254,7 @@ class Handover:
     def _forked(self, lease: Lease, children: list[Lease]) -> Forked:
         return Forked(
             lease=lease.id,
-            children=[self._admission.granted(child) for child in children],
+            children=[child.granted() for child in children],
             copies=[copy for child in children for copy in child.copied],
         )
 

@@ -104,7 +104,8 @@ class InFlight:
         """Those who wait, or did and queue for room now."""
         self._behind: dict[int, dict[Name, Wait]] = {}
         """Lease -> those who wait for it."""
-        self._due: list[tuple[Place, Name]] = []
+        self.due: list[tuple[Place, Name]] = []
+        """A heap of those who are to ask anew (``pop_due``), some of whom may not any more."""
         self._progress_ms: dict[int, int] = {}
         """When an incarnation last committed something, of those that are waited for."""
         self.saved_tokens = 0
@@ -114,13 +115,14 @@ class InFlight:
 
     def enter(self, lease: Filler, prompt_pages: int) -> None:
         """``lease`` is about to fill the first ``prompt_pages`` pages."""
-        self._register_latest()
+        if self._latest is not None:
+            self._register_latest()
         lease.prompt_pages = prompt_pages
         self._latest = lease
 
     def committed(self, lease: Filler, now_ms: int) -> None:
         """``lease``, which fills, has more committed pages than before."""
-        done = lease.committed_pages
+        done = lease.anchor.depth
         is_complete = done >= lease.prompt_pages
         if lease is self._latest:
             if is_complete:
@@ -183,7 +185,8 @@ class InFlight:
     def find(self, match: Match, message: Admit) -> Found | None:
         """Who is about to commit what follows ``match``, if anybody: of those that may be
         waited for the one with the most pages in common, else any with the most."""
-        self._register_latest()
+        if self._latest is not None:
+            self._register_latest()
         if not self._filling or match.edge_pages or not message.read_cache:
             return None
         at = match.node.depth * self._width
@@ -235,10 +238,6 @@ class InFlight:
         return name in self.waits or len(self.waits) < self._limits.waiter_count_max
 
     @property
-    def has_due(self) -> bool:
-        return bool(self._due)
-
-    @property
     def awaited(self) -> set[int]:
         """The incarnations that somebody waits for."""
         return {wait.lease.incarnation for wait in self.waits.values() if wait.lease is not None}
@@ -270,8 +269,8 @@ class InFlight:
 
     def pop_due(self, now_ms: int) -> Waiter | None:
         """The oldest of those who are to ask anew, if any."""
-        while self._due:
-            _, name = heappop(self._due)
+        while self.due:
+            _, name = heappop(self.due)
             wait = self.waits.get(name)
             if wait is None or wait.lease is not None:
                 continue
@@ -307,7 +306,7 @@ class InFlight:
 
     def _make_due(self, wait: Wait) -> None:
         self._stop(wait)
-        heappush(self._due, (wait.waiter.place, wait.waiter.name))
+        heappush(self.due, (wait.waiter.place, wait.waiter.name))
 
     def _stop(self, wait: Wait) -> None:
         """It waits for nobody."""
@@ -327,7 +326,7 @@ class InFlight:
     def check(self, leases: Mapping[int, Filler]) -> None:
         """Raise ``AssertionError`` unless every registration is of a standing lease of
         ``leases``, and every wait for one of them that will end it."""
-        assert not self._due, "somebody was not asked anew"
+        assert not self.due, "somebody was not asked anew"
         filling = {lease.id: lease for lease in leases.values() if lease.place is not None}
         if self._latest is not None:
             assert leases[self._latest.id] is self._latest and self._latest.place is None

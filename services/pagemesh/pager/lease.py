@@ -28,7 +28,7 @@ from pagemesh.pager.accounts import Account
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Handle, HeldLease, Waterfall
+from pagemesh.wire.pager_messages import Granted, Handle, HeldLease, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
@@ -44,6 +44,8 @@ class LeaseState(enum.Enum):
     OFFERED = "offered"
     REVOKED = "revoked"
     ENDED = "ended"
+
+    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
 
 
 class TicketState(enum.Enum):
@@ -90,13 +92,13 @@ class Lifecycle(Generic[S]):
     __slots__ = ("_history", "_moves", "state")
 
     _moves: dict[S, frozenset[S]]
-    _history: list[tuple[S, str]]
+    _history: tuple[tuple[S, str], ...]
     state: S
 
     def __init__(self, moves: dict[S, frozenset[S]], state: S, why: str) -> None:
         self._moves = moves
         self.state = state
-        self._history = [(state, why)]
+        self._history = ((state, why),)
 
     def move(self, target: S, why: str) -> None:
         """Go to ``target``. Raises ``IllegalMove`` when the table does not have it."""
@@ -104,16 +106,17 @@ class Lifecycle(Generic[S]):
             past = "; ".join(f"{state.value} by {reason}" for state, reason in self._history)
             raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {past}")
         self.state = target
-        self._history.append((target, why))
-        if len(self._history) > _HISTORY_MAX:
-            del self._history[1]
+        before: tuple[tuple[S, str], ...] = self._history
+        if len(before) >= _HISTORY_MAX:
+            before = (before[0], *before[2:])
+        self._history = (*before, (target, why))
 
     @property
     def history(self) -> tuple[tuple[S, str], ...]:
-        return tuple(self._history)
+        return self._history
 
 
-class Lease(msgspec.Struct, eq=False):
+class Lease(msgspec.Struct, eq=False, gc=False):
     """A right to pages. This is its page table, which ``extents`` holds packed:
 
         [ shared, or a private copy of what the tree has | writable ]
@@ -122,6 +125,7 @@ class Lease(msgspec.Struct, eq=False):
     ``anchor`` is where in the tree the first ``committed_pages`` pages of tokens end, and is
     pinned. Page tables never change mid-sequence: where another lease had committed the same
     content first, our own page stays in the table, still held, and is listed in ``copies``.
+    Nothing that a lease refers to refers to it (``gc``).
     """
 
     id: int
@@ -208,6 +212,18 @@ class Lease(msgspec.Struct, eq=False):
     def known_from(self, position: int) -> bytes:
         """Packed ids of what is known from ``position`` on; that is not before ``tokens_first``."""
         return self.tokens[4 * (position - self.tokens_first) :]
+
+    def granted(self) -> Granted:
+        """The lease as it stands; on a repeat what the first answer said, or more pages."""
+        return Granted(
+            key=self.key,
+            lease=self.id,
+            lease_slot=self.slot,
+            granted_at=self.granted_at,
+            extents=self.extents,
+            cached_tokens=self.cached_tokens,
+            waterfall=self.waterfall,
+        )
 
     def grow(self, fresh: list[Pages]) -> None:
         """Add writable pages at the end."""

@@ -30,16 +30,17 @@ class Lifetimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[Node, None]] = {}
-        self._due: dict[Node, int] = {}
+        self.due: dict[Node, int] = {}
+        """The second of each. Only to be looked at; empty: nothing is timed."""
         self._at = 0
         """No second before this one has any."""
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self.due)
 
     def knows(self, node: Node) -> bool:
         """Whether ``node`` is timed and will be looked at."""
-        return node in self._due
+        return node in self.due
 
     def keep(self, node: Node, until_ms: int) -> None:
         """``node``, and so all above it, may be read until ``until_ms``, or for longer if that
@@ -48,19 +49,19 @@ class Lifetimes:
             node.expires_ms = until_ms
             if until_ms >= FOREVER_MS:
                 self.forget(node)
-            elif node not in self._due:
+            elif node not in self.due:
                 self._put(node, until_ms)
             node = node.parent
 
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new, is the first part of what ``lower`` was."""
         upper.expires_ms = lower.expires_ms
-        if lower in self._due:
+        if lower in self.due:
             self._put(upper, lower.expires_ms)
 
     def forget(self, node: Node) -> None:
         """``node`` is not timed, or not there, any more."""
-        second = self._due.pop(node, None)
+        second = self.due.pop(node, None)
         if second is not None:
             there = self._seconds[second]
             del there[node]
@@ -73,7 +74,7 @@ class Lifetimes:
         found: list[Node] = []
         now_s = now_ms // 1_000
         for _ in range(_SECONDS_LOOK_MAX):
-            if self._at > now_s or not self._due:
+            if self._at > now_s or not self.due:
                 break
             at, self._at = self._at, self._at + 1
             some = list(islice(self._seconds.get(at, ()), count_max))
@@ -91,19 +92,19 @@ class Lifetimes:
 
     def again(self, node: Node, now_ms: int) -> None:
         """``node`` is over, and could not be dropped yet."""
-        if node not in self._due:
+        if node not in self.due:
             self._put(node, now_ms)
 
     def _put(self, node: Node, until_ms: int) -> None:
         second = until_ms // 1_000 + 1
-        self._at = min(self._at, second) if self._due else second
-        self._due[node] = second
+        self._at = min(self._at, second) if self.due else second
+        self.due[node] = second
         self._seconds.setdefault(second, {})[node] = None
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless every timed edge is in one second, not before ``_at``."""
         listed = {node: second for second, some in self._seconds.items() for node in some}
-        assert listed == self._due, "an edge is due in two seconds, or in none"
+        assert listed == self.due, "an edge is due in two seconds, or in none"
         assert all(self._seconds.values()), "an empty second is kept"
         assert not listed or min(self._seconds) >= self._at, "a second is never looked at"
         assert all(node.expires_ms < FOREVER_MS for node in listed)

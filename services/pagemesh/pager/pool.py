@@ -34,6 +34,7 @@ _HELD = int(HeaderState.HELD)
 _COMMITTED = int(HeaderState.COMMITTED)
 _DRAINING = int(HeaderState.DRAINING)
 _BYTE_OF = [bytes([state]) for state in range(5)]
+_RAMP_COUNT = 8_192
 
 
 Grant = tuple[Pages, range]
@@ -53,10 +54,13 @@ class PagePool:
 
     __slots__ = (
         "_free",
+        "_ramp",
+        "_ramp_first",
         "_states",
         "_view",
         "draining",
         "evicted",
+        "free",
         "held",
         "identities",
         "idle",
@@ -67,7 +71,7 @@ class PagePool:
     )
 
     def __init__(self, page_count: int, first_sequence: int) -> None:
-        self.total = page_count
+        self.total = self.free = page_count
         self.held = self.pinned = self.idle = self.draining = 0
         self.evicted = 0
         self.last_sequence = first_sequence
@@ -77,10 +81,9 @@ class PagePool:
         self._states = bytearray(page_count)
         self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
         self._free = FreePages(page_count)
-
-    @property
-    def free(self) -> int:
-        return self._free.count
+        # Numbers that are likely to be given out next: copying some costs half of making them.
+        self._ramp_first = 0
+        self._ramp: _U64 = np.empty(0, np.uint64)
 
     @property
     def states(self) -> NDArray[np.uint8]:
@@ -109,11 +112,16 @@ class PagePool:
         count = len(pages)
         first = self.last_sequence + 1
         self.last_sequence += count
+        stop = first + count
         if count == 1:
             column[pages[0]] = first
         else:
-            column[where(pages)] = np.arange(first, first + count, dtype=np.uint64)
-        return range(first, first + count)
+            at = first - self._ramp_first
+            if at + count > len(self._ramp):
+                at, self._ramp_first = 0, first
+                self._ramp = np.arange(first, first + max(count, _RAMP_COUNT), dtype=np.uint64)
+            column[where(pages)] = self._ramp[at : at + count]
+        return range(first, stop)
 
     def sequences_of(self, pages: Pages) -> range | _U64:
         """The sequences of ``pages`` as they are now."""
@@ -126,24 +134,29 @@ class PagePool:
 
     def take(self, count: int) -> Grant:
         """``count`` free pages, ascending, now held."""
-        if count > self._free.count:
+        if count > self.free:
             raise LedgerError(f"{count} pages taken of {self.free} free")
         pages = self._free.pop(count)
         self._move(pages, _FREE, _HELD)
+        self.free -= count
         self.held += count
         return pages, self.renumber(pages)
 
     def give(self, pages: Pages) -> None:
         """Held pages become free."""
-        self._move(pages, _HELD, _FREE)
-        self.held -= len(pages)
-        self._free.push(pages)
+        count = len(pages)
+        if count:
+            self._move(pages, _HELD, _FREE)
+            self.held -= count
+            self.free += count
+            self._free.push(pages)
 
     def commit(self, pages: Pages) -> int:
         """Held pages become committed, pinned and identified. Returns the first identity."""
+        count = len(pages)
         self._move(pages, _HELD, _COMMITTED)
-        self.held -= len(pages)
-        self.pinned += len(pages)
+        self.held -= count
+        self.pinned += count
         return self.identify(pages)
 
     def pin(self, count: int) -> None:
@@ -158,9 +171,11 @@ class PagePool:
 
     def evict(self, pages: Pages) -> None:
         """Idle committed pages become free."""
+        count = len(pages)
         self._move(pages, _COMMITTED, _FREE)
-        self.idle -= len(pages)
-        self.evicted += len(pages)
+        self.idle -= count
+        self.free += count
+        self.evicted += count
         self._free.push(pages)
 
     def reuse(self, pages: Pages) -> range:
@@ -181,8 +196,10 @@ class PagePool:
 
     def settle(self, pages: Pages) -> None:
         """Draining pages, their writer gone from them, become free."""
+        count = len(pages)
         self._move(pages, _DRAINING, _FREE)
-        self.draining -= len(pages)
+        self.draining -= count
+        self.free += count
         self._free.push(pages)
 
     def resume(self, pages: Pages) -> None:
@@ -195,7 +212,7 @@ class PagePool:
         """Take over the states of an earlier life: FREE, COMMITTED (idle) or DRAINING pages."""
         self._view[:] = states
         counts = np.bincount(states, minlength=5)
-        self.idle = int(counts[_COMMITTED])
+        self.free, self.idle = int(counts[_FREE]), int(counts[_COMMITTED])
         self.draining, self.held, self.pinned = int(counts[_DRAINING]), 0, 0
         self._free.reset(np.flatnonzero(states == _FREE).astype("<u4"))
         self.check()
@@ -211,6 +228,8 @@ class PagePool:
         found = tuple(int(counts[state]) for state in (_FREE, _HELD, _COMMITTED, _DRAINING))
         if known != found or sum(known) != self.total or min(self.pinned, self.idle) < 0:
             raise LedgerError(f"counts {known} of {self.total}, states say {found}")
+        if self.free != self._free.count:
+            raise LedgerError(f"{self.free} pages are free, {self._free.count} are to be had")
         stacked = np.zeros(self.total, bool)
         stacked[self._free.table()] = True
         if not np.array_equal(stacked, self._view == _FREE):

@@ -71,16 +71,14 @@ class Node:
             open_nodes.extend(node.children.values())
 
 
-class Match(msgspec.Struct, frozen=True):
-    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``."""
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``;
+    ``pages`` in all."""
 
     node: Node
     edge: Node
     edge_pages: int
-
-    @property
-    def pages(self) -> int:
-        return self.node.depth + self.edge_pages
+    pages: int
 
     @property
     def last_page(self) -> Pages:
@@ -90,7 +88,7 @@ class Match(msgspec.Struct, frozen=True):
         return self.node.pages[-1:]
 
 
-class Inserted(msgspec.Struct, frozen=True):
+class Inserted(msgspec.Struct, frozen=True, gc=False):
     """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
     already; the rest went in after page ``after`` (empty: under the root), with identities
     from ``first_identity`` on."""
@@ -171,8 +169,8 @@ class Forest:
                 node, at = edge, at + size
                 continue
             pages = self.common_pages(edge.tokens, tokens, at, min(size, end - at))
-            return Match(node, edge, pages)
-        return Match(node, node, 0)
+            return Match(node, edge, pages, node.depth + pages)
+        return Match(node, node, 0, node.depth)
 
     def near_tokens(self, match: Match, tokens: bytes) -> int:
         """How many tokens beyond ``match``, the longest below a root, are in a cached page that
@@ -202,9 +200,9 @@ class Forest:
     def runs(self, node: Node) -> list[Pages]:
         """The pages from the root to the end of ``node``, edge by edge."""
         runs = []
-        while not node.is_root:
+        while (parent := node.parent) is not node:
             runs.append(node.pages)
-            node = node.parent
+            node = parent
         runs.reverse()
         return runs
 
@@ -230,24 +228,24 @@ class Forest:
         """One more lease is anchored at ``node``."""
         while True:
             node.pins += 1
-            if node.pins > 1 or node.is_root:
+            if node.pins > 1 or (parent := node.parent) is node:
                 return
             self._pool.pin(len(node.pages))
             node.account.pin(node)
-            node = node.parent
+            node = parent
 
     def unpin(self, node: Node) -> None:
         """One lease less is anchored at ``node``."""
         while True:
             assert node.pins > 0, "unpinned more often than pinned"
             node.pins -= 1
-            if node.pins or node.is_root:
+            if node.pins or (parent := node.parent) is node:
                 return
             self._pool.unpin(len(node.pages))
             node.account.unpin(node)
             if node.expires_ms < FOREVER_MS:  # it may have been over while it was in use
                 self.lifetimes.again(node, self.now_ms)
-            node = node.parent
+            node = parent
 
     def pin_match(self, match: Match) -> Node:
         """Pin a match, cutting its last edge where the match ends. Returns the anchor."""
@@ -270,23 +268,25 @@ class Forest:
         """
         match = self.match(anchor, tokens, len(pages), is_over_too=True)
         known, after = match.pages - anchor.depth, match.last_page
-        fresh, fresh_tokens = own(pages[known:]), tokens[known * self._width :]
-        first = self._pool.commit(fresh) if len(fresh) else 0
-        anchor.account.used_pages += len(fresh)
+        if known:
+            pages, tokens = pages[known:], tokens[known * self._width :]
+        fresh, fresh_count = own(pages), len(pages)
+        first = self._pool.commit(fresh) if fresh_count else 0
+        anchor.account.used_pages += fresh_count
         grow = grow and not (timed and anchor.expires_ms)  # it is kept for somebody else too
-        if grow and not known and self._may_grow(anchor, len(fresh)):
-            anchor.tokens += fresh_tokens
+        if grow and not known and self._may_grow(anchor, fresh_count):
+            anchor.tokens += tokens
             anchor.pages = join(anchor.pages, fresh)
-            anchor.depth += len(fresh)
+            anchor.depth += fresh_count
             self.pin(anchor)
             return Inserted(anchor, known, after, first)
         node = self.pin_match(match)
-        if not len(fresh):
+        if not fresh_count:
             return Inserted(node, known, after, first)
-        leaf = self._attach(node, fresh_tokens, fresh)
+        leaf = self._attach(node, tokens, fresh)
         if timed:
             leaf.expires_ms = 0
-        else:
+        elif node.expires_ms < FOREVER_MS:
             self.lifetimes.keep(node, FOREVER_MS)
         leaf.pins = 1  # the caller's; the pin that it had at the node is now the leaf's own
         return Inserted(leaf, known, after, first)

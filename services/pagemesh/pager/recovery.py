@@ -14,6 +14,8 @@ nothing is evicted until each of them has declared what it holds, or is proven d
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,7 +95,7 @@ class Recovery:
             int(slot): int(event.lease_words[slot])
             for slot in np.flatnonzero(event.lease_words[: books.limits.lease_count_max])
         }
-        books.slots = [slot for slot in books.slots if slot not in books.slots_kept]
+        books.slots = array("I", (one for one in books.slots if one not in books.slots_kept))
         for edge in edges:
             node = edge.node
             books.late.append(

@@ -135,7 +135,7 @@ class PagerCore:
                 self._tick()
             case DiskFound() | PagesWritten() | PagesLoaded() | DiskFailed() | PutAway():
                 self.tiers.handle(event)
-        if books.in_flight.has_due:
+        if books.in_flight.due:
             self._admission.serve_due()
         if books.freed and books.waiting.count:
             self._admission.serve_held_back()

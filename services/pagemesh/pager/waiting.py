@@ -53,47 +53,48 @@ class WaitList:
 
     def __init__(self, waiter_count_max: int) -> None:
         self._waiter_count_max = waiter_count_max
-        self._places: list[Place] = []
+        self.places: list[Place] = []
+        """Ascending. Only to be looked at; none: nobody waits."""
         self._by_place: dict[Place, Waiter] = {}
         self._by_name: dict[Name, Waiter] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return (self._by_place[place] for place in self._places)
+        return (self._by_place[place] for place in self.places)
 
     @property
     def first(self) -> Waiter:
-        return self._by_place[self._places[0]]
+        return self._by_place[self.places[0]]
 
     def ahead_of(self, place: Place) -> int:
         """How many wait at smaller places."""
-        return bisect_left(self._places, place)
+        return bisect_left(self.places, place)
 
     def put(self, waiter: Waiter) -> None:
         """Queue ``waiter``, or refresh it. Raises ``Busy`` when the list is full."""
         self.require_room(waiter)
         self.discard(*waiter.name)
-        insort(self._places, waiter.place)
+        insort(self.places, waiter.place)
         self._by_place[waiter.place] = waiter
         self._by_name[waiter.name] = waiter
 
     def has_room(self, waiter: Waiter) -> bool:
         """Whether ``waiter`` may be put, or is in it already."""
-        return waiter.name in self._by_name or len(self._places) < self._waiter_count_max
+        return waiter.name in self._by_name or len(self.places) < self._waiter_count_max
 
     def require_room(self, waiter: Waiter) -> None:
         """Raises ``Busy`` when ``put`` would."""
         if not self.has_room(waiter):
-            raise Busy(f"{len(self._places)} sequences wait for pages", retry_after_ms=1_000)
+            raise Busy(f"{len(self.places)} sequences wait for pages", retry_after_ms=1_000)
 
     def discard(self, incarnation: int, key: SequenceKey) -> None:
         """Forget the waiter of that sequence, if there is one."""
         waiter = self._by_name.pop((incarnation, key), None)
         if waiter is not None:
             del self._by_place[waiter.place]
-            del self._places[bisect_left(self._places, waiter.place)]
+            del self.places[bisect_left(self.places, waiter.place)]
 
     def discard_session(self, incarnation: int) -> None:
         """Forget the waiters of a worker incarnation."""
@@ -109,7 +110,7 @@ class WaitList:
         return name in self._by_name
 
     def check(self) -> None:
-        assert self._places == sorted(self._by_place), "waiters are out of order"
+        assert self.places == sorted(self._by_place), "waiters are out of order"
         assert {w.name for w in self} == set(self._by_name) and len(self._by_name) == len(self)
         assert len(self) <= self._waiter_count_max
 
@@ -126,7 +127,7 @@ class Queues(WaitList):
     @property
     def count(self) -> int:
         """How many wait, for room or for their tenants."""
-        return len(self._places) + len(self._lists)
+        return len(self.places) + len(self._lists)
 
     def held_back(self) -> Iterator[Waiter]:
         """Those who wait for their tenants."""

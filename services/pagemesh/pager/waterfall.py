@@ -36,6 +36,7 @@ class Waterfalls:
         self._books = books
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
+        self._lifetimes = books.forest.lifetimes
         self._departed = Departed(books.forest, books.facts.page_size)
         books.forest.on_leave(self._departed.leaving)
 
@@ -56,7 +57,9 @@ class Waterfalls:
             lost["on_disk"] = len(on_disk.records) * size
         elif not self._gone(message, match, lost):
             near = self._books.forest.near_tokens(match, message.tokens)
-        available = matched + near + sum(lost.values())
+        available = matched + near
+        if lost:
+            available += sum(lost.values())
         if near and available == len(message.tokens) // 4:
             lost["last_token"] = 1
             near -= 1
@@ -89,7 +92,7 @@ class Waterfalls:
         pages_max = (len(message.tokens) // 4 - 1) // self._page_size
         if match.pages >= pages_max:
             return False
-        over = self._over_pages(message, match, pages_max)
+        over = self._over_pages(message, match, pages_max) if self._lifetimes.due else 0
         if over:
             lost[Why.EXPIRED.value] = over * self._page_size
             return True
@@ -104,9 +107,9 @@ class Waterfalls:
 
     def _over_pages(self, message: Admit, match: Match, pages_max: int) -> int:
         """Pages after ``match`` that are there still and over."""
-        forest = self._books.forest
-        if not len(forest.lifetimes) or match.edge_pages:
+        if match.edge_pages:
             return 0
+        forest = self._books.forest
         rest = message.tokens[match.pages * self._width :]
         wanted = pages_max - match.pages
         return forest.match(match.node, rest, wanted, is_over_too=True).pages - match.pages

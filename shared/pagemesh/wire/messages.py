@@ -37,8 +37,8 @@ RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 ShortText = Annotated[str, Meta(max_length=1024)]
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frozen part of a message."""
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A frozen part of a message. It is made of values alone, so never part of a cycle (``gc``)."""
 
 
 class Message(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,31 +37,32 @@ class Ghosts:
         self._pages_max = pages_max
         self._count_max = count_max
         self._on_forgotten = on_forgotten
-        self._by_place: OrderedDict[int, Ghost] = OrderedDict()
+        self.by_place: OrderedDict[int, Ghost] = OrderedDict()
+        """Only to be looked at."""
         self._page_count = 0
 
     def __len__(self) -> int:
-        return len(self._by_place)
+        return len(self.by_place)
 
     def __contains__(self, place: int) -> bool:
-        return place in self._by_place
+        return place in self.by_place
 
     def put(self, ghost: Ghost) -> None:
         """Remember ``ghost``, instead of who was at its place, and forget the oldest."""
         old = self.take(ghost.place)
         if old is not None:
             self._on_forgotten(old)
-        self._by_place[ghost.place] = ghost
+        self.by_place[ghost.place] = ghost
         self._page_count += ghost.page_count
-        while self._page_count > self._pages_max or len(self._by_place) > self._count_max:
-            _, oldest = self._by_place.popitem(last=False)
+        while self._page_count > self._pages_max or len(self.by_place) > self._count_max:
+            _, oldest = self.by_place.popitem(last=False)
             self._page_count -= oldest.page_count
             self._on_forgotten(oldest)
 
     def lengthen(self, ghost: Ghost, place: int, page_count: int) -> bool:
         """``ghost`` now starts ``page_count`` pages earlier, at ``place``. False when it is
         forgotten already."""
-        if self._by_place.get(ghost.place) is not ghost:
+        if self.by_place.get(ghost.place) is not ghost:
             return False
         self.take(ghost.place)
         ghost.place, ghost.page_count = place, ghost.page_count + page_count
@@ -70,7 +71,7 @@ class Ghosts:
 
     def take(self, place: int) -> Ghost | None:
         """Who was at ``place``, no longer remembered."""
-        ghost = self._by_place.pop(place, None)
+        ghost = self.by_place.pop(place, None)
         if ghost is not None:
             self._page_count -= ghost.page_count
         return ghost

@@ -26,6 +26,7 @@ N = TypeVar("N", bound=Edge)
 
 LEVELS = 8
 """Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
+_LEVEL_OF = [n if n < 4 else n.bit_length() + 1 for n in range(1 << (LEVELS - 2))]
 _GHOST_POOLS = 4
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
 _REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
@@ -83,10 +84,11 @@ class Learned(Generic[N]):
             self._now += count
         else:
             note.use_count += 1
-        note.level = level = _level_of(note.use_count)
+        uses = note.use_count
+        note.level = level = _LEVEL_OF[uses] if uses < len(_LEVEL_OF) else LEVELS - 1
         note.used_at = now = self._now
         self._bodies[level].add(node)
-        if not node.children and count <= _TAILED_PAGES_MAX:
+        if count <= _TAILED_PAGES_MAX and not node.children:
             note.has_tail = True
             count -= 1
             self._tails[level].add(node)
@@ -201,7 +203,7 @@ class Learned(Generic[N]):
         page_bytes = _page_bytes(node)
         place = place_of(node.parent.note.below, node.tokens[:page_bytes])
         node.note = note = _Note(place, place, 0)
-        if place not in self._ghosts:
+        if place not in self._ghosts.by_place:
             return note
         for ghost in self._ghosts.returned(place, node.tokens, page_bytes):
             self._model.use(ghost.kind, ghost.used_at, self._now, ghost.page_count)
@@ -216,10 +218,6 @@ class Learned(Generic[N]):
             return note.place
         page_bytes = _page_bytes(node)
         return place_of(note.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
-
-
-def _level_of(use_count: int) -> int:
-    return use_count if use_count < 4 else min(LEVELS - 1, use_count.bit_length() + 1)
 
 
 def _page_bytes(node: Edge) -> int:
