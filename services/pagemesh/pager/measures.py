@@ -6,6 +6,7 @@ Utilisation is *pinned and held* pages; idle cache is not pressure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.leaving import Why
@@ -49,6 +50,10 @@ _evicted = metrics.counter(
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
 _tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts.", ["fate"])
+# Each request counts in some of these: finding one by its labels takes longer than counting. Both
+# are bounded as the labels are, by the messages and reasons that there are.
+_answers_of = cache(_answers.labels)
+_tokens_of = cache(_tokens.labels)
 
 _WORTH_A_SPAN = {
     "pager.admit", "pager.extend", "pager.commit", "pager.fork", "pager.release",
@@ -122,11 +127,11 @@ class Measures:
         """Count an answer, and record its span under the caller's."""
         asked = name_of(type(request))
         code = answer.code if isinstance(answer, Refused) else name_of(type(answer))
-        _answers.labels(asked, code).inc()
+        _answers_of(asked, code).inc()
         attributes: dict[str, Attribute] = {}
         if isinstance(answer, Granted) and asked == "pager.admit":
             waterfall = answer.waterfall
-            _tokens.labels("delivered").inc(waterfall.delivered_tokens)
+            _tokens_of("delivered").inc(waterfall.delivered_tokens)
             attributes = {
                 semconv.PAGEMESH_LEASE: f"{answer.lease:x}",
                 semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
@@ -139,7 +144,7 @@ class Measures:
             if waterfall.fetched_tokens:
                 attributes[semconv.PAGEMESH_DISK_TOKENS] = waterfall.fetched_tokens
             for reason, count in waterfall.lost.items():
-                _tokens.labels(f"lost_{reason}").inc(count)
+                _tokens_of(f"lost_{reason}").inc(count)
                 attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count
         elif isinstance(answer, Queued):
             attributes = {"pagemesh.queue.ahead": answer.ahead_count}

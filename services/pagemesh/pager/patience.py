@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pagemesh.pager.books import Books
+from pagemesh.pager.lease import SessionState
 
+_OPEN = SessionState.OPEN
 TICK_MS = 50
 """While somebody waits for what only time brings, or there is work that ticks do in parts."""
 CALM_TICK_MS = 100
@@ -21,11 +23,13 @@ def patience_ms(books: Books) -> int:
         or books.tickets
         or books.unsettled
         or forest.retired
-        or len(forest.lifetimes)
-        or any(not one.is_open or one.letting_go for one in books.sessions.values())
+        or forest.lifetimes.due
     ):
         return TICK_MS
-    ends_ms = min((one.expires_ms for one in books.sessions.values()), default=None)
-    if ends_ms is None:
-        return IDLE_TICK_MS
-    return min(max(ends_ms - books.now_ms, TICK_MS), IDLE_TICK_MS)
+    ends_ms = books.now_ms + IDLE_TICK_MS
+    for one in books.sessions.values():
+        if one.life.state is not _OPEN or one.letting_go:
+            return TICK_MS
+        if one.expires_ms < ends_ms:
+            ends_ms = one.expires_ms
+    return max(ends_ms - books.now_ms, TICK_MS)

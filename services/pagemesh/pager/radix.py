@@ -17,15 +17,15 @@ all that is below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
-from pagemesh.pager.accounts import Account, Accounts
+from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.leaving import Leaver, Why
 from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.near import common_tokens, nearest
+from pagemesh.pager.node import Node as Node
 from pagemesh.pager.pool import Grant, PagePool
 from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
 from pagemesh.pager.tree import Tree as Tree
@@ -33,42 +33,6 @@ from pagemesh.wire.tokens import U32
 
 EDGE_PAGES_MAX = 4_096
 """A growing edge is copied when it grows; beyond this a new one starts."""
-
-
-class Node:
-    """An edge and the place it leads to. ``depth``: pages from the root to its end."""
-
-    __slots__ = (
-        "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
-        "rank", "tokens", "uses",
-    )  # fmt: skip
-
-    def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
-        self.parent: Node = parent or self  # the root is its own parent
-        if parent is not None:
-            self.account: Account = parent.account  # a root gets one when it is planted
-        self.tokens = tokens
-        self.pages = pages
-        self.children: dict[bytes, Node] = {}
-        self.pins = 0
-        self.rank = 0
-        self.uses = 0  # admissions whose match ended here
-        self.note: Any = None  # the eviction policy's own
-        self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
-        self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
-        self.depth: int = (parent.depth if parent else 0) + len(pages)
-
-    @property
-    def is_root(self) -> bool:
-        return self.parent is self
-
-    def below(self) -> Iterator[Node]:
-        """Every node below this one, each before its children."""
-        open_nodes = list(self.children.values())
-        while open_nodes:
-            node = open_nodes.pop()
-            yield node
-            open_nodes.extend(node.children.values())
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -340,7 +304,7 @@ class Forest:
             leaver(node, count, why)
         keep = len(node.pages) - count
         if not keep:
-            del node.parent.children[node.tokens[: self._width]]
+            node.parent.lose_child(node.tokens[: self._width])
             node.parent.uses += node.uses  # they read it as well
             self.lifetimes.forget(node)
         node.account.part(node, keep)
@@ -353,7 +317,7 @@ class Forest:
 
     def _attach(self, parent: Node, tokens: bytes, pages: Pages) -> Node:
         node = Node(parent, tokens, pages)
-        parent.children[tokens[: self._width]] = node
+        parent.put_child(tokens[: self._width], node)
         return node
 
     def _cut_and_pin(self, lower: Node, keep: int) -> Node:
@@ -363,10 +327,10 @@ class Forest:
         """
         parent, cut = lower.parent, keep * self._width
         upper = Node(parent, lower.tokens[:cut], own(lower.pages[:keep]))
-        parent.children[lower.tokens[: self._width]] = upper
+        parent.put_child(lower.tokens[: self._width], upper)
         lower.parent = upper
         lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
-        upper.children[lower.tokens[: self._width]] = lower
+        upper.put_child(lower.tokens[: self._width], lower)
         upper.rank = lower.rank
         upper.account.policy.cut(upper, lower)
         self.lifetimes.cut(upper, lower)

@@ -218,6 +218,16 @@ def test_a_parent_goes_only_after_its_children(garden: Garden) -> None:
     assert not garden.tree.root.children
 
 
+def test_what_hangs_below_one_leaf_hangs_below_no_other(garden: Garden) -> None:
+    first, second = garden.put(range(4)), garden.put(range(100, 104))
+    assert first.children is second.children, "leaves have no tables of their own"
+    child = garden.put(range(8))
+    assert list(first.children.values()) == [child] and not second.children
+    garden.forest.trim(child, 1, Why.EVICTED)
+    assert not first.children and not garden.tree.root.children.keys() & {child.tokens}
+    assert garden.put(range(8)).parent is first
+
+
 def test_what_unpinning_would_free_is_told_exactly(garden: Garden) -> None:
     first = garden.put(range(16), pinned=True)
     second = garden.put([*range(8), 90, 91, 92, 93], pinned=True)
