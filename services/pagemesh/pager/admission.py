@@ -345,19 +345,20 @@ class Admission:
         books = self._books
         lease = books.leases[message.lease]
         count = message.page_count - lease.page_count
-        promised = count <= lease.promised_pages  # where promises are broken, who comes first
-        if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
-            return None
+        if count > books.pool.free - books.promises.page_count:
+            promised = count <= lease.promised_pages  # where they are broken, who comes first
+            if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
+                return None
         self.lengthen(lease, count)
         return self._extended(lease, message)
 
     def lengthen(self, lease: Lease, count: int) -> None:
         """Add ``count`` pages to ``lease``; there must be room."""
         if count > 0:
-            lease.grow(self._books.take_pages(count, lease.incarnation, lease.tree))
-            self._books.promises.keep(lease, count)
-            self._books.waste.grow(lease, count)
-            lease.granted_at = self._books.pool.last_sequence
+            books = self._books
+            lease.grow(books.take_pages(count, lease.incarnation, lease.tree))
+            books.promises.keep(lease, count)
+            lease.granted_at = books.pool.last_sequence
 
     def _match(self, message: Admit) -> Match:
         """What ``message`` may read. The last token is always computed."""

@@ -39,7 +39,7 @@ from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.roots import sweep_retired, uproot
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.waiting import FIRST, Queues
-from pagemesh.pager.waste import Waste
+from pagemesh.pager.waste import Waste, waste_of
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
@@ -75,7 +75,6 @@ class Books:
         self.forest = Forest(self.pool, facts.page_size, self.accounts)
         self.waiting = Queues(limits.waiter_count_max)
         self.in_flight = InFlight(self.forest, facts.page_size, limits)
-        self.waste = Waste(facts.page_size)
         self.promises = Promises()
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
@@ -89,8 +88,7 @@ class Books:
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Ended lease -> its last holder's incarnation."""
         self.pins: dict[str, Pin] = {}
-        self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))
-        """Free lease slots."""
+        self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # of leases, free
         self.slots_kept: dict[int, int] = {}
         """Lease slots of an earlier life, to the lease in their word, until claimed."""
         self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
@@ -172,8 +170,9 @@ class Books:
 
     def room_for(self, promised_pages: int) -> int:
         """Pages that somebody can have at once to whom so many of those promised are."""
-        unpromised = self.pool.free + self.pool.idle - self.promises.page_count
-        return min(self.at_hand, unpromised + promised_pages)
+        pool, at_hand = self.pool, self.at_hand
+        room = pool.free + pool.idle - self.promises.page_count + promised_pages
+        return room if room < at_hand else at_hand
 
     def take_pages(self, count: int, writer: int, tree: Tree) -> list[Pages]:
         """``count`` pages for ``writer``, evicting as needed; so many are ``at_hand``. Mostly they
@@ -219,7 +218,6 @@ class Books:
         if lease.copies:
             own_pages = len(lease.held_pages)
         tree.root.account.used_pages += own_pages
-        self.waste.enter(lease)
         self.leases[lease.id] = lease
         if lease.order > self.youngest:
             self.youngest = lease.order
@@ -257,7 +255,6 @@ class Books:
         drains until it lets go."""
         self.out.append(SetLeaseWord(lease.slot, 0))
         held = lease.held_pages
-        self.waste.leave(lease)
         lease.life.move(LeaseState.REVOKED, reason)
         self.revoked[lease.id] = lease
         self.break_promise(lease)
@@ -289,11 +286,9 @@ class Books:
             del self.revoked[lease_id]
         else:
             self.out.append(SetLeaseWord(lease.slot, 0))
-            self.waste.leave(lease)
             self.pool.give(held)
         tree.root.account.used_pages -= len(held)
-        if lease.promised_pages:
-            self.break_promise(lease)
+        self.break_promise(lease)
         lease.life.move(_ENDED, why)
         self.set_states(held, _FREE_HEADER)
         self.unhold(lease)
@@ -394,6 +389,11 @@ class Books:
             f"{pool.total} pages: {pool.free} free, {pool.held} held, {pool.pinned} pinned, "
             f"{pool.idle} idle, {pool.draining} draining"
         )
+
+    @property
+    def waste(self) -> Waste:
+        """What leases take and do not fill, counted now."""
+        return waste_of(self.leases.values(), self.facts.page_size)
 
     def anchors(self) -> Iterable[Node]:
         holders = (self.leases, self.loads, self.pins)

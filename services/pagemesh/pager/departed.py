@@ -38,8 +38,8 @@ class Departed:
         self._width = 4 * page_size
         self._mask = mark_count - 1
         # Zeros take no memory before they are written to; views are quicker with single items.
-        self._keys = memoryview(np.zeros(mark_count, np.uint64))
-        self._notes = memoryview(np.zeros(mark_count, np.uint32))
+        self._keys = np.zeros(mark_count, np.uint64).data
+        self._notes = np.zeros(mark_count, np.uint32).data
         self._is_empty = True
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:

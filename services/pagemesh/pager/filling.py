@@ -103,7 +103,7 @@ class Filling:
                 lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
                 lease.tokens_first = start
         if fill.filled_tokens > lease.filled_tokens:
-            self._books.waste.fill(lease, fill.filled_tokens)
+            lease.filled_tokens = fill.filled_tokens
         count = lease.filled_tokens // self._page_size - lease.anchor.depth
         if count > 0:
             self._commit_pages(lease, count)

@@ -239,10 +239,10 @@ class Handover:
         known = parent.known_from(start)[: 4 * (filled - start)]
         child = self._admission.start_lease(
             key, order, parent.tree, parent.anchor, fresh, known, start, filled, _NO_WATERFALL,
-            parent.tokens_max,
+            max(parent.tokens_max, parent.page_count * books.facts.page_size),
         )  # fmt: skip
         # The tail is the holder's to copy: it counts as filled once the holder says so.
-        books.waste.fill(child, start)
+        child.filled_tokens = start
         child.forked_from, child.ttl_ms = parent.id, parent.ttl_ms
         if known:
             child.copied = (

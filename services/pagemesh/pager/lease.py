@@ -107,9 +107,10 @@ class Lifecycle(Generic[S]):
             raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {past}")
         self.state = target
         before: tuple[tuple[S, str], ...] = self._history
+        latest: tuple[tuple[S, str], ...] = ((target, why),)
         if len(before) >= _HISTORY_MAX:
-            before = (before[0], *before[2:])
-        self._history = (*before, (target, why))
+            before = before[:1] + before[2:]
+        self._history = before + latest
 
     @property
     def history(self) -> tuple[tuple[S, str], ...]:

@@ -55,6 +55,8 @@ _tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts
 _answers_of = cache(_answers.labels)
 _tokens_of = cache(_tokens.labels)
 
+_WASTE_MS = 1_000
+"""How often waste is counted, which takes a look at every lease."""
 _WORTH_A_SPAN = {
     "pager.admit", "pager.extend", "pager.commit", "pager.fork", "pager.release",
     "pager.offer", "pager.redeem", "pager.withdraw", "pager.cancel_ticket",
@@ -72,6 +74,7 @@ class Measures:
         self._preempted_count = 0
         self._saved_tokens = 0
         self._before = (0, 0)
+        self._waste_due_ms = 0
 
     def before(self, books: Books) -> None:
         """A request comes: note what was evicted and preempted so far."""
@@ -98,14 +101,18 @@ class Measures:
         self._preempted_count = books.preempted_count
 
     def _sample_waste(self, books: Books) -> None:
-        waste, pool = books.waste, books.pool
+        pool = books.pool
         _used_slots.set((pool.held + pool.pinned) * books.facts.page_size)
+        _promised.set(books.promises.page_count)
+        _timed.set(len(books.forest.lifetimes))
+        if books.now_ms < self._waste_due_ms:
+            return
+        self._waste_due_ms = books.now_ms + _WASTE_MS
+        waste = books.waste
         _wasted.labels("internal").set(waste.internal_slots)
         _wasted.labels("reservation").set(waste.reservation_slots)
         _wasted.labels("external").set(0)  # any free page will do
         _contiguous.set(waste.contiguous_slots)
-        _promised.set(books.promises.page_count)
-        _timed.set(len(books.forest.lifetimes))
 
     def _sample_tenants(self, books: Books) -> None:
         """Their names and number are the operator's, who lists their limits."""

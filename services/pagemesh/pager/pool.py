@@ -120,13 +120,17 @@ class PagePool:
             if at + count > len(self._ramp):
                 at, self._ramp_first = 0, first
                 self._ramp = np.arange(first, first + max(count, _RAMP_COUNT), dtype=np.uint64)
-            column[where(pages)] = self._ramp[at : at + count]
+            numbers = self._ramp[at : at + count]
+            if type(pages) is range:
+                column[pages.start : pages.stop] = numbers
+            else:
+                column[where(pages)] = numbers
         return range(first, stop)
 
     def sequences_of(self, pages: Pages) -> range | _U64:
         """The sequences of ``pages`` as they are now."""
         if len(pages) == 1:
-            one = int(self.sequences[pages[0]])
+            one = self.sequences.item(pages[0])
             return range(one, one + 1)
         return self.sequences[where(pages)].copy()
 
@@ -140,7 +144,7 @@ class PagePool:
         self._move(pages, _FREE, _HELD)
         self.free -= count
         self.held += count
-        return pages, self.renumber(pages)
+        return pages, self._count_up(self.sequences, pages)
 
     def give(self, pages: Pages) -> None:
         """Held pages become free."""
@@ -157,7 +161,7 @@ class PagePool:
         self._move(pages, _HELD, _COMMITTED)
         self.held -= count
         self.pinned += count
-        return self.identify(pages)
+        return self._count_up(self.identities, pages).start
 
     def pin(self, count: int) -> None:
         """``count`` idle pages are now referenced."""

@@ -41,10 +41,13 @@ class Promises:
 
     def keep(self, lease: Lease, page_count: int) -> None:
         """``lease`` gets ``page_count`` pages, promised or not."""
-        kept = min(page_count, lease.promised_pages)
-        lease.promised_pages -= kept
-        self.page_count -= kept
-        lease.account.used_pages += page_count - kept
+        promised = lease.promised_pages
+        if promised:
+            kept = min(page_count, promised)
+            lease.promised_pages = promised - kept
+            self.page_count -= kept
+            page_count -= kept
+        lease.tree.root.account.used_pages += page_count
 
     def take_back(self, lease: Lease) -> None:
         """Nothing is promised to ``lease``."""

@@ -1,4 +1,4 @@
-"""What is taken and holds nothing, kept up to date with every grant, fill and release.
+"""What is taken and holds nothing, counted when somebody asks.
 
     internal      slots behind the last token, in a page that has some
     reservation   slots of granted pages that have no token yet: of a prompt that is being computed,
@@ -13,56 +13,36 @@ was drawn since counts as reservation still: the true waste is a little less.
 
 from __future__ import annotations
 
-from pagemesh.pager.lease import Lease
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pagemesh.pager.lease import Lease, LeaseState
+
+_REVOKED = LeaseState.REVOKED
 
 
+@dataclass(frozen=True, slots=True)
 class Waste:
-    """Sums over the leases that stand, for pages of ``page_size`` slots."""
+    """Sums over leases that stand. ``unfilled_slots``: granted and without a token, which is
+    internal and reservation."""
 
-    __slots__ = ("_page_size", "contiguous_slots", "internal_slots", "unfilled_slots")
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self.unfilled_slots = 0
-        """Granted and without a token: internal and reservation."""
-        self.internal_slots = 0
-        self.contiguous_slots = 0
+    unfilled_slots: int
+    internal_slots: int
+    contiguous_slots: int
 
     @property
     def reservation_slots(self) -> int:
         return self.unfilled_slots - self.internal_slots
 
-    def enter(self, lease: Lease) -> None:
-        """``lease`` stands from now on."""
-        slots = lease.page_count * self._page_size
-        if lease.tokens_max < slots:
-            lease.tokens_max = slots
-        self.unfilled_slots += slots - lease.filled_tokens
-        self.internal_slots += -lease.filled_tokens % self._page_size
-        self.contiguous_slots += lease.tokens_max - lease.filled_tokens
 
-    def leave(self, lease: Lease) -> None:
-        """``lease`` stands no longer."""
-        self.unfilled_slots -= lease.page_count * self._page_size - lease.filled_tokens
-        self.internal_slots -= -lease.filled_tokens % self._page_size
-        self.contiguous_slots -= lease.tokens_max - lease.filled_tokens
-
-    def grow(self, lease: Lease, page_count: int) -> None:
-        """``lease`` got so many more pages."""
-        self.unfilled_slots += page_count * self._page_size
-        more = lease.page_count * self._page_size - lease.tokens_max
-        if more > 0:
-            lease.tokens_max += more
-            self.contiguous_slots += more
-
-    def fill(self, lease: Lease, filled_tokens: int) -> None:
-        """Slots of ``lease``, from the first on, hold tokens."""
-        before, size = lease.filled_tokens, self._page_size
-        lease.filled_tokens = filled_tokens
-        self.unfilled_slots -= filled_tokens - before
-        self.internal_slots += -filled_tokens % size - -before % size
-        self.contiguous_slots -= filled_tokens - before
-
-    def same_as(self, other: Waste) -> bool:
-        """Whether both have the same sums."""
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+def waste_of(leases: Iterable[Lease], page_size: int) -> Waste:
+    """The waste of those of ``leases`` that stand, with pages of ``page_size`` slots."""
+    unfilled = internal = contiguous = 0
+    for lease in leases:
+        if lease.life.state is _REVOKED:
+            continue
+        slots, filled = lease.page_count * page_size, lease.filled_tokens
+        unfilled += slots - filled
+        internal += -filled % page_size
+        contiguous += (lease.tokens_max if lease.tokens_max > slots else slots) - filled
+    return Waste(unfilled, internal, contiguous)
