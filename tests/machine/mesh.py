@@ -96,7 +96,8 @@ class Mesh:
                 priority=parent.order.priority, arrival_us=parent.order.arrival_us,
                 request=parent.order.request, choice=child.key.choice,
             )  # fmt: skip
-            peer.granted(child, Wish(order, parent.root, tokens, parent.terms))
+            wish = Wish(order, parent.root, tokens, parent.terms, age=parent.age)
+            peer.granted(child, wish)
 
     def offered(self, peer: Peer, message: Message, answer: Offered) -> None:
         view = peer.views.get(answer.handle.lease)

@@ -42,6 +42,8 @@ class Memory:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self.slots: dict[tuple[int, int], Context] = {}
+        self.ages: dict[bytes, int] = {}
+        """By root: how often it was invalidated. What was computed before is of another age."""
 
     def write(self, table: list[int], position: int, context: Context, writer: int) -> None:
         page = table[position // PAGE_SIZE]
@@ -79,6 +81,12 @@ class View:
     handle: Handle | None = None
     terms: CacheTerms = NO_TERMS
     reserved_pages: int = 0
+    age: int = 0
+    """Of its root, when it was admitted."""
+
+    def context(self, tokens: list[int]) -> Context:
+        """What the slot of the last of ``tokens`` is computed from."""
+        return (self.root, self.age, *tokens)
 
     @property
     def id(self) -> int:
@@ -102,6 +110,8 @@ class Wish:
     tokens: list[int]
     terms: CacheTerms = NO_TERMS
     reserved_pages: int = 0
+    age: int | None = None
+    """Of its root, when it goes on with what somebody else computed."""
 
 
 @dataclass
@@ -175,6 +185,7 @@ class Peer:
         view = View(
             answer, wish.order, wish.root, list(wish.tokens), table, cached,
             answer.granted_at, self.epoch, terms=wish.terms, reserved_pages=wish.reserved_pages,
+            age=self.memory.ages.get(wish.root, 0) if wish.age is None else wish.age,
         )  # fmt: skip
         self.views[answer.lease] = view
         self.check_view(view)
@@ -254,7 +265,7 @@ class Peer:
         for position in range(view.filled, view.filled + count):
             if position == len(tokens):
                 tokens.append(token)
-            context = (view.root, *tokens[: position + 1])
+            context = view.context(tokens[: position + 1])
             self.memory.write(view.table, position, context, self.incarnation)
         if stands:
             view.tokens = tokens
@@ -266,7 +277,7 @@ class Peer:
         """Every filled slot is what it was computed from."""
         for position in range(view.filled):
             found = self.memory.read(view.table, position)
-            wanted = (view.root, *view.tokens[: position + 1])
+            wanted = view.context(view.tokens[: position + 1])
             assert found == wanted, f"slot {position} of {view.id} holds {found}, not {wanted}"
 
 

@@ -9,8 +9,9 @@ evictions. Whatever is done, both know the same pages and find the same for ever
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -50,7 +51,7 @@ class HashedPages:
         gone = set(pages)
         self.pages = {key: page for key, page in self.pages.items() if page not in gone}
 
-    def match(self, root: bytes, tokens: list[int]) -> list[int]:
+    def match(self, root: bytes, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest known prefix."""
         found = []
         for key in _keys(root, tokens):
@@ -60,11 +61,16 @@ class HashedPages:
         return found
 
 
-def _keys(root: bytes, tokens: list[int]) -> Iterator[bytes]:
+def _keys(root: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
     key = root
     for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
-        key = hashlib.sha256(key + pack(tokens[start : start + PAGE_SIZE])).digest()
+        key = _key(key, tuple(tokens[start : start + PAGE_SIZE]))
         yield key
+
+
+@lru_cache(maxsize=1 << 14)
+def _key(before: bytes, page: tuple[int, ...]) -> bytes:
+    return hashlib.sha256(before + pack(page)).digest()
 
 
 class Told(Rig):
@@ -96,7 +102,7 @@ class HashedPagesMachine(RuleBasedStateMachine):
         self.index = HashedPages()
         self.rig = Told(self.index)
         self.number = 0
-        self.prompts: list[tuple[bytes, list[int]]] = []
+        self.prompts: list[tuple[bytes, tuple[int, ...]]] = []
         self.begin(1)
 
     def begin(self, incarnation: int) -> None:
@@ -108,7 +114,7 @@ class HashedPagesMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, root=st.sampled_from(ROOTS))
     def admits(self, prompt: list[int], root: bytes) -> None:
         self.number += 1
-        self.prompts.append((root, prompt))
+        self.prompts.append((root, tuple(prompt)))
         answer = self.worker.admit(self.number, prompt, len(prompt) + GROWTH_TOKENS, root=root)
         if isinstance(answer, Queued):
             self.waiting[answer.key] = (root, prompt)
@@ -192,7 +198,8 @@ class HashedPagesMachine(RuleBasedStateMachine):
     @invariant()
     def both_find_the_same_for_every_prompt(self) -> None:
         forest = self.rig.core.books.forest
-        for root, tokens in self.prompts + [(held.root, held.tokens) for held in self.held]:
+        asked = [*self.prompts, *((held.root, tuple(held.tokens)) for held in self.held)]
+        for root, tokens in dict.fromkeys(asked):
             found = []
             if root in forest.trees:
                 match = forest.match(

@@ -3,7 +3,8 @@
 After every step: the ledger balances and all tables agree (``core.check``), the pool file says
 what the core believes, and every slot that any holder of a standing lease counts as filled
 holds just the context it was computed from. A step that was running when its lease was revoked
-writes late; its pages must still be its own.
+writes late; its pages must still be its own. Operators pin, unpin and invalidate meanwhile
+(``operators``), and what makes no sense is refused and changes nothing (``liars``).
 
 ``PAGEMESH_LONG=1`` runs 10,000 examples of 50 steps.
 """
@@ -13,8 +14,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
+from tests.machine.liars import Liars
 from tests.machine.mesh import Mesh
+from tests.machine.operators import Operators
 from tests.machine.peers import Peer, View, Wish
+from tests.machine.prompts import pages, prompts
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
 
 from pagemesh.pager.lease import LeaseState
@@ -43,13 +47,12 @@ TERMS = {
     for root, tenant, quota in zip(ROOTS, ("", "b"), (0, 7), strict=True)
 }
 """The second root's tenant may use seven of the twelve pages."""
-prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 picks = st.integers(0, 1 << 16)
 masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
 RESTARTS_MAX = 4
 
 
-class PagerMachine(Mesh, RuleBasedStateMachine):
+class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
         Mesh.__init__(self, self.make_rig())
@@ -181,6 +184,12 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
             peer.end_step(view, 0)
             if view.state == "held":
                 self.release(peer, view, cache=True)
+
+    @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=pages)
+    def chat_goes_on(self, pick: int, prompt: list[int], root: bytes, more: list[int]) -> None:
+        """What hits the cache: another worker is asked for more of the same."""
+        self.runs_from_start_to_end(pick, prompt, root)
+        self.admits(pick // 2, [*prompt, *more][:14], root, 0, True, 0)
 
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, count=st.integers(1, 9))
@@ -315,7 +324,7 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
             key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
             ticket=view.ticket, handle=view.handle, reserve_tokens=view.filled + more,
         )  # fmt: skip
-        wish = Wish(view.order, view.root, view.tokens, view.terms)
+        wish = Wish(view.order, view.root, view.tokens, view.terms, age=view.age)
         answer = self.ask(peer, message)
         if isinstance(answer, Granted) and peer.granted(answer, wish) is None:
             assert answer.lease in peer.views or answer.lease in peer.dead_leases
@@ -370,6 +379,7 @@ class PagerMachine(Mesh, RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When everybody is dead and gone, nothing is pinned, held or draining."""
+        self.unpins_all()
         for peer in self.peers:
             self.rig.die(peer.incarnation)
         self.rig.tick(LIMITS.ticket_ttl_ms_max)

@@ -145,25 +145,26 @@ def _check_accounts(books: Books) -> None:
 
 def _check_pages(books: Books) -> None:
     """Every held or draining page has exactly one owner."""
-    states = books.pool.states
-    owned = np.zeros(books.pool.total, bool)
+    states = books.pool.states.tolist()
+    owned: set[int] = set()
 
-    def own(some: Pages, state: HeaderState) -> None:
-        pages = table_of(some)
-        assert (states[pages] == state).all(), f"pages {pages} are not {state.name}"
-        assert not owned[pages].any() and len(np.unique(pages)) == len(pages), "two owners"
-        owned[pages] = True
+    def own(some: Pages, state: HeaderState) -> set[int]:
+        pages = table_of(some).tolist()
+        assert all(states[page] == state for page in pages), f"pages {pages} are not {state.name}"
+        before = len(owned)
+        owned.update(pages)
+        assert len(owned) == before + len(pages), "two owners"
+        return set(pages)
 
     for lease in books.leases.values():
         revoked = lease.life.state is LeaseState.REVOKED
-        own(lease.held_pages, HeaderState.DRAINING if revoked else HeaderState.HELD)
-        table = lease.table
-        assert len(np.unique(table)) == len(table) == lease.page_count, "a page twice in a table"
-        writable = join_all(lease.writable)
-        assert np.array_equal(table[lease.committed_pages :], writable), "the tail is not its own"
-        shared = np.setdiff1d(table, table_of(lease.held_pages))
-        path = books.forest.table(lease.anchor)
-        assert np.isin(shared, path).all(), "a lease reads pages that it does not pin"
+        held = own(lease.held_pages, HeaderState.DRAINING if revoked else HeaderState.HELD)
+        table = lease.table.tolist()
+        assert len(set(table)) == len(table) == lease.page_count, "a page twice in a table"
+        writable = join_all(lease.writable).tolist()
+        assert table[lease.committed_pages :] == writable, "the tail is not its own"
+        path = set(books.forest.table(lease.anchor).tolist())
+        assert path.issuperset(set(table) - held), "a lease reads pages that it does not pin"
     for load in books.loads.values():
         own(load.pages, HeaderState.HELD)
     for session in books.sessions.values():
@@ -171,10 +172,11 @@ def _check_pages(books: Books) -> None:
         for pages in session.letting_go.values():
             own(pages, HeaderState.DRAINING)
     own(books.limbo, HeaderState.DRAINING)
-    wanted = (states == HeaderState.HELD) | (states == HeaderState.DRAINING)
-    assert np.array_equal(owned, wanted), "a held or draining page has no owner"
-    live = books.pool.sequences[owned]
-    assert len(np.unique(live)) == len(live), "two grants share a sequence"
+    in_use = (HeaderState.HELD, HeaderState.DRAINING)
+    wanted = {page for page, state in enumerate(states) if state in in_use}
+    assert owned == wanted, "a held or draining page has no owner"
+    live = books.pool.sequences[list(owned)]
+    assert len(set(live.tolist())) == len(live), "two grants share a sequence"
 
 
 def _check_leases(books: Books) -> None:

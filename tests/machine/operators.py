@@ -1,0 +1,89 @@
+"""Operators at the pager of the machines: they look, pin, unpin and invalidate."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from tests.machine.mesh import Mesh
+from tests.unit.pager.rig import PAGE_SIZE
+
+from pagemesh.wire.cache_messages import (
+    AskCacheStats,
+    AskCacheTop,
+    AskCacheTree,
+    CacheInvalidated,
+    CacheStats,
+    CacheTop,
+    CacheTree,
+    InvalidateCache,
+    PinPrefix,
+    PrefixPinned,
+    PrefixUnpinned,
+    UnpinPrefix,
+)
+from pagemesh.wire.messages import Refused
+
+picks = st.integers(0, 1 << 16)
+
+
+class Operators(Mesh):
+    """Rules of those who ask at the pager's other door."""
+
+    def somebody_looks(self) -> None:
+        """What is shown adds up, and looking changes nothing."""
+        before = self.rig.core.report()
+        stats = self.rig.ask(AskCacheStats())
+        assert isinstance(stats, CacheStats)
+        parts = stats.free_pages + stats.held_pages + stats.pinned_pages
+        assert parts + stats.idle_pages + stats.draining_pages == stats.total_pages
+        tree = self.rig.ask(AskCacheTree(limit=100))
+        assert isinstance(tree, CacheTree) and not tree.more
+        shown_pages = sum(line.pages for line in tree.lines)
+        assert shown_pages <= stats.pinned_pages + stats.idle_pages
+        assert stats.retired_root_count or shown_pages == stats.pinned_pages + stats.idle_pages
+        top = self.rig.ask(AskCacheTop())
+        assert isinstance(top, CacheTop) and top.complete
+        assert self.rig.core.report() == before
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, ttl_s=st.sampled_from([None, None, 1, 3]))
+    def somebody_pins(self, pick: int, ttl_s: int | None) -> None:
+        _, view = self.view(pick)
+        message = PinPrefix(root=view.root.hex(), tokens=view.tokens, ttl_s=ttl_s)
+        answer = self.rig.ask(message)
+        self.pass_on()
+        if isinstance(answer, PrefixPinned):
+            assert 0 < answer.pages <= len(view.tokens) // PAGE_SIZE
+        else:
+            assert isinstance(answer, Refused), answer
+            assert answer.code in {"Gone", "NoCapacity", "Malformed"}, answer
+        self.somebody_looks()
+
+    @precondition(lambda self: self.rig.core.books.pins)
+    @rule(pick=picks)
+    def somebody_unpins(self, pick: int) -> None:
+        names = sorted(self.rig.core.books.pins)
+        answer = self.rig.ask(UnpinPrefix(pin=names[pick % len(names)]))
+        assert isinstance(answer, PrefixUnpinned), answer
+        self.pass_on()
+
+    @precondition(lambda self: self.rig.core.books.forest.trees)
+    @rule(pick=picks, what=st.sampled_from(["root", "root", "idle"]))
+    def somebody_invalidates(self, pick: int, what: str) -> None:
+        """Nothing that was computed under the root before is read by who is admitted later."""
+        roots = sorted(self.rig.core.books.forest.trees)
+        root = roots[pick % len(roots)]
+        if what == "root":
+            self.memory.ages[root] = self.memory.ages.get(root, 0) + 1
+            message = InvalidateCache(what="root", name=root.hex())
+        else:
+            message = InvalidateCache(what="idle")
+        answer = self.rig.ask(message)
+        assert isinstance(answer, CacheInvalidated), answer
+        self.pass_on()
+        self.somebody_looks()
+
+    def unpins_all(self) -> None:
+        """The end of all pins."""
+        self.rig.ask(UnpinPrefix(pin=None))
+        self.pass_on()
