@@ -6,6 +6,7 @@ Only safetensors are read: they are mapped, not loaded, and hold nothing but num
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +25,9 @@ _TOKENIZER_NAMES = (
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 _CHUNK_BYTES = 1 << 22
+_SETTLED_NS = 2_000_000_000
+"""A file that was changed just now may be changed again within the same tick of its clock: its
+digest is not remembered yet."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
@@ -113,7 +117,7 @@ def weights_digest(
     """SHA-256 over the content of ``paths`` and what the configuration makes of it.
 
     Reading tens of gigabytes takes a minute, so each file's digest is remembered in
-    ``cache`` under its path, size and modification time.
+    ``cache`` under its path, inode, size and times.
     """
     paths = list(paths)
     total = sum(path.stat().st_size for path in paths)
@@ -143,7 +147,9 @@ def _report(progress: Progress, before: int, total: int, count: int) -> None:
 
 def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> bytes:
     facts = path.stat()
-    key = f"{path.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    # Other weights of the same size may be given the old time of modification, as by rsync or
+    # cp -p. The time of the last change of any kind is the kernel's own.
+    key = f"{path.resolve()} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
     known = cache / f"digest-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     try:
         remembered = bytes.fromhex(known.read_text())
@@ -157,5 +163,6 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
             digest.update(chunk)
             done += len(chunk)
             report(done)
-    write_atomically(known, digest.hexdigest().encode())
+    if time.time_ns() - facts.st_ctime_ns > _SETTLED_NS:
+        write_atomically(known, digest.hexdigest().encode())
     return digest.digest()

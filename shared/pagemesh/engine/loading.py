@@ -27,8 +27,9 @@ from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import kept_digest, load_prepared
 from pagemesh.engine.weights import DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.ops import PageLayout
+from pagemesh.kernels.ops import PageLayout, identity
 from pagemesh.kernels.weight_types import WeightType
+from pagemesh.runtime.version import __version__
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
 from pagemesh.wire.pager_messages import PoolSpec
@@ -102,10 +103,12 @@ def load_model(
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
     weight_type: WeightType = "float32",
+    deterministic: bool = False,
 ) -> LoadedModel:
     """The model in ``folder``, computing in float32, its weights mapped and shared with every
     other process of the host that uses the same ``cache`` folder; K and V as ``kv_dtype``,
-    matrices as ``weight_type``.
+    matrices as ``weight_type``; its pages are to be read by ``deterministic`` workers, or by
+    others.
 
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
     ``ConfigError``, one sentence, for a folder that is broken or not supported.
@@ -117,11 +120,23 @@ def load_model(
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = kept_digest(stored, weight_type)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress, weight_type)
-    root = root_of(folder, layout, weights=weights, positions=config.rope.canonical())
+    root = root_of(
+        folder, layout, weights=weights, positions=config.rope.canonical(),
+        arithmetic=exact_arithmetic() if deterministic else "",
+    )  # fmt: skip
     return LoadedModel(name, config, layout, root, assemble(config, tensors))
 
 
-def root_of(folder: Path, layout: PageLayout, *, weights: bytes, positions: str) -> bytes:
+def exact_arithmetic() -> str:
+    """What decides the last bits of K and V where they are to be the same in every page: pages
+    outlive workers, and may come from a disk, so others can have been written meanwhile by a
+    mesh that is not deterministic, on another processor, or by another version of the kernels."""
+    return f"row-invariant {__version__} {identity()}"
+
+
+def root_of(
+    folder: Path, layout: PageLayout, *, weights: bytes, positions: str, arithmetic: str = ""
+) -> bytes:
     """``identity.model_root`` of the model in ``folder`` over pages of ``layout``."""
     return model_root(
         weights=weights,
@@ -132,6 +147,7 @@ def root_of(folder: Path, layout: PageLayout, *, weights: bytes, positions: str)
         kv_scales=b"",  # where there are any they are in the page, made of what it holds
         layout=layout.digest,
         page_size=layout.page_size,
+        arithmetic=arithmetic,
     )
 
 

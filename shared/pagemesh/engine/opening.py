@@ -38,7 +38,7 @@ def open_model(
     if path == "lean":
         loaded = load_model(
             folder, name=name, page_size=page_size, cache=cache, progress=progress,
-            kv_dtype=kv_dtype, weight_type=weight_type,
+            kv_dtype=kv_dtype, weight_type=weight_type, deterministic=deterministic,
         )  # fmt: skip
         return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:

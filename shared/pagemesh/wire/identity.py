@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
 _ROOTS_MAX = 4_096
 Field = str | int | bytes | bool
 
@@ -52,9 +52,11 @@ def model_root(
     kv_scales: bytes,
     layout: bytes,
     page_size: int,
+    arithmetic: str,
 ) -> bytes:
     """The 32-byte identity of one model as loaded. ``positions`` is the position-encoding
-    config as canonical JSON; an absent adapter or absent scales are empty bytes."""
+    config as canonical JSON; an absent adapter or absent scales are empty bytes. ``arithmetic``
+    names what computes, where the last bits matter; empty where they do not."""
     fields: dict[str, Field] = {
         "version": IDENTITY_VERSION,
         "weights": weights,
@@ -65,6 +67,7 @@ def model_root(
         "kv_scales": kv_scales,
         "layout": layout,
         "page_size": page_size,
+        "arithmetic": arithmetic,
     }
     return hashlib.sha256(canonical(fields)).digest()
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.models import SHAPE, save_twin
 from transformers import LlamaConfig
 
-from pagemesh.engine import prepared
+from pagemesh.engine import checkpoint, prepared
 from pagemesh.engine.files import locked
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
@@ -173,6 +173,48 @@ def test_the_root_changes_with_anything_that_changes_a_page(folder: Path) -> Non
     save_file(tensors, folder / WEIGHTS)
     roots.add(load(folder).root)
     assert len(roots) == 9
+
+
+def test_other_weights_of_the_same_size_and_time_have_another_root(folder: Path) -> None:
+    """As after a copy that keeps the time: what is remembered of the file is not of these."""
+    path, old_s = folder / WEIGHTS, 1_000_000_000
+    cache = folder.parent / "cache"
+
+    def root_with(epsilon: float) -> bytes:
+        tensors = load_file(path)
+        tensors["model.norm.weight"][0] = epsilon
+        other = path.with_suffix(".new")
+        save_file(tensors, other, metadata={"format": "pt"})
+        path.write_bytes(other.read_bytes())  # the same inode
+        os.utime(path, (old_s, old_s))
+        return load(folder).root
+
+    roots = [root_with(1.0), root_with(2.0)]
+    assert len(set(roots)) == 2
+    assert not list(cache.glob("digest-*")), "it was changed a moment ago"
+    assert load(folder, cache=folder.parent / "fresh").root == roots[1]
+
+
+def test_the_digest_of_weights_that_rest_is_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_SETTLED_NS", -1)
+    root = load(folder).root
+    [known] = (folder.parent / "cache").glob("digest-*")
+    monkeypatch.setattr(checkpoint, "_CHUNK_BYTES", 0)  # whoever reads it now reads nothing
+    assert load(folder).root == root
+    known.unlink()
+    assert load(folder).root != root
+
+
+def test_deterministic_workers_read_no_pages_of_others(folder: Path) -> None:
+    """Whose last bits may differ, and pages outlive the workers that wrote them."""
+    cache = folder.parent / "cache"
+    roots = {
+        load_model(folder, name="m", page_size=16, cache=cache, deterministic=exact).root
+        for exact in (False, True)
+    }
+    assert len(roots) == 2
 
 
 def test_the_root_does_not_depend_on_where_the_model_lies(folder: Path, tmp_path: Path) -> None:

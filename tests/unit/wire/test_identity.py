@@ -24,6 +24,7 @@ MODEL: dict[str, Any] = {
     "kv_scales": b"",
     "layout": b"l" * 32,
     "page_size": 16,
+    "arithmetic": "",
 }
 
 
@@ -60,6 +61,25 @@ def test_every_part_of_a_model_changes_its_root() -> None:
     assert len(roots) == len(MODEL) + 1
     assert all(len(root) == 32 for root in roots)
     assert model_root(**MODEL) == base
+
+
+parts = st.sampled_from([b"", b"a", b"b", b"ab", b"\0", b"a\0"])
+words = st.sampled_from(["", "{}", "float32", "int8"])
+models = st.fixed_dictionaries(
+    {name: parts for name in ("weights", "adapter", "tokenizer", "kv_scales", "layout")}
+    | {name: words for name in ("positions", "kv_dtype", "arithmetic")}
+    | {"page_size": st.sampled_from([1, 16])}
+)
+
+
+@given(models, models, parts, parts)
+@settings(max_examples=1_000)
+def test_two_models_or_tenants_share_a_root_only_if_they_are_the_same(
+    left: dict[str, Any], right: dict[str, Any], salt: bytes, other: bytes
+) -> None:
+    assert (model_root(**left) == model_root(**right)) == (left == right)
+    roots = tenant_root(model_root(**left), salt), tenant_root(model_root(**right), other)
+    assert (roots[0] == roots[1]) == ((left, salt) == (right, other))
 
 
 def test_adapter_and_scales_cannot_trade_places() -> None:
