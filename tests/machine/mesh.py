@@ -11,10 +11,12 @@ from pagemesh.wire.pager_messages import (
     Extended,
     Forked,
     Granted,
+    Handle,
     Offer,
     Offered,
     Queued,
 )
+from pagemesh.wire.pool_format import HeaderState
 
 REPLAY_MAX = 32
 
@@ -98,6 +100,16 @@ class Mesh:
             )  # fmt: skip
             wish = Wish(order, parent.root, tokens, parent.terms, age=parent.age)
             peer.granted(child, wish)
+
+    def taken_over(self, peer: Peer, handle: Handle, answer: Message, wish: Wish) -> None:
+        """What ``peer`` may write from now on is stale for all who have the ``handle``."""
+        if not isinstance(answer, Granted):
+            return
+        pages, headers = table_of(answer.extents), self.rig.headers
+        own = [page for page in pages if headers.states[page] == HeaderState.HELD]
+        assert (headers.sequences[own] > handle.granted_at).all(), "two may write a page"
+        if peer.granted(answer, wish) is None:
+            assert answer.lease in peer.views or answer.lease in peer.dead_leases
 
     def offered(self, peer: Peer, message: Message, answer: Offered) -> None:
         view = peer.views.get(answer.handle.lease)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.mesh import Mesh
 from tests.unit.pager.rig import PAGE_SIZE
 
@@ -82,6 +82,16 @@ class Operators(Mesh):
         assert isinstance(answer, CacheInvalidated), answer
         self.pass_on()
         self.somebody_looks()
+
+    @invariant()
+    def tenants_use_no_more_than_they_may(self) -> None:
+        """But for pages computed a second time, beside those that are cached."""
+        books = self.rig.core.books
+        for account in books.accounts.by_tenant.values():
+            leases = [lease for lease in books.leases.values() if lease.account is account]
+            copies = sum(len(pages) for lease in leases for pages in lease.copies)
+            is_within = account.used_pages - copies <= account.quota_pages
+            assert is_within or self.rig.epoch > 1, f"{account.used_pages} pages are used"
 
     def unpins_all(self) -> None:
         """The end of all pins."""

@@ -31,7 +31,6 @@ from pagemesh.wire.pager_messages import (
     Extend,
     Extended,
     Fork,
-    Granted,
     Heartbeat,
     Offer,
     Redeem,
@@ -325,9 +324,7 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
             ticket=view.ticket, handle=view.handle, reserve_tokens=view.filled + more,
         )  # fmt: skip
         wish = Wish(view.order, view.root, view.tokens, view.terms, age=view.age)
-        answer = self.ask(peer, message)
-        if isinstance(answer, Granted) and peer.granted(answer, wish) is None:
-            assert answer.lease in peer.views or answer.lease in peer.dead_leases
+        self.taken_over(peer, view.handle, self.ask(peer, message), wish)
 
     @precondition(lambda self: self.has("offered"))
     @rule(pick=picks)
