@@ -94,7 +94,7 @@ struct HeadPages {
   }
 };
 
-// Slots of a block; those outside are neither read nor written.
+// Slots of a block; those outside take part in nothing.
 struct Slots {
   int first, end;
 };
@@ -166,8 +166,10 @@ struct Run {
   float* weights;
   float* keep;
   int count;
+  Slots slots;             // of the block that some query sees
+  int all_end;             // those before it every query sees
+  int ends[kTileQueries];  // of each query
 };
-
 
 // Of so many vectors of codes one begins a cache line.
 template <typename T>
@@ -233,48 +235,58 @@ inline V fill_below(V x, int n, float fill) {
 inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
   if (call.soft_cap < INFINITY) score = capped(score, call.soft_cap);
   const int end = slots.end - j * kLanes, first = slots.first - j * kLanes;
-  if (end < kLanes) score = fill_from(score, end, -INFINITY);
+  if (end < kLanes) score = fill_from(score, end > 0 ? end : 0, -INFINITY);
   return first > 0 ? fill_below(score, first, -INFINITY) : score;
+}
+
+// Scores of vectors [low, high), as many at a time as there are kernels for.
+template <typename T, int Q>
+void all_scores(const AttentionCall& call, const Block<T>& block, const float* q, int low, int high,
+                V (*out)[kBlockVectors]) {
+  if (high - low == kBlockVectors) return scores<T, Q, kBlockVectors>(call, block, q, low, out);
+  for (; low + 2 <= high; low += 2) scores<T, Q, 2>(call, block, q, low, out);
+  if (low < high) scores<T, Q, 1>(call, block, q, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
 template <typename T, int Q>
-void weigh(const AttentionCall& call, const Block<T>& block, const Run& run, Slots slots) {
+void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   V score[Q][kBlockVectors];
-  const int low = slots.first / kLanes, high = (slots.end + kLanes - 1) / kLanes;
-  if (high - low == kBlockVectors) {
-    scores<T, Q, kBlockVectors>(call, block, run.q, 0, score);
-  } else {
-    for (int j = low; j < high; ++j) scores<T, Q, 1>(call, block, run.q, j, score);
-  }
+  const int low = run.slots.first / kLanes, high = (run.slots.end + kLanes - 1) / kLanes;
+  all_scores<T, Q>(call, block, run.q, low, high, score);
+  float fall[kLanes] = {};  // of the peaks; their exponentials are taken at once
   for (int i = 0; i < Q; ++i) {
-    const State state = state_at(run.states, i, call.width);
     V peaks = splat(-INFINITY);
     for (int j = 0; j < kBlockVectors; ++j) {
+      const Slots seen{run.slots.first, run.ends[i]};
       score[i][j] =
-          j < low || j >= high ? splat(-INFINITY) : visible(call, score[i][j], slots, j);
+          j < low || j >= high ? splat(-INFINITY) : visible(call, score[i][j], seen, j);
       peaks = max(peaks, score[i][j]);
     }
+    const State state = state_at(run.states, i, call.width);
     const float block_peak = max_lanes(peaks), old_peak = state.peak();
-    const float peak = block_peak > old_peak ? block_peak : old_peak;
-    run.keep[i] = exponential(old_peak - peak);
+    state.peak() = block_peak > old_peak ? block_peak : old_peak;
+    fall[i] = old_peak - state.peak();
+  }
+  store(fall, exponential(load(fall)));
+  for (int i = 0; i < Q; ++i) {
+    const State state = state_at(run.states, i, call.width);
     V sums[kBlockVectors];
     for (int j = 0; j < kBlockVectors; ++j) {
-      sums[j] = exponential(sub(score[i][j], splat(peak)));
+      sums[j] = exponential(sub(score[i][j], splat(state.peak())));
       V weight = sums[j];
       if (T::kScaled) weight = mul(weight, load(block.value_scales + j * kLanes));
       store(run.weights + i * kBlock + j * kLanes, weight);
     }
     const float added = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-    state.sum() = state.sum() * run.keep[i] + added;
-    state.peak() = peak;
+    run.keep[i] = fall[i];
+    state.sum() = state.sum() * fall[i] + added;
   }
 }
 
 // Adds the weighted rows of V to N vectors of columns, from column `at` on.
 template <typename T, int Q, int N>
-void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, Slots slots,
-                long at) {
+void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at + (N - 1) * kLanes, columns);
   V sum[Q][N];
@@ -282,7 +294,7 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     const float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) sum[i][j] = mul(load(values + j * kLanes), splat(run.keep[i]));
   }
-  for (int slot = slots.first; slot < slots.end; ++slot) {
+  const auto add_slot = [&](int slot, bool by_all) {
     V value[N];
     const typename T::Code* from = block.values[slot] + at;
     for (int j = 0; j < N; ++j) {
@@ -295,10 +307,14 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
       }
     }
     for (int i = 0; i < Q; ++i) {
+      if (!by_all && slot >= run.ends[i]) continue;  // nor may what is there be multiplied by 0
       V weight = splat(run.weights[i * kBlock + slot]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
     }
-  }
+  };
+  int slot = run.slots.first;
+  for (; slot < run.all_end; ++slot) add_slot(slot, true);
+  for (; slot < run.slots.end; ++slot) add_slot(slot, false);
   for (int i = 0; i < Q; ++i) {
     float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);
@@ -307,19 +323,17 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
 
 // What to do with a block: its softmax (vectors = 0), or a strip of V's columns.
 struct Part {
-  Slots slots;
   int vectors;
   long at;
 };
 
 template <typename T, int Q>
 void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
-  const Slots slots = part.slots;
-  if (part.vectors == 0) weigh<T, Q>(call, block, run, slots);
-  else if (part.vectors == 1) add_values<T, Q, 1>(call, block, run, slots, part.at);
-  else if (part.vectors == 2) add_values<T, Q, 2>(call, block, run, slots, part.at);
-  else if (part.vectors == 4) add_values<T, Q, 4>(call, block, run, slots, part.at);
-  else add_values<T, Q, (Q <= 2 ? 8 : 4)>(call, block, run, slots, part.at);
+  if (part.vectors == 0) weigh<T, Q>(call, block, run);
+  else if (part.vectors == 1) add_values<T, Q, 1>(call, block, run, part.at);
+  else if (part.vectors == 2) add_values<T, Q, 2>(call, block, run, part.at);
+  else if (part.vectors == 4) add_values<T, Q, 4>(call, block, run, part.at);
+  else add_values<T, Q, (Q <= 2 ? 8 : 4)>(call, block, run, part.at);
 }
 
 template <typename T>
@@ -336,18 +350,17 @@ void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, 
   }
 }
 
-// Takes slots of a block into the states of all runs: first K for everyone, then V a strip of
-// columns at a time, so that what is shared stays in the nearest cache.
+// Takes a block into the states of all runs: first K for everyone, then V a strip of columns at a
+// time, so that what is shared stays in the nearest cache.
 template <typename T>
-void take_block(const AttentionCall& call, const Block<T>& block, const Run* runs, int run_count,
-                Slots slots) {
-  for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {slots, 0, 0});
+void take_block(const AttentionCall& call, const Block<T>& block, const Run* runs, int run_count) {
+  for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {0, 0});
   const long columns = call.pages.head_dim;
   const int widest = PM_LEVEL == 2 && run_count == 1 && runs[0].count <= 2 ? 8 : 4;
   for (long at = 0; at < columns;) {
     const long left = (columns - at) / kLanes;
     const int vectors = left >= widest ? widest : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {slots, vectors, at});
+    for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {vectors, at});
     at += vectors * kLanes;
   }
 }

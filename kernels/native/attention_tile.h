@@ -15,7 +15,7 @@ struct Scratch {
   float* weights;  // [query][64]
   float* keep;     // [query]
   void* keys;      // [head_dim][64] codes, when pages are too small for whole vectors
-  Run* runs;       // queries that see the whole block
+  Run* runs;       // of the block at hand
 };
 
 // `shared`: positions that all rows of the tile read from the same pages, in whole blocks; those
@@ -73,41 +73,55 @@ void pack_queries(const AttentionCall& call, Tile tile, long kv_head, Scratch& s
   }
 }
 
-Run run_at(const AttentionCall& call, const Scratch& scratch, long query, int count) {
-  return {scratch.q + query * call.pages.head_dim,
-          scratch.span + query * state_floats(call.width), scratch.weights + query * kBlock,
-          scratch.keep + query, count};
+// A run of `count` queries of a tile, from `query` on, over the block at `start`; they see it from
+// the same slot on.
+Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count,
+           const Scratch& scratch) {
+  Run run{scratch.q + query * call.pages.head_dim,
+          scratch.span + query * state_floats(call.width),
+          scratch.weights + query * kBlock,
+          scratch.keep + query,
+          count,
+          {kBlock, 0},
+          kBlock,
+          {}};
+  for (int i = 0; i < count; ++i) {
+    const Slots seen = slots_of(reach_of(call, tile.row + (query + i) / call.group), start);
+    run.ends[i] = seen.end;
+    run.slots.first = seen.first;
+    run.slots.end = seen.end > run.slots.end ? seen.end : run.slots.end;
+    run.all_end = seen.end < run.all_end ? seen.end : run.all_end;
+  }
+  return run;
 }
 
-// One block for all queries of some rows of a tile: those that see all of it in even runs, the
-// others singly.
+// One block for all queries of some rows of a tile: in even runs of those that see it all, of
+// those that see its beginning, and singly those that do not.
 template <typename T>
 void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>& block, long start,
                 Scratch& scratch) {
-  const long queries = rows.end * call.group;
-  const auto seen = [&](long query) {
-    return slots_of(reach_of(call, tile.row + query / call.group), start);
+  enum Sight { kNothing, kAll, kBeginning, kPart };
+  const auto sight = [&](long query) {
+    const Slots seen = slots_of(reach_of(call, tile.row + query / call.group), start);
+    if (seen.first >= seen.end) return kNothing;
+    return seen.first ? kPart : seen.end == kBlock ? kAll : kBeginning;
   };
-  const auto sees_all = [](Slots slots) { return slots.first == 0 && slots.end == kBlock; };
+  const long queries = rows.end * call.group;
   int run_count = 0;
   for (long query = rows.first * call.group; query < queries;) {
-    long end = query;
-    while (end < queries && sees_all(seen(end))) ++end;
-    long pieces = (end - query + kTileQueries - 1) / kTileQueries;
+    const Sight sees = sight(query);
+    long end = query + 1;
+    while (sees != kPart && end < queries && sight(end) == sees) ++end;
+    long pieces = sees == kNothing ? 0 : (end - query + kTileQueries - 1) / kTileQueries;
     for (; pieces > 0; --pieces) {
       const long count = (end - query + pieces - 1) / pieces;
-      scratch.runs[run_count++] = run_at(call, scratch, query, static_cast<int>(count));
+      scratch.runs[run_count++] =
+          run_at(call, tile, start, query, static_cast<int>(count), scratch);
       query += count;
     }
-    if (query == queries) break;
-    const Slots slots = seen(query);
-    if (slots.first < slots.end) {
-      const Run run = run_at(call, scratch, query, 1);
-      take_block(call, block, &run, 1, slots);
-    }
-    ++query;
+    query = end;
   }
-  take_block(call, block, scratch.runs, run_count, {0, kBlock});
+  take_block(call, block, scratch.runs, run_count);
 }
 
 // Blocks of [begin, end) for some rows of a tile, from the pages of the first of them.

@@ -169,6 +169,23 @@ def test_a_key_that_is_no_number_shows_in_every_row_that_sees_it_and_in_no_other
         assert torch.equal(got[position + 20 :], near[position + 20 :])
 
 
+@pytest.mark.parametrize("heads", [2, 14])
+@pytest.mark.parametrize("position", [0, 5, 63, 64, 100, 129])
+def test_a_value_that_is_no_number_shows_in_every_row_that_sees_it_and_in_no_other(
+    level: CpuLevel, position: int, heads: int
+) -> None:
+    # Rows of a chunk share its last block, of which each sees another part.
+    pool, tables = filled_pool(PageLayout(2, 2, 32, 16), 130, 1)
+    batch = ragged_batch(tables, [0], [130], 16)
+    q = torch.randn(130, heads, 32)
+    clean = paged_attention(q, pool, 1, batch, SCALE)
+    for value in (float("nan"), float("inf")):
+        pool.values(1)[int(tables[0][position // 16]), :, position % 16] = value
+        got = paged_attention(q, pool, 1, batch, SCALE)
+        assert torch.equal(got[:position], clean[:position])
+        assert not got[position:].isfinite().any()
+
+
 @pytest.mark.parametrize("position", [100, 511, 4795])
 def test_a_key_that_is_no_number_shows_through_a_long_past_on_any_number_of_threads(
     level: CpuLevel, with_threads: Callable[[int], None], position: int
