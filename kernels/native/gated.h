@@ -53,7 +53,7 @@ void gate_unit(const LinearCall& call, const Unit& unit, const float* gates, con
 
 void gated_unit(const LinearCall& call, const Unit& unit, long apart, float* carry, Next after) {
   float* ups = carry + (unit.last - unit.first) * unit.panel_carry;
-  const long depth = block_depth(call.k);
+  const long depth = block_depth(call);
   for (long begin = 0; begin < call.k; begin += depth) {
     const long end = begin + depth < call.k ? begin + depth : call.k;
     const Next up = next_at(call.weights, apart + unit.first, begin);

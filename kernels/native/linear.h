@@ -13,14 +13,21 @@
 
 namespace {
 
+// Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
+// long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
+// are as large as registers allow.
 #if PM_LEVEL == 2
 constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
+constexpr long kBlockDepth = 640;
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
+constexpr long kBlockDepth = 192;
 #else
 constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
+constexpr long kBlockDepth = 192;
 #endif
-constexpr long kBlockDepth = 192, kUnitRows = 256, kUnitPanels = 12;
+constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
+constexpr long kUnitRows = 256, kUnitPanels = 12;
 constexpr long kAheadLines = 32;  // of a stream that is read once
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.
@@ -77,13 +84,14 @@ inline V settle(const LinearCall& call, long panel, V sum, int width) {
   return sum;
 }
 
+// Finished sums, [R][P][16], to where they belong.
 template <int R, int P>
-void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
+void finish_tile(const LinearCall& call, long row, long panel, const float* sums) {
   for (int p = 0; p < P; ++p) {
     const long column = (panel + p) * kLanes;
     const int width = call.n - column < kLanes ? static_cast<int>(call.n - column) : kLanes;
     for (int r = 0; r < R; ++r) {
-      V value = settle(call, panel + p, sum[r][p], width);
+      V value = settle(call, panel + p, load(sums + (r * P + p) * kLanes), width);
       float* to = call.out + (row + r) * call.out_stride + column;
       if (call.add) value = add(load_some(to, width), value);
       store_some(to, value, width);
@@ -92,7 +100,7 @@ void finish_tile(const LinearCall& call, long row, long panel, V (*sum)[P]) {
 }
 
 // P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and at
-// their end in the next ones. Held sums go to `carry`, [P][kStreamRows][16].
+// their end in the next ones. Sums go to `carry`, [P][kStreamRows][16].
 template <typename T, int R, int P>
 void stream_panels(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
@@ -131,9 +139,10 @@ void stream_panels(const LinearCall& call, long panel, long apart, float* carry,
     ahead = next.at ? next.at : weight;
     apart_bytes = next.at ? next.apart_bytes : apart_bytes;
   }
-  if (!call.hold) return finish_tile<R, P>(call, 0, panel, sum);
   for (int p = 0; p < P; ++p) {
-    for (int r = 0; r < R; ++r) store(carry + (p * kStreamRows + r) * kLanes, sum[r][p]);
+    float* sums = carry + p * kStreamRows * kLanes;
+    for (int r = 0; r < R; ++r) store(sums + r * kLanes, sum[r][p]);
+    if (!call.hold) finish_tile<R, 1>(call, 0, panel + p, sums);
   }
 }
 
@@ -160,16 +169,19 @@ Floats floats_of(const LinearCall& call, long panel, long begin, long end, float
   return {room, kBlockDepth * kLanes};
 }
 
-// A tile's share of a block: values [begin, end) of K, whose weights are `floats`. Sums come
-// from and go to `carry`, [R][P][16], except at the ends of K. Fetches as many rows of `next` when
-// FETCH.
+alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
+
+// A tile's share of a block: values [begin, end) of K, whose weights are `floats`. Sums go to
+// `carry`, [R][P][16], from which those of a later block go on. Fetches as many rows of `next`
+// when FETCH.
 template <int R, int P, bool FETCH>
 void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Floats floats,
                 float* carry, Next next) {
   const float* x = call.x + row * call.x_stride + begin;
+  const float* from = begin ? carry : kNoSums;
   V sum[R][P];
   for (int r = 0; r < R; ++r) {
-    for (int p = 0; p < P; ++p) sum[r][p] = begin ? load(carry + (r * P + p) * kLanes) : zero();
+    for (int p = 0; p < P; ++p) sum[r][p] = load(from + (r * P + p) * kLanes);
   }
 #pragma GCC unroll 4
   for (long k = 0; k < end - begin; ++k) {
@@ -181,10 +193,10 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
       for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
     }
   }
-  if (end == call.k && !call.hold) return finish_tile<R, P>(call, row, panel, sum);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
   }
+  if (end == call.k && !call.hold) finish_tile<R, P>(call, row, panel, carry);
 }
 
 using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
@@ -308,11 +320,14 @@ void block_span(const LinearCall& call, const Unit& unit, long apart, long begin
   }
 }
 
-// Values of K in a block: at most kBlockDepth, and about as many in each.
-inline long block_depth(long k) { return pieces(pieces(k, pieces(k, kBlockDepth)), 8) * 8; }
+// Values of K in each block of a product, about as many in all of them.
+inline long block_depth(const LinearCall& call) {
+  const long most = call.rows <= kShortRows ? kShortDepth : kBlockDepth;
+  return pieces(pieces(call.k, pieces(call.k, most)), 8) * 8;
+}
 
 void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next after) {
-  const long depth = block_depth(call.k);
+  const long depth = block_depth(call);
   for (long begin = 0; begin < call.k; begin += depth) {
     const long end = begin + depth < call.k ? begin + depth : call.k;
     const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
