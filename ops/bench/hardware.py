@@ -11,8 +11,7 @@ from pathlib import Path
 def describe() -> dict[str, object]:
     """Commit (with ``+`` when the tree differs from it), processor, cores and load."""
     return {
-        "commit": _git("rev-parse", "--short=12", "HEAD")
-        + ("+" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "commit": _commit(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
         "machine": platform.machine(),
@@ -22,12 +21,20 @@ def describe() -> dict[str, object]:
     }
 
 
-def _git(*arguments: str) -> str:
+def _commit() -> str:
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return "unknown"
+    return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints, None when it fails."""
     here = Path(__file__).parent
     done = subprocess.run(
         ["git", *arguments], cwd=here, capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() or "unknown" if done.returncode == 0 else "unknown"
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_name() -> str:
