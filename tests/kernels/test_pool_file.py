@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,29 @@ def test_a_damaged_or_truncated_pool_is_refused(tmp_path: Path) -> None:
     pool_path(tmp_path).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="superblock says"):
         PoolFile.attach(pool_path(tmp_path))
+
+
+def test_pages_on_a_device_are_not_in_the_file_and_it_says_where_they_are(tmp_path: Path) -> None:
+    here = superblock()
+    there = replace(here, form=replace(here.form, place="cuda:0123"))
+    with PoolFile.create(pool_path(tmp_path), there) as pool:
+        assert pool.path.stat().st_size == here.form.pages_offset < here.form.file_bytes
+        write_headers(pool.headers, [3], sequence=9)
+    with PoolFile.attach(pool_path(tmp_path)) as pool:
+        assert pool.superblock == there
+        with pytest.raises(ValueError, match="are on cuda:0123"):
+            _ = pool.pages
+
+
+def test_a_place_is_part_of_the_check_and_has_a_longest_name(tmp_path: Path) -> None:
+    here = superblock()
+    plain, there = here.pack(1), replace(here, form=replace(here.form, place="cuda:1")).pack(1)
+    assert plain[96:] == bytes(64), "as in files of before there were places"
+    assert Superblock.unpack(plain) == here
+    with pytest.raises(ValueError, match="damaged"):
+        Superblock.unpack(plain[:96] + there[96:])
+    with pytest.raises(ValueError, match="more than 64 bytes"):
+        replace(here, form=replace(here.form, place="x" * 65)).pack(1)
 
 
 HOLD = """

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import LOCK_SUFFIX, PINS_SUFFIX, POOL_SUFFIX
+from pagemesh.wire.pool_format import PINS_SUFFIX, POOL_SUFFIX
 
 PREFIX = "up-"
 LOCK_NAME = "up.lock"
@@ -214,7 +214,7 @@ def _strip(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name in kept or path.suffix in (POOL_SUFFIX, PINS_SUFFIX):
             continue
-        if path.suffix == LOCK_SUFFIX or path.is_file():
+        if not path.is_dir():
             path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=True)

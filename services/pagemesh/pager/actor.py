@@ -25,6 +25,8 @@ from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
+from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.pool_opening import adopt_pool, make_pool
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tier_events import DiskFailed, DiskFound, PutAway, TierEvent
@@ -36,10 +38,11 @@ from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import ConfigError, Denied, Fault, Malformed, NoCapacity, Stale
+from pagemesh.wire.errors import Denied, Fault, Malformed, Stale
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
 from pagemesh.wire.pager_reports import InspectPager, PagesSnapshot, SnapshotWanted
+from pagemesh.wire.pool_format import IN_FILE
 
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
@@ -89,13 +92,15 @@ class PagerActor(Behaviour[PagerEvent]):
         clock: Clock,
         board: PagerBoard,
         wake: Callable[[], None],
+        memory: PoolMemory,
     ) -> None:
         """``wake`` has the actor handle ``DiskDue`` soon; it may fail to."""
         self._settings = settings
+        self._memory = memory
         self._bus = bus
         self._clock = clock
         self._board = board
-        self._holders = Holders(settings.folder, settings.host)
+        self._holders = Holders(settings.folder, settings.host, memory.has_exited)
         self._life: _Life | None = None
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
@@ -104,17 +109,8 @@ class PagerActor(Behaviour[PagerEvent]):
     # A life
 
     async def begin(self) -> None:
-        settings = self._settings
-        path = PoolStore.path_of(settings.folder, settings.host)
-        if path.exists():
-            try:
-                store = PoolStore.adopt(settings.folder, settings.host)
-            except ConfigError as error:
-                if "served by another" in str(error):
-                    raise
-                _log.error("pager.pool_damaged", path=str(path), error=error)
-                path.unlink(missing_ok=True)
-                return
+        store = await adopt_pool(self._settings, self._memory, self._holders)
+        if store is not None:
             await self._start(store, adopted=True)
 
     async def end(self) -> None:
@@ -226,25 +222,24 @@ class PagerActor(Behaviour[PagerEvent]):
             # A lock has one holder, so whoever was known under it before is dead.
             for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
                 await self._feed(life, ev.HolderDied(incarnation))
+            facts = life.store.facts
             if self._suits(life, message.pool) or life.core.books.sessions:
+                if facts.place == message.pool.place != IN_FILE:
+                    await asyncio.to_thread(self._memory.hand_over, facts, message.lock_name)
                 return
             _log.info("pager.pool_replaced", path=life.store.facts.path)
             await self.end()
-        settings = self._settings
-        try:
-            store = await asyncio.to_thread(
-                PoolStore.create, settings.folder, settings.host, message.pool, settings.pool_bytes
-            )
-        except ConfigError as error:
-            raise NoCapacity(str(error)) from None
+        store = await make_pool(self._settings, self._memory, message)
         await self._start(store, adopted=False)
 
     def _suits(self, life: _Life, spec: PoolSpec) -> bool:
         """Whether the pool is what ``spec`` and our settings would make anew."""
         facts = life.store.facts
-        return (facts.layout_digest, facts.page_count) == (
+        pages = self._settings.pool_bytes // spec.page_bytes
+        return (facts.layout_digest, facts.place, facts.page_count) == (
             spec.layout_digest,
-            self._settings.pool_bytes // spec.page_bytes,
+            spec.place,
+            pages,
         )
 
     async def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
@@ -24,7 +25,11 @@ _log = get_logger(__name__)
 class Holders:
     """The incarnations a pager has to reckon with, kept in ``<host>.holders``."""
 
-    def __init__(self, folder: Path, host: str) -> None:
+    def __init__(
+        self, folder: Path, host: str, has_exited: Callable[[str], bool] = lambda _name: True
+    ) -> None:
+        """``has_exited``: of a lock that is free, whether its process has ended altogether."""
+        self._has_exited = has_exited
         self._folder = folder
         self._path = folder / f"{host}.holders"
         self._known: dict[int, Holder] = {}
@@ -48,9 +53,11 @@ class Holders:
             self._write()
 
     def is_dead(self, incarnation: int) -> bool:
-        """Whether the incarnation's lock is free, or nobody knows of it."""
+        """Whether the incarnation's lock is free and its process gone, or nobody knows of it."""
         holder = self._known.get(incarnation)
-        return holder is None or not self.is_locked(holder.lock_name)
+        if holder is None:
+            return True
+        return not self.is_locked(holder.lock_name) and self._has_exited(holder.lock_name)
 
     def is_locked(self, lock_name: str) -> bool:
         return not holder_is_dead(self._lock_path(lock_name))

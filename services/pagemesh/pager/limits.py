@@ -22,6 +22,8 @@ class PoolFacts:
     path: str
     pool: int = 0
     group: int = 0
+    place: str = ""
+    """Where the pages are; see ``wire.pool_format``."""
 
     @property
     def page_token_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """The pool file in the pager's hands: made or taken over, scanned, written to.
 
-    <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages
+    <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages (unless they
+                                    are on a device)
                   <host>.holders    which lock proves that a worker incarnation lives (JSON)
                   <host>.pins       what operators have pinned in it (``kept_file``)
                   <lock name>.lock  each worker incarnation's own
@@ -66,7 +67,7 @@ class PoolStore:
             raise NoCapacity(
                 f"PAGEMESH_POOL_BYTES={pool_bytes} holds no page of {spec.page_bytes} bytes"
             )
-        form = PoolFormat(count, spec.page_size, spec.page_bytes)
+        form = PoolFormat(count, spec.page_size, spec.page_bytes, spec.place)
         superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = cls.path_of(folder, host)
@@ -137,4 +138,5 @@ def _facts(file: PoolFile, host: str, epoch: int) -> PoolFacts:
         layout_digest=superblock.layout_digest,
         path=str(file.path),
         group=superblock.group,
+        place=superblock.place,
     )

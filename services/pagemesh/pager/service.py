@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from pagemesh.pager.actor import DiskDue, PagerActor, PagerEvent, PutAwayDue, TickDue
@@ -10,6 +11,7 @@ from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
@@ -55,6 +57,13 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     stays for the next pager. Raises ``ConfigError``."""
     settings = settings_of(config)
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.closing(PoolMemory(settings.folder)) as memory:
+        await _serve(config, settings, memory, stop)
+
+
+async def _serve(
+    config: ServiceConfig, settings: PagerSettings, memory: PoolMemory, stop: Stop
+) -> None:
     clock = MonotonicClock()
     board = PagerBoard(settings)
     async with Bus.connect(
@@ -66,7 +75,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
 
         actor: Actor[PagerEvent] = Actor(
             "pager",
-            lambda: PagerActor(settings, bus, clock, board, wake),
+            lambda: PagerActor(settings, bus, clock, board, wake, memory),
             inbox_count_max=config.pager.inbox_count_max,
         )
         presence = Presence(bus, clock, board.announce)

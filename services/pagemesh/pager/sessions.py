@@ -44,6 +44,9 @@ class Sessions:
             facts.page_bytes,
         ):
             raise Malformed("page size or bytes differ under the same layout digest")
+        if message.pool.place != facts.place:
+            here, there = (place or "host memory" for place in (facts.place, message.pool.place))
+            raise Stale(f"the pool's pages are in {here}, yours would be in {there}")
         session = books.sessions.get(message.incarnation)
         if session is None:
             if len(books.sessions) >= books.limits.session_count_max:

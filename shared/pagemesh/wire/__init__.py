@@ -3,6 +3,12 @@
 Importing this package registers every message type.
 """
 
-from pagemesh.wire import pager_messages, pager_reports, presence, work_messages
+from pagemesh.wire import (
+    pager_messages,
+    pager_reports,
+    pool_memory,
+    presence,
+    work_messages,
+)
 
-__all__ = ["pager_messages", "pager_reports", "presence", "work_messages"]
+__all__ = ["pager_messages", "pager_reports", "pool_memory", "presence", "work_messages"]

@@ -47,13 +47,13 @@ from pagemesh.wire.tokens import PageCopy
 
 
 class PoolSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shape of a page, as the engine lays it out. Pools with equal digests are alike."""
+    """A page of ``page_size`` slots. Pools with equal digests in one ``place`` are alike."""
 
     layout_digest: Digest
     page_size: Annotated[int, Meta(ge=1, le=256)]
-    """Slots in a page, in tokens."""
     page_bytes: Annotated[int, Meta(ge=1, le=1 << 34)]
     group: U32 = 0
+    place: ShortText = ""
 
 
 class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

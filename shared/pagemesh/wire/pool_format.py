@@ -4,8 +4,9 @@
     4 KiB        32 + 8 bytes  8 bytes a lease    header_bytes   page_bytes each
                  a root        slot               a page
 
-Every section starts on a 4 KiB boundary. Only the pager writes the first four; page bytes
-are written by the one holder of the page's write right.
+Pages that are on a device are not in the file, which ends with the header table then; the
+superblock says where they are. Every section starts on a 4 KiB boundary. Only the pager writes
+the first four; page bytes are written by the one holder of the page's write right.
 
 A header is ``8 + page_size / 2`` words of 8 bytes (128 bytes at page size 16):
 
@@ -41,6 +42,12 @@ EPOCH_SHIFT = 40
 LOCK_SUFFIX = ".lock"
 POOL_SUFFIX = ".pool"
 PINS_SUFFIX = ".pins"
+MEMORY_SUFFIX = ".memory"
+"""Of the socket beside a worker's lock at which the memory of a device's pool changes hands."""
+IN_FILE = ""
+"""The place of pages that are in the pool file; other places are names of devices."""
+PLACE_BYTES_MAX = 64
+"""Of a place's name, in UTF-8."""
 
 
 class HeaderState(enum.IntEnum):
@@ -64,6 +71,13 @@ class PoolFormat:
     page_count: int
     page_size: int
     page_bytes: int
+    place: str = IN_FILE
+    """Where the pages are."""
+
+    @property
+    def all_pages_bytes(self) -> int:
+        """Of all pages, wherever they are."""
+        return self.page_count * self.page_bytes
 
     @property
     def header_bytes(self) -> int:
@@ -91,4 +105,6 @@ class PoolFormat:
 
     @property
     def file_bytes(self) -> int:
-        return _aligned(self.pages_offset + self.page_count * self.page_bytes)
+        if self.place != IN_FILE:
+            return self.pages_offset
+        return _aligned(self.pages_offset + self.all_pages_bytes)

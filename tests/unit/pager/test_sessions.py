@@ -44,10 +44,10 @@ def declare(
     )  # fmt: skip
 
 
-def open_message(layout: bytes) -> OpenSession:
+def open_message(layout: bytes, place: str = "") -> OpenSession:
     return OpenSession(
         worker="x", incarnation=9, role="decode", lock_name="lock",
-        pool=PoolSpec(layout_digest=layout, page_size=4, page_bytes=1 << 12),
+        pool=PoolSpec(layout_digest=layout, page_size=4, page_bytes=1 << 12, place=place),
     )  # fmt: skip
 
 
@@ -55,6 +55,12 @@ def test_another_layout_is_refused_and_both_are_named(rig: Rig) -> None:
     refused = rig.ask(open_message(b"z" * 32))
     assert isinstance(refused, Refused) and refused.code == "Stale"
     assert LAYOUT.hex() in refused.message and (b"z" * 32).hex() in refused.message
+
+
+def test_pages_in_another_place_are_refused_and_both_are_named(rig: Rig) -> None:
+    refused = rig.ask(open_message(LAYOUT, "cuda:1"))
+    assert isinstance(refused, Refused) and refused.code == "Stale"
+    assert "in host memory, yours would be in cuda:1" in refused.message
 
 
 def test_who_holds_what_lock_is_remembered_before_the_session_is_confirmed(rig: Rig) -> None:

@@ -27,7 +27,7 @@ from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import try_lock, unlock
 from pagemesh.kernels.native.superblock import EPOCH_MAX, EPOCH_OFFSET, Superblock
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import SUPERBLOCK_BYTES
+from pagemesh.wire.pool_format import IN_FILE, SUPERBLOCK_BYTES
 
 
 class PoolFile:
@@ -60,7 +60,7 @@ class PoolFile:
         try:
             try_lock(descriptor)  # at once: an unlocked one is a leftover
             os.posix_fallocate(descriptor, 0, size)
-            os.pwrite(descriptor, superblock.pack() + epoch.to_bytes(8, "little"), 0)
+            os.pwrite(descriptor, superblock.pack(epoch), 0)
             pool = cls(path, descriptor, superblock)
             fresh.rename(path)
             return pool
@@ -96,11 +96,12 @@ class PoolFile:
 
     @property
     def pages(self) -> NDArray[np.uint8]:
-        """The page bytes, for ``KvPool``. The map lives as long as any view of it."""
+        """The page bytes, for ``KvPool``. The map lives as long as any view of it. Raises
+        ``ValueError`` when they are not in the file."""
         form = self.superblock.form
-        return self._bytes[
-            form.pages_offset : form.pages_offset + form.page_count * form.page_bytes
-        ]
+        if form.place != IN_FILE:
+            raise ValueError(f"the pages of {self.path} are on {form.place}")
+        return self._bytes[form.pages_offset : form.pages_offset + form.all_pages_bytes]
 
     @property
     def epoch(self) -> int:

@@ -10,6 +10,8 @@
            48  layout digest    32 bytes
            80  check            8 bytes  of all the above
            88  epoch            uint64   one aligned store, bumped before the first grant
+           96  place            64 bytes where the pages are: UTF-8, zeros behind; none: in the
+                                         file. In the check, too, but for the zeros
 
 Everything but the epoch is written once, before the pool has its final name.
 """
@@ -20,7 +22,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from pagemesh.wire.pool_format import FORMAT_VERSION, MAGIC, PoolFormat
+from pagemesh.wire.pool_format import FORMAT_VERSION, MAGIC, PLACE_BYTES_MAX, PoolFormat
 
 EPOCH_OFFSET = 88
 EPOCH_MAX = (1 << 16) - 1
@@ -29,6 +31,7 @@ FIRST_EPOCHS = 1 << 15
 """A new pool starts somewhere below this, so that a late message about the pool before it is
 not taken for one about this pool; as many restarts are left."""
 _FIELDS = struct.Struct("<8sIIQQQQ32s")
+_PLACE_OFFSET = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +48,39 @@ class Superblock:
         """Where the epochs of this pool start: as random as its incarnation."""
         return self.incarnation % FIRST_EPOCHS
 
-    def pack(self) -> bytes:
-        """The fixed part, check included."""
+    @property
+    def place(self) -> str:
+        """Where the pages are; see ``PoolFormat``."""
+        return self.form.place
+
+    def pack(self, epoch: int) -> bytes:
+        """All of it, check included. Raises ``ValueError`` for a place whose name is too long."""
         form = self.form
         fields = _FIELDS.pack(
             MAGIC, FORMAT_VERSION, self.group, form.page_count, form.page_size, form.page_bytes,
             self.incarnation, self.layout_digest,
         )  # fmt: skip
-        return fields + _check(fields)
+        place = form.place.encode()
+        if len(place) > PLACE_BYTES_MAX:
+            raise ValueError(f"the place {form.place!r} has more than {PLACE_BYTES_MAX} bytes")
+        words = fields + _check(fields, place) + epoch.to_bytes(8, "little")
+        return words + place.ljust(PLACE_BYTES_MAX, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Superblock:
         """Raises ``ValueError`` with the reason when ``data`` is no superblock of ours."""
         fields, check = data[: _FIELDS.size], data[_FIELDS.size : _FIELDS.size + 8]
+        place = data[_PLACE_OFFSET : _PLACE_OFFSET + PLACE_BYTES_MAX].rstrip(b"\0")
         if len(check) < 8 or fields[: len(MAGIC)] != MAGIC:
             raise ValueError("not a pool file")
         _, version, group, count, size, page_bytes, incarnation, digest = _FIELDS.unpack(fields)
         if version != FORMAT_VERSION:
             raise ValueError(f"pool format {version} is not {FORMAT_VERSION}")
-        if check != _check(fields):
+        if check != _check(fields, place):
             raise ValueError("the superblock is damaged")
-        return cls(PoolFormat(count, size, page_bytes), incarnation, digest, group)
+        form = PoolFormat(count, size, page_bytes, place.decode())
+        return cls(form, incarnation, digest, group)
 
 
-def _check(fields: bytes) -> bytes:
-    return hashlib.sha256(fields).digest()[:8]
+def _check(fields: bytes, place: bytes) -> bytes:
+    return hashlib.sha256(fields + place).digest()[:8]

@@ -1,0 +1,133 @@
+"""The memory of a pool on a device, as the pager has it: one open file that it keeps.
+
+The pager runs no kernel and maps none of this; it asks the first worker to make the memory and
+hands the descriptor to the others, at the socket beside each one's lock (``wire.pool_memory``).
+The descriptor holds the memory while no worker lives; while one lives, a new pager gets it back
+from there. Where nobody has it any more the pages are gone, and so must the pool be.
+
+A device may go on writing for a process that has let go of its lock, until it has ended
+altogether: ``has_exited`` tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable
+from pathlib import Path
+
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.runtime.descriptors import Packet, exchange
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire import codec
+from pagemesh.wire.errors import Busy, Fault, Internal
+from pagemesh.wire.messages import Ok, Refused
+from pagemesh.wire.pool_format import MEMORY_SUFFIX
+from pagemesh.wire.pool_memory import Action, HandMemory
+
+MAKE_S_MAX = 60.0
+"""What a worker may take to make and zero the memory; nobody else is served then."""
+HAND_S_MAX = 2.0
+"""What a worker may take for anything else: it only stores or copies a number."""
+_RETRY_MS = 500
+_log = get_logger(__name__)
+
+
+class PoolMemory:
+    """Outlives the lives of the pager within its process. Every call may wait for a worker, so
+    none of them is for the event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = 0
+        self._descriptor: int | None = None
+        self._watched: dict[str, int] = {}
+        """Descriptors of worker processes, by the name of their locks."""
+
+    def make(self, facts: PoolFacts, lock_name: str) -> None:
+        """Have the worker make the memory of a new pool, and keep it. Raises what the worker
+        refuses it with, or ``Busy`` when it does not answer."""
+        self._take_in(facts, self._ask(lock_name, facts, "make", MAKE_S_MAX))
+
+    def hand_over(self, facts: PoolFacts, lock_name: str) -> None:
+        """See that the worker has the memory. Raises like ``make``."""
+        if not self._has(facts):
+            raise Internal("the pager has lost the memory of its pool")
+        self._ask(lock_name, facts, "take", HAND_S_MAX).close()
+
+    def find(self, facts: PoolFacts, lock_names: Iterable[str]) -> bool:
+        """Whether the memory of a pool from an earlier life is still there: here, or with one
+        of the workers, which gives it back."""
+        if self._has(facts):
+            return True
+        for lock_name in lock_names:
+            try:
+                self._take_in(facts, self._ask(lock_name, facts, "give", HAND_S_MAX))
+            except Fault as fault:
+                _log.info("pager.no_memory_from", lock=lock_name, reason=fault.message)
+            else:
+                return True
+        return False
+
+    def has_exited(self, lock_name: str) -> bool:
+        """Whether the process behind a lock that is free has ended altogether. True for one
+        that this pager never handed memory to. Does not wait."""
+        watched = self._watched.get(lock_name)
+        if watched is None:
+            return True
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        if not poll.poll(0):
+            return False
+        os.close(self._watched.pop(lock_name))
+        return True
+
+    def close(self) -> None:
+        """Let go: what no worker holds is freed."""
+        self._drop()
+        for watched in self._watched.values():
+            os.close(watched)
+        self._watched.clear()
+
+    def _has(self, facts: PoolFacts) -> bool:
+        return self._descriptor is not None and self._pool == facts.incarnation
+
+    def _take_in(self, facts: PoolFacts, packet: Packet) -> None:
+        if packet.descriptor is None:
+            raise Internal("a worker answered without the memory")
+        self._drop()
+        self._pool, self._descriptor = facts.incarnation, packet.descriptor
+
+    def _drop(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def _ask(self, lock_name: str, facts: PoolFacts, action: Action, timeout_s: float) -> Packet:
+        message = HandMemory(
+            action=action, pool_incarnation=facts.incarnation,
+            size_bytes=facts.page_count * facts.page_bytes,
+        )  # fmt: skip
+        own = self._descriptor if action == "take" else None
+        path = self._folder / f"{lock_name}{MEMORY_SUFFIX}"
+        try:
+            packet, pid = exchange(path, Packet(codec.encode(message), own), timeout_s)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise Busy(
+                f"the worker does not answer at {path.name} ({reason})", retry_after_ms=_RETRY_MS
+            ) from None
+        self._watch(lock_name, pid)
+        answer = codec.decode(packet.data)
+        if not isinstance(answer, Ok):
+            packet.close()
+            raise answer.error() if isinstance(answer, Refused) else Internal("a wrong answer")
+        return packet
+
+    def _watch(self, lock_name: str, pid: int) -> None:
+        for known in list(self._watched):
+            self.has_exited(known)
+        if pid and lock_name not in self._watched:
+            with contextlib.suppress(OSError):  # gone already
+                self._watched[lock_name] = os.pidfd_open(pid)

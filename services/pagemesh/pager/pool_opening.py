@@ -1,0 +1,68 @@
+"""A pool for a life of the pager: what an earlier one left, or a new one.
+
+Either may have to wait for the disk or, where pages are on a device, for a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.holders import Holders
+from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.pool_store import PoolStore
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.errors import ConfigError, Fault, NoCapacity
+from pagemesh.wire.pager_messages import OpenSession
+from pagemesh.wire.pool_format import IN_FILE
+
+_log = get_logger(__name__)
+
+
+async def adopt_pool(
+    settings: PagerSettings, memory: PoolMemory, holders: Holders
+) -> PoolStore | None:
+    """What is there and whole, memory on a device included; what is there and is not is removed.
+    Raises ``ConfigError`` when another pager serves it."""
+    path = PoolStore.path_of(settings.folder, settings.host)
+    if not path.exists():
+        return None
+    try:
+        store = PoolStore.adopt(settings.folder, settings.host)
+    except ConfigError as error:
+        if "served by another" in str(error):
+            raise
+        _log.error("pager.pool_damaged", path=str(path), error=error)
+        path.unlink(missing_ok=True)
+        return None
+    if store.facts.place != IN_FILE:
+        locks = [holder.lock_name for holder in holders.living()]
+        if not await asyncio.to_thread(memory.find, store.facts, locks):
+            _log.warning("pager.pool_memory_lost", path=str(path), place=store.facts.place)
+            store.file.remove()
+            return None
+    return store
+
+
+async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSession) -> PoolStore:
+    """The pool that the session asks for. Raises ``NoCapacity`` where there is no room for it, or
+    what the worker refuses to make its memory with."""
+    spec = message.pool
+    if settings.disk is not None and spec.place != IN_FILE:
+        raise NoCapacity(
+            f"PAGEMESH_DISK_DIR={settings.disk.folder} (--disk-dir): pages on {spec.place} "
+            "cannot be kept on disk yet; leave it out"
+        )
+    try:
+        store = await asyncio.to_thread(
+            PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes
+        )
+    except ConfigError as error:
+        raise NoCapacity(str(error)) from None
+    if spec.place != IN_FILE:
+        try:
+            await asyncio.to_thread(memory.make, store.facts, message.lock_name)
+        except Fault:
+            store.file.remove()
+            raise
+    return store
