@@ -203,7 +203,7 @@ def _kv_write(dtype: KvDtype) -> Item:
 
 
 def _page_copy(best: Limits) -> Result:
-    from pagemesh.kernels.ops import page_copy
+    from pagemesh.kernels.page_copy.triton import page_copy
 
     pool = device_pool("bfloat16", 128, layers=32)
     pool.memory.random_()

@@ -5,8 +5,7 @@ missing native library is an error at start-up, never a silent change of backend
 differ in their last bits between workers.
 
 That is the CPU. On a GPU there is one backend, Triton, and nothing to choose: each operation's
-``triton`` module is called by the engine's own forward pass there (``engine.cuda``); what both
-engines share (``page_copy``) goes by where the pool's memory is.
+``triton`` module is called by the engine there (``engine.cuda``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs step plans: copies, fences, one forward pass, draws and scores.
 
     revocation words, and the headers of pages new to us      before
-    page copies, forward pass, draws, prompt scores
-    the same words and headers again                          after
+    page copies, forward pass, draws, prompt scores           on the device
+    the same words and headers again                          after, once the device is done
 
 What a row whose lease ended in between computed is thrown away. Its writes were harmless: its
 writable pages are given to nobody until this worker acknowledges, which is after the step.
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagemesh.engine.device import HOST, StepDevice
+from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.pool import WorkerPool
-from pagemesh.engine.sampler import draw, score
 from pagemesh.engine.step_arrays import ArrayKeeper, targets, wanted_count
 from pagemesh.engine.worker.plan import (
     Drawn,
@@ -29,7 +30,7 @@ from pagemesh.engine.worker.plan import (
     StepRow,
     TokenScores,
 )
-from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, page_copy
+from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
@@ -55,23 +56,33 @@ class StepDecoder(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of ``hidden`` rows that ``step`` gave."""
+        """float32 [n, vocab], on the decoder's device, of ``hidden`` rows that ``step`` gave."""
         ...
 
 
 class ModelExecutor:
     """``plan.Executor`` over a decoder and the pool in use. One thread at a time."""
 
-    def __init__(self, decoder: StepDecoder, layout: PageLayout) -> None:
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        layout: PageLayout,
+        device: StepDevice = HOST,
+        box: MemoryBox | None = None,
+    ) -> None:
+        """``device`` is the decoder's; ``box`` holds the memory of its pools, where that is not
+        in their files."""
         self._decoder = decoder
         self._layout = layout
+        self._device = device
+        self._box = box
         self._pool: WorkerPool | None = None
         self._fence: Fence | None = None
         self._arrays = ArrayKeeper(layout.page_size)
 
     def use_opened(self, opened: SessionOpened) -> None:
         """Run later plans over the pool that a pager named. Raises like ``WorkerPool.attach``."""
-        self.use(WorkerPool.attach(opened, self._layout))
+        self.use(WorkerPool.attach(opened, self._layout, self._box))
 
     def use(self, pool: WorkerPool) -> None:
         """Run later plans over ``pool``; the one before is let go."""
@@ -94,7 +105,7 @@ class ModelExecutor:
         if pool is None or fence is None:
             raise RuntimeError(f"step {plan.step} came before any pool")
         stood = fence.enter(plan.rows)
-        page_copy(pool.pages, plan.copies)
+        self._device.copy_pages(pool.pages, plan.copies)
         live = plan.rows
         if not all(stood):
             live = tuple(row for row, stand in zip(plan.rows, stood, strict=True) if stand)
@@ -104,6 +115,7 @@ class ModelExecutor:
             next(results) if stand else RowResult(row.key, row.lease, revoked=True)
             for row, stand in zip(plan.rows, stood, strict=True)
         ]
+        self._device.finish()
         stands = fence.leave(plan.rows, stood)
         return StepResult(
             step=plan.step,
@@ -140,7 +152,8 @@ class ModelExecutor:
         for all."""
         if logits is not None and all(len(row.samples) == 1 for row in rows):
             samples = [row.samples[0] for row in rows]
-            return [(one,) for one in draw(logits.numpy(), np.arange(len(rows)), samples)]
+            own = np.arange(len(rows))
+            return [(one,) for one in self._device.draw(logits, own, samples)]
         drawing = [index for index, row in enumerate(rows) if row.samples]
         out: list[tuple[Drawn, ...]] = [()] * len(rows)
         if not drawing:
@@ -149,7 +162,8 @@ class ModelExecutor:
             logits = self._decoder.logits(hidden[torch.from_numpy(last[drawing])])
         samples = [sample for index in drawing for sample in rows[index].samples]
         widths = [len(rows[index].samples) for index in drawing]
-        drawn = draw(logits.numpy(), np.repeat(np.arange(len(drawing)), widths), samples)
+        own = np.repeat(np.arange(len(drawing)), widths)
+        drawn = self._device.draw(logits, own, samples)
         at = 0
         for index, width in zip(drawing, widths, strict=True):
             out[index] = drawn[at : at + width]
@@ -166,7 +180,7 @@ class ModelExecutor:
         for start in range(0, len(scored), _SCORED_ROWS_MAX):
             part = scored[start : start + _SCORED_ROWS_MAX]
             logits = self._decoder.logits(hidden[first + start : first + start + len(part)])
-            parts.append(score(logits.numpy(), part, row.score_width))
+            parts.append(self._device.score(logits, part, row.score_width))
         return _joined(parts)
 
 

@@ -8,25 +8,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.worker.plan import StepRow
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.ops import KvPool, PageLayout
 from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
+from pagemesh.wire.pool_format import IN_FILE
 
 
 class WorkerPool:
-    """A mapped pool file. A context manager; ``pages`` is for the kernels."""
+    """A mapped pool file. A context manager; ``pages`` is for the kernels.
 
-    def __init__(self, file: PoolFile, layout: PageLayout) -> None:
+    Headers and lease words are always in the file, where every process can read them without a
+    device; ``memory``, uint8 and whole pages, is where the pages are if not there too.
+    """
+
+    def __init__(
+        self, file: PoolFile, layout: PageLayout, memory: torch.Tensor | None = None
+    ) -> None:
         self._file = file
-        self.pages = KvPool(layout, file.pages)
+        self.pages = KvPool(layout, file.pages if memory is None else memory)
 
     @classmethod
-    def attach(cls, opened: SessionOpened, layout: PageLayout) -> WorkerPool:
-        """Map the pool that a pager named. Raises ``Gone`` when there is no such pool (its
-        pager may have ended with it), ``Stale`` when it is not the one the pager spoke of."""
+    def attach(
+        cls, opened: SessionOpened, layout: PageLayout, box: MemoryBox | None = None
+    ) -> WorkerPool:
+        """Map the pool that a pager named, its pages from ``box`` where they are on a device.
+        Raises ``Gone`` when there is no such pool (its pager may have ended with it) or its
+        memory has not come, ``Stale`` when it is not the one the pager spoke of."""
         try:
             file = PoolFile.attach(Path(opened.pool_path))
         except ConfigError as error:
@@ -37,11 +50,19 @@ class WorkerPool:
             and found.layout_digest == layout.digest
             and found.form.page_count == opened.page_count
             and found.form.page_bytes == layout.page_bytes
+            and found.place == (IN_FILE if box is None else box.place)
         )
         if not same:
             file.close()
             raise Stale(f"{opened.pool_path} is not the pool that the pager serves; ask it again")
-        return cls(file, layout)
+        if box is None:
+            return cls(file, layout)
+        try:
+            memory = box.claim(found.incarnation, found.form.all_pages_bytes)
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, layout, memory)
 
     @property
     def page_count(self) -> int:

@@ -36,7 +36,7 @@ I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
 """Logits worked on at a time, so that the copies of a large batch stay small."""
 _SUM_BLOCK = 1024
-_TEMPERATURE_MIN = np.finfo(np.float32).tiny
+TEMPERATURE_MIN = np.finfo(np.float32).tiny
 """A temperature may be smaller than any float32, and 0 / 0 is no weight. Only the highest
 logits are left at this one already."""
 
@@ -171,10 +171,11 @@ def _best(row: NDArray[np.floating], count: int) -> I64:
 
 
 def _is_plain_greedy(sample: Sample) -> bool:
-    return sample.sampling.temperature == 0.0 and not _is_edited(sample)
+    return sample.sampling.temperature == 0.0 and not is_edited(sample)
 
 
-def _is_edited(sample: Sample) -> bool:
+def is_edited(sample: Sample) -> bool:
+    """Whether a mask, bias or penalty changes its logits."""
     values = sample.sampling
     return bool(
         values.logit_bias
@@ -189,7 +190,7 @@ def _draw_block(work: F32, samples: Sequence[Sample]) -> tuple[I64, Bools]:
     """int64 [samples], and bool [samples]: is the highest logit a finite number? ``work``:
     float32 [samples, vocab], overwritten."""
     for row, sample in zip(work, samples, strict=True):
-        if _is_edited(sample):
+        if is_edited(sample):
             _edit(row, sample)
     tokens: I64 = work.argmax(axis=-1)  # the first that is no number, if there is one
     sound: Bools = np.isfinite(work[np.arange(len(samples)), tokens])
@@ -228,7 +229,7 @@ def _draw_random(work: F32, samples: Sequence[Sample]) -> I64:
     """int64 [samples]. ``work``: float32 [samples, vocab], overwritten by weights: each
     token's probability divided by the row's highest."""
     heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
-    np.maximum(heat, _TEMPERATURE_MIN, out=heat)
+    np.maximum(heat, TEMPERATURE_MIN, out=heat)
     work -= work.max(axis=-1, keepdims=True)
     with np.errstate(over="ignore"):  # a tiny temperature: far below the maximum is -inf
         work /= heat[:, None]

@@ -18,16 +18,9 @@ from pagemesh.kernels.page_copy import reference
 
 
 def page_copy(pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
-    """See the module."""
+    """See the module. On the CPU; ``page_copy.triton`` has it for a GPU."""
+    check_copies(pool, copies)
     if not copies:
-        return
-    wrong = [pair for pair in copies if not all(0 <= page < pool.page_count for page in pair)]
-    if wrong:
-        raise IndexError(f"copy {wrong[0]} is outside of a pool of {pool.page_count} pages")
-    if pool.memory.is_cuda:
-        from pagemesh.kernels.page_copy import triton
-
-        triton.page_copy(pool, copies)
         return
     if not is_native():
         reference.page_copy(pool, copies)
@@ -38,3 +31,10 @@ def page_copy(pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
         pool.address, pool.layout.page_bytes, pool.page_count, sources.ctypes.data,
         targets.ctypes.data, len(copies), threads(),
     )  # fmt: skip
+
+
+def check_copies(pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
+    """Raises ``IndexError`` for a page outside of the pool."""
+    wrong = [pair for pair in copies if not all(0 <= page < pool.page_count for page in pair)]
+    if wrong:
+        raise IndexError(f"copy {wrong[0]} is outside of a pool of {pool.page_count} pages")

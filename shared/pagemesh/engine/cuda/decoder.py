@@ -1,7 +1,7 @@
 """A model on a device, with the interface of ``engine.forward.Decoder``.
 
-What comes in is on the host; so are the logits that come out, in memory of their own. Hidden
-states stay on the device until somebody asks ``logits`` of them.
+What comes in is on the host; hidden states and logits that come out stay on the device, where
+tokens are drawn (``cuda.sampler``). Nothing here waits for it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class CudaDecoder:
     def step(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, *, logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states, on the device, and when asked for float32 logits, on the host, of the
-        rows ``wanted`` (int64 [n], ascending). ``tokens``: int64 [T], on the host like
-        ``batch``. Writes K and V of all T rows to ``pool``. Waits for the device."""
+        """Hidden states and, when asked for, float32 logits of the rows ``wanted`` (int64 [n],
+        ascending); the next step may overwrite both. ``tokens``: int64 [T], on the host like
+        ``batch``. Writes K and V of all T rows to ``pool``."""
         self._use(pool)
         position = batch.row_position
         chunked = batch.rows >= _CHUNK_ROWS_MIN * batch.sequences
@@ -50,7 +50,7 @@ class CudaDecoder:
         if logits and spans and batch.rows == batch.sequences == len(wanted):
             replayed = self._replay(tokens, batch, wanted, spans)
             if replayed is not None:
-                return replayed[0], replayed[1].cpu()
+                return replayed
         group = self.config.head_count // self.config.kv_head_count
         blocks = np.empty((0, 2), np.int32)
         if chunked:
@@ -62,13 +62,14 @@ class CudaDecoder:
         return hidden, self.logits(hidden) if logits else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocab], on the host, of ``hidden`` rows."""
-        return self._forward.logits(hidden).cpu()
+        """float32 [n, vocab] of ``hidden`` rows."""
+        return self._forward.logits(hidden)
 
     def _use(self, pool: KvPool) -> None:
-        """Graphs name the addresses of one pool."""
-        if pool is not self._pool:
-            self._pool, self._graphs = pool, None
+        """Graphs name the addresses of one memory, which a pager that was restarted serves on."""
+        before, self._pool = self._pool, pool
+        if before is None or not _is_same_memory(before, pool):
+            self._graphs = None
             if self._with_graphs:
                 self._graphs = DecodeGraphs(self._body, self._forward.device)
 
@@ -91,3 +92,12 @@ class CudaDecoder:
         """``words`` where a copy to the device does not wait for the host."""
         staged = torch.from_numpy(words)
         return staged.pin_memory() if self._forward.device.type == "cuda" else staged
+
+
+def _is_same_memory(left: KvPool, right: KvPool) -> bool:
+    """Whether kernels would get the same constants and addresses for both."""
+    return (left.address, left.page_count, left.layout) == (
+        right.address,
+        right.page_count,
+        right.layout,
+    )

@@ -20,6 +20,14 @@ GRANULARITY_RECOMMENDED = 1
 ACCESS_READ_WRITE = 3
 
 
+_OUT_OF_MEMORY = 2
+"""``CUDA_ERROR_OUT_OF_MEMORY``."""
+
+
+class OutOfMemory(RuntimeError):
+    """The device has too little of it left."""
+
+
 class Location(ctypes.Structure):
     """``CUmemLocation``."""
 
@@ -71,10 +79,12 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call ``name`` of the driver. Raises ``RuntimeError`` with its own words for a failure."""
+    """Call ``name`` of the driver. Raises ``RuntimeError`` with its own words for a failure,
+    ``OutOfMemory`` for that one."""
     code = getattr(library(), name)(*arguments)
     if code:
         text = ctypes.c_char_p()
         library().cuGetErrorString(code, ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()
-        raise RuntimeError(f"{name} failed: {reason} ({code})")
+        kind = OutOfMemory if code == _OUT_OF_MEMORY else RuntimeError
+        raise kind(f"{name} failed: {reason} ({code})")

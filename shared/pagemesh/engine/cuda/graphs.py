@@ -76,7 +76,8 @@ class CapturedStep:
                 body(rows, bucket.spans)
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory):
+        # Other threads may go on: one of them makes or maps memory for a pool.
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
             self._hidden, self._logits = body(rows, bucket.spans)
 
     def __call__(self, words: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,7 +56,7 @@ class DeviceMemory:
     @classmethod
     def make(cls, size_bytes: int, device_index: int) -> DeviceMemory:
         """New memory of at least ``size_bytes``, zeroed. Raises ``ConfigError`` without a
-        driver, ``RuntimeError`` when the device has too little."""
+        driver, ``OutOfMemory`` when the device has too little."""
         size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
         handle = ctypes.c_ulonglong()
         driver.call(
@@ -65,6 +65,7 @@ class DeviceMemory:
         )  # fmt: skip
         made = cls(handle, size_bytes, device_index)
         made.bytes.zero_()
+        torch.cuda.synchronize(made.bytes.device)  # before another process may write
         return made
 
     @classmethod

@@ -1,0 +1,116 @@
+"""A GPU as ``engine.device`` sees it, and the memory that its processes share.
+
+The same wiring runs without one: ``interpreter`` is the CPU's memory, shared by descriptor like
+a GPU's, and the same kernels in Triton's interpreter. It is for tests, and very slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagemesh.engine import sampler
+from pagemesh.engine.cuda import driver
+from pagemesh.engine.cuda import sampler as device_sampler
+from pagemesh.engine.cuda.memory import DeviceMemory
+from pagemesh.engine.memory_box import MappedMemory, MemoryMaker
+from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
+from pagemesh.kernels.ops import KvPool
+from pagemesh.kernels.page_copy import check_copies
+from pagemesh.wire.errors import NoCapacity
+
+I64 = NDArray[np.int64]
+INTERPRETER = "interpreter"
+"""The place of memory on the CPU that is shared like a GPU's."""
+
+
+class GpuDevice:
+    """``engine.device.StepDevice`` with Triton's kernels."""
+
+    def __init__(self, device: torch.device, maker: MemoryMaker) -> None:
+        # Not before there is a device to run on: importing it is importing Triton.
+        from pagemesh.kernels.page_copy.triton import page_copy
+
+        self._page_copy = page_copy
+        self._is_async = device.type == "cuda"
+        self.device = device
+        self.place = maker.place
+
+    def copy_pages(self, pool: KvPool, copies: Sequence[tuple[int, int]]) -> None:
+        check_copies(pool, copies)
+        if copies:
+            self._page_copy(pool, copies)
+
+    def draw(self, logits: torch.Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
+        return device_sampler.draw(logits, rows, samples)
+
+    def score(self, logits: torch.Tensor, targets: I64, width: int) -> TokenScores:
+        return sampler.score(logits.cpu().numpy(), targets, width)
+
+    def finish(self) -> None:
+        if self._is_async:
+            torch.cuda.synchronize(self.device)
+
+
+class CudaMaker:
+    """Memory of a GPU. ``place`` names the very card, whatever number it has in a process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index or 0
+        self.place = f"cuda:{torch.cuda.get_device_properties(self._index).uuid}"
+
+    def make(self, size_bytes: int) -> int:
+        """See ``MemoryMaker``; the descriptor alone holds the memory."""
+        try:
+            with DeviceMemory.make(size_bytes, self._index) as made:
+                return made.export()
+        except driver.OutOfMemory:
+            free, total = torch.cuda.mem_get_info(self._index)
+            name = torch.cuda.get_device_name(self._index)
+            raise NoCapacity(
+                f"PAGEMESH_POOL_BYTES (--pool-bytes): the pool takes {size_bytes >> 20} MiB, "
+                f"{free >> 20} of {total >> 20} MiB are free on {name} beside the weights; lower it"
+            ) from None
+
+    def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
+        return DeviceMemory.adopt(descriptor, size_bytes, self._index)
+
+
+class SharedMaker:
+    """Memory of the host without a name, in place of a GPU's."""
+
+    place = INTERPRETER
+
+    def make(self, size_bytes: int) -> int:
+        """See ``MemoryMaker``."""
+        descriptor = os.memfd_create("pagemesh-pool", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            raise NoCapacity(
+                f"PAGEMESH_POOL_BYTES (--pool-bytes): no {size_bytes >> 20} MiB of memory for the "
+                f"pool ({error.strerror}); lower it"
+            ) from None
+        return descriptor
+
+    def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
+        return _SharedMemory(descriptor, size_bytes)
+
+
+class _SharedMemory:
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._map = mmap.mmap(descriptor, size_bytes)
+        self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8))
+
+    def close(self) -> None:
+        """The map goes with the last view of it."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        with contextlib.suppress(BufferError):
+            self._map.close()

@@ -1,0 +1,205 @@
+"""``engine.sampler`` on a device: logits stay where they are, drawn ids come back in one transfer.
+
+The order of treatment and what the parameters mean are those of ``engine.sampler``; every
+operation here is over a whole block of rows. Two things are left to the host, which gets the
+logits of those rows alone: candidates of beam searches, and rows that report log-probabilities.
+Sums are taken in an order of the device's own, so a uniform within rounding of a border may
+fall to the other side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagemesh.engine import sampler
+from pagemesh.engine.sampler import TEMPERATURE_MIN, is_edited
+from pagemesh.engine.uniform import uniforms
+from pagemesh.engine.worker.plan import Drawn, Sample
+
+I64 = NDArray[np.int64]
+Tensor = torch.Tensor
+_BLOCK_ELEMENTS_MAX = 1 << 24
+"""Logits worked on at a time: copies, ids and running sums take some 30 bytes each."""
+
+
+def draw(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
+    """See ``engine.sampler.draw``; ``logits``: float32 [n, vocab] on any device, not modified."""
+    hosted = np.array([_is_for_host(sample) for sample in samples], np.bool_)
+    if hosted.all():
+        return _draw_on_host(logits, rows, samples)
+    if not hosted.any():
+        return _draw_on_device(logits, rows, samples)
+    out: dict[int, Drawn] = {}
+    for mask, where in ((hosted, _draw_on_host), (~hosted, _draw_on_device)):
+        places = np.flatnonzero(mask).tolist()
+        drawn = where(logits, rows[places], [samples[place] for place in places])
+        out.update(zip(places, drawn, strict=True))
+    return tuple(out[place] for place in range(len(samples)))
+
+
+def _is_for_host(sample: Sample) -> bool:
+    return bool(sample.candidate_count) or sample.sampling.logprobs is not None
+
+
+def _draw_on_host(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
+    used, own = np.unique(rows, return_inverse=True)
+    if len(used) < len(logits):
+        logits = logits[_on(logits, used)]
+    return sampler.draw(logits.cpu().numpy(), own, samples)
+
+
+def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
+    best = logits.argmax(-1)
+    finite = logits.gather(1, best[:, None])[:, 0].isfinite()
+    places = _on(logits, rows)
+    tokens, sound = best[places], finite[places]
+    rest = [
+        index
+        for index, sample in enumerate(samples)
+        if is_edited(sample) or sample.sampling.temperature > 0.0
+    ]
+    block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
+    for start in range(0, len(rest), block):
+        part = rest[start : start + block]
+        own = [samples[index] for index in part]
+        at = _on(logits, np.array(part))
+        tokens[at], sound[at] = _draw_block(logits[places[at]], own)
+    back = torch.stack((tokens, sound.long())).cpu().numpy()  # the one that waits
+    return tuple(
+        Drawn(sample.key, token, poisoned=not whole)
+        for sample, token, whole in zip(samples, back[0].tolist(), back[1].tolist(), strict=True)
+    )
+
+
+def _draw_block(work: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``work``:
+    float32 [samples, vocab], overwritten."""
+    _edit(work, samples)
+    tokens = work.argmax(-1)
+    top = work.gather(1, tokens[:, None])
+    sound = top[:, 0].isfinite()
+    hot = np.flatnonzero([sample.sampling.temperature > 0.0 for sample in samples])
+    if len(hot):
+        if len(hot) < len(samples):
+            at = _on(work, hot)
+            own = [samples[index] for index in hot.tolist()]
+            tokens[at] = _draw_random(work[at], top[at], own)
+        else:
+            tokens = _draw_random(work, top, samples)
+    return tokens, sound
+
+
+def _draw_random(work: Tensor, top: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """int64 [samples]. ``work``: float32 [samples, vocab], overwritten by weights: each token's
+    probability divided by the row's highest; ``top`` [samples, 1]: its highest logit."""
+    values = [sample.sampling for sample in samples]
+    vocab = work.shape[1]
+    numbers = np.array(
+        [
+            [max(one.temperature, TEMPERATURE_MIN) for one in values],
+            [one.min_p for one in values],
+            [one.top_p for one in values],
+            [one.top_k if 0 < one.top_k < vocab else vocab for one in values],
+            uniforms(
+                np.array([one.seed for one in values], np.uint64),
+                np.array([sample.key.choice for sample in samples], np.uint64),
+                np.array([sample.generated_count for sample in samples], np.uint64),
+            ),
+        ],
+        np.float64,
+    )
+    heat, min_p, top_p, top_k, uniform = _on(work, numbers).unsqueeze(-1)
+    weights = work.sub_(top).div_(heat.float()).exp_()
+    if np.any(numbers[1] > 0.0) or np.any(numbers[2] < 1.0) or np.any(numbers[3] < vocab):
+        _limit(weights, min_p, top_p, top_k)
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    whole = sums[:, -1:]
+    # A uniform just below 1 may round up to the whole sum.
+    target = torch.minimum(uniform * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    return torch.searchsorted(sums, target, right=True)[:, 0].clamp_(max=vocab - 1)
+
+
+def _limit(weights: Tensor, min_p: Tensor, top_p: Tensor, top_k: Tensor) -> None:
+    """Zero what min_p, top_k and top_p ([rows, 1] each) leave out; the lowest ids stay among
+    equals. The highest weight of a row is 1."""
+    falling, ids = weights.sort(dim=-1, descending=True, stable=True)
+    kept = falling >= min_p.float()
+    kept &= torch.arange(weights.shape[1], device=weights.device) < top_k
+    own = torch.where(kept, falling, 0.0).double()
+    before = own.cumsum(-1) - own
+    kept &= (before < top_p * own.sum(-1, keepdim=True)) | (top_p >= 1.0)
+    weights.masked_fill_(~torch.zeros_like(kept).scatter_(1, ids, kept), 0.0)
+
+
+def _edit(work: Tensor, samples: Sequence[Sample]) -> None:
+    """Apply masks, biases and penalties, of all rows at once, in place."""
+    edited = [(row, sample) for row, sample in enumerate(samples) if is_edited(sample)]
+    if not edited:
+        return
+    vocab = work.shape[1]
+    masks = _Entries()
+    biases = _Entries()
+    repeats = _Entries()
+    counts = _Entries()
+    for row, sample in edited:
+        values = sample.sampling
+        if sample.generated_count < values.min_tokens:
+            masks.add(row, np.asarray(values.stop_tokens, np.int64), 0.0)
+        if values.logit_bias:
+            ids = np.fromiter(values.logit_bias, np.int64, len(values.logit_bias))
+            biases.add(row, ids, np.fromiter(values.logit_bias.values(), np.float32, len(ids)))
+        if values.repetition_penalty != 1.0:
+            repeats.add(row, sample.tokens.astype(np.int64), values.repetition_penalty)
+        if values.frequency_penalty or values.presence_penalty:
+            seen = sample.tokens[sample.prompt_count :].astype(np.int64)
+            often = np.bincount(seen)[seen].astype(np.float32)
+            counts.add(
+                row, seen, np.float32(values.frequency_penalty) * often, values.presence_penalty
+            )
+    # A token that occurs twice is written twice, with the same value.
+    for at, _ in masks.on(work, vocab):
+        work[at] = float("-inf")
+    for at, (bias, _) in biases.on(work, vocab):
+        work[at] += bias
+    for at, (penalty, _) in repeats.on(work, vocab):
+        old = work[at]
+        work[at] = torch.where(old > 0, old / penalty, old * penalty)
+    for at, (frequency, presence) in counts.on(work, vocab):
+        work[at] = work[at] - frequency - presence
+
+
+class _Entries:
+    """(row, token) pairs of a block and up to two numbers for each."""
+
+    def __init__(self) -> None:
+        self._pairs: list[I64] = []
+        self._numbers: list[NDArray[np.float32]] = []
+
+    def add(
+        self, row: int, tokens: I64, first: NDArray[np.floating] | float, second: float = 0.0
+    ) -> None:
+        self._pairs.append(np.stack((np.full(len(tokens), row), tokens)))
+        numbers = np.empty((2, len(tokens)), np.float32)
+        numbers[0], numbers[1] = first, second
+        self._numbers.append(numbers)
+
+    def on(
+        self, work: Tensor, vocab: int
+    ) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """Once, unless there are none: places in ``work``, and the numbers, on its device."""
+        if not self._pairs:
+            return
+        pairs, numbers = np.concatenate(self._pairs, 1), np.concatenate(self._numbers, 1)
+        known = pairs[1] < vocab
+        rows, tokens = _on(work, pairs[:, known])
+        first, second = _on(work, numbers[:, known])
+        yield (rows, tokens), (first, second)
+
+
+def _on(like: Tensor, values: NDArray[np.generic]) -> Tensor:
+    """``values`` on the device of ``like``."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)

@@ -1,0 +1,218 @@
+"""The memory of a device's pool goes from worker to pager to worker, and outlives each of them.
+
+Memory of the host without a name stands for that of a GPU: it is shared by descriptor, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
+from pagemesh.engine.memory_box import MappedMemory, MemoryBox
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.runtime.descriptors import Packet, exchange
+from pagemesh.wire import codec
+from pagemesh.wire.errors import Busy, Gone, NoCapacity
+from pagemesh.wire.messages import Ok, Refused
+from pagemesh.wire.pool_format import MEMORY_SUFFIX
+from pagemesh.wire.pool_memory import HandMemory
+
+POOL = PoolFacts(
+    host="here", epoch=1, incarnation=77, page_count=4, page_size=16, page_bytes=4096,
+    layout_digest=b"d" * 32, path="/pool", place=INTERPRETER,
+)  # fmt: skip
+SIZE = POOL.page_count * POOL.page_bytes
+OTHER = replace(POOL, incarnation=78)
+WORKER = """
+import pathlib, sys, time
+from pagemesh.engine.cuda.device import SharedMaker
+from pagemesh.engine.memory_box import MemoryBox
+box = MemoryBox(SharedMaker(), pathlib.Path(sys.argv[1]))
+print("listening", flush=True)
+sys.stdin.readline()
+box.claim(77, 16384)[:] = 5
+print("written", flush=True)
+time.sleep(60)
+"""
+
+
+class Host:
+    """A pool folder with workers' boxes and a pager's memory, closed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.boxes: list[MemoryBox] = []
+        self.pagers: list[PoolMemory] = []
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}{MEMORY_SUFFIX}"
+
+    def worker(self, name: str, maker: SharedMaker | None = None) -> MemoryBox:
+        self.boxes.append(MemoryBox(maker or SharedMaker(), self.path(name)))
+        return self.boxes[-1]
+
+    def pager(self) -> PoolMemory:
+        self.pagers.append(PoolMemory(self.folder))
+        return self.pagers[-1]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield made
+    for box in made.boxes:
+        box.close()
+    for pager in made.pagers:
+        pager.close()
+    assert not list(tmp_path.iterdir()), "no socket is left"
+    # Fewer when what earlier tests had open was collected meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before, "no descriptor is left"
+
+
+def test_what_one_worker_writes_the_other_reads(host: Host) -> None:
+    first, second, pager = host.worker("first"), host.worker("second"), host.pager()
+    pager.make(POOL, "first")
+    pager.hand_over(POOL, "first")
+    pager.hand_over(POOL, "second")
+    mine, theirs = first.claim(77, SIZE), second.claim(77, SIZE)
+    assert (mine.dtype, mine.shape) == (torch.uint8, (SIZE,))
+    assert not mine.any(), "new memory is zeroed"
+    mine[100] = 7
+    assert int(theirs[100]) == 7
+
+
+def test_the_pager_alone_keeps_it_while_no_worker_lives(host: Host) -> None:
+    first, pager = host.worker("first"), host.pager()
+    pager.make(POOL, "first")
+    first.claim(77, SIZE)[:] = 9
+    first.close()
+    host.boxes.remove(first)
+    second = host.worker("second")
+    assert pager.find(POOL, []), "it needs nobody"
+    pager.hand_over(POOL, "second")
+    assert bool((second.claim(77, SIZE) == 9).all())
+
+
+def test_a_new_pager_gets_it_back_from_whoever_has_it(host: Host) -> None:
+    host.worker("first")
+    host.pager().make(POOL, "first")
+    host.worker("stranger")
+    after = host.pager()
+    assert after.find(POOL, ["gone", "stranger", "first"])
+    after.hand_over(POOL, "stranger")
+
+
+def test_memory_that_nobody_has_is_not_found(host: Host) -> None:
+    host.worker("stranger")
+    pager = host.pager()
+    assert not pager.find(POOL, ["gone", "stranger"])
+    assert not pager.find(POOL, [])
+
+
+def test_memory_of_another_pool_is_not_taken_for_this_one(host: Host) -> None:
+    box, pager = host.worker("first"), host.pager()
+    pager.make(POOL, "first")
+    assert not pager.find(OTHER, ["first"])
+    with pytest.raises(Gone, match="has not come"):
+        box.claim(78, SIZE)
+
+
+def test_the_next_pool_takes_the_place_of_the_one_before(host: Host) -> None:
+    box, pager = host.worker("first"), host.pager()
+    pager.make(POOL, "first")
+    box.claim(77, SIZE)[0] = 1
+    pager.make(OTHER, "first")
+    pager.make(replace(POOL, incarnation=79), "first")
+    assert int(box.claim(79, SIZE)[0]) == 0
+    with pytest.raises(Gone):
+        box.claim(77, SIZE)
+
+
+def test_the_map_stays_where_it_is_when_the_same_pool_is_claimed_again(host: Host) -> None:
+    box, pager = host.worker("first"), host.pager()
+    pager.make(POOL, "first")
+    address = box.claim(77, SIZE).data_ptr()
+    host.pager().find(POOL, ["first"])
+    assert box.claim(77, SIZE).data_ptr() == address
+
+
+def test_a_worker_that_does_not_answer_is_busy(host: Host) -> None:
+    with pytest.raises(Busy, match=r"nobody\.memory"):
+        host.pager().make(POOL, "nobody")
+
+
+def test_too_little_memory_is_said_in_the_words_of_the_maker(host: Host) -> None:
+    class Small(SharedMaker):
+        def make(self, size_bytes: int) -> int:
+            raise NoCapacity("the device is full")
+
+    host.worker("first", Small())
+    with pytest.raises(NoCapacity, match="the device is full"):
+        host.pager().make(POOL, "first")
+
+
+def test_a_broken_maker_is_an_answer_too(host: Host) -> None:
+    class Broken(SharedMaker):
+        def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
+            raise RuntimeError("no")
+
+        def make(self, size_bytes: int) -> int:
+            raise RuntimeError("the driver is upset")
+
+    host.worker("first", Broken())
+    for _ in range(2):
+        message = HandMemory(action="make", pool_incarnation=1, size_bytes=1)
+        packet, _ = exchange(host.path("first"), Packet(codec.encode(message)), 5.0)
+        answer = codec.decode(packet.data)
+        assert isinstance(answer, Refused)
+        assert "upset" in answer.message
+
+
+@pytest.mark.parametrize("data", [b"nonsense", codec.encode(Ok())])
+def test_nonsense_is_refused_and_the_box_serves_on(host: Host, data: bytes) -> None:
+    host.worker("first")
+    packet, _ = exchange(host.path("first"), Packet(data), 5.0)
+    assert isinstance(codec.decode(packet.data), Refused)
+    host.pager().make(POOL, "first")
+
+
+def test_a_killed_worker_leaves_its_pages_and_counts_as_alive_until_it_has_ended(
+    host: Host,
+) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(host.path("first"))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert worker.stdin is not None and worker.stdout is not None
+    with worker.stdin, worker.stdout:
+        assert worker.stdout.readline() == "listening\n"
+        pager = host.pager()
+        pager.make(POOL, "first")
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "written\n"
+        assert not pager.has_exited("first")
+        worker.kill()
+        deadline = time.monotonic() + 20
+        while not pager.has_exited("first"):  # before anybody has waited for it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        worker.wait(10)
+    host.path("first").unlink()
+    assert pager.has_exited("first"), "and stays so"
+    second = host.worker("second")
+    pager.hand_over(POOL, "second")
+    assert bool((second.claim(77, SIZE) == 5).all())
