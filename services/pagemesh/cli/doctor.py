@@ -7,16 +7,16 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from pagemesh.cli.gpu_check import check_gpu
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.run_folder import orphan_pool_bytes
-from pagemesh.cli.start_checks import check_model, check_room
+from pagemesh.cli.start_checks import check_model, check_room, pool_file_bytes
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -52,6 +52,7 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
     checks: dict[str, Callable[[ServiceConfig], str]] = {
         "python": _python,
         "torch": _torch,
+        "device": _device,
         "native library": _native,
         "nats-server": _nats_server,
         "pool folder": _pool_folder,
@@ -69,25 +70,18 @@ def _python(_config: ServiceConfig) -> str:
     return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
-def _torch(config: ServiceConfig) -> str:
+def _torch(_config: ServiceConfig) -> str:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("torch is not installed; run make, or pip install pagemesh again")
     try:
         found = version("torch")
     except PackageNotFoundError:
         found = "of an unknown version"
-    if config.worker.device == "cpu":
-        return found
-    # Asked in a process of its own: CUDA must not be initialised in this one.
-    code = "import torch; print(torch.cuda.is_available() and torch.cuda.get_device_name(0))"
-    asked = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    name = asked.stdout.strip()
-    if name in ("", "False"):
-        raise ConfigError(f"{found} finds no CUDA device; use --device cpu or install its driver")
-    return f"{found} on {name}"
+    return found
+
+
+def _device(config: ServiceConfig) -> str:
+    return check_gpu(config) if config.worker.device == "cuda" else config.worker.device
 
 
 def _native(_config: ServiceConfig) -> str:
@@ -109,7 +103,7 @@ def _nats_server(_config: ServiceConfig) -> str:
 
 def _pool_folder(config: ServiceConfig) -> str:
     folder = config.host.pool_dir
-    return check_room(folder, config.pager.pool_bytes, orphan_pool_bytes(folder))
+    return check_room(folder, pool_file_bytes(config, None), orphan_pool_bytes(folder))
 
 
 def _limits(_config: ServiceConfig) -> str:

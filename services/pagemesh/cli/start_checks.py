@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from pagemesh.cli.gpu_check import check_gpu
 from pagemesh.cli.planning.formats import FORMATS
 from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
@@ -22,7 +23,7 @@ from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import exact_size, shown_binary
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import PoolFormat
+from pagemesh.wire.pool_format import IN_FILE, PoolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     gate = config.gateway
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     config.worker.check_supported()
+    if config.worker.device != "cpu" and config.pager.disk_dir:
+        raise ConfigError(
+            f"PAGEMESH_DISK_DIR={config.pager.disk_dir} (--disk-dir): pages on a GPU cannot be "
+            "kept on disk yet; leave it out"
+        )
+    if config.worker.device == "cuda":
+        check_gpu(config)
     if not own_nats:
         _ = config.bus.servers
         tls_context(config.bus)
@@ -96,7 +104,17 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
             f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "
             "give more, or smaller pages with --page-size"
         )
-    return PoolPlan(PoolFormat(pool_bytes // size, page_size, size), shape.context_tokens_max)
+    place = IN_FILE if config.worker.device == "cpu" else config.worker.device
+    form = PoolFormat(pool_bytes // size, page_size, size, place)
+    return PoolPlan(form, shape.context_tokens_max)
+
+
+def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
+    """What the pool takes in the pool folder, at least: all of it, or headers alone where pages
+    are on a device. Without a ``pool``, as far as the settings tell."""
+    if pool is not None:
+        return pool.form.file_bytes
+    return config.pager.pool_bytes if config.worker.device == "cpu" else 0
 
 
 def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:

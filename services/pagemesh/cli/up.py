@@ -31,6 +31,7 @@ from pagemesh.cli.start_checks import (
     check_settings,
     known_shape,
     plan_pool,
+    pool_file_bytes,
 )
 from pagemesh.cli.stopping import drain, stop_signals
 from pagemesh.cli.supervisor import Supervisor, supervised
@@ -107,8 +108,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     )
     shape, folder = known_shape(found.path), config.host.pool_dir
     pool = None if shape is None else plan_pool(config, shape)
-    wanted_bytes = config.pager.pool_bytes if pool is None else pool.form.file_bytes
-    check_room(folder, wanted_bytes, orphan_pool_bytes(folder))
+    check_room(folder, pool_file_bytes(config, pool), orphan_pool_bytes(folder))
     if pool is not None and pool.shortfall:
         screen.line(pool.shortfall)
     if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):

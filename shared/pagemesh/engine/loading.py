@@ -7,7 +7,7 @@ LoadedModel.root  names weights, tokenizer, positions and page layout: workers w
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,7 @@ from pagemesh.runtime.version import __version__
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
 from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
 _CONFIG_VERSION = 2
@@ -62,6 +63,8 @@ class ServedModel:
     layout: PageLayout
     root: bytes
     """SHA-256; see ``wire.identity.model_root``."""
+    place: str = field(default=IN_FILE, kw_only=True)
+    """Where its pools' pages are; see ``wire.pool_format``."""
 
     @property
     def pool_spec(self) -> PoolSpec:
@@ -71,6 +74,7 @@ class ServedModel:
             page_size=self.layout.page_size,
             page_bytes=self.layout.page_bytes,
             group=self.layout.group,
+            place=self.place,
         )
 
     def facts(self, *, pool_pages: int, deterministic: bool) -> ModelFacts:

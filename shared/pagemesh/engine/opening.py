@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from pagemesh.engine.checkpoint import Progress, silent
 from pagemesh.engine.coverage import path_of
+from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.executor import StepDecoder
+from pagemesh.engine.files import default_cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
+from pagemesh.engine.memory_box import MemoryMaker
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import WeightType
 from pagemesh.runtime.model_folder import read_config
+from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs a model's steps, joined. ``maker``: where its pools' memory comes from, if that is
+    not in their files."""
+
+    model: ServedModel
+    decoder: StepDecoder
+    device: StepDevice = HOST
+    maker: MemoryMaker | None = None
+
+
+def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
+    """The engine that ``config``, whose model is a folder, asks for. Raises ``ConfigError``, one
+    sentence, for a model that is broken or cannot run there, and for a device that is not there."""
+    folder = Path(config.model)
+    cache = Path(config.cache_dir or default_cache_folder()).expanduser()
+    if config.device == "cpu":
+        model, decoder = open_model(
+            folder, name=config.model_name, page_size=config.page_size, cache=cache,
+            deterministic=config.deterministic, progress=progress, kv_dtype=config.kv_dtype,
+            weight_type=config.weight_type,
+        )  # fmt: skip
+        return Engine(model, decoder)
+    # What a worker on a CPU never needs.
+    from pagemesh.engine.cuda.opening import open_on_device
+
+    return open_on_device(
+        folder, name=config.model_name, page_size=config.page_size, cache=cache,
+        device_name=config.device, compute_type=config.compute_type, progress=progress,
+        kv_dtype=config.kv_dtype,
+    )  # fmt: skip
 
 
 def open_model(

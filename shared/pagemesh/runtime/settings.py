@@ -21,6 +21,7 @@ from pagemesh.wire.errors import ConfigError
 NATS_URL = "nats://127.0.0.1:4222"
 SHARED_MEMORY = Path("/dev/shm")
 MINUTE_MS = 60_000
+_DEVICE_TYPES = ("float32", "bfloat16", "float16")
 
 
 def default_pool_dir() -> Path:
@@ -192,9 +193,15 @@ class WorkerConfig:
     cache_dir: str = setting(
         "", "CACHE_DIR", "folder of prepared weights; empty: in the user's cache folder"
     )
-    device: Literal["cpu", "cuda"] = setting("cpu", "DEVICE", "where the model runs")
+    device: Literal["cpu", "cuda", "interpreter"] = setting(
+        "cpu", "DEVICE", "where the model runs and its pages are; interpreter: the GPU's kernels "
+        "on a CPU, for tests",
+    )  # fmt: skip
     dtype: Literal["float32", "int8", "bfloat16", "float16"] = setting(
-        "float32", "DTYPE", "type of weights; int8 ones are computed with in float32"
+        "float32",
+        "DTYPE",
+        "type of weights: float32 or int8 (computed with in float32) on a CPU, "
+        "float32, bfloat16 or float16 on a GPU",
     )
     kv_dtype: KvDtype = setting(
         "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"
@@ -235,16 +242,24 @@ class WorkerConfig:
         """Of matrices on a CPU."""
         return "int8" if self.dtype == "int8" else "float32"
 
+    @property
+    def compute_type(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Of weights and activations on a GPU."""
+        return "float32" if self.dtype == "int8" else self.dtype
+
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""
-        if self.device != "cpu":
+        is_cpu = self.device == "cpu"
+        types = WEIGHT_TYPES if is_cpu else _DEVICE_TYPES
+        if self.dtype not in types:
             raise ConfigError(
-                f"PAGEMESH_DEVICE={self.device} (--device) is not supported yet; use cpu"
+                f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on {self.device}; use "
+                f"{' or '.join(types)}"
             )
-        if self.dtype not in WEIGHT_TYPES:
+        if self.deterministic and not is_cpu:
             raise ConfigError(
-                f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on cpu; use "
-                f"{' or '.join(WEIGHT_TYPES)}"
+                f"PAGEMESH_DETERMINISTIC (--deterministic) is not supported on {self.device}: "
+                "matrix products there depend on the batch; leave it out, or use --device cpu"
             )
 
 

@@ -50,4 +50,4 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 7
+    assert found["python"].ok and len(found) == 8

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,19 @@ import pytest
 from tests.support.model_files import write_model_files
 from tests.unit.cli.test_command_line import error_of
 
+from pagemesh.cli import gpu_check
 from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
-from pagemesh.cli.start_checks import PoolPlan, check_room
+from pagemesh.cli.start_checks import (
+    PoolPlan,
+    check_room,
+    known_shape,
+    plan_pool,
+    pool_file_bytes,
+)
 from pagemesh.cli.up import plan
 from pagemesh.kernels.layout import PageLayout
+from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
 
@@ -29,6 +40,17 @@ def pool_folder(clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "pools"))
 
 
+@pytest.fixture(autouse=True)
+def torch_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed."""
+    monkeypatch.setattr(gpu_check, "version", lambda _name: "2.13.0+cpu")
+
+
+def gpu_config(pool_bytes: int) -> ServiceConfig:
+    given = {"PAGEMESH_DEVICE": "cuda", "PAGEMESH_POOL_BYTES": str(pool_bytes)}
+    return load_service_config(given)
+
+
 def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return error_of(capsys, "up", "--http", ":0", *arguments)
 
@@ -36,7 +58,10 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--device", "cuda"], "--device"),
+        (["--device", "cuda"], "is a build without CUDA"),
+        (["--device", "cuda", "--dtype", "int8"], "--dtype"),
+        (["--device", "interpreter", "--deterministic"], "--deterministic"),
+        (["--device", "interpreter", "--disk-dir", "cold"], "--disk-dir"),
         (["--dtype", "bfloat16"], "--dtype"),
         (["--otlp", "localhost:4318"], "--otlp"),
         (["--otlp", "http://"], "http://127.0.0.1:4318"),
@@ -176,3 +201,59 @@ def test_the_ready_line_is_one_line_unless_a_terminal_would_break_it() -> None:
         "  demo on 1 prefill + 1 decode, 2.0 s",
         "  nats door: /dev/shm/up/client.url",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ('{"name": "A GPU", "torch": "2", "free_bytes": 1048575, "total_bytes": 9}', "A GPU has"),
+        ('{"error": "PAGEMESH_DEVICE=cuda (--device): torch finds no GPU"}', "torch finds no GPU"),
+        ("", "asking for the GPU failed"),
+        ("warning: something", "asking for the GPU failed"),
+    ],
+)
+def test_a_gpu_that_is_not_there_or_too_small_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, said: str, named: str
+) -> None:
+    answers_the_probe(monkeypatch, said)
+    with pytest.raises(ConfigError, match=named) as caught:
+        gpu_check.check_gpu(gpu_config(1 << 20))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_will_do_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = '{"name": "A GPU", "torch": "2.13", "free_bytes": 2097152, "total_bytes": 4194304}'
+    answers_the_probe(monkeypatch, found)
+    told = gpu_check.check_gpu(gpu_config(1 << 20))
+    assert told == "A GPU, 2 MiB of 4 MiB free, torch 2.13"
+
+
+def answers_the_probe(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """Everything is installed, and the process that asks for the GPU says ``said``."""
+    done = subprocess.CompletedProcess([], 0, stdout=said, stderr="it went wrong\n")
+    monkeypatch.setattr(gpu_check, "version", lambda _name: "2.13.0")
+    monkeypatch.setattr(gpu_check, "LIBRARY", None)  # any library at all
+    monkeypatch.setattr(subprocess, "run", lambda *_a, **_k: done)
+
+
+def test_the_probe_says_in_one_line_why_there_is_no_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pagemesh.engine.cuda.probe"], env=os.environ | {
+            "CUDA_VISIBLE_DEVICES": ""
+        }, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    [line] = done.stdout.splitlines()
+    assert "--device" in json.loads(line)["error"]
+
+
+def test_the_pool_of_a_device_takes_room_for_headers_alone(tmp_path: Path) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    shape = known_shape(folder)
+    assert shape is not None
+    config = load_service_config({"PAGEMESH_POOL_BYTES": str(64 << 20)})
+    on_device = load_service_config(
+        {"PAGEMESH_POOL_BYTES": str(64 << 20), "PAGEMESH_DEVICE": "interpreter"}
+    )
+    whole, headers = (pool_file_bytes(one, plan_pool(one, shape)) for one in (config, on_device))
+    assert headers < whole // 2
+    assert (pool_file_bytes(config, None), pool_file_bytes(on_device, None)) == (64 << 20, 0)

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pagemesh.engine.checkpoint import Progress
-from pagemesh.engine.executor import ModelExecutor, StepDecoder
-from pagemesh.engine.files import default_cache_folder, ensure_folder
+from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel
-from pagemesh.engine.opening import open_model
+from pagemesh.engine.memory_box import MemoryBox
+from pagemesh.engine.opening import Engine, open_engine
 from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.events import (
@@ -45,7 +46,7 @@ from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Busy
-from pagemesh.wire.pool_format import LOCK_SUFFIX
+from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 from pagemesh.wire.presence import Announce, Load, State
 
 DELIVERY_COUNT_MAX = 4_096
@@ -68,13 +69,17 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         )
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
-        model, decoder = await asyncio.to_thread(_load, config.worker)
+        engine = await asyncio.to_thread(_load, config.worker)
         spare_loaded()
         ensure_folder(config.host.pool_dir)
         lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
-        await worker.serve(model, decoder, lock_name, _turns(config.worker, lock.path), stop)
+        box = None
+        if engine.maker is not None:
+            path = config.host.pool_dir / f"{lock_name}{MEMORY_SUFFIX}"
+            box = stack.enter_context(contextlib.closing(MemoryBox(engine.maker, path)))
+        await worker.serve(engine, box, lock_name, _turns(config.worker, lock.path), stop)
 
 
 class Worker:
@@ -100,16 +105,16 @@ class Worker:
 
     async def serve(
         self,
-        model: ServedModel,
-        decoder: StepDecoder,
+        engine: Engine,
+        box: MemoryBox | None,
         lock_name: str,
         turns: Turns,
         stop: Stop,
     ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
-        self._model = model
-        self._core = self._make_core(model, lock_name)
-        actor = self._actor = self._make_actor(self._core, model, decoder, turns)
+        self._model = engine.model
+        self._core = self._make_core(engine.model, lock_name)
+        actor = self._actor = self._make_actor(self._core, engine, box, turns)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
@@ -154,9 +159,10 @@ class Worker:
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(
-        self, core: WorkerCore, model: ServedModel, decoder: StepDecoder, turns: Turns
+        self, core: WorkerCore, engine: Engine, box: MemoryBox | None, turns: Turns
     ) -> Actor[Input]:
         worker, host = self._config.worker, self._config.host
+        model = engine.model
         sequences_max = worker.sequence_count_max + worker.waiting_count_max
         around = Surroundings(
             bus=self._bus,
@@ -173,10 +179,11 @@ class Worker:
             on_patience=self._ticks.stir,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
+        executor = ModelExecutor(engine.decoder, model.layout, engine.device, box)
         # Deliveries are refused far earlier, so that answers always find room.
         return Actor(
             f"worker {host.name}",
-            lambda: WorkerBehaviour(around, core, ModelExecutor(decoder, model.layout), spans),
+            lambda: WorkerBehaviour(around, core, executor, spans),
             inbox_count_max=DELIVERY_COUNT_MAX + 16 * sequences_max,
             limit=_ONE_LIFE,
         )
@@ -263,27 +270,25 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
 
 def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
     """Taken with the other workers of the pool folder, unless a number of threads was asked for.
-    The bits of torch's own products depend on the threads, those of the native kernels do not."""
+    The bits of torch's own products depend on the threads, those of the native kernels do not.
+    A GPU's worker needs one, and no turns."""
+    if config.device == "cuda":
+        return NoTurns(config.thread_count or 1)
     if config.thread_count or (config.deterministic and not is_native()):
         return NoTurns(bounded_threads(config.thread_count))
     return SharedTurns(lock_path, os.sched_getaffinity(0), time.monotonic_ns)
 
 
-def _load(config: WorkerConfig) -> tuple[ServedModel, StepDecoder]:
+def _load(config: WorkerConfig) -> Engine:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
-    folder, cache = Path(config.model), Path(config.cache_dir or default_cache_folder())
-    model, decoder = open_model(
-        folder, name=config.model_name, page_size=config.page_size, cache=cache.expanduser(),
-        deterministic=config.deterministic, progress=_logged_progress(),
-        kv_dtype=config.kv_dtype, weight_type=config.weight_type,
-    )  # fmt: skip
+    engine = open_engine(config, _logged_progress())
     _log.info(
-        "worker.model_loaded", model=config.model_name, layers=model.config.layer_count,
-        dtype=config.dtype, kv_dtype=config.kv_dtype, kernels=identity(),
-        seconds=round(time.monotonic() - began, 2),
+        "worker.model_loaded", model=config.model_name, layers=engine.model.config.layer_count,
+        dtype=config.dtype, kv_dtype=config.kv_dtype,
+        kernels=engine.device.place or identity(), seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
-    return model, decoder
+    return engine
 
 
 def _logged_progress() -> Progress:

@@ -1,0 +1,126 @@
+"""A model ready to run on a GPU, or a one-line reason why it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import torch
+
+from pagemesh.engine.checkpoint import Checkpoint, Progress, silent, weights_digest
+from pagemesh.engine.coverage import path_of
+from pagemesh.engine.cuda import driver
+from pagemesh.engine.cuda.decoder import CudaDecoder
+from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
+from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
+from pagemesh.engine.files import ensure_folder
+from pagemesh.engine.loading import ServedModel, page_layout, remembered_config, root_of
+from pagemesh.engine.memory_box import MemoryMaker
+from pagemesh.engine.model import DecoderConfig
+from pagemesh.engine.opening import Engine
+from pagemesh.kernels.layout import KvDtype
+from pagemesh.runtime.model_folder import read_config
+from pagemesh.wire.errors import ConfigError
+
+DeviceName = Literal["cuda", "interpreter"]
+ComputeType = Literal["float32", "bfloat16", "float16"]
+TYPES: dict[ComputeType, torch.dtype] = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+_SETTING = "PAGEMESH_DEVICE=cuda (--device)"
+
+
+def open_on_device(
+    folder: Path,
+    *,
+    name: str,
+    page_size: int,
+    cache: Path,
+    device_name: DeviceName,
+    compute_type: ComputeType,
+    progress: Progress = silent,
+    kv_dtype: KvDtype = "float32",
+) -> Engine:
+    """The model in ``folder`` on the first GPU that this process may use. Raises
+    ``ConfigError``, one sentence, like ``open_model`` and for a machine that has no such GPU."""
+    device, maker = find_device(device_name)
+    where = f"model {folder}"
+    fields = SimpleNamespace(**read_config(folder / "config.json"))
+    try:
+        path = path_of(fields, where)
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+    if path != "lean":
+        raise ConfigError(
+            f"{where} runs on the modules of transformers, which have no GPU path here; use "
+            "--device cpu"
+        )
+    ensure_folder(cache)
+    config = remembered_config(folder, cache)
+    layout = page_layout(config, page_size, kv_dtype)
+    with Checkpoint(folder) as checkpoint:
+        stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
+        weights = _load(checkpoint, config, device, TYPES[compute_type], progress, where)
+    root = root_of(
+        folder, layout, weights=_digest(stored, compute_type), positions=config.rope.canonical()
+    )
+    decoder = CudaDecoder(config, weights, with_graphs=device.type == "cuda")
+    model = ServedModel(name, config, layout, root, place=maker.place)
+    return Engine(model, decoder, GpuDevice(device, maker), maker)
+
+
+def find_device(name: DeviceName) -> tuple[torch.device, MemoryMaker]:
+    """The first GPU that this process may use, and its memory. Raises ``ConfigError``."""
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            f"PAGEMESH_DEVICE={name} (--device): triton is not installed; pip install "
+            "'pagemesh[cuda]'"
+        )
+    if name == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is later
+        return torch.device("cpu"), SharedMaker()
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f"{_SETTING}: torch {torch.__version__} is a build without CUDA; install the CUDA "
+            "build of that version, or use --device cpu"
+        )
+    driver.library()
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"{_SETTING}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU; see "
+            "that nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it"
+        )
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise ConfigError("TRITON_INTERPRET is set, which keeps kernels off the GPU; unset it")
+    device = torch.device("cuda", 0)
+    return device, CudaMaker(device)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    where: str,
+) -> DeviceWeights:
+    try:
+        return load_device_weights(checkpoint, config, device, dtype, progress)
+    except torch.cuda.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"{where}: its weights do not fit on {torch.cuda.get_device_name(device)}, which has "
+            f"{free >> 20} of {total >> 20} MiB left; each worker holds them once: use fewer "
+            "workers, or --dtype bfloat16"
+        ) from None
+
+
+def _digest(stored: bytes, compute_type: ComputeType) -> bytes:
+    """What names weights that are computed with as ``compute_type``: K and V differ with it."""
+    if compute_type == "float32":
+        return stored
+    return hashlib.sha256(stored + f"{compute_type} throughout, 1".encode()).digest()

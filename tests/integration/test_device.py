@@ -1,0 +1,84 @@
+"""A whole mesh with its pages on a device: that of Triton's interpreter, so only a few tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.exact import Reference
+from tests.integration.mesh import Mesh
+from tests.integration.tiny_model import write_tiny_llama
+
+GAP_MAX = 1e-4
+OUTPUT_TOKENS = 3
+STEM = tuple(range(40, 60))
+PROMPTS = ((*STEM, 7, 9), (*STEM, 8), (3, 5))
+
+
+def choice_count(prompt: tuple[int, ...]) -> int:
+    """One prompt forks, so that a page is copied."""
+    return 2 if prompt == PROMPTS[0] else 1
+
+
+def greedy(mesh: Mesh) -> list[dict[str, Any]]:
+    """The answers to ``PROMPTS``, asked all at once."""
+
+    async def ask(client: httpx.AsyncClient, prompt: tuple[int, ...]) -> dict[str, Any]:
+        body = {
+            "model": "tiny", "prompt": list(prompt), "max_tokens": OUTPUT_TOKENS,
+            "n": choice_count(prompt), "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True,
+        }  # fmt: skip
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    async def ask_all() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=250.0) as client:
+            return await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS))
+
+    return asyncio.run(ask_all())
+
+
+def cached(answers: list[dict[str, Any]]) -> int:
+    return sum(one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tokens_are_those_of_the_cpu_and_pages_outlive_each_process_but_not_all(
+    pool_dir: Path, tmp_path: Path, no_stray_processes: None
+) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    with Mesh(
+        pool_dir, model=folder, pool_bytes=4 << 20, flags=("--device", "interpreter")
+    ) as mesh:
+        rounds = [greedy(mesh), greedy(mesh)]
+        assert cached(rounds[1]) > 0
+        for role in ("decode", "pager"):
+            old = mesh.kill(role)
+            mesh.wait_for(lambda role=role, old=old: mesh.pid(role) != old, role)  # type: ignore[misc]
+            mesh.wait_ready(90.0)
+            rounds.append(greedy(mesh))
+            assert cached(rounds[-1]) >= cached(rounds[1]), f"{role} took no page with it"
+        mesh.wait_idle(60.0)
+        for role in ("pager", "prefill", "decode"):
+            mesh.kill(role)
+        mesh.wait_for(lambda: not mesh.is_ready(), "the gateway to notice")
+        mesh.wait_ready(90.0)
+        rounds.append(greedy(mesh))
+        assert cached(rounds[-1]) < cached(rounds[1]), "the memory went with the last of them"
+        mesh.wait_idle(60.0)
+    reference = Reference(folder)
+    for answers in rounds:
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            assert len(answer["choices"]) == choice_count(prompt)
+            for choice in answer["choices"]:
+                tokens = tuple(choice["token_ids"])
+                assert len(tokens) == OUTPUT_TOKENS
+                assert reference.worst_gap(prompt, tokens) <= GAP_MAX
+    assert not list(pool_dir.rglob("*.memory"))
