@@ -1,11 +1,18 @@
-"""Every GPU kernel against its reference and the device's limits, in one command.
+"""Every GPU kernel and the whole mesh on one GPU, checked and timed, in one command.
 
-``python -m ops.bench.gpu --out FOLDER`` on a machine with a CUDA device: checks each kernel's
-numbers against plain torch on the same device, times it, and prints bandwidth and arithmetic as
-fractions of what the same device copied and multiplied in the same run; then whole decode steps
-with and without graphs. Attention is also compared with torch's own on contiguous K and V. An
-item that fails is reported and the rest goes on; ``FOLDER/gpu.json`` keeps it all. The exit
-status is 1 when anything failed.
+``python -m ops.bench.gpu --out FOLDER`` on a machine with a CUDA device, in two parts:
+
+    kernels  each one's numbers against plain torch on the same device, its time, bandwidth and
+             arithmetic as fractions of what the same device copied and multiplied in the same
+             run; attention beside torch's own; whole decode steps with and without graphs
+    mesh     ``pagemesh up --device cuda`` on random models: tokens against the engine of the
+             CPU, also from the cache and after deaths; tokens a second, time to the first,
+             time between two (``ops.bench.gpu_mesh``)
+
+An item that fails is reported and the rest goes on. ``FOLDER/gpu.json`` is written after each of
+them, so that what was measured is kept when time runs out. The exit status is 1 when anything
+failed. ``--trial`` runs the mesh part on a machine without a GPU, in Triton's interpreter, to see
+that it works; it writes nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +20,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from ops.bench.gpu_items import Limits, Result, items
+from ops.bench.gpu_mesh import CASES, TRIAL, run_case
 from ops.bench.hardware import describe
 
 _COPY_BYTES = 1 << 30
 _SQUARE = 8192
+PARTS = ("kernels", "mesh")
+
+Line = dict[str, Any]
 
 
 def limits() -> Limits:
@@ -40,7 +53,7 @@ def limits() -> Limits:
     )
 
 
-def run_item(name: str, item: Callable[[Limits], Result], best: Limits) -> dict[str, object]:
+def run_item(name: str, item: Callable[[Limits], Result], best: Limits) -> Line:
     """The item's line of the report; a failure is one, too."""
     try:
         with torch.inference_mode():
@@ -48,39 +61,114 @@ def run_item(name: str, item: Callable[[Limits], Result], best: Limits) -> dict[
     except Exception as error:
         traceback.print_exc()
         torch.cuda.empty_cache()
-        return {"item": name, "ok": False, "reason": f"{type(error).__name__}: {error}"[:500]}
+        return failed(name, error)
+
+
+def failed(name: str, error: Exception) -> Line:
+    return {"item": name, "ok": False, "reason": f"{type(error).__name__}: {error}"[:500]}
+
+
+class Report:
+    """Lines by item, in a file that is whole at every moment."""
+
+    def __init__(self, path: Path | None, head: Line) -> None:
+        self._path, self._head = path, head
+        self._lines: dict[str, Line] = {}
+
+    def keep(self, line: Line) -> None:
+        """A new line, or a longer one of the same item."""
+        self._lines[line["item"]] = line
+        if self._path is None:
+            return
+        fresh = self._path.with_suffix(".new")
+        text = json.dumps(self._head | {"results": [*self._lines.values()]}, indent=1)
+        fresh.write_text(text + "\n")
+        fresh.replace(self._path)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Items that are not right."""
+        return [name for name, line in self._lines.items() if not line["ok"]]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def run_kernels(options: argparse.Namespace, report: Report, best: Limits) -> None:
+    for name, item in items().items():
+        if options.only in name and not _is_late(options):
+            line = run_item(name, item, best)
+            print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
+            report.keep(line)
+
+
+def run_meshes(options: argparse.Namespace, report: Report) -> None:
+    for case in (TRIAL,) if options.trial else CASES:
+        if options.only not in case.name or _is_late(options):
+            continue
+        print(case.name, flush=True)
+        last: list[Line] = []
+
+        def keep(line: Line, last: list[Line] = last) -> None:
+            last[:] = [line]
+            report.keep(dict(line))
+            name, value = list(line.items())[-1]
+            print(f"  {name}: {value}", flush=True)
+
+        try:
+            run_case(case, keep)
+        except Exception as error:
+            traceback.print_exc()
+            report.keep((last[0] if last else {}) | failed(case.name, error))
+
+
+def _is_late(options: argparse.Namespace) -> bool:
+    return bool(time.monotonic() > options.until_s)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("ops/bench/results"))
+    parser.add_argument("--only", default="", help="items whose name holds this")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--minutes", type=float, default=25.0, help="begin no item later than this")
+    parser.add_argument("--trial", action="store_true", help="the mesh part without a GPU")
+    options = parser.parse_args()
+    options.until_s = time.monotonic() + 60 * options.minutes
+    return options
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("ops/bench/results"))
-    parser.add_argument("--only", default="", help="items whose name holds this")
-    options = parser.parse_args()
+    options = parse()
+    if options.trial:
+        report = Report(None, {})
+        run_meshes(options, report)
+        return 1 if report.wrong or not len(report) else 0
     if not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device; run this where there is one", file=sys.stderr)
         return 2
     torch.manual_seed(0)
     best = limits()
+    torch.cuda.empty_cache()
     print(
         f"copy {best.bandwidth_bytes / 1e9:.0f} GB/s  product {best.flops_per_s / 1e12:.0f} TFLOP/s"
     )
-    lines = []
-    for name, item in items().items():
-        if options.only not in name:
-            continue
-        line = run_item(name, item, best)
-        print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
-        lines.append(line)
-    report = {
+    head = {
         "benchmark": "gpu", **describe(), "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "copy_gb_s": round(best.bandwidth_bytes / 1e9),
-        "product_tflop_s": round(best.flops_per_s / 1e12), "results": lines,
+        "product_tflop_s": round(best.flops_per_s / 1e12),
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
-    failed = [line["item"] for line in lines if not line["ok"]]
-    print(f"gpu: {len(lines) - len(failed)} of {len(lines)} items are right", *failed)
-    return 1 if failed else 0
+    report = Report(options.out / "gpu.json", head)
+    if "kernels" in options.parts:
+        run_kernels(options, report, best)
+    torch.cuda.empty_cache()  # the rest of the device is the mesh's
+    if "mesh" in options.parts:
+        run_meshes(options, report)
+    print(f"gpu: {len(report) - len(report.wrong)} of {len(report)} items are right", *report.wrong)
+    return 1 if report.wrong else 0
 
 
 if __name__ == "__main__":

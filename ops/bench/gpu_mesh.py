@@ -1,0 +1,206 @@
+"""The whole mesh on one GPU: is each token valid, do pages outlive processes, how fast is it.
+
+Models with random weights, made here; processes and HTTP as users have them. The judge of tokens
+is the engine of the CPU in float32: a greedy token's logit, given all tokens before it, may be
+below the highest by ``gap_max`` of the widest logit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from ops.bench.serving.client import find_server
+from ops.bench.serving.load import run_round
+from ops.bench.serving.random_model import save
+from ops.bench.serving.workloads import WORKLOADS, Workload, words_of_model
+from tests.integration.mesh import Mesh
+from tests.unit.engine.harness import Pages, load_decoder, logits_of
+
+_PROMPT_COUNT = 6
+_LENGTH_MAX = 300
+_OUTPUT_TOKENS = 24
+_REQUEST_S_MAX = 120.0
+_ROUND_S_MAX = 120.0
+_POOL_BYTES = 4 << 30
+
+Tokens = tuple[int, ...]
+Answers = list[tuple[Tokens, Tokens]]
+"""Prompts and what came of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshCase:
+    """What to start. ``device`` may be ``interpreter``, to see that all of this works."""
+
+    model: str
+    dtype: str
+    gap_max: float
+    device: str = "cuda"
+    pool_bytes: int = _POOL_BYTES
+    output_tokens: int = _OUTPUT_TOKENS
+    prompt_count: int = _PROMPT_COUNT
+    workloads: Mapping[str, Workload] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"mesh {self.model} {self.dtype}"
+
+
+CASES = (
+    MeshCase("S", "float32", 1e-4),
+    MeshCase("S", "bfloat16", 0.03),
+    MeshCase("M", "float32", 1e-4),
+    MeshCase("M", "bfloat16", 0.03),
+)
+TRIAL = MeshCase(
+    "S", "float32", 1e-4, "interpreter", 64 << 20, 2, 2,
+    {"one": Workload(1, 1, 0, 16, 0, 2, 1.0)},
+)  # fmt: skip
+
+
+def run_case(case: MeshCase, keep: Callable[[dict[str, Any]], None]) -> None:
+    """``keep`` gets the case's line after each part of it, so that what was measured is kept
+    whatever becomes of the rest. Raises what starting the mesh raises."""
+    line: dict[str, Any] = {"item": case.name, "ok": True, "gap_max": case.gap_max}
+
+    def part(name: str, work: Callable[[], object]) -> None:
+        try:
+            line[name] = work()
+        except Exception as error:
+            traceback.print_exc()
+            line[name] = f"{type(error).__name__}: {error}"[:500]
+            line["ok"] = False
+        keep(line)
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / case.model
+        save(case.model, model)
+        with started(case, model) as mesh:
+            line["start_s"] = round(mesh.start_seconds, 1)
+            judge = Judge(model)
+            prompts = _prompts(case, judge.vocab_tokens)
+
+            def valid(after: Callable[[], object] = lambda: None) -> dict[str, Any]:
+                after()
+                answers, cached = ask_all(mesh, model.name, prompts, case.output_tokens)
+                gap = judge.worst_gap(answers)
+                line["ok"] = line["ok"] and gap <= case.gap_max
+                return {"worst_gap": float(f"{gap:.2g}"), "cached_tokens": cached}
+
+            part("computed", valid)
+            part("from the cache", valid)
+            part("after the death of decode", lambda: valid(lambda: _replace(mesh, "decode")))
+            part("after the death of the pager", lambda: valid(lambda: _replace(mesh, "pager")))
+            for name, workload in (case.workloads or WORKLOADS).items():
+                part(name, lambda workload=workload: speed(mesh, model, workload))  # type: ignore[misc]
+            part("idle again", lambda: mesh.wait_idle().free_pages)
+
+
+@contextmanager
+def started(case: MeshCase, model: Path) -> Iterator[Mesh]:
+    """A mesh of the case that lives as long as the context."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        pool_dir = Path(folder) / "mesh"
+        pool_dir.mkdir(mode=0o700)
+        kv_dtype = "float32" if case.dtype == "float32" else "bfloat16"
+        flags = ("--device", case.device, "--dtype", case.dtype, "--kv-dtype", kv_dtype)
+        with Mesh(pool_dir, model=model, pool_bytes=case.pool_bytes, flags=flags) as mesh:
+            yield mesh
+
+
+def _replace(mesh: Mesh, role: str) -> None:
+    old = mesh.kill(role)
+    mesh.wait_for(lambda: mesh.pid(role) != old, f"a new {role}")
+    mesh.wait_ready(90.0)
+
+
+def _prompts(case: MeshCase, vocab_tokens: int) -> list[Tokens]:
+    """Some with a common beginning, some alone."""
+    draw = random.Random(5)
+    length_max = _LENGTH_MAX if case.device == "cuda" else 40
+    stem = [draw.randrange(vocab_tokens) for _ in range(length_max // 2)]
+    return [
+        (*(stem if index % 2 else ()), *(draw.randrange(vocab_tokens) for _ in range(length)))
+        for index, length in enumerate(
+            draw.randrange(2, length_max // 2) for _ in range(case.prompt_count)
+        )
+    ]
+
+
+def ask_all(
+    mesh: Mesh, model: str, prompts: Sequence[Tokens], output_tokens: int
+) -> tuple[Answers, int]:
+    """Greedy answers to all at once, and how many prompt tokens were cached. Raises
+    ``RuntimeError`` for a refusal."""
+
+    async def ask(client: httpx.AsyncClient, prompt: Tokens) -> tuple[tuple[Tokens, Tokens], int]:
+        body = {
+            "model": model, "prompt": list(prompt), "max_tokens": output_tokens, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True,
+        }  # fmt: skip
+        response = await client.post("/v1/completions", json=body)
+        if response.status_code != httpx.codes.OK:
+            raise RuntimeError(response.text[:300])
+        found = response.json()
+        cached = int(found["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return (prompt, tuple(found["choices"][0]["token_ids"])), cached
+
+    async def run() -> list[tuple[tuple[Tokens, Tokens], int]]:
+        limits = httpx.Timeout(_REQUEST_S_MAX)
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=limits) as client:
+            return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+
+    found = asyncio.run(run())
+    return [answer for answer, _ in found], sum(cached for _, cached in found)
+
+
+class Judge:
+    """The CPU's engine over the same weights."""
+
+    def __init__(self, model: Path) -> None:
+        self._decoder, self._pool = load_decoder(model, deterministic=False)
+        self._known: dict[tuple[Tokens, Tokens], float] = {}
+
+    @property
+    def vocab_tokens(self) -> int:
+        return self._decoder.config.vocab_tokens
+
+    def worst_gap(self, answers: Answers) -> float:
+        """How far a token's logit is below the highest at worst, as a share of the widest."""
+        return max(self._gap(prompt, tokens) for prompt, tokens in answers)
+
+    def _gap(self, prompt: Tokens, tokens: Tokens) -> float:
+        asked = prompt, tokens
+        if asked not in self._known:
+            context = np.array((*prompt, *tokens[:-1]), np.uint32)
+            table = Pages(self._pool).table(len(context))
+            [logits] = logits_of(self._decoder, self._pool, [(table, context, 0)])
+            own = logits[len(prompt) - 1 :]
+            chosen = own.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            self._known[asked] = float((own.amax(-1) - chosen).max() / own.abs().max())
+        return self._known[asked]
+
+
+def speed(mesh: Mesh, model: Path, workload: Workload) -> dict[str, Any]:
+    """Of the second round: the first compiles kernels and captures graphs. Both have prompts of
+    their own. Raises ``TimeoutError``."""
+    server, words = find_server("pagemesh", mesh.url), words_of_model(model)
+
+    async def run() -> dict[str, Any]:
+        async with asyncio.timeout(_ROUND_S_MAX):
+            await run_round(server, workload, words, "warm-up")
+        async with asyncio.timeout(_ROUND_S_MAX):
+            return (await run_round(server, workload, words, "measured")).as_json()
+
+    return asyncio.run(run())
