@@ -23,6 +23,7 @@ def rules() -> list[dict[str, Any]]:
 def test_every_metric_of_an_alert_exists() -> None:
     for package in MEASURES:
         importlib.import_module(f"{package}.measures")
+    importlib.import_module("pagemesh.pager.tier_measures")
     known = {f"{metric.name}{end}" for metric in REGISTRY.collect() for end in ("", "_total")}
     for rule in rules():
         for name in re.findall(r"pagemesh_\w+", rule["expr"]):
