@@ -188,7 +188,7 @@ async def test_a_sequence_goes_from_prefill_to_decode_and_leaves_only_cache(page
     assert await prefill.commit(lease, TOKENS) == 32
     offered = await pager.ask(
         Offer(
-            key=lease.key, worker="prefill", incarnation=11, lease=lease.lease,
+            key=lease.key, worker="prefill", incarnation=11, epoch=opened.epoch, lease=lease.lease,
             ticket="a" * 32, fill=fill_of(TOKENS), ttl_ms=5_000,
         ),
         Offered,

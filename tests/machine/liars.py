@@ -85,7 +85,7 @@ class Liars(Mesh):
             Extend(**own, have_pages=pages, page_count=pages + 1),
             Commit(**own, fill=fill),
             Fork(**own, fill=fill, children=[child], reserve_tokens=view.filled),
-            Offer(**own, fill=fill, ticket="f" * 32, ttl_ms=1_000),
+            Offer(**own, epoch=self.rig.epoch, fill=fill, ticket="f" * 32, ttl_ms=1_000),
             Release(**own, fill=fill),
         ]
 

@@ -308,8 +308,8 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
             return
         self.tickets += 1
         message = Offer(
-            key=view.key, worker=peer.name, incarnation=peer.incarnation, lease=view.id,
-            ticket=f"{self.tickets:032x}", fill=view.fill(), ttl_ms=ttl_ms,
+            key=view.key, worker=peer.name, incarnation=peer.incarnation, epoch=peer.epoch,
+            lease=view.id, ticket=f"{self.tickets:032x}", fill=view.fill(), ttl_ms=ttl_ms,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
 

@@ -42,11 +42,12 @@ class Handover:
         self._admission = admission
 
     def offer(self, message: Offer) -> Offered:
-        """Move a lease to a ticket."""
+        """Move a lease to a ticket. An offer to an earlier pager, which comes late, is ``Stale``:
+        its lease was declared as held since, and is in use."""
         books = self._books
+        books.open_session(message.worker, message.incarnation, message.epoch)
         known = self._find(message.ticket)
         if known is not None:
-            books.open_session(message.worker, message.incarnation, books.facts.epoch)
             if known.offerer != message.incarnation or known.lease.id != message.lease:
                 raise Malformed("the ticket id is taken")
             if known.life.state is not TicketState.OFFERED:

@@ -319,12 +319,12 @@ class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @registered("pager.offer")
 class Offer(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Commit what is full, then move the lease to a ticket. ``ticket`` is made by the
-    offerer, unguessable, so that a repeat is the same offer."""
+    """Commit what is full and move the lease to ``ticket``, unguessable; a repeat is one offer."""
 
     key: SequenceKey
     worker: Name
     incarnation: U64
+    epoch: U64
     lease: U64
     ticket: RequestId
     fill: Fill

@@ -337,7 +337,7 @@ class Worker:
         return self._ask(
             Offer(
                 key=lease.key, worker=self.name, incarnation=self.incarnation,
-                lease=lease.lease, ticket=ticket, fill=fill, ttl_ms=ttl_ms,
+                epoch=self.rig.epoch, lease=lease.lease, ticket=ticket, fill=fill, ttl_ms=ttl_ms,
             )
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from pagemesh.wire.pager_messages import (
     Extended,
     Granted,
     HeldLease,
+    Offer,
     TicketClosed,
 )
 from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState
@@ -375,3 +376,16 @@ def test_a_declaration_names_only_so_many_leases() -> None:
         return code_of(rig.ask(message))
 
     assert [part(0), part(0), part(1)] == ["Ok", "Ok", "Malformed"]
+
+
+def test_an_offer_to_an_earlier_pager_that_comes_late_is_stale(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10), 16)
+    offer = Offer(
+        key=lease.key, worker=worker.name, incarnation=worker.incarnation, epoch=rig.epoch,
+        lease=lease.lease, ticket="a" * 32, fill=fill_of(range(10)), ttl_ms=10_000,
+    )  # fmt: skip
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lease, 1, list(range(9)))) == []
+    assert code_of(rig.ask(offer)) == "Stale"
+    assert worker.committed(lease, range(10)) == 8, "its holder goes on"
+    assert worker.offered(lease, fill_of(range(10))).ticket == "a" * 32

@@ -87,6 +87,7 @@ def _offer(desk: Desk, sequence: Sequence) -> None:
             key=sequence.key,
             worker=desk.identity.name,
             incarnation=desk.identity.incarnation,
+            epoch=desk.epoch,
             lease=lease.lease,
             ticket=ticket.ticket,
             fill=lease.fill(),
