@@ -30,8 +30,9 @@ from ops.bench.bench_pager import HOT_PREFIXES, PAGE_SIZE, Load, Subject
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import PagerAdapter
 
+from pagemesh.pager.chain_keys import chain_keys, root_chain
 from pagemesh.pager.disk_file import DiskFile, DiskPlace
-from pagemesh.pager.disk_tier import DiskTier, chain_keys, root_chain
+from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.tier_events import (

@@ -4,10 +4,12 @@ was switched off, and what is damaged is computed again."""
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -241,6 +243,46 @@ async def test_a_disk_that_is_full_switches_the_tier_off_and_serving_goes_on(pag
     # What a process may write into one file: the pool is made before, the pages do not fit.
     resource.prlimit(pager.pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, 2 * PAGE_BYTES))
     await goes_on_without_disk(worker)
+
+
+async def told(pager: Pager, verb: str, body: object) -> dict[str, Any]:
+    """What the pager answers to an operator."""
+    subject = subjects.cache_door(verb, pager.host)
+    reply = await pager.bus.request(subject, json.dumps(body).encode(), timeout_ms=5_000)
+    answer: dict[str, Any] = json.loads(reply.data)
+    return answer
+
+
+def notes(*folders: Path) -> list[Path]:
+    return [path for folder in folders for path in folder.glob("*.retired")]
+
+
+async def test_what_is_invalidated_while_there_is_no_disk_is_not_found_once_it_is_back(
+    pager: Pager, disk_folder: Path
+) -> None:
+    await computed_and_evicted(pager)
+    assert (await told(pager, "stats", {}))["disk"]["used_pages"] == FULL_PAGES
+    del pager.environ["PAGEMESH_DISK_DIR"]
+    await pager.end(signal.SIGKILL)
+    await pager.start()
+    why = (await told(pager, "stats", {}))["disk"]["why_off"]
+    assert why == "PAGEMESH_DISK_DIR names no folder"
+    done = await told(pager, "invalidate", {"what": "root", "name": ROOT.hex()})
+    assert (done["root_count"], done["goes_on"]) == (1, False)
+    assert len(notes(pager.folder, disk_folder)) == 1
+    await pager.end(signal.SIGKILL)
+    pager.environ["PAGEMESH_DISK_DIR"] = str(disk_folder)
+    await pager.start()
+    await disk_pages(pager, 0)
+    worker = Reader(pager, "decode", 13)
+    await worker.open()
+    granted = await worker.admit_soon(2, PROMPT)
+    assert granted.cached_tokens == 0
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+    await pager.end(signal.SIGTERM)
+    assert not notes(pager.folder, disk_folder), "nothing is left to be forgotten"
+    await pager.start()
 
 
 # A whole mesh

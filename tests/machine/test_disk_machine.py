@@ -16,8 +16,8 @@ from tests.machine.test_pager_machine import PAGES, ROOTS, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 
-from pagemesh.pager.disk_tier import PAGER
-from pagemesh.pager.events import Command, Holder
+from pagemesh.pager.events import Command, Holder, Sweep
+from pagemesh.pager.load import PAGER
 from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import ForgetSlots, LoadPages, PagesLoaded, StorePages
 
@@ -34,13 +34,20 @@ class MachineDisk(DiskRig):
     def __init__(self) -> None:
         self.copied: dict[int, list[Context | None]] = {}
         """By slot: what the page held when its bytes were taken."""
+        self.lives: dict[int, int] = {}
+        """By slot: how often its root had been invalidated by then."""
         super().__init__(PAGES, SLOTS, limits=LIMITS)
 
     def perform(self, command: Command) -> None:
         if isinstance(command, StorePages):
             assert self.memory is not None
             for page, slot in zip(table_of(command.pages).tolist(), command.slots, strict=True):
+                self.lives[slot] = self.memory.ages.get(command.root, 0)
                 self.copied[slot] = [self.memory.read([page], at) for at in range(PAGE_SIZE)]
+        elif isinstance(command, LoadPages):
+            assert self.memory is not None
+            lives = {self.lives[slot] for slot in command.slots}
+            assert lives == {self.memory.ages.get(command.root, 0)}, "it was invalidated"
         elif isinstance(command, ForgetSlots):
             writing = {slot for store in self.stores for slot in store.slots}
             assert not writing & set(command.slots), "it would be there again"
@@ -108,6 +115,12 @@ class DiskMachine(PagerMachine):
             self.rig.stores = []
             self.rig.fail()
             self.pass_on()
+
+    @precondition(lambda self: self.rig.core.is_sweeping)
+    @rule()
+    def sweeps(self) -> None:
+        self.rig.handle(Sweep())
+        self.pass_on()
 
     @invariant()
     def what_is_read_is_held_by_the_pager_alone(self) -> None:

@@ -11,7 +11,7 @@ from tests.unit.pager.rig import LIMITS, PAGE_SIZE
 
 from pagemesh.pager.pins import Pin
 from pagemesh.pager.runs import table_of
-from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
+from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
 
 picks = st.integers(0, 1 << 16)
 _SHORT = st.lists(st.integers(0, 1), min_size=PAGE_SIZE, max_size=9)
@@ -35,12 +35,6 @@ class PinMachine(PagerMachine):
         pins = list(self.rig.core.books.pins)
         self.rig.ask(UnpinPrefix(pin=pins[pick % len(pins)]))
         self.pass_on()
-
-    @rule(root=st.sampled_from(ROOTS), pick=picks)
-    def root_is_invalidated(self, root: bytes, pick: int) -> None:
-        if pick % 8 == 0:
-            self.rig.ask(InvalidateCache(what="root", name=root.hex()))
-            self.pass_on()
 
     @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.pins)
     @rule(silent=st.sampled_from([0, 0, 1, 7]))

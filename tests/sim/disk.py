@@ -17,17 +17,20 @@ from tests.sim.bugs import Bugs
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
-from pagemesh.pager.disk_tier import PAGER
 from pagemesh.pager.events import Command
+from pagemesh.pager.load import PAGER
 from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
     DiskFound,
+    ForgetRetired,
     ForgetSlots,
     FoundRecords,
     LoadPages,
     PagesLoaded,
     PagesWritten,
+    RememberRetired,
+    RetiredRoots,
     StorePages,
     TierEvent,
 )
@@ -56,6 +59,8 @@ class DiskMemory:
     slowness: float = 1.0
     refuses: bool = False
     """Nothing can be written any more."""
+    retired: RetiredRoots = field(default_factory=RetiredRoots)
+    """What is kept, beside the pool if need be, to be forgotten here."""
 
     def damage(self) -> None:
         """Flip something in some of what is there."""
@@ -72,7 +77,7 @@ class DiskMemory:
             np.array([roots.index(line.root) for line in self.lines.values()], np.intp),
             tuple(roots),
         )
-        return DiskFound(self.slot_count, records, 0)
+        return DiskFound(self.slot_count, records, 0, self.retired)
 
 
 class DiskHands:
@@ -92,6 +97,7 @@ class DiskHands:
         self._writes: deque[tuple[StorePages, list[list[int]]]] = deque()
         self._reads: deque[LoadPages] = deque()
         self._writing = self._reading = self._failed = False
+        self._retired_number = 0
         process.at(self._delay_ms(4.0), self._open)
 
     def perform(self, command: Command) -> bool:
@@ -104,6 +110,12 @@ class DiskHands:
                 if not (self._failed or self._disk.refuses):
                     for slot in slots:
                         self._disk.lines.pop(slot, None)
+            case RememberRetired(number, retired):
+                self._disk.retired |= retired
+                self._retired_number = number
+            case ForgetRetired(number):
+                if not (self._failed or self._disk.refuses) and number == self._retired_number:
+                    self._disk.retired = RetiredRoots()
             case LoadPages():
                 self._reads.append(command)
                 self._read()

@@ -17,6 +17,7 @@ from pagemesh.pager.lease import Lease
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.patience import TICK_MS, patience_ms
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.tier_events import RememberRetired
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
@@ -52,6 +53,7 @@ class PagerNode(Process):
         self.preempted_count = 0
         self._saved_tokens = 0
         self._ticked_ms = 0.0
+        self._sweeps = False
         self.dies_soon = False
         """Die in the middle of the next commands that are performed."""
         self._network = network
@@ -85,7 +87,7 @@ class PagerNode(Process):
 
     def start(self) -> None:
         self.begin()
-        self.dies_soon = False
+        self.dies_soon = self._sweeps = False
         memory = self.host.memory
         memory.epoch += 1
         facts = PoolFacts(
@@ -142,11 +144,18 @@ class PagerNode(Process):
         memory = self.host.memory
         for command in commands:
             self._perform(memory, command)
+        if core.is_sweeping and not self._sweeps:
+            self._sweeps = True
+            self.at(0.2, self._sweep)
         self.world.expect(
             core.books.pool.free == sum(1 for state in memory.states if state == 0)
             or isinstance(event, ev.Recovered),
             "free pages differ between ledger and headers",
         )
+
+    def _sweep(self) -> None:
+        self._sweeps = False
+        self.handle(ev.Sweep())
 
     def _die_within(self, commands: list[ev.Command]) -> None:
         """kill -9 between two stores."""
@@ -204,7 +213,7 @@ class PagerNode(Process):
                 memory.holders.pop(command.incarnation, None)
             case ev.StorePins():
                 memory.pins = command.pins
-            case ev.PagesStored() | ev.PagesDropped():
+            case ev.PagesStored() | ev.PagesDropped() | RememberRetired():
                 pass
 
     def _probe(self, incarnation: int) -> None:

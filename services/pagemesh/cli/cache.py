@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from pagemesh.cli.cache_prefix import Prefix, prefixes
+from pagemesh.cli.cache_sweep import Answers, wait_until_swept
 from pagemesh.cli.cache_tables import (
     invalidated_text,
     lines_text,
@@ -20,7 +21,7 @@ from pagemesh.cli.cache_tables import (
     unpinned_text,
 )
 from pagemesh.cli.client_config import ClientConfig
-from pagemesh.cli.operator import bus_config, bus_flags, connected
+from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected
 from pagemesh.cli.options import config_flags, given_flags
 from pagemesh.cli.param_types import Counts
 from pagemesh.runtime.config import load
@@ -45,6 +46,7 @@ from pagemesh.wire.messages import Message
 
 A = TypeVar("A", bound=Message)
 F = TypeVar("F", bound=Callable[..., Any])
+After = Callable[[Mesh, Answers], Awaitable[Answers]]
 _TOKENS = Counts(0, 0xFFFF_FFFF, "token ids such as 1,15,220")
 _ROOT_HELP = "Only what is under the root that starts with these hexadecimal digits."
 
@@ -161,7 +163,7 @@ def invalidate(
         raise click.UsageError("give one of --root, --model, --tenant and --idle")
     what, name = given[0]
     asks, answers = [InvalidateCache(what=what, name=name)], (CacheInvalidated, invalidated_text)
-    return _each(arguments, "invalidate", asks, *answers, as_json=as_json)
+    return _each(arguments, "invalidate", asks, *answers, as_json=as_json, after=_swept)
 
 
 def _each(
@@ -172,9 +174,10 @@ def _each(
     show: Callable[[Any], str],
     *,
     as_json: bool,
+    after: After | None = None,
 ) -> int:
     """Ask every pager, show what each says. 1 when none of them did what was asked."""
-    answers = asyncio.run(_ask(arguments, verb, asks, kind))
+    answers = asyncio.run(_ask(arguments, verb, asks, kind, after))
     succeeded = [answer for _, answer in answers if not isinstance(answer, Fault)]
     if as_json:
         entries = [_entry(host, answer) for host, answer in answers]
@@ -187,10 +190,19 @@ def _each(
 
 
 async def _ask(
-    arguments: Mapping[str, object], verb: str, asks: list[A], kind: type[Any]
-) -> list[tuple[str, Any]]:
+    arguments: Mapping[str, object],
+    verb: str,
+    asks: list[A],
+    kind: type[Any],
+    after: After | None,
+) -> Answers:
     async with connected(bus_config(arguments)) as mesh:
-        return [pair for ask in asks for pair in (await mesh.ask(verb, ask, kind)).items()]
+        found = [pair for ask in asks for pair in (await mesh.ask(verb, ask, kind)).items()]
+        return found if after is None else await after(mesh, found)
+
+
+async def _swept(mesh: Mesh, answers: Answers) -> Answers:
+    return await wait_until_swept(mesh, answers, lambda line: click.echo(line, err=True))
 
 
 def _entry(host: str, answer: Message | Fault) -> object:

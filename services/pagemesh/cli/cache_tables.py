@@ -9,6 +9,7 @@ from pagemesh.wire.cache_messages import (
     CacheStats,
     CacheTop,
     CacheTree,
+    DiskLine,
     PinLine,
     PrefixPinned,
     PrefixUnpinned,
@@ -33,12 +34,16 @@ def stats_text(stats: CacheStats) -> str:
         f"  pages    {pages}",
         f"  prompts  {stats.prompt_tokens} tokens admitted, {stats.cached_tokens} of them cached "
         f"({share:.1%})",
+        *_disk(stats.disk, stats.page_bytes),
         f"  left     {left or 'nothing'}",
         f"  roots    {stats.root_count}{retired}; {stats.lease_count} leases",
         f"  pins     {len(stats.pins)} with {kept} pages, at most {stats.pin_pages_max}"
         + (f"; {stats.pins_given_way} gave way" if stats.pins_given_way else ""),
     ]
-    return "\n".join(out + [f"    {_pin(line)}" for line in stats.pins])
+    out += [f"    {_pin(line)}" for line in stats.pins]
+    if stats.is_sweeping:
+        out.append(f"  freeing  {stats.swept_pages} invalidated pages so far, and it goes on")
+    return "\n".join(out)
 
 
 def lines_text(listing: CacheTree | CacheTop) -> str:
@@ -83,7 +88,29 @@ def invalidated_text(done: CacheInvalidated) -> str:
         out.append(f"  {done.used_pages} pages are freed when the sequences that use them end")
     if done.pins:
         out.append(f"  unpinned {', '.join(done.pins)}")
+    if done.goes_on:
+        out.append("  it goes on: `pagemesh cache stats` says when it is done")
     return "\n".join(out)
+
+
+def _disk(disk: DiskLine, page_bytes: int) -> list[str]:
+    if disk.state != "on":
+        return [f"  disk     {disk.state}{': ' if disk.why_off else ''}{disk.why_off}"]
+    used, total = (shown_binary(n * page_bytes) for n in (disk.used_pages, disk.total_pages))
+    beside = {
+        "wait to be written": disk.staged_pages, "computed, being quicker": disk.declined,
+        "evicted": disk.evicted, "over a tenant's quota": disk.over_quota,
+        "invalidated": disk.invalidated, "not stored": disk.not_stored, "damaged": disk.corrupt,
+    }  # fmt: skip
+    said = "".join(f", {count} {what}" for what, count in beside.items() if count)
+    out = [
+        f"  disk     {disk.used_pages} of {disk.total_pages} pages ({used} of {total}) of "
+        f"{disk.root_count} roots",
+        f"           {disk.stored} pages written, {disk.loaded} read back{said}",
+    ]
+    return out + [
+        f"    {one.tenant}  {one.pages} pages, at most {one.quota_pages}" for one in disk.tenants
+    ]
 
 
 def _row(line: CacheLine, *, indent: bool) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from pagemesh.pager import cache_door, patience
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.disk import Disk
+from pagemesh.pager.due import Due, LookDue, PutAwayDue, TickDue
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.measures import Measures
@@ -28,8 +29,16 @@ from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.pager.pool_opening import adopt_pool, make_pool
 from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import DiskFailed, DiskFound, PutAway, TierEvent
+from pagemesh.pager.tier_events import (
+    DiskFailed,
+    DiskFound,
+    DiskOpening,
+    PutAway,
+    RememberRetired,
+    TierEvent,
+)
 from pagemesh.pager.tier_measures import TierMeasures
 from pagemesh.runtime import trace
 from pagemesh.runtime.actor import Behaviour
@@ -52,22 +61,7 @@ _KEYED_PAGES_MAX = 2_048
 """In one turn: five milliseconds of making keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class TickDue:
-    """Time to look around."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskDue:
-    """The disk tier has something to say."""
-
-
-@dataclass(frozen=True, slots=True)
-class PutAwayDue:
-    """Time to keep on disk what is cached: the service stops."""
-
-
-PagerEvent = Delivery | TickDue | DiskDue | PutAwayDue
+PagerEvent = Delivery | Due
 
 
 @dataclass(slots=True)
@@ -94,7 +88,7 @@ class PagerActor(Behaviour[PagerEvent]):
         wake: Callable[[], None],
         memory: PoolMemory,
     ) -> None:
-        """``wake`` has the actor handle ``DiskDue`` soon; it may fail to."""
+        """``wake`` has the actor handle ``LookDue`` soon; it may fail to."""
         self._settings = settings
         self._memory = memory
         self._bus = bus
@@ -105,6 +99,8 @@ class PagerActor(Behaviour[PagerEvent]):
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
+        self._is_woken = False  # to sweep
+        self._retired = RetiredNotes.beside(settings.folder, settings.host, settings.disk)
 
     # A life
 
@@ -124,17 +120,24 @@ class PagerActor(Behaviour[PagerEvent]):
     async def handle(self, event: PagerEvent) -> None:
         match event:
             case TickDue():
+                self._is_woken = False  # being woken may have failed
                 await self._tick()
             case Delivery():
                 await self._request(event)
-            case DiskDue():
-                pass
+            case LookDue():
+                self._is_woken = False
+                if self._life is not None and self._life.core.is_sweeping:
+                    await self._feed(self._life, ev.Sweep())
+                    await asyncio.sleep(0)  # whoever asked meanwhile is before the next turn
             case PutAwayDue():
                 await self._put_away()
         while self._from_disk and self._life is not None:
             await self._hear_disk(self._life, self._from_disk.popleft())
         if self._life is not None:
             self._board.waits(self._patience_ms(self._life))
+            if self._life.core.is_sweeping and not self._is_woken:
+                self._is_woken = True
+                self._wake()
 
     def _patience_ms(self, life: _Life) -> int:
         wanted_ms = patience.patience_ms(life.core.books)
@@ -158,8 +161,11 @@ class PagerActor(Behaviour[PagerEvent]):
                     next="not all pages are there any more; send the prefix again, then pin it",
                 )  # fmt: skip
         if settings.disk is not None:
-            disk = self._life.disk = Disk(settings.disk, facts, store.file.pages, self._disk_says)
+            disk = self._life.disk = Disk(
+                settings.disk, facts, store.file.pages, self._disk_says, retired=self._retired
+            )
             disk.open()
+            await self._feed(self._life, DiskOpening())
         self._sample(self._life)
         self._board.began(facts.epoch)
         _log.info(
@@ -290,6 +296,8 @@ class PagerActor(Behaviour[PagerEvent]):
                     self._holders.remember(holder)
                 case ev.ForgetHolder(incarnation):
                     self._holders.forget(incarnation)
+                case RememberRetired():
+                    await asyncio.to_thread(self._retired.add, command)
                 case _:
                     raise AssertionError(f"nobody performs {command}")
         life.pages.work(_KEYED_PAGES_MAX)

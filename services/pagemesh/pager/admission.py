@@ -256,7 +256,7 @@ class Admission:
         tree = tree_of(books, message.root, terms)
         if match.node is _NO_TREE:
             match = Match(tree.root, tree.root, 0, 0)
-        tree.model, tree.tenant = session.model, terms.tenant
+        tree.model, tree.terms = session.model, terms
         on_disk = self._tiers.find(match, message) if books.disk is not None else None
         if on_disk is not None and on_disk.is_worth and self._fetch(tree, match, on_disk, message):
             return self._queued(message, 0)

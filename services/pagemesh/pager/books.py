@@ -1,9 +1,8 @@
 """What the pager knows, and the small steps that every decision is made of.
 
 ``Books`` holds ledger, trees, sessions, leases, tickets and waiters, and collects commands.
-The modules beside it (``admission``, ``filling``, ``handover``, ``preemption``, ``recovery``,
-``sessions``) decide; each validates first and changes the books after, so that a refusal
-leaves them as they were.
+The modules beside it decide; each validates first and changes the books after, so that a
+refusal leaves them as they were.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.accounts import Accounts, NewPolicy
-from pagemesh.pager.disk_tier import DiskTier, Load
+from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.events import (
     Command,
     Notify,
@@ -33,10 +32,11 @@ from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, Sessi
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.load import Load
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.promises import Promises
 from pagemesh.pager.radix import Forest, Node, Tree
-from pagemesh.pager.roots import sweep_retired, uproot
+from pagemesh.pager.roots import leave_retired, unhidden
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.waiting import FIRST, Queues
 from pagemesh.pager.waste import Waste, waste_of
@@ -96,14 +96,13 @@ class Books:
         """Lines of retired roots of an earlier life, whose pages somebody alive may use."""
         self.retired_pages: NDArray[np.bool_] | None = None
         """By page: it was of such a root. None: nothing was."""
+        self.hidden = np.zeros(facts.page_count, bool)  # of retired roots, for routers
         self.unsettled: set[int] = set()
         """Live incarnations that may use pages in ways this pager life has not heard of."""
         self.limbo: U32 = EMPTY
         """Draining pages that any of the unsettled may use."""
-        self.disk: DiskTier | None = None
-        """None: there is no disk tier, or it has failed."""
-        self.loads: dict[int, Load] = {}
-        """What is being read from disk."""
+        self.disk: DiskTier | None = None  # there is none, or it has failed
+        self.loads: dict[int, Load] = {}  # what is being read from disk
         self.out: list[Command] = []
         self.late: list[Command] = []
         self.now_ms = 0
@@ -188,10 +187,11 @@ class Books:
         spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
         leave = free <= spare_pages_max and count <= self.pool.idle
         grants, spare = self.forest.reuse(count if leave else count - free, spare_pages_max)
-        self.late.extend([PagesDropped(pages) for pages, _ in grants])
+        for pages, _ in grants:
+            self.tell_dropped(pages)
         for pages in spare:
             self.set_states(pages, _FREE_HEADER)
-            self.late.append(PagesDropped(pages))
+            self.tell_dropped(pages)
         if free and not leave:
             grants.append(self.pool.take(free))
         for pages, sequences in grants:
@@ -303,9 +303,7 @@ class Books:
         self.forest.unpin(anchor)
         tree.lease_count -= 1
         if tree.is_retired:
-            self.drop(anchor, 0, Why.INVALIDATED)
-            if tree.is_unused:
-                uproot(self, tree, Why.INVALIDATED)
+            leave_retired(self, tree, anchor)
         lease.forget()
         del self.leases[lease_id]
         self.slots.append(lease.slot)
@@ -316,8 +314,6 @@ class Books:
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:
         """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
-        # Of a retired root everybody heard at once that it is not cached any more.
-        is_told = bool(self.forest.retired) and self.forest.tree_of(node).is_retired
         while self.may_evict() and not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
@@ -325,8 +321,7 @@ class Books:
             pages, parent = node.pages[len(node.pages) - count :], node.parent
             self.forest.trim(node, count, why)
             self.set_states(pages, HeaderState.FREE)
-            if not is_told:
-                self.late.append(PagesDropped(pages))
+            self.tell_dropped(pages)
             node = parent
 
     def reclaim(self) -> None:
@@ -377,10 +372,15 @@ class Books:
         self.slots_kept = {}
         self.roots.extend(self.roots_kept)
         self.roots_kept, self.retired_pages = [], None
-        sweep_retired(self)
         self.freed = True
 
     # Telling
+
+    def tell_dropped(self, pages: Pages) -> None:
+        """Routers hear that ``pages`` are not cached any more, unless they knew."""
+        untold = unhidden(self, pages) if self.forest.retired else pages
+        if len(untold):
+            self.late.append(PagesDropped(untold))
 
     def usage(self) -> str:
         """The ledger in a sentence."""

@@ -15,15 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
+    ForgetRetired,
     ForgetSlots,
     LoadPages,
     PagesLoaded,
@@ -49,8 +52,11 @@ class Disk:
         pool: _Bytes,
         report: Callable[[TierEvent | BaseException], None],
         opener: Opener = PlainFile,
+        *,
+        retired: RetiredNotes,
     ) -> None:
         self._place, self._facts, self._opener = place, facts, opener
+        self._retired = retired
         self._pool = pool.reshape(facts.page_count, facts.page_bytes)
         self._report = report
         self._loop = asyncio.get_running_loop()
@@ -71,6 +77,8 @@ class Disk:
                 self.load(command)
             case ForgetSlots() | SkipSlots():
                 await self.forget(command)
+            case ForgetRetired(number):  # after what is to be written before it
+                self._start(self._writer, lambda: self._forget_retired(number))
             case _:
                 return False
         return True
@@ -118,7 +126,7 @@ class Disk:
             self._file, found = DiskFile.open(self._place, self._facts, self._opener)
         except OSError as error:
             return self._fail(error)
-        return [found]
+        return [replace(found, retired=self._retired.read())]
 
     def _copy(self, command: StorePages) -> _Bytes:
         return self._pool.take(table_of(command.pages), axis=0)
@@ -153,6 +161,11 @@ class Disk:
                 forget(slot)
         except OSError as error:
             return self._fail(error)
+        return []
+
+    def _forget_retired(self, number: int) -> list[TierEvent]:
+        if not self._failed.is_set():
+            self._retired.forget(number)
         return []
 
     def _fail(self, error: OSError) -> list[TierEvent]:

@@ -1,13 +1,15 @@
-"""What is on disk: which slot holds which page, least recently used first.
+"""What is on disk: which slot holds which page, and whose it is.
 
     free slot --claim--> WRITING --written--> WRITTEN --drop, or claimed by another--> free slot
                                                |  ^
                                       hold     v  |  release
                                               being read
 
-Pages are found by *chain key*: a 64-bit hash of all tokens from the root to the page's end, made in
-a fraction of a microsecond a page. It is only a hint. What is believed is the cryptographic
-digest of the same tokens, which is in the record and checked when the page is read.
+A tenant with a quota on disk that has used it up gives slots of its own for new ones. Where nobody
+has, and no slot is free, whoever has the most for its share gives one (``disk_shelves``).
+
+Pages are found by *chain key* (``chain_keys``). It is only a hint. What is believed is the
+cryptographic digest of the same tokens, which is in the record and checked when the page is read.
 
 A slot that is being written or read is nobody else's until that is over, even if the record is
 dropped meanwhile.
@@ -15,75 +17,22 @@ dropped meanwhile.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from heapq import nlargest
+from itertools import count
 
-import msgspec
-from xxhash import xxh3_64_intdigest
-
+from pagemesh.pager.chain_keys import chain_keys
+from pagemesh.pager.disk_shelves import DiskAccount, Record, Shelf
 from pagemesh.pager.fetch_cost import FetchCost
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.runs import Pages
 from pagemesh.pager.tier_events import DiskFound
-from pagemesh.pager.waiting import FIRST
-from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.cache_messages import LINES_MAX, DiskLine, DiskTenantLine
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
-PAGER = 0
-"""The writer of pages that the pager itself holds; no worker incarnation is 0."""
-
-_LOOK_MAX = 64
-"""Records that may be in use at the old end of the list; more than that, and nothing is evicted."""
-
-
-class Record(msgspec.Struct, eq=False, gc=False):
-    """One page on disk. ``root``: the digest of its tree."""
-
-    chain: int
-    slot: int
-    root: bytes
-    is_written: bool
-    reader_count: int = 0
-    is_dropped: bool = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Its slot is being written or read."""
-        return not self.is_written or self.reader_count > 0
-
-
-class Load(msgspec.Struct, eq=False):
-    """Pages that are being read. For those that wait it is one more who fills a prefix."""
-
-    id: int
-    key: SequenceKey
-    tree: Tree
-    anchor: Node
-    pages: Pages
-    tokens: bytes
-    """Packed ids of these pages."""
-    tokens_first: int
-    records: list[Record]
-    first_page: int
-    """How many pages of the prefix come before."""
-    order: Order = FIRST  # so that everybody may wait for the disk
-    incarnation: int = PAGER
-    prompt_pages: int = 0
-    place: tuple[Node, bytes] | None = None
-    is_unwanted: bool = False
-    """Its root was retired meanwhile."""
-
-    @property
-    def committed_pages(self) -> int:
-        return self.anchor.depth
-
-    @property
-    def may_fill(self) -> bool:
-        return not self.is_unwanted
-
-    def known_from(self, position: int) -> bytes:
-        return self.tokens[4 * (position - self.tokens_first) :]
+TENANTS_MAX = 1_024
+"""Tenants with a quota beyond these have no share of their own."""
 
 
 @dataclass(slots=True)
@@ -94,6 +43,9 @@ class TierCounts:
     loaded: int = 0
     corrupt: int = 0
     evicted: int = 0
+    over_quota: int = 0
+    """Evicted since their own tenant had used up its quota."""
+    invalidated: int = 0
     not_stored: int = 0
     """Left the pool while the buffer was full, or every slot busy."""
     declined: int = 0
@@ -112,27 +64,29 @@ class DiskTier:
         self.loading_pages = 0
         self.cost = FetchCost(facts.page_bytes, facts.page_size)
         self.counts = TierCounts()
-        # Not a plain dict: finding its first key is linear after removals at the front.
-        self._records: OrderedDict[int, Record] = OrderedDict()
-        """By chain key, the least recently used first."""
+        self.page_count = 0
+        """Pages that can be found."""
+        self.common = DiskAccount("", found.slot_count)
+        self.accounts: dict[str, DiskAccount] = {}
+        self._shelves: dict[bytes, Shelf] = {}
+        self._leaving: deque[Shelf] = deque()
+        """Nothing of these is found any more; their slots are freed in parts."""
         self._dropped_busy: dict[int, Record] = {}
         """By slot: forgotten, and in use still."""
+        self._uses = count(1)
         records = found.records
         columns = (records.chains.tolist(), records.slots.tolist(), records.root_indexes.tolist())
         used = bytearray(found.slot_count)
         for chain, slot, root_index in zip(*columns, strict=True):
-            root = records.roots[root_index]
-            before = self._records.pop(chain, None)  # written twice: the newer one counts
-            if before is not None:
+            shelf = self._shelf(records.roots[root_index])
+            before = shelf.records.get(chain)
+            if before is not None:  # written twice: the newer one counts
+                self._take(before)
                 used[before.slot] = 0
-            self._records[chain] = Record(chain, slot, root, True)
+                shelf = self._shelf(shelf.root)
+            self._put(Record(chain, slot, shelf, True, next(self._uses)))
             used[slot] = 1
         self._free = [slot for slot in range(found.slot_count - 1, -1, -1) if not used[slot]]
-
-    @property
-    def page_count(self) -> int:
-        """Pages that can be found."""
-        return len(self._records)
 
     @property
     def staged_room(self) -> int:
@@ -141,24 +95,41 @@ class DiskTier:
 
     # Looking
 
-    def find(self, chain: int) -> Record | None:
-        return self._records.get(chain)
-
-    def of(self, roots: Container[bytes]) -> list[Record]:
-        """What can be found of any of ``roots``; this looks at every page."""
-        return [record for record in self._records.values() if record.root in roots]
+    def find(self, root: bytes, chain: int) -> Record | None:
+        shelf = self._shelves.get(root)
+        return None if shelf is None else shelf.records.get(chain)
 
     def roots(self) -> set[bytes]:
-        """The roots of what can be found; this looks at every page."""
-        return {record.root for record in self._records.values()}
+        """The roots of what can be found."""
+        return set(self._shelves)
+
+    def line(self) -> DiskLine:
+        """What operators are told."""
+        accounts = nlargest(LINES_MAX, self.accounts.values(), key=lambda one: one.share)
+        return DiskLine(
+            state="on",
+            total_pages=self.slot_count,
+            used_pages=self.page_count,
+            staged_pages=len(self.staged),
+            root_count=len(self._shelves),
+            tenants=[
+                DiskTenantLine(tenant=a.tenant, pages=a.page_count, quota_pages=a.quota_slots)
+                for a in accounts
+            ],
+            **asdict(self.counts),
+        )
 
     def run(self, root: bytes, start: int, tokens: bytes, at: int, pages_max: int) -> list[Record]:
         """The longest run of pages that can be read now: those of ``tokens[at:]``, after the
         page whose chain key is ``start``."""
         found: list[Record] = []
+        shelf = self._shelves.get(root)
+        if shelf is None:
+            return found
+        records = shelf.records
         for chain in chain_keys(start, tokens, at, at + pages_max * self._width, self._width):
-            record = self._records.get(chain)
-            if record is None or record.is_busy or record.root != root:
+            record = records.get(chain)
+            if record is None or record.is_busy:
                 break
             found.append(record)
         return found
@@ -169,30 +140,44 @@ class DiskTier:
         """``records``, a chain from its start, were used just now. The last goes first, since
         it is of no use without the others."""
         for record in reversed(list(records)):
-            self._records.move_to_end(record.chain)
+            self._touch(record)
 
-    def claim(self, chains: list[int], root: bytes) -> tuple[list[int], list[int]]:
+    def claim(
+        self, chains: list[int], root: bytes, terms: CacheTerms = NO_TERMS
+    ) -> tuple[list[int], list[int]]:
         """Slots for those pages of a chain that are not there yet, in place of the least recently
         used if need be: which of ``chains`` they are, and the slots. The last come first, since
         they are the first that can be spared; fewer than wanted when too much waits to be written,
-        or every slot is busy."""
-        records, staged, free = self._records, self.staged, self._free
+        or every slot is busy. The tree is that of ``terms`` from now on."""
+        staged = self.staged
+        shelf = self._assigned(root, terms)
         places: list[int] = []
         slots: list[int] = []
-        for place in range(len(chains) - 1, -1, -1):
+        # More than the quota would drive out its own beginning.
+        wanted = (
+            min(len(chains), shelf.account.quota_slots) if shelf.account.tenant else len(chains)
+        )
+        for place in range(wanted - 1, -1, -1):
             chain = chains[place]
-            if chain in records:
-                records.move_to_end(chain)
+            known = shelf.records.get(chain)
+            if known is not None:
+                self._touch(known)
                 continue
             slot: int | None = None
             if len(staged) < self.staged_pages_max:
-                slot = free.pop() if free else self._evict()
+                slot = self._slot_for(shelf.account)
+                if not shelf.records:  # what it gave was its last
+                    shelf = self._assigned(root, terms)
             if slot is None:
-                self.counts.not_stored += sum(one not in records for one in chains[: place + 1])
+                missing = (one not in shelf.records for one in chains[: place + 1])
+                self.counts.not_stored += sum(missing)
                 break
-            records[chain] = staged[slot] = Record(chain, slot, root, False)
+            record = staged[slot] = Record(chain, slot, shelf, False, next(self._uses))
+            self._put(record)
             places.append(place)
             slots.append(slot)
+        if not shelf.records:
+            self._forget_shelf(shelf)
         return places, slots
 
     def written(self, slots: Sequence[int]) -> list[int]:
@@ -221,8 +206,42 @@ class DiskTier:
                 self._let_go(record)
 
     def drop(self, record: Record) -> None:
-        """Forget ``record``, which can be found so far."""
-        del self._records[record.chain]
+        """Forget ``record``, which can be found so far, or is one of those that leave."""
+        self._take(record)
+        self._free_later(record)
+
+    def retire(self, roots: Collection[bytes]) -> None:
+        """Nothing of ``roots`` is found from now on; ``sweep`` frees the slots."""
+        for root in roots:
+            shelf = self._shelves.get(root)
+            if shelf is not None:
+                self._forget_shelf(shelf)
+                self.page_count -= len(shelf.records)
+                shelf.account.page_count -= len(shelf.records)
+                self.counts.invalidated += len(shelf.records)
+                self._leaving.append(shelf)
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Slots of what was retired are to be freed."""
+        return bool(self._leaving)
+
+    def sweep(self, count_max: int) -> list[Record]:
+        """Free some of the slots of what was retired, and say which they were."""
+        swept: list[Record] = []
+        while self._leaving and len(swept) < count_max:
+            records = self._leaving[0].records
+            while records and len(swept) < count_max:
+                _, record = records.popitem(last=False)
+                self._free_later(record)
+                swept.append(record)
+            if not records:
+                self._leaving.popleft()
+        return swept
+
+    # Slots and shelves
+
+    def _free_later(self, record: Record) -> None:
         record.is_dropped = True
         self._dropped_busy[record.slot] = record
         self._let_go(record)
@@ -232,70 +251,111 @@ class DiskTier:
             del self._dropped_busy[record.slot]
             self._free.append(record.slot)
 
-    def _evict(self) -> int | None:
-        for looked, record in enumerate(self._records.values()):
-            if not record.is_busy:
-                del self._records[record.chain]
-                record.is_dropped = True
-                self.counts.evicted += 1
-                return record.slot
-            if looked >= _LOOK_MAX:
-                break
-        return None
+    def _slot_for(self, account: DiskAccount) -> int | None:
+        if account is not self.common and account.page_count >= account.quota_slots:
+            slot = self._evict(account)
+            self.counts.over_quota += slot is not None
+            return slot
+        if self._free:
+            return self._free.pop()
+        slot = self._evict(self._richest())
+        self.counts.evicted += slot is not None
+        return slot
+
+    def _richest(self) -> DiskAccount:
+        """Who has the most for its share."""
+        if not self.accounts:
+            return self.common
+        quotas_slots = sum(one.quota_slots for one in self.accounts.values())
+        self.common.quota_slots = max(self.slot_count - quotas_slots, 1)
+        return max((self.common, *self.accounts.values()), key=lambda one: one.share)
+
+    def _evict(self, account: DiskAccount) -> int | None:
+        record = account.oldest()
+        if record is None:
+            return None
+        self._take(record)
+        record.is_dropped = True
+        return record.slot
+
+    def _put(self, record: Record) -> None:
+        shelf = record.shelf
+        shelf.records[record.chain] = record
+        shelf.account.page_count += 1
+        self.page_count += 1
+        if len(shelf.records) == 1:
+            shelf.account.queue(shelf)
+
+    def _take(self, record: Record) -> None:
+        """``record`` is not found any more."""
+        shelf = record.shelf
+        del shelf.records[record.chain]
+        if self._shelves.get(shelf.root) is shelf:
+            shelf.account.page_count -= 1
+            self.page_count -= 1
+            if not shelf.records:
+                self._forget_shelf(shelf)
+
+    def _touch(self, record: Record) -> None:
+        record.used = next(self._uses)
+        record.shelf.records.move_to_end(record.chain)
+
+    def _shelf(self, root: bytes) -> Shelf:
+        shelf = self._shelves.get(root)
+        if shelf is None:
+            shelf = self._shelves[root] = Shelf(root, self.common)
+            self.common.shelf_count += 1
+        return shelf
+
+    def _forget_shelf(self, shelf: Shelf) -> None:
+        del self._shelves[shelf.root]
+        account = shelf.account
+        account.shelf_count -= 1
+        if not account.shelf_count and account is not self.common:
+            del self.accounts[account.tenant]
+
+    def _assigned(self, root: bytes, terms: CacheTerms) -> Shelf:
+        """The shelf of ``root``, which is that of ``terms`` from now on."""
+        shelf = self._shelf(root)
+        account = self._account(terms)
+        before = shelf.account
+        if account is not before:
+            account.shelf_count += 1
+            account.page_count += len(shelf.records)
+            before.page_count -= len(shelf.records)
+            before.shelf_count -= 1
+            if not before.shelf_count and before is not self.common:
+                del self.accounts[before.tenant]
+            shelf.account = account
+            if shelf.records:
+                account.queue(shelf)
+        return shelf
+
+    def _account(self, terms: CacheTerms) -> DiskAccount:
+        if not terms.has_disk_quota:
+            return self.common
+        quota_slots = terms.disk_quota_pages(self.slot_count)
+        account = self.accounts.get(terms.tenant)
+        if account is None:
+            if len(self.accounts) >= TENANTS_MAX:
+                return self.common
+            account = self.accounts[terms.tenant] = DiskAccount(terms.tenant, quota_slots)
+        account.quota_slots = quota_slots
+        return account
 
     # Checking
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless every slot is free or has one record."""
-        records = [*self._records.values(), *self._dropped_busy.values()]
+        shelves = [*self._shelves.values(), *self._leaving]
+        found = [record for shelf in shelves for record in shelf.records.values()]
+        records = [*found, *self._dropped_busy.values()]
         slots = [record.slot for record in records] + self._free
         assert sorted(slots) == list(range(self.slot_count)), "a slot is lost, or used twice"
         staged = {record.slot: record for record in records if not record.is_written}
         assert staged == self.staged and len(staged) <= self.staged_pages_max
         assert all(record.is_busy and record.is_dropped for record in self._dropped_busy.values())
-        for chain, record in self._records.items():
-            assert record.chain == chain and not record.is_dropped
-
-
-# Chain keys
-
-
-def root_chain(root: bytes) -> int:
-    """Where the chain keys of a tree start."""
-    return int.from_bytes(root[:8], "little")
-
-
-def chain_keys(start: int, tokens: bytes, at: int, end: int, width: int) -> Iterator[int]:
-    """A key for each page, of ``width`` bytes, of ``tokens[at:end]``; ``start``: the key of the
-    page before."""
-    chain = start
-    for first in range(at, end - width + 1, width):
-        chain = xxh3_64_intdigest(tokens[first : first + width], chain)
-        yield chain
-
-
-def chain_over(start: int, tokens: bytes, at: int, end: int, width: int) -> int:
-    """The last of ``chain_keys``; ``start`` when there is none."""
-    chain = start
-    for first in range(at, end - width + 1, width):
-        chain = xxh3_64_intdigest(tokens[first : first + width], chain)
-    return chain
-
-
-def chain_at(node: Node, root: bytes, width: int) -> int:
-    """The chain key at the end of ``node``. It is kept there: edges only grow at their end, and
-    whoever takes pages from one forgets its key (``Node.chain``)."""
-    above: list[Node] = []
-    while not node.is_root and (node.chain is None or node.chain[0] != node.depth):
-        above.append(node)
-        node = node.parent
-    chain = root_chain(root) if node.is_root or node.chain is None else node.chain[1]
-    for edge in reversed(above):
-        at = 0
-        known = edge.chain
-        if known is not None and known[0] > edge.depth - len(edge.pages):  # it has grown since
-            at = len(edge.tokens) - (edge.depth - known[0]) * width
-            chain = known[1]
-        chain = chain_over(chain, edge.tokens, at, len(edge.tokens), width)
-        edge.chain = (edge.depth, chain)
-    return chain
+        assert not any(record.is_dropped for record in found)
+        assert self.page_count == sum(len(shelf.records) for shelf in self._shelves.values())
+        for account in (self.common, *self.accounts.values()):
+            account.check([one for one in self._shelves.values() if one.account is account])

@@ -6,6 +6,7 @@ Token ids go in (a prefix to pin), and never come out.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from heapq import nlargest
 from itertools import islice
@@ -16,7 +17,9 @@ from pagemesh.pager.ages import Ages
 from pagemesh.pager.books import Books
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.retiring import Retiring
+from pagemesh.pager.retiring import Retired, Retiring
+from pagemesh.pager.sweeps import Sweeps
+from pagemesh.pager.tier_events import RetiredRoots
 from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
@@ -38,16 +41,24 @@ from pagemesh.wire.cache_messages import (
 from pagemesh.wire.errors import Gone, Malformed
 
 _EDGES_MAX = 20_000
+_ROOT_DIGITS = 64
 
 
 class Door:
     """Handlers of ``wire.cache_messages``."""
 
     def __init__(
-        self, books: Books, pins: Pins, retiring: Retiring, ages: Ages, tiers: Tiers
+        self,
+        books: Books,
+        pins: Pins,
+        retiring: Retiring,
+        ages: Ages,
+        tiers: Tiers,
+        sweeps: Sweeps,
     ) -> None:
         self._books = books
         self._tiers = tiers
+        self._sweeps = sweeps
         self._pins = pins
         self._retiring = retiring
         self._ages = ages
@@ -87,6 +98,9 @@ class Door:
             ],
             pin_pages_max=self._pins.pages_max,
             pins_given_way=self._pins.given_way_count,
+            is_sweeping=self._sweeps.is_going_on,
+            swept_pages=self._sweeps.freed_pages,
+            disk=self._tiers.line(),
         )
 
     def tree(self, message: AskCacheTree) -> CacheTree:
@@ -187,21 +201,18 @@ class Door:
         ``Gone`` for a root that is not there."""
         trees = self._books.forest.trees
         if message.what == "idle":
-            self._tiers.retire(self._tiers.roots())
-            freed = sum(self._retiring.drop_idle(tree) for tree in list(trees.values()))
-            return self._invalidated([], 0, freed, 0, [])
+            self._tiers.retire(RetiredRoots(everything=True))
+            for tree in trees.values():
+                self._sweeps.add(tree, self._books.pool.last_sequence)
+            return self._invalidated([], 0, Retired(0, ()))
         if not message.name:
             raise Malformed(f"name the {message.what}")
         chosen, unknown_count = self._chosen(message)
-        self._tiers.retire(set(chosen))
-        done = [self._retiring.retire(trees[root]) for root in chosen if root in trees]
-        return self._invalidated(
-            chosen,
-            unknown_count,
-            sum(retired.freed_pages for retired in done),
-            sum(retired.used_pages for retired in done),
-            [name for retired in done for name in retired.pins],
-        )
+        # What only a disk knows that cannot be asked now is everybody's.
+        everything = message.what != "root" and self._books.disk is None
+        self._tiers.retire(RetiredRoots(frozenset(chosen), everything))
+        retired = self._retiring.retire([trees[root] for root in chosen if root in trees])
+        return self._invalidated(chosen, unknown_count, retired)
 
     def _chosen(self, message: InvalidateCache) -> tuple[list[bytes], int]:
         """The roots meant, and how many of them are because nobody knows whose they are, as of
@@ -211,6 +222,9 @@ class Door:
         if message.what == "root":
             roots = [*trees, *only_on_disk]
             found = [root for root in roots if root.hex().startswith(message.name)]
+            if not found and self._books.disk is None and len(message.name) == _ROOT_DIGITS:
+                with contextlib.suppress(ValueError):
+                    found = [bytes.fromhex(message.name)]  # it may be on a disk that is off
             if not found:
                 raise Gone(f"no root starts with {message.name} here")
             if len(found) > 1:
@@ -223,14 +237,16 @@ class Door:
         return found + unknown, len(unknown)
 
     def _invalidated(
-        self, roots: list[bytes], unknown_count: int, freed: int, used: int, pins: list[str]
+        self, roots: list[bytes], unknown_count: int, retired: Retired
     ) -> CacheInvalidated:
+        freed = self._sweeps.work()
         return CacheInvalidated(
             host=self._books.facts.host,
             root_count=len(roots),
             roots=[root.hex() for root in roots[:LINES_MAX]],
             unknown_root_count=unknown_count,
             freed_pages=freed,
-            used_pages=used,
-            pins=pins,
+            used_pages=retired.used_pages,
+            pins=list(retired.pins),
+            goes_on=self._sweeps.is_going_on,
         )

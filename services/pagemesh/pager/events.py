@@ -119,7 +119,12 @@ class Tick:
     """Time passed. Several times a second."""
 
 
-Event = Asked | HolderDied | Recovered | Tick | TierEvent
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """There is a turn for what was invalidated and is not freed yet."""
+
+
+Event = Asked | HolderDied | Recovered | Tick | Sweep | TierEvent
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

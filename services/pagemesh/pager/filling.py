@@ -11,6 +11,7 @@ from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.radix import Inserted
+from pagemesh.pager.roots import hide
 from pagemesh.pager.runs import Pages
 from pagemesh.wire.errors import Gone, Malformed
 from pagemesh.wire.messages import Ok
@@ -164,5 +165,7 @@ class Filling:
                 b"" if lease.ttl_ms else tokens,  # without tokens the next pager drops it
             )
         )  # fmt: skip
-        if not tree.is_retired:
+        if tree.is_retired:
+            hide(books, pages)
+        else:
             books.late.append(PagesStored(tree.digest, after, pages, tokens))

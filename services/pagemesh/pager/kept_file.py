@@ -1,6 +1,7 @@
 """Small files that outlive the pager, each replaced as a whole, and believed only if it is whole.
 
-    <pool folder>/<host>.pins   what operators have pinned in the pool beside it
+    <pool folder>/<host>.pins      what operators have pinned in the pool beside it
+                  <host>.retired   what the disk tier has to forget yet (``retired_notes``)
 
 A file is a line with the XXH3 of what follows it, then JSON. A pager that dies while it writes
 leaves the file that was there. Nothing is flushed by force: if the machine dies, what is lost or
@@ -63,6 +64,17 @@ class KeptFile(Generic[K]):
             _log.error("pager.file_not_written", path=str(self._path), why=error.strerror)
             return False
         return True
+
+    def is_there(self) -> bool:
+        """Whether there is anything, be it whole or not."""
+        return self._path.exists()
+
+    def remove(self) -> None:
+        """Have nothing there."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.error("pager.file_not_removed", path=str(self._path), why=error.strerror)
 
 
 class _PinLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """Roots that are not to be used any more.
 
-    invalidated --> nothing new matches it; idle pages are free at once
+    invalidated --> nothing new matches it; idle pages are freed, in parts (``sweeps``)
                      | sequences that run go on with their own pages, cached for nobody
                      v
                     the last of them ends: its tree and its place in the root table are free
@@ -12,57 +12,59 @@ anew meanwhile, in another line: what is computed from then on shares nothing wi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesDropped, StoreRoot
-from pagemesh.pager.leaving import Why
 from pagemesh.pager.pins import Pins
-from pagemesh.pager.radix import Tree
-from pagemesh.pager.roots import sweep_retired
-from pagemesh.pager.runs import join_all
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.roots import hide
+from pagemesh.pager.sweeps import Sweeps
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
     """``used_pages`` are freed when the sequences that use them end."""
 
-    freed_pages: int
     used_pages: int
     pins: tuple[str, ...]
 
 
 class Retiring:
-    """Retires trees, and drops what is idle."""
+    """Retires trees."""
 
-    def __init__(self, books: Books, pins: Pins) -> None:
+    def __init__(self, books: Books, pins: Pins, sweeps: Sweeps) -> None:
         self._books = books
         self._pins = pins
+        self._sweeps = sweeps
 
-    def retire(self, tree: Tree) -> Retired:
-        """Nothing new matches ``tree`` from now on; on disk it has been retired already."""
+    def retire(self, trees: Collection[Tree]) -> Retired:
+        """Nothing new matches ``trees`` from now on; on disk they have been retired already."""
         books, forest = self._books, self._books.forest
-        ended = list(self._pins.of(tree))
+        chosen = {tree.index for tree in trees}
+        ended = [pin for pin in books.pins.values() if pin.tree.index in chosen]
         self._pins.unpin(ended)
+        used: dict[Node, None] = {}
         for lease in books.leases.values():
-            if lease.tree is tree:
+            if lease.tree.index in chosen:
                 books.in_flight.leave(lease)
-        freed = self.drop_idle(tree)
-        left = [node.pages for node in tree.root.below()]
-        if left:
-            books.late.append(PagesDropped(join_all(left)))
-        forest.retire(tree)
-        books.out.append(StoreRoot(tree.index, tree.digest, False))
-        sweep_retired(books)
-        return Retired(freed, sum(map(len, left)), tuple(pin.name for pin in ended))
+                _note_path(used, lease.anchor)
+        for load in books.loads.values():
+            if load.tree.index in chosen:
+                _note_path(used, load.anchor)
+        for node in used:
+            books.late.append(PagesDropped(node.pages))
+            hide(books, node.pages)
+        for tree in trees:
+            forest.retire(tree)
+            books.out.append(StoreRoot(tree.index, tree.digest, False))
+            self._sweeps.add(tree, books.pool.last_sequence)
+        used_pages = sum(len(node.pages) for node in used)
+        return Retired(used_pages, tuple(pin.name for pin in ended))
 
-    def drop_idle(self, tree: Tree) -> int:
-        """Free the idle pages of ``tree``, and say how many; none while somebody may still read
-        them whom this pager has not heard."""
-        books = self._books
-        before = books.pool.free
-        for node in reversed(list(tree.root.below())):
-            books.drop(node, node.depth - len(node.pages), Why.INVALIDATED)
-        freed = books.pool.free - before
-        books.freed = books.freed or freed > 0
-        return freed
+
+def _note_path(used: dict[Node, None], node: Node) -> None:
+    while not node.is_root and node not in used:
+        used[node] = None
+        node = node.parent

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pagemesh.pager.events import StoreRoot
 from pagemesh.pager.leaving import Why
-from pagemesh.pager.radix import Tree
+from pagemesh.pager.radix import Node, Tree
+from pagemesh.pager.runs import Pages, as_run, table_of, where
 from pagemesh.wire.cache_terms import CacheTerms
 
 if TYPE_CHECKING:
@@ -53,14 +54,11 @@ def uproot(books: Books, tree: Tree, why: Why) -> None:
     books.freed = True
 
 
-def sweep_retired(books: Books) -> None:
-    """Free what no lease uses of retired roots, unless somebody may still read it whom this
-    pager has not heard."""
-    for tree in list(books.forest.retired.values()) if books.may_evict() else ():
-        for node in reversed(list(tree.root.below())):
-            books.drop(node, node.depth - len(node.pages), Why.INVALIDATED)
-        if tree.is_unused:
-            uproot(books, tree, Why.INVALIDATED)
+def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
+    """Free what of the retired ``tree`` was needed by ``anchor``'s user only, who is gone."""
+    books.drop(anchor, 0, Why.INVALIDATED)
+    if tree.is_unused:
+        uproot(books, tree, Why.INVALIDATED)
 
 
 def _held_pages(books: Books, tree: Tree) -> int:
@@ -76,3 +74,16 @@ def _spare_tree(books: Books) -> Tree | None:
         if spare is None and tree.is_spare and books.may_evict():
             spare = tree
     return spare
+
+
+def hide(books: Books, pages: Pages) -> None:
+    """Routers do not take ``pages``, of a retired root, for cached (any more)."""
+    books.hidden[where(pages)] = True
+
+
+def unhidden(books: Books, pages: Pages) -> Pages:
+    """Those of ``pages``, which leave, that routers take for cached."""
+    at, table = where(pages), table_of(pages)
+    there = table[~books.hidden[at]]
+    books.hidden[at] = False
+    return as_run(there)

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from pagemesh.pager.actor import DiskDue, PagerActor, PagerEvent, PutAwayDue, TickDue
+from pagemesh.pager.actor import PagerActor, PagerEvent
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.disk_file import DiskPlace
+from pagemesh.pager.due import LookDue, PutAwayDue, TickDue
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
@@ -71,7 +72,7 @@ async def _serve(
     ) as bus:
 
         def wake() -> None:
-            actor.try_admit(DiskDue())
+            actor.try_admit(LookDue())
 
         actor: Actor[PagerEvent] = Actor(
             "pager",

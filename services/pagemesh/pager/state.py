@@ -4,6 +4,7 @@
     HolderDied   -> its leases end, its pages are free
     Recovered    -> ledger and tree of an earlier life are rebuilt (once, first)
     Tick         -> sessions and tickets expire, the silent are chased
+    Sweep        -> a turn's worth of what was invalidated is freed
     TierEvent    -> what the disk has found, written, read, or failed at
 
 After each, waiters are served if something became available. See ``books`` for what is known
@@ -21,7 +22,7 @@ from pagemesh.pager.ages import Ages
 from pagemesh.pager.audit import check_books, report
 from pagemesh.pager.books import Books
 from pagemesh.pager.door import Door
-from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Tick
+from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Sweep, Tick
 from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.filling import Filling
 from pagemesh.pager.handover import Handover
@@ -32,9 +33,9 @@ from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.retiring import Retiring
-from pagemesh.pager.roots import sweep_retired
 from pagemesh.pager.sessions import Sessions
-from pagemesh.pager.tier_events import DiskFailed, DiskFound, PagesLoaded, PagesWritten, PutAway
+from pagemesh.pager.sweeps import Sweeps
+from pagemesh.pager.tier_events import TierEvent
 from pagemesh.pager.tiers import Tiers
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
@@ -86,9 +87,12 @@ class PagerCore:
         self.tiers = Tiers(self.books)
         quotas = Quotas(self.books, self._preemption)
         self._pins = Pins(self.books)
-        self._retiring = Retiring(self.books, self._pins)
+        self._sweeps = Sweeps(self.books, self.tiers)
+        self._retiring = Retiring(self.books, self._pins, self._sweeps)
         self._ages = Ages()
-        self._door = Door(self.books, self._pins, self._retiring, self._ages, self.tiers)
+        self._door = Door(
+            self.books, self._pins, self._retiring, self._ages, self.tiers, self._sweeps
+        )
         self._admission = Admission(self.books, self._preemption, quotas, self.tiers, self._pins)
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
@@ -137,6 +141,11 @@ class PagerCore:
         books.out.extend(books.late)
         return books.out
 
+    @property
+    def is_sweeping(self) -> bool:
+        """``Sweep`` is of use at once."""
+        return self._sweeps.is_due
+
     def report(self) -> PagerReport:
         """The ledger and every lease."""
         return report(self.books)
@@ -145,7 +154,7 @@ class PagerCore:
         """Raise ``AssertionError`` when ledger, tree, leases or tables disagree."""
         check_books(self.books)
 
-    def _take_note(self, event: Event) -> None:
+    def _take_note(self, event: HolderDied | Recovered | Tick | Sweep | TierEvent) -> None:
         """Of what nobody asked for."""
         match event:
             case HolderDied(incarnation):
@@ -154,7 +163,9 @@ class PagerCore:
                 self._recovery.recover(event)
             case Tick():
                 self._tick()
-            case DiskFound() | PagesWritten() | PagesLoaded() | DiskFailed() | PutAway():
+            case Sweep():
+                self._sweeps.work()
+            case _:
                 self.tiers.handle(event)
 
     def _answer(self, message: Message) -> Message:
@@ -176,7 +187,7 @@ class PagerCore:
         self._sessions.chase()
         books.reclaim()
         self._pins.expire()
-        sweep_retired(books)
+        self._sweeps.tick()
         self._ages.note(books.pool.last_sequence, books.now_ms)
         books.pool.tidy()
         books.accounts.tidy()

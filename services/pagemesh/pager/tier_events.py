@@ -5,6 +5,9 @@
     LoadPages    read into these pages     PagesLoaded      always, be it with no page
     ForgetSlots  these hold nothing now
     SkipSlots    nor shall these, which are being written
+    RememberRetired  nor shall these roots, not even by the next pager
+    ForgetRetired    they are not there any more: this need not be remembered
+                                           DiskOpening      first: there is to be a disk tier
                                            DiskFound        once: the tier is on, and has this
                                            DiskFailed       nothing is written or read any more
 
@@ -26,7 +29,7 @@ from pagemesh.pager.runs import Pages
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundRecords:
     """Whole records on disk, one entry each, the oldest first: ``slots`` uint32, ``chains`` uint64
-    (``disk_tier.chain_keys``), ``root_indexes`` into ``roots``, which are digests."""
+    (``chain_keys``), ``root_indexes`` into ``roots``, which are digests."""
 
     slots: NDArray[np.uint32]
     chains: NDArray[np.uint64]
@@ -35,12 +38,41 @@ class FoundRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class RetiredRoots:
+    """Roots of which nothing that is on disk may be found; all of them, if it is
+    ``everything``."""
+
+    roots: frozenset[bytes] = frozenset()
+    everything: bool = False
+
+    def __or__(self, other: RetiredRoots) -> RetiredRoots:
+        roots = self.roots | other.roots
+        everything = self.everything or other.everything or len(roots) > RETIRED_ROOTS_MAX
+        return RetiredRoots(frozenset() if everything else roots, everything)
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.roots)
+
+
+NOTHING_RETIRED = RetiredRoots()
+RETIRED_ROOTS_MAX = 1_024
+"""That are remembered one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOpening:
+    """There is to be a disk tier: ``DiskFound`` or ``DiskFailed`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class DiskFound:
-    """The disk is open. ``dropped_count``: records that are not whole, or of another secret."""
+    """The disk is open. ``dropped_count``: records that are not whole, or of another secret.
+    ``retired``: what was to be forgotten, and may be there still."""
 
     slot_count: int
     records: FoundRecords
     dropped_count: int
+    retired: RetiredRoots = NOTHING_RETIRED
 
 
 class PagesWritten(msgspec.Struct, frozen=True):
@@ -105,10 +137,27 @@ class SkipSlots(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class RememberRetired:
+    """Before the next command: keep it where the next pager finds it that these roots are
+    ``retired``, beside what was before. ``number`` grows with each."""
+
+    number: int
+    retired: RetiredRoots
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRetired:
+    """Once all that was to be stored before is: nothing is on disk of what was remembered up to
+    ``number``, nor by earlier pagers."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutAway:
     """The pager is about to end, and its pool may go with it. Repeated until everything is
     written."""
 
 
-TierEvent = DiskFound | PagesWritten | PagesLoaded | DiskFailed | PutAway
-TierCommand = StorePages | LoadPages | ForgetSlots | SkipSlots
+TierEvent = DiskOpening | DiskFound | PagesWritten | PagesLoaded | DiskFailed | PutAway
+TierCommand = StorePages | LoadPages | ForgetSlots | SkipSlots | RememberRetired | ForgetRetired

@@ -19,35 +19,45 @@ goes on as if there had never been one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.disk_tier import PAGER, DiskTier, Load, Record, chain_at, chain_keys, chain_over
+from pagemesh.pager.chain_keys import chain_at, chain_keys, chain_over
+from pagemesh.pager.disk_shelves import Record
+from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.load import PAGER, Load
 from pagemesh.pager.radix import Match, Node, Tree
-from pagemesh.pager.roots import sweep_retired
+from pagemesh.pager.roots import leave_retired
 from pagemesh.pager.runs import Pages, as_run, join, join_all, own, table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
     DiskFound,
+    DiskOpening,
+    ForgetRetired,
     ForgetSlots,
     LoadPages,
     PagesLoaded,
     PagesWritten,
     PutAway,
+    RememberRetired,
+    RetiredRoots,
     SkipSlots,
     StorePages,
     TierEvent,
 )
+from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.pool_format import HeaderState
 
 _LOAD_PAGES_MAX = 1_024
 """In one load; what follows is loaded by who comes to where it ends."""
+_SWEPT_PAGES_MAX = 1_024
+"""In one turn, of what was retired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +80,21 @@ class Tiers:
         self._away_pages = 0
         """Of the first of ``_away``, those that are on disk or on their way."""
         self._away_left = 0
+        self._away_quotas: dict[str, int] = {}
+        """What tenants may still put there."""
+        self.is_opening = False
+        """Whether there is a disk is not known yet."""
+        self.why_off = "PAGEMESH_DISK_DIR names no folder"
+        self._retired = RetiredRoots()
+        """What the disk has to be told when it is open."""
+        self._retired_number = 0
+        self._must_forget = False
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
         match event:
+            case DiskOpening():
+                self.is_opening = True
             case DiskFound():
                 self._found(event)
             case PagesWritten(slots):
@@ -82,25 +103,61 @@ class Tiers:
                     self._forget(disk.written(slots))
             case PagesLoaded():
                 self._loaded(event)
-            case DiskFailed():
+            case DiskFailed(why):
                 self._books.disk = None
+                self.is_opening, self.why_off = False, why
             case PutAway():
                 self._put_away()
 
-    def retire(self, roots: Collection[bytes]) -> None:
-        """No page of these roots is ever read again."""
+    def retire(self, retired: RetiredRoots) -> None:
+        """No page of these roots is ever read again, by whatever pager. That is remembered until
+        the disk has nothing of them any more, which may be long: there is perhaps no disk tier now,
+        or it has failed, and the next pager has one."""
         for load in self._books.loads.values():
-            if load.tree.digest in roots:
+            if retired.everything or load.tree.digest in retired.roots:
                 load.is_unwanted = True
                 self._books.in_flight.leave(load)
+        self._retired_number += 1
+        self._books.out.append(RememberRetired(self._retired_number, retired))
         disk = self._books.disk
-        if disk is not None:
-            self._drop(disk, disk.of(roots))
+        if disk is None:
+            self._retired |= retired
+        else:
+            self._retire_on(disk, retired)
+
+    def _retire_on(self, disk: DiskTier, retired: RetiredRoots) -> None:
+        disk.retire(disk.roots() if retired.everything else retired.roots)
+        self._must_forget = True
+
+    @property
+    def is_sweeping(self) -> bool:
+        """The disk has to be told to forget more of what was retired."""
+        disk = self._books.disk
+        return disk is not None and disk.is_sweeping
+
+    def sweep(self) -> None:
+        """Have the disk forget some of what was retired: a turn's worth."""
+        disk = self._books.disk
+        if disk is None or not self._must_forget:
+            return
+        self._forget_records(disk.sweep(_SWEPT_PAGES_MAX))
+        if not disk.is_sweeping:
+            self._must_forget = False
+            self._books.out.append(ForgetRetired(self._retired_number))
 
     def roots(self) -> set[bytes]:
         """The roots that something on disk is of."""
         disk = self._books.disk
         return set() if disk is None else disk.roots()
+
+    def line(self) -> DiskLine:
+        """What operators are told."""
+        disk = self._books.disk
+        if disk is not None:
+            return disk.line()
+        if self.is_opening:
+            return DiskLine(state="opening")
+        return DiskLine(state="off", why_off=self.why_off)
 
     # Out of the pool
 
@@ -114,7 +171,8 @@ class Tiers:
             self._store(disk, node, len(node.pages) - page_count, page_count)
         elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
             first = len(node.pages) - page_count
-            known = map(disk.find, self._chains_of(node, tree.digest, first, page_count))
+            chains = self._chains_of(node, tree.digest, first, page_count)
+            known = [disk.find(tree.digest, chain) for chain in chains]
             self._drop(disk, filter(None, known))
         node.chain = None
 
@@ -127,13 +185,18 @@ class Tiers:
         if self._away is None:
             self._away = deque(self._by_depth())
             self._away_left = disk.slot_count  # more would drive out what was stored first
+            self._away_quotas = {}
         while self._away and self._away_left and (room := disk.staged_room):
             node, first = self._away[0], self._away_pages
-            count = min(len(node.pages) - first, room, self._away_left)
-            self._store(disk, node, first, count)
+            terms = self._books.forest.tree_of(node).terms
+            quota = self._away_quotas.get(terms.tenant, terms.disk_quota_pages(disk.slot_count))
+            count = min(len(node.pages) - first, room, self._away_left, quota)
+            if count:
+                self._store(disk, node, first, count)
             self._away_left -= count
+            self._away_quotas[terms.tenant] = quota - count
             self._away_pages += count
-            if self._away_pages == len(node.pages):
+            if self._away_pages == len(node.pages) or quota == count:
                 self._away.popleft()
                 self._away_pages = 0
 
@@ -144,9 +207,10 @@ class Tiers:
 
     def _store(self, disk: DiskTier, node: Node, first: int, count: int) -> None:
         """Keep ``count`` pages of ``node`` from its page ``first`` on."""
-        root = self._books.forest.tree_of(node).digest
+        tree = self._books.forest.tree_of(node)
+        root = tree.digest
         chains = self._chains_of(node, root, first, count)
-        places, slots = disk.claim(chains, root)
+        places, slots = disk.claim(chains, root, tree.terms)
         if not places:
             return
         pages = node.pages[first : first + count]
@@ -254,7 +318,7 @@ class Tiers:
         books.forest.unpin(load.anchor)
         load.tree.lease_count -= 1
         if load.tree.is_retired:
-            sweep_retired(books)
+            leave_retired(books, load.tree, load.anchor)
         books.freed = True
 
     def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:
@@ -292,15 +356,26 @@ class Tiers:
     def _found(self, event: DiskFound) -> None:
         books = self._books
         staged = max(1, books.limits.staged_bytes_max // books.facts.page_bytes)
-        books.disk = DiskTier(books.facts, event, staged)
+        disk = books.disk = DiskTier(books.facts, event, staged)
         books.forest.on_leave(self.leaving)
+        self.is_opening, self.why_off = False, ""
+        retired, self._retired = self._retired | event.retired, RetiredRoots()
+        if retired:
+            self._retire_on(disk, retired)
+            self.sweep()
 
     def _drop(self, disk: DiskTier, records: Iterable[Record]) -> None:
         """Forget ``records``, here and on disk, also those that are being written."""
+        dropped = list(records)
+        for record in dropped:
+            disk.drop(record)
+        self._forget_records(dropped)
+
+    def _forget_records(self, records: list[Record]) -> None:
+        """Have the disk forget them."""
         written: list[int] = []
         unwritten: list[int] = []
         for record in records:
-            disk.drop(record)
             (written if record.is_written else unwritten).append(record.slot)
         self._forget(written)
         if unwritten:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
+
 if TYPE_CHECKING:
     from pagemesh.pager.radix import Node
 
@@ -20,8 +22,13 @@ class Tree:
     pin_count: int = 0
     model: str = ""
     """Whose it is, as its last admission said; empty: not said in this life of the pager."""
-    tenant: str = ""
+    terms: CacheTerms = NO_TERMS
     is_retired: bool = False
+
+    @property
+    def tenant(self) -> str:
+        """A label; empty: not said."""
+        return self.terms.tenant
 
     @property
     def is_unused(self) -> bool:

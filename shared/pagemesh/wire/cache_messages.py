@@ -53,6 +53,41 @@ class PinLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None: it lasts until it is unpinned."""
 
 
+class DiskTenantLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tenant with a quota on disk."""
+
+    tenant: ShortText
+    pages: Count
+    quota_pages: Count
+
+
+class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The disk tier, in pages; what happened, in this life of the pager."""
+
+    state: Literal["on", "opening", "off"]
+    why_off: str = ""
+    total_pages: Count = 0
+    used_pages: Count = 0
+    staged_pages: Count = 0
+    """Of the used ones, those that wait to be written."""
+    root_count: Count = 0
+    stored: U64 = 0
+    loaded: U64 = 0
+    """Read back into the pool, for prompts that then did not compute them."""
+    declined: U64 = 0
+    """Were there, and computed since that was quicker."""
+    evicted: U64 = 0
+    over_quota: U64 = 0
+    """Evicted since their own tenant had used up its quota."""
+    invalidated: U64 = 0
+    not_stored: U64 = 0
+    """Left the pool while too much waited to be written, or every slot was in use."""
+    corrupt: U64 = 0
+    """Were not what they should be, and were computed."""
+    tenants: list[DiskTenantLine] = []
+    """The first 500, the largest share of its quota first."""
+
+
 @registered("cache.stats")
 class CacheStats(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``free + held + pinned + idle + draining = total``, in pages."""
@@ -80,6 +115,11 @@ class CacheStats(Message, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pin_pages_max: Count
     pins_given_way: Count
     """Pins that ended because a sequence had no other way to its pages."""
+    is_sweeping: bool = False
+    """Pages that were invalidated are being freed, or forgotten on disk."""
+    swept_pages: Count = 0
+    """Of the pool, freed so by what is under way or was last."""
+    disk: DiskLine = DiskLine(state="off")
 
 
 @registered("cache.ask_tree")
@@ -191,7 +231,10 @@ class CacheInvalidated(Message, frozen=True, kw_only=True, forbid_unknown_fields
     unknown_root_count: Count
     """Retired though nobody knows whose they are."""
     freed_pages: Count
+    """So far."""
     used_pages: Count
     """Freed when the sequences that use them end."""
     pins: list[PinName]
     """Ended."""
+    goes_on: bool = False
+    """More is freed in later turns of the pager, until ``CacheStats.is_sweeping`` is over."""

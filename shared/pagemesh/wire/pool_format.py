@@ -42,6 +42,7 @@ EPOCH_SHIFT = 40
 LOCK_SUFFIX = ".lock"
 POOL_SUFFIX = ".pool"
 PINS_SUFFIX = ".pins"
+RETIRED_SUFFIX = ".retired"
 MEMORY_SUFFIX = ".memory"
 """Of the socket beside a worker's lock at which the memory of a device's pool changes hands."""
 IN_FILE = ""

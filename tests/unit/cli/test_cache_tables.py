@@ -21,6 +21,8 @@ from pagemesh.wire.cache_messages import (
     CacheStats,
     CacheTop,
     CacheTree,
+    DiskLine,
+    DiskTenantLine,
     PinLine,
     PrefixPinned,
     PrefixUnpinned,
@@ -32,6 +34,7 @@ STATS = CacheStats(
     held_pages=4, pinned_pages=10, idle_pages=20, draining_pages=0, root_count=2,
     retired_root_count=0, lease_count=3, left_pages={"evicted": 5, "expired": 0, "quota": 2},
     prompt_tokens=400, cached_tokens=100, pins=[], pin_pages_max=16, pins_given_way=0,
+    disk=DiskLine(state="off", why_off="PAGEMESH_DISK_DIR names no folder"),
 )  # fmt: skip
 PINNED = PrefixPinned(host="h", pin=PIN, pages=2, tokens=32, asked_tokens=32, expires_in_s=None)
 RETIRED = CacheInvalidated(
@@ -62,6 +65,7 @@ def test_stats_say_where_pages_are_what_was_hit_and_what_left() -> None:
         "h: 64 pages of 16 tokens (64 MiB)",
         "  pages    30 free, 4 held, 10 pinned, 20 idle, 0 draining",
         "  prompts  400 tokens admitted, 100 of them cached (25.0%)",
+        "  disk     off: PAGEMESH_DISK_DIR names no folder",
         "  left     5 evicted, 2 quota",
         "  roots    2; 3 leases",
         "  pins     0 with 0 pages, at most 16",
@@ -77,6 +81,28 @@ def test_stats_list_pins_and_what_is_not_as_it_should_stay() -> None:
     assert left == "  left     nothing" and roots == "  roots    2, 1 retired; 3 leases"
     assert pins == "  pins     1 with 4 pages, at most 16; 1 gave way"
     assert last == f"    {PIN}  root abababababab  4 pages for 2 h"
+
+
+def test_stats_say_what_is_on_disk_and_what_became_of_it() -> None:
+    disk = DiskLine(
+        state="on", total_pages=4_096, used_pages=512, root_count=3, stored=600, loaded=40,
+        not_stored=7, over_quota=2,
+        tenants=[DiskTenantLine(tenant="alice", pages=90, quota_pages=100)],
+    )  # fmt: skip
+    lines = stats_text(msgspec.structs.replace(STATS, disk=disk, is_sweeping=True, swept_pages=9))
+    assert lines.splitlines()[3:6] == [
+        "  disk     512 of 4096 pages (512 MiB of 4 GiB) of 3 roots",
+        "           600 pages written, 40 read back, 2 over a tenant's quota, 7 not stored",
+        "    alice  90 pages, at most 100",
+    ]
+    assert lines.splitlines()[-1] == "  freeing  9 invalidated pages so far, and it goes on"
+    opening = msgspec.structs.replace(STATS, disk=DiskLine(state="opening"))
+    assert stats_text(opening).splitlines()[3] == "  disk     opening"
+
+
+def test_an_invalidation_that_lasts_says_so() -> None:
+    *_, last = invalidated_text(msgspec.structs.replace(RETIRED, goes_on=True)).splitlines()
+    assert last == "  it goes on: `pagemesh cache stats` says when it is done"
 
 
 def test_edges_stand_in_columns_each_below_the_one_above_it() -> None:

@@ -13,11 +13,14 @@ from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
     DiskFound,
+    ForgetRetired,
     ForgetSlots,
     FoundRecords,
     LoadPages,
     PagesLoaded,
     PagesWritten,
+    RememberRetired,
+    RetiredRoots,
     SkipSlots,
     StorePages,
 )
@@ -45,6 +48,8 @@ class DiskRig(Rig):
         """What is being written there is not wanted."""
         self.stores: list[StorePages] = []
         self.loads: list[LoadPages] = []
+        self.kept = RetiredRoots()
+        """What is kept to be forgotten on disk."""
         self.open()
 
     @property
@@ -61,16 +66,16 @@ class DiskRig(Rig):
             np.array([roots.index(root) for (root, _), _ in self.slots.values()], np.intp),
             tuple(roots),
         )
-        self.handle(DiskFound(self.slot_count, records, 0))
+        self.handle(DiskFound(self.slot_count, records, 0, self.kept))
 
     def restart_with_an_empty_pool(self) -> None:
         """The machine was switched off: only the disk is left."""
-        slots = self.slots
+        slots, kept = self.slots, self.kept
         epoch = self.epoch
         self.__init__(self.page_count, self.slot_count, limits=self.limits)  # type: ignore[misc]
         self.epoch = epoch
         self.core = self._new_core()
-        self.slots = slots
+        self.slots, self.kept = slots, kept
         self.open()
 
     def perform(self, command: Command) -> None:
@@ -86,6 +91,10 @@ class DiskRig(Rig):
                     self.slots.pop(slot, None)
             case SkipSlots(slots):
                 self.skipped |= set(slots)
+            case RememberRetired(_, retired):
+                self.kept |= retired
+            case ForgetRetired():
+                self.kept = RetiredRoots()
             case _:
                 super().perform(command)
 

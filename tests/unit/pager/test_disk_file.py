@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pagemesh.pager.chain_keys import chain_keys, root_chain
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, PlainFile
-from pagemesh.pager.disk_tier import chain_keys, root_chain
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.tier_events import DiskFound, LoadPages, StorePages
 from pagemesh.wire.tokens import pack

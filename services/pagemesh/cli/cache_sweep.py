@@ -1,0 +1,45 @@
+"""Waiting for pagers that free what was invalidated in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from pagemesh.cli.operator import Mesh
+from pagemesh.wire.cache_messages import AskCacheStats, CacheInvalidated, CacheStats
+from pagemesh.wire.errors import Fault
+
+_LOOK_S, _LOOKS_MAX = 0.5, 1_200
+
+Answers = list[tuple[str, Any]]
+"""Hosts, and what each said."""
+
+
+async def wait_until_swept(
+    mesh: Mesh, answers: Answers, say: Callable[[str], None], *, look_s: float = _LOOK_S
+) -> Answers:
+    """``answers`` as they are once each pager is done, or with ``goes_on`` after ten minutes, or
+    where it does not answer any more. ``say`` hears how far it is."""
+    done = dict(answers)
+    for _ in range(_LOOKS_MAX):
+        waits = [
+            (host, one)
+            for host, one in done.items()
+            if isinstance(one, CacheInvalidated) and one.goes_on
+        ]
+        if not waits:
+            break
+        await asyncio.sleep(look_s)
+        looks = await mesh.ask("stats", AskCacheStats(), CacheStats)
+        for host, answer in waits:
+            stats = looks.get(host)
+            if stats is None or isinstance(stats, Fault):
+                return list(done.items())
+            freed = max(answer.freed_pages, stats.swept_pages)
+            done[host] = replace(answer, freed_pages=freed, goes_on=stats.is_sweeping)
+            if stats.is_sweeping:
+                say(f"{host}: {freed} pages freed so far")
+    return list(done.items())

@@ -1,0 +1,110 @@
+"""Records of pages on disk by tree, and which of them goes next when its slot is wanted.
+
+    shelf      the records of one tree, the least recently used first
+    account    the shelves of a tenant with a quota on disk, or of all others together
+
+Each use gives a record a number, so the oldest of an account is the oldest first record of its
+shelves. A heap finds it: numbers only grow, so an entry is at worst too small, and then put back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from itertools import count, islice
+
+import msgspec
+
+_LOOK_MAX = 64
+"""Records in use that are passed over; more than that, and nothing is evicted."""
+
+
+class Record(msgspec.Struct, eq=False, gc=False):
+    """One page on disk. ``used``: the number of its last use."""
+
+    chain: int
+    slot: int
+    shelf: Shelf
+    is_written: bool
+    used: int
+    reader_count: int = 0
+    is_dropped: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Its slot is being written or read."""
+        return not self.is_written or self.reader_count > 0
+
+
+class Shelf:
+    """The records of the tree ``root``, by chain key."""
+
+    __slots__ = ("account", "records", "root")
+
+    def __init__(self, root: bytes, account: DiskAccount) -> None:
+        self.root = root
+        self.account = account
+        # Not a plain dict: finding its first key is linear after removals at the front.
+        self.records: OrderedDict[int, Record] = OrderedDict()
+
+    def oldest(self, looked: int) -> tuple[Record | None, int]:
+        """The oldest record that is not in use, and how many were looked at in all."""
+        for record in islice(self.records.values(), _LOOK_MAX - looked):
+            looked += 1
+            if not record.is_busy:
+                return record, looked
+        return None, looked
+
+
+class DiskAccount:
+    """``quota_slots``: what the tenant may take of the disk, or all others what quotas leave."""
+
+    __slots__ = ("_numbers", "_queue", "page_count", "quota_slots", "shelf_count", "tenant")
+
+    def __init__(self, tenant: str, quota_slots: int) -> None:
+        self.tenant = tenant
+        self.quota_slots = quota_slots
+        self.page_count = self.shelf_count = 0
+        self._queue: list[tuple[int, int, Shelf]] = []
+        """Uses and shelves; at least one entry, not too young, for each shelf with records."""
+        self._numbers = count()
+
+    @property
+    def share(self) -> float:
+        """What it has of what it may have."""
+        return self.page_count / max(self.quota_slots, 1)
+
+    def queue(self, shelf: Shelf) -> None:
+        """``shelf``, which has records, is ours, or has its first one."""
+        heappush(self._queue, (next(iter(shelf.records.values())).used, next(self._numbers), shelf))
+
+    def oldest(self) -> Record | None:
+        """The least recently used record whose slot may be had."""
+        queue, looked = self._queue, 0
+        aside: list[tuple[int, int, Shelf]] = []
+        found: Record | None = None
+        while queue and found is None and looked < _LOOK_MAX:
+            used, _, shelf = queue[0]
+            if shelf.account is not self or not shelf.records:
+                heappop(queue)
+                continue
+            if next(iter(shelf.records.values())).used != used:
+                heappop(queue)
+                self.queue(shelf)
+                continue
+            found, looked = shelf.oldest(looked)
+            if found is None:
+                aside.append(heappop(queue))
+        for entry in aside:
+            heappush(queue, entry)
+        return found
+
+    def check(self, shelves: list[Shelf]) -> None:
+        """Raise ``AssertionError`` unless ``shelves``, all of ours, are counted and queued."""
+        assert self.page_count == sum(len(shelf.records) for shelf in shelves)
+        assert self.shelf_count == len(shelves)
+        queued = {id(shelf): used for used, _, shelf in sorted(self._queue, key=lambda e: -e[0])}
+        for shelf in shelves:
+            uses = [record.used for record in shelf.records.values()]
+            assert uses and uses == sorted(uses), "a shelf is empty, or not in the order of uses"
+            assert queued.get(id(shelf), uses[0] + 1) <= uses[0], "a shelf would not be found"

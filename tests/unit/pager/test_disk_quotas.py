@@ -1,0 +1,163 @@
+"""Tenants' quotas on disk: who stores too much drives out its own oldest pages."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of
+from tests.unit.pager.rig import ROOT, Worker
+from tests.unit.pager.test_disk_file import FACTS
+from tests.unit.pager.test_door import OTHER, stats
+from tests.unit.pager.test_tiers_dropped import put_away
+
+from pagemesh.pager.disk_shelves import Record
+from pagemesh.pager.disk_tier import DiskTier
+from pagemesh.pager.tier_events import DiskFound, FoundRecords
+from pagemesh.wire.cache_messages import DiskTenantLine
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
+
+EMPTY = FoundRecords(np.array([], np.uint32), np.array([], np.uint64), np.array([], np.intp), ())
+FOUR = CacheTerms(tenant="alice", disk_pages_max=4)
+
+
+def tier(slots: int = 10) -> DiskTier:
+    return DiskTier(FACTS, DiskFound(slots, EMPTY, 0), 1_000)
+
+
+def store(disk: DiskTier, chains: range, root: bytes, terms: CacheTerms = NO_TERMS) -> int:
+    """How many found a slot."""
+    _, slots = disk.claim([*chains], root, terms)
+    disk.written(slots)
+    disk.check()
+    return len(slots)
+
+
+def found(disk: DiskTier, chains: range, root: bytes) -> list[int]:
+    return [chain for chain in chains if disk.find(root, chain) is not None]
+
+
+def test_a_tenants_flood_drops_its_own_oldest_pages_and_costs_the_others_nothing() -> None:
+    disk = tier()
+    store(disk, range(6), OTHER)
+    for first in range(100, 150, 2):
+        assert store(disk, range(first, first + 2), ROOT, FOUR) == 2
+    assert found(disk, range(6), OTHER) == [*range(6)]
+    assert found(disk, range(100, 150), ROOT) == [146, 147, 148, 149]
+    assert (disk.counts.over_quota, disk.counts.evicted) == (46, 0)
+
+
+def test_what_a_tenant_uses_again_outlives_what_it_does_not() -> None:
+    disk = tier()
+    store(disk, range(4), ROOT, FOUR)
+    kept = disk.find(ROOT, 0)
+    assert isinstance(kept, Record)
+    disk.touch([kept])
+    store(disk, range(10, 13), ROOT, FOUR)
+    assert found(disk, range(4), ROOT) == [0]
+
+
+def test_the_roots_of_a_tenant_share_its_quota_the_oldest_page_goes_first() -> None:
+    disk = tier()
+    store(disk, range(2), ROOT, FOUR)
+    store(disk, range(20, 22), OTHER, FOUR)
+    store(disk, range(40, 43), bytes([4]) * 32, FOUR)
+    assert not found(disk, range(2), ROOT)
+    assert len(found(disk, range(20, 22), OTHER)) == 1
+    assert disk.accounts["alice"].page_count == 4
+
+
+def test_the_flood_of_those_without_a_quota_leaves_a_tenant_its_share() -> None:
+    disk = tier()
+    store(disk, range(4), ROOT, FOUR)
+    for first in range(100, 200, 5):
+        store(disk, range(first, first + 5), OTHER)
+    assert found(disk, range(4), ROOT) == [*range(4)]
+
+
+def test_shares_of_the_disk_are_quotas_too() -> None:
+    disk = tier()
+    store(disk, range(10), ROOT, CacheTerms(tenant="alice", disk_share=0.3))
+    assert disk.page_count == 3
+
+
+def test_what_an_earlier_pager_stored_counts_once_its_tenant_stores_again() -> None:
+    records = FoundRecords(
+        np.arange(8, dtype=np.uint32), np.arange(8, dtype=np.uint64), np.zeros(8, np.intp), (ROOT,)
+    )
+    disk = DiskTier(FACTS, DiskFound(10, records, 0), 1_000)
+    assert not disk.accounts
+    store(disk, range(100, 102), ROOT, FOUR)
+    assert disk.accounts["alice"].page_count == 8, "it gave two of its own for them"
+    assert found(disk, range(8), ROOT) == [*range(2, 8)]
+    store(disk, range(200, 204), OTHER)
+    assert disk.accounts["alice"].page_count == 6, "others took what was free, and then from it"
+
+
+def test_a_tenant_without_pages_on_disk_has_no_account_there() -> None:
+    disk = tier()
+    store(disk, range(2), ROOT, FOUR)
+    disk.retire([ROOT])
+    disk.sweep(100)
+    disk.check()
+    assert not disk.accounts
+    store(disk, range(2), ROOT, FOUR)
+    store(disk, range(2, 4), ROOT)  # its limit was taken away
+    assert not disk.accounts and disk.common.page_count == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_uses_keeps_slots_shelves_and_quotas_in_step(seed: int) -> None:
+    dice, disk = random.Random(seed), tier(12)
+    roots = [bytes([number]) * 32 for number in range(5)]
+    terms = [NO_TERMS, FOUR, CacheTerms(tenant="bob", disk_pages_max=3)]
+    writing: list[int] = []
+    for _ in range(400):
+        root = dice.choice(roots)
+        match dice.randrange(6):
+            case 0 | 1 | 2:
+                first = dice.randrange(20)
+                whose = terms[roots.index(root) % 3] if dice.random() < 0.95 else dice.choice(terms)
+                writing += disk.claim([*range(first, first + dice.randrange(1, 6))], root, whose)[1]
+            case 3:
+                disk.written(writing)
+                writing = []
+            case 4:
+                known = [disk.find(root, chain) for chain in range(20)]
+                there = [one for one in known if one is not None]
+                if there and dice.random() < 0.8:
+                    disk.touch(there[:3])
+                elif there:
+                    disk.drop(there[0])
+            case _:
+                if dice.random() < 0.3:
+                    disk.retire([root])
+                disk.sweep(dice.randrange(4))
+        disk.check()
+
+
+def test_the_terms_of_a_prompt_say_what_its_tenant_may_have_on_disk() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    two = CacheTerms(tenant="alice", disk_pages_max=2)
+    worker.release(worker.granted(1, PROMPT), PROMPT)
+    worker.release(worker.granted(2, PROMPT, root=OTHER, terms=two), PROMPT)
+    flood(worker)
+    rig.write()
+    assert rig.prefixes(OTHER) == prefixes_of(range(8)), "without its start nothing is found"
+    assert rig.prefixes() == prefixes_of(PROMPT)
+    told = stats(rig).disk
+    assert told.tenants == [DiskTenantLine(tenant="alice", pages=2, quota_pages=2)]
+    assert (told.state, told.used_pages, told.stored) == ("on", 6, 6)
+
+
+def test_a_pager_that_stops_stores_the_starts_of_what_a_tenant_may_have() -> None:
+    rig = DiskRig(32)
+    worker = Worker(rig, "w", 1)
+    two = CacheTerms(tenant="alice", disk_pages_max=2)
+    worker.release(worker.granted(1, PROMPT, root=OTHER, terms=two), PROMPT)
+    worker.release(worker.granted(2, PROMPT), PROMPT)
+    put_away(rig)
+    assert rig.prefixes(OTHER) == prefixes_of(range(8))
+    assert rig.prefixes() == prefixes_of(PROMPT)

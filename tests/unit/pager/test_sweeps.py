@@ -1,0 +1,142 @@
+"""What was invalidated is freed in parts, and found no more from the first one on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, cache, put_on_disk
+from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
+from tests.unit.pager.test_door import OTHER, invalidated, stats
+from tests.unit.pager.test_recovery import declare
+
+from pagemesh.pager import sweeps, tiers
+from pagemesh.pager.events import SetStates, Sweep
+
+
+@pytest.fixture(autouse=True)
+def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "_EDGES_MAX", 4)
+    monkeypatch.setattr(tiers, "_SWEPT_PAGES_MAX", 2)
+
+
+def branches(worker: Worker, count: int, root: bytes = ROOT) -> None:
+    """A page that ``count`` prompts share, each with one of its own."""
+    for number in range(count):
+        ids = [*range(4), *range(100 * number, 100 * number + 4)]
+        worker.release(worker.granted(50 + number, ids, root=root), ids)
+
+
+def sweep(rig: Rig) -> list[int]:
+    """Turns until nothing is left to sweep; how many pages each freed."""
+    freed: list[int] = []
+    for _ in range(50):
+        if not rig.core.is_sweeping:
+            return freed
+        marked = [c for c in rig.handle(Sweep()) if isinstance(c, SetStates)]
+        freed.append(sum(len(one.pages) for one in marked))
+    raise AssertionError("it never ends")
+
+
+def test_a_root_is_freed_in_parts_and_found_no_more_at_once(rig: Rig, worker: Worker) -> None:
+    branches(worker, 9)
+    done = invalidated(rig, "root", ROOT.hex())
+    assert done.goes_on and 0 < done.freed_pages < 4
+    assert worker.granted(1, range(5)).cached_tokens == 0
+    told: Any = stats(rig)
+    assert told.is_sweeping and told.swept_pages == done.freed_pages
+    freed = sweep(rig)
+    assert len(freed) > 2 and max(freed) <= 4
+    assert done.freed_pages + sum(freed) == 10 == stats(rig).swept_pages
+    assert not rig.cached and not rig.core.books.forest.retired
+
+
+def test_what_is_cached_after_the_call_or_used_stays(rig: Rig, worker: Worker) -> None:
+    branches(worker, 8)
+    worker.release(worker.granted(1, range(90, 94), root=OTHER), range(90, 94))
+    invalidated(rig, "idle")
+    used = worker.granted(2, [*range(4), 0, 1, 2, 3, 9])
+    assert used.cached_tokens == 8, "it is there still"
+    worker.release(worker.granted(3, range(70, 74)), range(70, 74))
+    sweep(rig)
+    assert stats(rig).is_sweeping is False
+    assert worker.granted(4, range(70, 75)).cached_tokens == 4
+    assert worker.granted(5, range(90, 95), root=OTHER).cached_tokens == 0
+    worker.release(used)
+    assert worker.granted(6, [*range(4), 0, 1, 2, 3, 9]).cached_tokens == 8
+
+
+def test_who_ends_before_the_sweep_comes_leaves_nothing(rig: Rig, worker: Worker) -> None:
+    branches(worker, 6)
+    running = worker.granted(1, [*range(4), 0, 1, 2, 3, 9])
+    offered = worker.offered(running, fill_of([*range(4), 0, 1, 2, 3, 9]))
+    done = invalidated(rig, "root", ROOT.hex())
+    assert done.used_pages == 2
+    held = worker.redeemed(running.key, offered)
+    worker.release(held, [*range(4), 0, 1, 2, 3, 9, 9, 9, 9])
+    sweep(rig)
+    assert rig.core.books.pool.free == 16 and not rig.core.books.forest.retired
+
+
+def test_nothing_is_freed_while_somebody_unheard_may_read_it(rig: Rig, worker: Worker) -> None:
+    branches(worker, 3)
+    rig.restart([worker.holder])
+    done = invalidated(rig, "root", ROOT.hex())
+    assert (done.freed_pages, done.goes_on, rig.core.is_sweeping) == (0, True, False)
+    declare(rig, worker)
+    rig.tick()
+    sweep(rig)
+    assert rig.core.books.pool.free == 16
+
+
+def test_a_sequence_that_takes_up_what_is_swept_later_is_not_disturbed(
+    rig: Rig, worker: Worker
+) -> None:
+    """It computes what is there still under the retired root, so that is in use again."""
+    branches(worker, 6)
+    running = worker.granted(1, [8, 8, 8, 8], 12, read_cache=False)
+    invalidated(rig, "root", ROOT.hex())
+    worker.committed(running, [8, 8, 8, 8])
+    sweep(rig)
+    assert rig.core.books.pool.pinned == 1
+    worker.release(running, [8, 8, 8, 8])
+    rig.tick()
+    assert rig.core.books.pool.free == 16
+
+
+# On disk
+
+
+def test_the_disk_forgets_in_parts_and_gives_nothing_back_meanwhile() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    done = invalidated(rig, "root", ROOT.hex())
+    assert done.goes_on and len(rig.prefixes()) == 2
+    assert rig.kept.roots == {ROOT}, "a pager that dies now would find the others"
+    assert worker.granted(2, PROMPT).cached_tokens == 0
+    sweep(rig)
+    assert not rig.prefixes() and not rig.kept
+
+
+def test_a_pager_that_dies_before_the_disk_has_forgotten_brings_nothing_back() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    invalidated(rig, "root", ROOT.hex())
+    rig.restart_with_an_empty_pool()
+    sweep(rig)
+    assert not rig.prefixes() and not rig.kept
+    worker = Worker(rig, "w", 2)
+    assert worker.granted(2, PROMPT).cached_tokens == 0
+
+
+def test_what_is_stored_anew_while_the_disk_forgets_is_kept() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    invalidated(rig, "root", ROOT.hex())
+    put_on_disk(rig, worker, PROMPT)
+    sweep(rig)
+    assert len(rig.prefixes()) == 4
+    cache(worker, 7, range(60, 64))
