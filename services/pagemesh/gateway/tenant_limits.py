@@ -27,6 +27,8 @@ class TenantLimits:
 
     pool_share: float = 0.0
     pages_max: int = 0
+    disk_share: float = 0.0
+    disk_pages_max: int = 0
     requests_max: int = 0
     cache_ttl_s: int = 0
 
@@ -38,6 +40,8 @@ class TenantLimits:
             tenant=tenant,
             pool_share=self.pool_share,
             pages_max=self.pages_max,
+            disk_share=self.disk_share,
+            disk_pages_max=self.disk_pages_max,
             ttl_s=min(wished, default=0),
         )
 
@@ -69,14 +73,17 @@ def parse_limits(text: str) -> Mapping[str, TenantLimits]:
 
 def _with(limits: TenantLimits, wish: str) -> TenantLimits:
     name, _, value = wish.partition("=")
-    if name == "pages" and value.endswith("%"):
+    if name in ("pages", "disk_pages") and value.endswith("%"):
         try:
             share = float(value[:-1]) / 100
         except ValueError:
             share = 0.0
         if not 0.0 < share <= 1.0:
-            raise _wrong(wish, "a share of the pool is above 0% and at most 100%")
-        return replace(limits, pool_share=share)
+            what = "pool" if name == "pages" else "disk"
+            raise _wrong(wish, f"a share of the {what} is above 0% and at most 100%")
+        if name == "pages":
+            return replace(limits, pool_share=share)
+        return replace(limits, disk_share=share)
     is_number = value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX
     number = int(value) if is_number else 0
     if not 0 < number <= _NUMBER_MAX:
@@ -84,6 +91,8 @@ def _with(limits: TenantLimits, wish: str) -> TenantLimits:
     match name:
         case "pages":
             return replace(limits, pages_max=number)
+        case "disk_pages":
+            return replace(limits, disk_pages_max=number)
         case "requests":
             return replace(limits, requests_max=number)
         case "cache_ttl_s" if number <= CACHE_TTL_S_MAX:
@@ -91,7 +100,7 @@ def _with(limits: TenantLimits, wish: str) -> TenantLimits:
         case "cache_ttl_s":
             raise _wrong(wish, f"at most {CACHE_TTL_S_MAX} seconds")
         case _:
-            raise _wrong(wish, "there are pages, requests and cache_ttl_s")
+            raise _wrong(wish, "there are pages, disk_pages, requests and cache_ttl_s")
 
 
 def _wrong(part: str, what: str) -> ConfigError:

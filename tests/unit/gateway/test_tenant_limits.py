@@ -51,14 +51,14 @@ async def test_a_tenant_with_enough_requests_is_told_its_limit_and_others_go_on(
 async def test_tenant_quota_and_time_to_live_go_with_the_request(
     shared_nats_server: NatsServer, model_folder: Path
 ) -> None:
-    limits = "alice:pages=25% cache_ttl_s=60"
+    limits = "alice:pages=25% disk_pages=50% cache_ttl_s=60"
     async with limited(shared_nats_server, model_folder, limits) as (mesh, http):
         body = {"model": MODEL, "prompt": "abc", "max_tokens": 2}
         for headers, ttl_s in ((ALICE, None), (ALICE, 10), (BOB, 10)):
             asked = await http.post(TEXT, json={**body, "cache_ttl_s": ttl_s}, headers=headers)
             assert asked.status_code == 200
         assert [submit.terms for submit in mesh.worker.submits] == [
-            CacheTerms(tenant="alice", pool_share=0.25, ttl_s=60),
-            CacheTerms(tenant="alice", pool_share=0.25, ttl_s=10),
+            CacheTerms(tenant="alice", pool_share=0.25, disk_share=0.5, ttl_s=60),
+            CacheTerms(tenant="alice", pool_share=0.25, disk_share=0.5, ttl_s=10),
             CacheTerms(tenant="bob", ttl_s=10),
         ]

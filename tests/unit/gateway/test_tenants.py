@@ -98,10 +98,12 @@ def test_a_streamed_answer_is_not_generated_twice() -> None:
 def test_limits_are_a_tenants_own_or_those_of_everybody_else() -> None:
     tenants = Tenants(
         f"alice:{ALICE},bob:{BOB}", SECRET,
-        "alice:pages=25% cache_ttl_s=600, *:pages=40 requests=8",
+        "alice:pages=25% disk_pages=10% cache_ttl_s=600, *:pages=40 disk_pages=90 requests=8",
     )  # fmt: skip
-    assert tenants.limits_of("alice") == TenantLimits(pool_share=0.25, cache_ttl_s=600)
-    assert tenants.limits_of("bob") == TenantLimits(pages_max=40, requests_max=8)
+    assert tenants.limits_of("alice") == TenantLimits(
+        pool_share=0.25, disk_share=0.1, cache_ttl_s=600
+    )
+    assert tenants.limits_of("bob") == TenantLimits(pages_max=40, disk_pages_max=90, requests_max=8)
     assert Tenants("", SECRET).limits_of(ANYBODY) == TenantLimits()
 
 
