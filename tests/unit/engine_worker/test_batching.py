@@ -10,6 +10,7 @@ import pytest
 from tests.unit.engine_worker.bench import ROOT
 
 from pagemesh.engine.worker.batching import (
+    ALONE_US_MIN,
     CHUNK_TOKENS_ALONE_MIN,
     CHUNK_TOKENS_MIN,
     IDLE_US_MIN,
@@ -188,6 +189,16 @@ def test_a_step_of_prompts_alone_is_long_enough_to_be_worth_the_weights_it_reads
     chosen = quick.choose([wish(98, 4_000), wish(99, 4_000)], NOW_MS)
     assert [one.count for one in chosen] == [CHUNK_TOKENS_ALONE_MIN]
     assert [one.count for one in quick.choose([wish(98, 40)], NOW_MS)] == [40]
+
+
+def test_a_step_of_prompts_alone_takes_at_least_what_no_reader_notices() -> None:
+    costs = StepCosts()
+    for count in range(1, 100):
+        costs.observe(prompt(0, count), 1_000 + 100 * count)
+    quick = batching(costs)
+    quick.readers = Readers(rows=64, step_us=100)
+    (chosen,) = quick.choose([wish(98, 400)], NOW_MS)
+    assert chosen.count == pytest.approx(ALONE_US_MIN / 100, rel=0.1)
 
 
 def test_before_it_is_known_what_prompts_cost_they_get_little_beside_readers_elsewhere() -> None:

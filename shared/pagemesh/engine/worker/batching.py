@@ -30,7 +30,7 @@ from pagemesh.wire.messages import Order
 
 CHUNK_TOKENS_MIN = 16
 """What a prompt gets of each step however long that takes: it must come to its end."""
-CHUNK_TOKENS_ALONE_MIN = 128
+CHUNK_TOKENS_ALONE_MIN = 64
 """The same of a step without drawing rows: the weights are read for its prompts alone."""
 CHUNK_TOKENS_STEP = 8
 """Chunks are multiples of it: products are computed so many rows at a time."""
@@ -38,6 +38,8 @@ UNKNOWN_TOKENS_MAX = 64
 """Prompt tokens beside drawing rows before it is known what they cost."""
 IDLE_US_MIN = 4_000
 """A step without prompts counts as no shorter: tokens are reported no more often."""
+ALONE_US_MIN = 20_000
+"""What a step of prompts alone may take, where no target is set: nobody reads faster."""
 PROMPT_WEIGHT = 4
 """So many who read answers count as much as one whose prompt waits."""
 PROMPTS_RATIO_MAX = 8.0
@@ -159,6 +161,8 @@ class Batching:
             return 1_000.0 * self.itl_target_ms - alone_us
         ratio = PROMPT_WEIGHT * waiting_count / (len(starts) + self.readers.rows)
         least_us = 2.0 * max(alone_us, IDLE_US_MIN) - alone_us
+        if not draws:
+            least_us = max(least_us, ALONE_US_MIN)
         return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * alone_us)
 
     def _chunk(self, wish: Wish, spare_us: float, least: int) -> int:
