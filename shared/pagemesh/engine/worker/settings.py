@@ -45,7 +45,7 @@ class WorkerLimits:
     """Context tokens accepted and not computed yet."""
     step_rows_max: int = 256
     itl_target_ms: int = 0
-    """The longest a step with prompts should take while somebody draws; 0: twice one without."""
+    """The longest a step with prompts should take while somebody draws; 0: see ``batching``."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
     prompt_chunks: int = 2

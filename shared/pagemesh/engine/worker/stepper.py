@@ -91,8 +91,10 @@ class Stepper:
         self._reported_us = 0
         self._turns = turns
         self._readers = NO_READERS
-        self._bound = False
-        self._thread = ThreadPoolExecutor(1, "pagemesh-step")
+        # Bounds are per thread that asks, so the computing thread sets its own.
+        self._thread = ThreadPoolExecutor(
+            1, "pagemesh-step", initializer=use_threads, initargs=(turns.thread_count,)
+        )
 
     def use_pool(self, opened: SessionOpened) -> None:
         """Map another pool, after what was handed over before and before what comes. When it is
@@ -141,10 +143,6 @@ class Stepper:
 
     def _compute(self, plan: StepPlan) -> StepResult:
         """Run a step when it is its turn."""
-        if not self._bound:
-            # Bounds are per thread that asks, so the computing thread sets its own.
-            use_threads(self._turns.thread_count)
-            self._bound = True
         self._readers = self._turns.enter(plan.drawing_rows)
         try:
             return self._executor.run(plan)

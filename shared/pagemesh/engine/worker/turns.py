@@ -42,7 +42,7 @@ PATIENCE_NS = 1_000_000_000
 """How long another is waited for, or ``PATIENCE_STEPS`` times what its last step took."""
 PATIENCE_STEPS = 4
 DOUBT_US = 50_000
-"""After each such wait it is looked whether the other still lives."""
+"""After such a wait in vain it is looked whether the other still lives."""
 WORKERS_MAX = 256
 _CORES_MAX = 1_024
 _CHANGES, _WANTED, _STARTED, _ENDED, _ROWS, _TOOK_US, _CORES = range(7)
@@ -148,10 +148,13 @@ class SharedTurns:
             turn_ns = other.turn_before(since_ns, other.path.name < self._own.path.name)
             if not turn_ns or turn_ns == other.passed_ns:
                 return
-            if self._now_ns() - since_ns > patience_ns or other.is_dead():
+            if self._now_ns() - since_ns > patience_ns:
                 other.passed_ns = turn_ns
                 return
             other.wait(seen, DOUBT_US)
+            if other.words[_CHANGES] & _HALF_MASK == seen and other.is_dead():
+                other.passed_ns = turn_ns
+                return
 
     def _readers(self, now_ns: int) -> Readers:
         rows, step_us = 0, 0
