@@ -10,7 +10,7 @@ What the disk has of it is forgotten in the same turns (``tiers.Tiers.sweep``).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import msgspec
@@ -38,8 +38,9 @@ class Sweeps:
 
     def __init__(self, books: Books, tiers: Tiers) -> None:
         self._books, self._tiers = books, tiers
-        self._open: deque[_Sweep] = deque()
-        self._is_going_on = False
+        self._open: OrderedDict[Node, _Sweep] = OrderedDict()
+        """By the root of the tree, whose line of the root table may be another's before its turn
+        comes."""
         self.freed_pages = 0
         """Of the pool, since there was nothing to sweep."""
 
@@ -58,7 +59,11 @@ class Sweeps:
         """Free what is idle of ``tree``, but for pages with an identity above ``newest``."""
         if not self.is_going_on:
             self.freed_pages = 0
-        self._open.append(_Sweep(tree, newest, _upwards(tree.root)))
+        self._begin(tree, newest)
+
+    def _begin(self, tree: Tree, newest: int) -> None:
+        """From the leaves again if the tree is being swept, which then keeps its turn."""
+        self._open[tree.root] = _Sweep(tree, newest, _upwards(tree.root))
 
     def work(self) -> int:
         """A turn's worth. Returns how many pages of the pool it freed."""
@@ -66,7 +71,7 @@ class Sweeps:
         self._tiers.sweep()
         before, edges = books.pool.free, _EDGES_MAX
         while self._open and books.may_evict() and edges > 0:
-            sweep = self._open[0]
+            sweep = next(iter(self._open.values()))
             for node in sweep.nodes:
                 edges -= 1
                 if node is not None:
@@ -75,9 +80,10 @@ class Sweeps:
                     edges = 0
                     break
             else:
-                self._open.popleft()
-                if sweep.tree.index in books.forest.retired and sweep.tree.is_unused:
-                    uproot(books, sweep.tree, Why.INVALIDATED)
+                tree = sweep.tree
+                del self._open[tree.root]
+                if books.forest.retired.get(tree.index) is tree and tree.is_unused:
+                    uproot(books, tree, Why.INVALIDATED)
         freed = books.pool.free - before
         self.freed_pages += freed
         books.freed = books.freed or freed > 0
@@ -86,10 +92,9 @@ class Sweeps:
     def tick(self) -> None:
         """Sweep again what is retired and not free yet."""
         books = self._books
-        swept = {sweep.tree.index for sweep in self._open}
         for tree in books.forest.retired.values() if books.may_evict() else ():
-            if tree.index not in swept:
-                self.add(tree, books.pool.last_sequence)
+            if tree.root not in self._open:
+                self._begin(tree, books.pool.last_sequence)
         if self.is_due:
             self.work()
 

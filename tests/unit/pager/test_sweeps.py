@@ -13,6 +13,8 @@ from tests.unit.pager.test_recovery import declare
 from pagemesh.pager import sweeps, tiers
 from pagemesh.pager.events import SetStates, Sweep
 
+LATER = bytes([7]) * 32
+
 
 @pytest.fixture(autouse=True)
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +103,47 @@ def test_a_sequence_that_takes_up_what_is_swept_later_is_not_disturbed(
     assert rig.core.books.pool.pinned == 1
     worker.release(running, [8, 8, 8, 8])
     rig.tick()
+    assert rig.core.books.pool.free == 16
+
+
+def test_a_sweep_takes_no_later_tree_for_its_own_that_has_its_line_of_the_root_table(
+    rig: Rig, worker: Worker
+) -> None:
+    branches(worker, 9, OTHER)
+    running = worker.granted(1, range(90, 94))
+    invalidated(rig, "idle")  # the other root is swept first, for some turns
+    invalidated(rig, "root", ROOT.hex())
+    worker.release(running)  # the last of its tree, whose line is free with it
+    later = worker.granted(2, range(70, 74), root=LATER)
+    invalidated(rig, "root", LATER.hex())
+    sweep(rig)
+    assert [tree.digest for tree in rig.core.books.forest.retired.values()] == [LATER]
+    worker.release(later)
+    assert rig.core.books.pool.free == 16 and not rig.core.books.forest.retired
+
+
+def test_what_was_freed_is_still_told_while_a_sequence_of_the_root_goes_on(
+    rig: Rig, worker: Worker
+) -> None:
+    branches(worker, 6)
+    running = worker.granted(1, [*range(4), 0, 1, 2, 3, 9])
+    invalidated(rig, "root", ROOT.hex())
+    sweep(rig)
+    told = stats(rig).swept_pages
+    assert told == 5, "all but the two that it reads"
+    rig.tick()
+    assert stats(rig).swept_pages == told
+    worker.release(running)
+
+
+def test_asking_again_and_again_keeps_nothing_more(rig: Rig, worker: Worker) -> None:
+    branches(worker, 3)
+    rig.restart([worker.holder])
+    for _ in range(3):
+        invalidated(rig, "idle")
+    assert len(rig.core._sweeps._open) == 1
+    declare(rig, worker)
+    sweep(rig)
     assert rig.core.books.pool.free == 16
 
 
