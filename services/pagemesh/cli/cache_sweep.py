@@ -24,11 +24,12 @@ async def wait_until_swept(
     """``answers`` as they are once each pager is done, or with ``goes_on`` after ten minutes, or
     where it does not answer any more. ``say`` hears how far it is."""
     done = dict(answers)
+    silent: set[str] = set()
     for _ in range(_LOOKS_MAX):
         waits = [
             (host, one)
             for host, one in done.items()
-            if isinstance(one, CacheInvalidated) and one.goes_on
+            if host not in silent and isinstance(one, CacheInvalidated) and one.goes_on
         ]
         if not waits:
             break
@@ -37,7 +38,8 @@ async def wait_until_swept(
         for host, answer in waits:
             stats = looks.get(host)
             if stats is None or isinstance(stats, Fault):
-                return list(done.items())
+                silent.add(host)
+                continue
             freed = max(answer.freed_pages, stats.swept_pages)
             done[host] = replace(answer, freed_pages=freed, goes_on=stats.is_sweeping)
             if stats.is_sweeping:

@@ -52,3 +52,11 @@ async def test_nobody_is_asked_where_all_was_done_at_once() -> None:
 async def test_a_pager_that_goes_away_is_not_waited_for() -> None:
     [answer], _ = await waited(Pagers({"a": Absent("away")}), [("a", GOES_ON)])
     assert answer == ("a", GOES_ON)
+
+
+async def test_the_others_are_waited_for_when_one_pager_goes_away() -> None:
+    done = replace(STATS, is_sweeping=False, swept_pages=90)
+    busy, away = replace(done, is_sweeping=True), Absent("away")
+    pagers = Pagers({"a": away, "b": busy}, {"b": done})
+    answers, _ = await waited(pagers, [("a", GOES_ON), ("b", GOES_ON)])
+    assert answers == [("a", GOES_ON), ("b", replace(GOES_ON, freed_pages=90, goes_on=False))]
