@@ -23,10 +23,16 @@ def check_gpu(config: ServiceConfig) -> str:
     """What GPU was found, for people. Raises ``ConfigError`` where there is none, or too little
     of its memory is left for the pool alone. Takes seconds."""
     _check_installed()
-    asked = subprocess.run(
-        [sys.executable, "-m", "pagemesh.engine.cuda.probe"],
-        capture_output=True, text=True, timeout=_PROBE_S_MAX, check=False,
-    )  # fmt: skip
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", "pagemesh.engine.cuda.probe"],
+            capture_output=True, text=True, timeout=_PROBE_S_MAX, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{_SETTING}: the driver does not answer within {_PROBE_S_MAX:.0f} seconds; see "
+            "whether nvidia-smi does, or use --device cpu"
+        ) from None
     try:
         found = json.loads(asked.stdout.splitlines()[-1])
     except (ValueError, IndexError):

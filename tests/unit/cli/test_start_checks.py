@@ -221,6 +221,16 @@ def test_a_gpu_that_is_not_there_or_too_small_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_driver_that_never_answers_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 120.0)
+
+    answers_the_probe(monkeypatch, "")
+    monkeypatch.setattr(subprocess, "run", hangs)
+    with pytest.raises(ConfigError, match="does not answer within 120 seconds"):
+        gpu_check.check_gpu(gpu_config(1 << 20))
+
+
 def test_a_gpu_that_will_do_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = '{"name": "A GPU", "torch": "2.13", "free_bytes": 2097152, "total_bytes": 4194304}'
     answers_the_probe(monkeypatch, found)
