@@ -7,7 +7,8 @@ purpose), or is found at ``--url``. The others are started by you, with the same
 many threads: ops/bench/serving/README.md says how. Every round has prompts of its own, which all
 servers get, one server after the other. Ratios are those of rounds, ours by the best peer's.
 ``--out`` keeps rows of other models and workloads, so that each can be measured when there is
-time for it.
+time for it. After each round the machine is measured too: what the floor of the steps would allow
+stands beside what was reached (``serving/floor.py``).
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# isort: off
+import ops.bench.as_workers  # noqa: F401  (before torch)
+
+# isort: on
 import uvloop
 from ops.bench.hardware import describe
-from ops.bench.serving import plot, table
+from ops.bench.serving import floor, plot, table
 from ops.bench.serving.client import RequestFailedError, Server, find_server
 from ops.bench.serving.load import Round, run_round
 from ops.bench.serving.workloads import WORKLOADS, Word, words_of_model
@@ -46,7 +52,7 @@ def main() -> None:
                 ours(model, arguments.url) as own,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                lines = runner.run(measure([own, *peers], words, arguments))
+                lines = runner.run(measure([own, *peers], model, words, arguments))
         except RequestFailedError as error:
             raise SystemExit(str(error)) from error
     report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
@@ -106,20 +112,24 @@ def ours(model: Path, url: str | None) -> Iterator[Server]:
 
 
 async def measure(
-    servers: Sequence[Server], words: list[Word], arguments: argparse.Namespace
+    servers: Sequence[Server], model: Path, words: list[Word], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A line of the report for each workload. Raises ``RequestFailedError``."""
-    label = arguments.label or (arguments.model.name if arguments.model else DEFAULT_MODEL)
+    label = arguments.label or model.name
+    shape, threads = floor.shape_of(model), os.cpu_count() or 1
     lines = []
     for name in arguments.workloads:
         rounds: dict[str, list[Round]] = {server.name: [] for server in servers}
+        floors: list[float] = []
         for turn in range(arguments.rounds):
             for server in servers:
                 seed = f"{arguments.seed} {name} {turn}"
                 found = await run_round(server, WORKLOADS[name], words, seed)
                 rounds[server.name].append(found)
                 print(f"{label} {name}: {server.name} {found.as_json()}", flush=True)
-        lines.append(table.row(label, name, rounds))
+                machine = floor.probe(threads)
+                floors.append(floor.floor_tokens_s(shape, WORKLOADS[name], machine))
+        lines.append(table.row(label, name, rounds, floors))
     return lines
 
 

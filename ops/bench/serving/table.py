@@ -20,23 +20,36 @@ def medians(rounds: Sequence[Round]) -> dict[str, float]:
     }
 
 
-def row(model: str, workload: str, rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
+def row(
+    model: str, workload: str, rounds: Mapping[str, Sequence[Round]], floors: Sequence[float]
+) -> dict[str, Any]:
     """A workload's line of the report: each server's medians and rounds, in the order of
-    ``rounds``, and with peers the ratios of ours to the best of them, fastest and soonest."""
+    ``rounds``, and with peers the ratios of ours to the best of them, fastest and soonest.
+    ``floors``: output tokens a second that the machine would have allowed, each time it was
+    asked; ``of_floor`` of the aim is what that many times the best peer's speed would be."""
     servers: dict[str, dict[str, Any]] = {
         name: {"median": medians(ran), "rounds": [one.as_json() for one in ran]}
         for name, ran in rounds.items()
     }
     peers = [name for name in rounds if name != OURS]
     line: dict[str, Any] = {"model": model, "workload": workload, "servers": servers}
+    allowed = statistics.median(floors)
+    speed = {name: server["median"]["output_tokens_s"] for name, server in servers.items()}
+    line["floor"] = {
+        "output_tokens_s": round(allowed, 1),
+        "rounds": [round(one, 1) for one in floors],
+        "of_floor": {name: round(speed[name] / allowed, 3) for name in servers},
+    }
     if OURS not in rounds or not peers:
         return line
-    fastest = max(peers, key=lambda name: servers[name]["median"]["output_tokens_s"])
+    fastest = max(peers, key=lambda name: speed[name])
     soonest = min(peers, key=lambda name: servers[name]["median"]["first_ms"])
     speeds = _ratios(rounds[OURS], rounds[fastest], "output_tokens_s")
     firsts = _ratios(rounds[OURS], rounds[soonest], "first_ms")
+    aim = WORKLOADS[workload].speed_aim
+    line["floor"]["of_floor"]["aim"] = round(aim * speed[fastest] / allowed, 3)
     return line | {
-        "speed": {"peer": fastest, "aim": WORKLOADS[workload].speed_aim, **speeds},
+        "speed": {"peer": fastest, "aim": aim, **speeds},
         "first": {"peer": soonest, "aim": 1.0, **firsts},
     }
 
@@ -68,7 +81,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table: output tokens a second, ms to the first text, ms a token of everyone."""
     names = list(dict.fromkeys(name for one in rows for name in one["servers"]))
     head = ["", *(f"{name}: tok/s, first ms, ms a token" for name in names)]
-    lines = [[*head, "speed / best peer (aim)", "first / best peer"]]
+    lines = [[*head, "speed / best peer (aim)", "first / best peer", "of the floor (aim)"]]
     for one in rows:
         cells = [f"{one['model']} {one['workload']}"]
         for name in names:
@@ -79,6 +92,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
                 else "-"
             )
         cells += [_verdict(one.get("speed"), higher=True), _verdict(one.get("first"), higher=False)]
+        cells.append(_part_of_floor(one.get("floor")))
         lines.append(cells)
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -89,3 +103,10 @@ def _verdict(found: Mapping[str, Any] | None, *, higher: bool) -> str:
         return "-"
     met = found["ratio"] >= found["aim"] if higher else found["ratio"] <= found["aim"]
     return f"{found['ratio']:.2f} ({found['aim']:g}{'' if met else ', missed'}), {found['peer']}"
+
+
+def _part_of_floor(found: Mapping[str, Any] | None) -> str:
+    if found is None or OURS not in found["of_floor"]:
+        return "-"
+    parts = found["of_floor"]
+    return f"{parts[OURS]:.2f}" + (f" ({parts['aim']:.2f})" if "aim" in parts else "")

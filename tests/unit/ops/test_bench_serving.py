@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from ops.bench.serving import table, workloads
 from ops.bench.serving.client import Reply, RequestFailedError, Server, complete, read_stream
+from ops.bench.serving.floor import Machine, Shape, floor_tokens_s
 from ops.bench.serving.load import Round, run_round, summary
 from ops.bench.serving.workloads import WORKLOADS, Word, Workload, prompts, words_of
 from tokenizers import Tokenizer
@@ -198,7 +199,7 @@ def test_ours_is_held_against_the_fastest_and_against_the_soonest_round_by_round
         "pagemesh": [figures(30, 10), figures(60, 10), figures(45, 10)],
         "fast": [figures(20, 40), figures(20, 40), figures(20, 40)],
         "soon": [figures(5, 20), figures(5, 5), figures(5, 20)],
-    })  # fmt: skip
+    }, [100.0])  # fmt: skip
     assert (line["speed"]["peer"], line["speed"]["ratio"]) == ("fast", 2.25)
     assert (line["speed"]["ratio_min"], line["speed"]["ratio_max"]) == (1.5, 3.0)
     assert (line["first"]["peer"], line["first"]["ratio"]) == ("soon", 0.5)
@@ -206,8 +207,8 @@ def test_ours_is_held_against_the_fastest_and_against_the_soonest_round_by_round
 
 def test_a_report_keeps_the_rows_that_were_not_measured_again() -> None:
     rounds = {"pagemesh": [figures(30, 10)]}
-    old = [table.row("M", "single", rounds), table.row("S", "chat", rounds)]
-    new = [table.row("S", "chat", {"pagemesh": [figures(99, 10)]})]
+    old = [table.row("M", "single", rounds, [50.0]), table.row("S", "chat", rounds, [50.0])]
+    new = [table.row("S", "chat", {"pagemesh": [figures(99, 10)]}, [100.0])]
     rows = table.merged({"rows": old}, new)
     assert [(one["model"], one["workload"]) for one in rows] == [("S", "chat"), ("M", "single")]
     assert rows[0]["servers"]["pagemesh"]["median"]["output_tokens_s"] == 99
@@ -216,8 +217,46 @@ def test_a_report_keeps_the_rows_that_were_not_measured_again() -> None:
 def test_the_table_says_which_aims_were_missed() -> None:
     met = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
     missed = {"pagemesh": [figures(11, 30)], "other": [figures(10, 20)]}
-    text = table.as_text([table.row("S", "single", met), table.row("S", "shared", missed)])
-    assert "| S single | 30.0, 10, 1.0 | 10.0, 20, 1.0 | 3.00 (1.3), other | 0.50 (1), other |" in (
-        text
+    text = table.as_text(
+        [
+            table.row("S", "single", met, [40.0, 60.0, 50.0]),
+            table.row("S", "shared", missed, [25.0]),
+        ]
     )
-    assert "1.10 (2, missed), other | 1.50 (1, missed), other |" in text
+    assert (
+        "| S single | 30.0, 10, 1.0 | 10.0, 20, 1.0 | 3.00 (1.3), other | 0.50 (1), other "
+        "| 0.60 (0.26) |"
+    ) in text
+    assert "1.10 (2, missed), other | 1.50 (1, missed), other | 0.44 (0.80) |" in text
+
+
+# What the machine would allow --------------------------------------------------------------------
+
+SHAPE = Shape(layers=1_000, head=100, query=0, kv=10)
+MEMORY = Machine(bytes_s=4.0, operations_s=1e12)  # a float32 a second
+ARITHMETIC = Machine(bytes_s=1e12, operations_s=2.0)  # a multiply-add a second
+
+
+def test_the_floor_of_answers_reads_weights_once_for_all_and_what_they_share_once() -> None:
+    apart = floor_tokens_s(SHAPE, Workload(2, 1, 0, 8, 0, 3, 1.0), MEMORY)
+    # A step of prompts, and two of answers, each at 9 tokens of context in the middle.
+    assert 6 / apart == pytest.approx(1_100 + 2 * (1_100 + 2 * 9 * 10))
+    shared = floor_tokens_s(SHAPE, Workload(2, 1, 6, 2, 0, 3, 1.0), MEMORY)
+    assert 6 / shared == pytest.approx(1_100 + 2 * (1_100 + (6 + 2 * 3) * 10))
+
+
+def test_the_floor_of_prompts_is_arithmetic_over_what_was_not_computed_before() -> None:
+    apart = floor_tokens_s(SHAPE, Workload(2, 1, 0, 8, 0, 1, 1.0), ARITHMETIC)
+    assert 2 / apart == pytest.approx(16 * 1_000 + 2 * 100)
+    shared = floor_tokens_s(SHAPE, Workload(2, 1, 6, 2, 0, 1, 1.0), ARITHMETIC)
+    assert 2 / shared == pytest.approx(10 * 1_000 + 2 * 100)
+    talk = floor_tokens_s(SHAPE, Workload(1, 2, 0, 8, 3, 1, 1.0), ARITHMETIC)
+    assert 2 / talk == pytest.approx((8 + 3) * 1_000 + 2 * 100)
+
+
+def test_the_floor_counts_what_a_query_attends_to() -> None:
+    wide = Shape(layers=0, head=0, query=1, kv=0)
+    once = floor_tokens_s(wide, Workload(1, 1, 0, 4, 0, 1, 1.0), ARITHMETIC)
+    assert 1 / once == pytest.approx(2 * (1 + 2 + 3 + 4))
+    talk = floor_tokens_s(wide, Workload(1, 2, 0, 4, 2, 1, 1.0), ARITHMETIC)
+    assert 2 / talk == pytest.approx(2 * (1 + 2 + 3 + 4) + 2 * (6 + 7))
