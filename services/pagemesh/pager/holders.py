@@ -62,6 +62,10 @@ class Holders:
     def is_locked(self, lock_name: str) -> bool:
         return not holder_is_dead(self._lock_path(lock_name))
 
+    def owner(self, lock_name: str) -> int:
+        """The process that holds the lock; 0: none that can be seen."""
+        return lock_owner(self._lock_path(lock_name))
+
     def replaced_by(self, lock_name: str, incarnation: int) -> list[int]:
         """Other incarnations known under a lock that ``incarnation`` holds now: each must have
         died, since a lock has one holder."""
@@ -74,7 +78,7 @@ class Holders:
     def kill(self, incarnation: int) -> bool:
         """SIGKILL the process that holds the incarnation's lock, if it can be found."""
         holder = self._known.get(incarnation)
-        pid = lock_owner(self._lock_path(holder.lock_name)) if holder is not None else 0
+        pid = self.owner(holder.lock_name) if holder is not None else 0
         if pid <= 1 or pid == os.getpid():
             return False
         _log.warning("pager.kills_holder", worker=holder.worker if holder else "", pid=pid)

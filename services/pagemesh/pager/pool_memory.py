@@ -70,9 +70,17 @@ class PoolMemory:
                 return True
         return False
 
+    def watch(self, lock_name: str, pid: int) -> None:
+        """See when the process ``pid`` (0: it cannot be seen), which holds the lock, has ended."""
+        for known in list(self._watched):
+            self.has_exited(known)
+        if pid and lock_name not in self._watched:
+            with contextlib.suppress(OSError):  # gone already
+                self._watched[lock_name] = os.pidfd_open(pid)
+
     def has_exited(self, lock_name: str) -> bool:
         """Whether the process behind a lock that is free has ended altogether. True for one
-        that this pager never handed memory to. Does not wait."""
+        that is not watched: it never had memory. Does not wait."""
         watched = self._watched.get(lock_name)
         if watched is None:
             return True
@@ -118,16 +126,12 @@ class PoolMemory:
             raise Busy(
                 f"the worker does not answer at {path.name} ({reason})", retry_after_ms=_RETRY_MS
             ) from None
-        self._watch(lock_name, pid)
-        answer = codec.decode(packet.data)
-        if not isinstance(answer, Ok):
+        self.watch(lock_name, pid)
+        try:
+            answer = codec.decode(packet.data)
+            if not isinstance(answer, Ok):
+                raise answer.error() if isinstance(answer, Refused) else Internal("a wrong answer")
+        except Fault:
             packet.close()
-            raise answer.error() if isinstance(answer, Refused) else Internal("a wrong answer")
+            raise
         return packet
-
-    def _watch(self, lock_name: str, pid: int) -> None:
-        for known in list(self._watched):
-            self.has_exited(known)
-        if pid and lock_name not in self._watched:
-            with contextlib.suppress(OSError):  # gone already
-                self._watched[lock_name] = os.pidfd_open(pid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.pager.pool_store import PoolStore
@@ -23,7 +24,8 @@ async def adopt_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders
 ) -> PoolStore | None:
     """What is there and whole, memory on a device included; what is there and is not is removed.
-    Raises ``ConfigError`` when another pager serves it."""
+    Raises ``ConfigError`` when another pager serves it, or its pages cannot be kept on the disk
+    that there is to be."""
     path = PoolStore.path_of(settings.folder, settings.host)
     if not path.exists():
         return None
@@ -36,7 +38,12 @@ async def adopt_pool(
         path.unlink(missing_ok=True)
         return None
     if store.facts.place != IN_FILE:
+        if settings.disk is not None:
+            store.close()
+            raise ConfigError(_no_disk(settings.disk, store.facts.place))
         locks = [holder.lock_name for holder in holders.living()]
+        for name in locks:  # an earlier pager handed them the memory
+            memory.watch(name, holders.owner(name))
         if not await asyncio.to_thread(memory.find, store.facts, locks):
             _log.warning("pager.pool_memory_lost", path=str(path), place=store.facts.place)
             store.file.remove()
@@ -49,10 +56,7 @@ async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSe
     what the worker refuses to make its memory with."""
     spec = message.pool
     if settings.disk is not None and spec.place != IN_FILE:
-        raise NoCapacity(
-            f"PAGEMESH_DISK_DIR={settings.disk.folder} (--disk-dir): pages on {spec.place} "
-            "cannot be kept on disk yet; leave it out"
-        )
+        raise NoCapacity(_no_disk(settings.disk, spec.place))
     try:
         store = await asyncio.to_thread(
             PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes
@@ -66,3 +70,10 @@ async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSe
             store.file.remove()
             raise
     return store
+
+
+def _no_disk(disk: DiskPlace, place: str) -> str:
+    return (
+        f"PAGEMESH_DISK_DIR={disk.folder} (--disk-dir): pages on {place} cannot be kept on disk "
+        "yet; leave it out"
+    )

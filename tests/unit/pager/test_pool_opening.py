@@ -1,0 +1,98 @@
+"""A pager that is restarted takes over a pool whose pages are on a device, or says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
+from pagemesh.engine.memory_box import MemoryBox
+from pagemesh.kernels.native.locks import HolderLock
+from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.disk_file import DiskPlace
+from pagemesh.pager.events import Holder
+from pagemesh.pager.holders import Holders
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.pool_opening import adopt_pool
+from pagemesh.pager.pool_store import PoolStore
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+
+SPEC = PoolSpec(layout_digest=b"d" * 32, page_size=16, page_bytes=4_096, place=INTERPRETER)
+LOCKED = """
+import pathlib, sys, time
+from pagemesh.kernels.native.locks import HolderLock
+lock = HolderLock(pathlib.Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PagerSettings:
+    """Of a pager that finds an earlier one's pool, which a worker in this process has a part in."""
+    return PagerSettings(
+        "host", "pager", 1, tmp_path, 1 << 20, b"secret", PagerLimits(), False, "lru"
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def left(settings: PagerSettings) -> Iterator[None]:
+    folder = settings.folder
+    store = PoolStore.create(folder, "host", SPEC, 1 << 20)
+    memory = PoolMemory(folder)
+    box = MemoryBox(SharedMaker(), folder / f"first{MEMORY_SUFFIX}")
+    with contextlib.closing(box), HolderLock(folder / f"first{LOCK_SUFFIX}"):
+        memory.make(store.facts, "first")
+        Holders(folder, "host").remember(Holder(1, "a worker", "first"))
+        memory.close()
+        store.close()
+        yield
+
+
+def test_who_may_use_the_device_still_is_known_before_it_opens_a_session(
+    settings: PagerSettings,
+) -> None:
+    """Its lock alone is no proof of its end: the device may go on writing for a while."""
+    holders = Holders(settings.folder, "host")
+    holders.remember(Holder(2, "another", "second"))
+    path = settings.folder / f"second{LOCK_SUFFIX}"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", LOCKED, str(path)], stdout=subprocess.PIPE, text=True
+        ) as worker,
+        contextlib.closing(PoolMemory(settings.folder)) as memory,
+    ):
+        assert worker.stdout is not None and worker.stdout.readline() == "locked\n"
+        store = asyncio.run(adopt_pool(settings, memory, holders))
+        assert store is not None
+        assert not memory.has_exited("second")
+        worker.kill()
+        deadline = time.monotonic() + 20
+        while not memory.has_exited("second"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        store.close()
+
+
+def test_a_disk_tier_for_pages_on_a_device_stops_the_start_by_its_name(
+    settings: PagerSettings,
+) -> None:
+    place = DiskPlace(settings.folder / "cold", "host", 1 << 20, b"secret" * 8)
+    holders = Holders(settings.folder, "host")
+    with contextlib.closing(PoolMemory(settings.folder)) as memory:
+        with pytest.raises(ConfigError, match=r"PAGEMESH_DISK_DIR=.*on interpreter cannot"):
+            asyncio.run(adopt_pool(replace(settings, disk=place), memory, holders))
+        store = asyncio.run(adopt_pool(settings, memory, holders))
+        assert store is not None, "without it the pool is there still"
+        store.close()
