@@ -81,7 +81,7 @@ class PagePool:
         self._states = bytearray(page_count)
         self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
         self._free = FreePages(page_count)
-        # Numbers that are likely to be given out next: copying some costs half of making them.
+        # Numbers that are likely to be given out next: copying some is cheaper than making them.
         self._ramp_first = 0
         self._ramp: _U64 = np.empty(0, np.uint64)
 
@@ -102,11 +102,6 @@ class PagePool:
         """Give ``pages`` new, larger sequences, one after the other, and return these: whoever
         had the pages is fenced off."""
         return self._count_up(self.sequences, pages)
-
-    def identify(self, pages: Pages) -> int:
-        """Give ``pages`` identities, each larger than any before (so parents' are smaller), one
-        after the other. Returns the first."""
-        return self._count_up(self.identities, pages).start
 
     def _count_up(self, column: _U64, pages: Pages) -> range:
         count = len(pages)
@@ -156,7 +151,8 @@ class PagePool:
             self._free.push(pages)
 
     def commit(self, pages: Pages) -> int:
-        """Held pages become committed, pinned and identified. Returns the first identity."""
+        """Held pages become committed, pinned and identified, one after the other: identities are
+        larger than any before, so parents' are smaller. Returns the first."""
         count = len(pages)
         self._move(pages, _HELD, _COMMITTED)
         self.held -= count
