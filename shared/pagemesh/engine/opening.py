@@ -67,13 +67,7 @@ def open_model(
 ) -> tuple[ServedModel, StepDecoder]:
     """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a folder
     that is broken or a model that cannot run so."""
-    where = f"model {folder}"
-    fields = SimpleNamespace(**read_config(folder / "config.json"))
-    try:
-        path = path_of(fields, where)
-    except (TypeError, LookupError):
-        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
-    if path == "lean":
+    if has_lean_path(folder):
         loaded = load_model(
             folder, name=name, page_size=page_size, cache=cache, progress=progress,
             kv_dtype=kv_dtype, weight_type=weight_type, deterministic=deterministic,
@@ -81,7 +75,7 @@ def open_model(
         return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:
         raise ConfigError(
-            f"PAGEMESH_DETERMINISTIC (--deterministic): {where} runs on the modules of "
+            f"PAGEMESH_DETERMINISTIC (--deterministic): model {folder} runs on the modules of "
             "transformers, whose last bits depend on the batch; leave it out"
         )
     # Imports transformers, which lean models need only at their first start.
@@ -91,3 +85,14 @@ def open_model(
         folder, name=name, page_size=page_size, cache=cache, progress=progress, kv_dtype=kv_dtype,
         weight_type=weight_type,
     )  # fmt: skip
+
+
+def has_lean_path(folder: Path) -> bool:
+    """Whether our own forward pass runs the model in ``folder``, or the modules of ``transformers``
+    do. Raises ``ConfigError``, one sentence, for what neither can run."""
+    where = f"model {folder}"
+    fields = SimpleNamespace(**read_config(folder / "config.json"))
+    try:
+        return path_of(fields, where) == "lean"
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None

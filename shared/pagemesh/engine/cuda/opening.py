@@ -6,13 +6,11 @@ import hashlib
 import importlib.util
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import torch
 
 from pagemesh.engine.checkpoint import Checkpoint, Progress, silent, weights_digest
-from pagemesh.engine.coverage import path_of
 from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
@@ -21,9 +19,8 @@ from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel, page_layout, remembered_config, root_of
 from pagemesh.engine.memory_box import MemoryMaker
 from pagemesh.engine.model import DecoderConfig
-from pagemesh.engine.opening import Engine
+from pagemesh.engine.opening import Engine, has_lean_path
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.runtime.model_folder import read_config
 from pagemesh.wire.errors import ConfigError
 
 DeviceName = Literal["cuda", "interpreter"]
@@ -49,12 +46,7 @@ def open_on_device(
     ``ConfigError``, one sentence, like ``open_model`` and for a machine that has no such GPU."""
     device, maker = find_device(device_name)
     where = f"model {folder}"
-    fields = SimpleNamespace(**read_config(folder / "config.json"))
-    try:
-        path = path_of(fields, where)
-    except (TypeError, LookupError):
-        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
-    if path != "lean":
+    if not has_lean_path(folder):
         raise ConfigError(
             f"{where} runs on the modules of transformers, which have no GPU path here; use "
             "--device cpu"
