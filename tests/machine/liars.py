@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from tests.machine.mesh import Mesh
 from tests.machine.peers import Peer, View
+from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE, ROOT, key_of, order_of
 
 from pagemesh.pager.lease import LeaseState
@@ -28,7 +29,6 @@ from pagemesh.wire.pager_messages import (
 )
 from pagemesh.wire.tokens import pack
 
-picks = st.integers(0, 1 << 16)
 NOBODY = 1 << 60
 """No incarnation, and no lease that was ever granted."""
 Lie = Callable[[dict[str, Any]], dict[str, Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.mesh import Mesh
+from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE
 
 from pagemesh.wire.cache_messages import (
@@ -22,8 +23,6 @@ from pagemesh.wire.cache_messages import (
     UnpinPrefix,
 )
 from pagemesh.wire.messages import Refused
-
-picks = st.integers(0, 1 << 16)
 
 
 class Operators(Mesh):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
 from tests.machine.peers import Context, Memory
+from tests.machine.prompts import picks
 from tests.machine.test_pager_machine import PAGES, ROOTS, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
@@ -23,7 +24,6 @@ from pagemesh.pager.tier_events import ForgetSlots, LoadPages, PagesLoaded, Stor
 
 SLOTS = 9
 """Fewer than the pool has pages: what is on disk is driven out too."""
-picks = st.integers(0, 1 << 16)
 
 
 class MachineDisk(DiskRig):

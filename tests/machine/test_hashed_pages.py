@@ -16,6 +16,7 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
+from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE, Rig, Worker, fill_of, table_of
 
 from pagemesh.pager.events import Command, PagesDropped
@@ -33,7 +34,6 @@ tails = st.lists(st.integers(0, 1), min_size=1, max_size=PAGE_SIZE)
 prompts = st.tuples(st.lists(pages_of_tokens, max_size=4), tails).map(
     lambda parts: [token for page in parts[0] for token in page] + parts[1]
 )
-picks = st.integers(0, 1 << 16)
 
 
 class HashedPages:

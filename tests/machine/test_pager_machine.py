@@ -18,7 +18,7 @@ from tests.machine.liars import Liars
 from tests.machine.mesh import Mesh
 from tests.machine.operators import Operators
 from tests.machine.peers import Peer, View, Wish
-from tests.machine.prompts import pages, prompts
+from tests.machine.prompts import pages, picks, prompts
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
 
 from pagemesh.pager.lease import LeaseState
@@ -46,7 +46,6 @@ TERMS = {
     for root, tenant, quota in zip(ROOTS, ("", "b"), (0, 7), strict=True)
 }
 """The second root's tenant may use seven of the twelve pages."""
-picks = st.integers(0, 1 << 16)
 masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
 RESTARTS_MAX = 4
 

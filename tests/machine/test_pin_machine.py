@@ -6,14 +6,14 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
+from tests.machine.prompts import picks
 from tests.machine.test_pager_machine import RESTARTS_MAX, ROOTS, PagerMachine
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE
 
 from pagemesh.pager.pins import Pin
 from pagemesh.pager.runs import table_of
-from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
+from pagemesh.wire.cache_messages import PinPrefix
 
-picks = st.integers(0, 1 << 16)
 _SHORT = st.lists(st.integers(0, 1), min_size=PAGE_SIZE, max_size=9)
 
 
@@ -27,13 +27,6 @@ class PinMachine(PagerMachine):
     ) -> None:
         self.runs_from_start_to_end(pick, prompt, root)
         self.rig.ask(PinPrefix(root=root.hex(), tokens=prompt, ttl_s=ttl_s))
-        self.pass_on()
-
-    @precondition(lambda self: self.rig.core.books.pins)
-    @rule(pick=picks)
-    def is_unpinned(self, pick: int) -> None:
-        pins = list(self.rig.core.books.pins)
-        self.rig.ask(UnpinPrefix(pin=pins[pick % len(pins)]))
         self.pass_on()
 
     @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.pins)
@@ -65,9 +58,6 @@ class PinMachine(PagerMachine):
         books = self.rig.core.books
         pages = {page for pin in books.pins.values() for page in self.path(pin)}
         assert len(pages) <= books.pool.total * LIMITS.pin_share_max
-
-    def end_what_is_under_way(self) -> None:
-        self.rig.ask(UnpinPrefix(pin=None))
 
 
 PinMachine.TestCase.settings = EXAMPLES

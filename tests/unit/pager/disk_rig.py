@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker
+from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
@@ -142,11 +143,6 @@ class DiskRig(Rig):
 
 
 # Steps of tests
-
-
-def cache(worker: Worker, number: int, tokens: range) -> None:
-    """Compute ``tokens`` and leave their pages cached."""
-    worker.release(worker.granted(number, tokens), tokens)
 
 
 def flood(worker: Worker, number: int = 900) -> None:

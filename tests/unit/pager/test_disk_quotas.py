@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of
 from tests.unit.pager.rig import ROOT, Worker
+from tests.unit.pager.steps import OTHER, stats
 from tests.unit.pager.test_disk_file import FACTS
-from tests.unit.pager.test_door import OTHER, stats
 from tests.unit.pager.test_tiers_dropped import put_away
 
 from pagemesh.pager.disk_shelves import Record

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, fill_of, is_queued, table_of
+from tests.unit.pager.steps import OTHER, cache, invalidated, pin, pinned, stats
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager import door
@@ -15,59 +14,24 @@ from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
     AskCacheTree,
-    CacheInvalidated,
     CacheLine,
-    CacheStats,
     CacheTop,
     CacheTree,
     InvalidateCache,
-    PinPrefix,
     PrefixPinned,
     PrefixUnpinned,
     UnpinPrefix,
 )
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 from pagemesh.wire.tokens import pack
-
-OTHER = bytes(32)
-
-
-def cache(worker: Worker, number: int, tokens: Iterable[int], root: bytes = ROOT) -> Granted:
-    """Compute, commit and release ``tokens``."""
-    ids = list(tokens)
-    lease = worker.granted(number, ids, root=root)
-    worker.release(lease, ids)
-    return lease
-
-
-def pin(rig: Rig, tokens: Iterable[int], root: bytes = ROOT, ttl_s: int | None = None) -> Message:
-    return rig.ask(PinPrefix(root=root.hex(), tokens=list(tokens), ttl_s=ttl_s))
-
-
-def pinned(rig: Rig, tokens: Iterable[int], ttl_s: int | None = None) -> PrefixPinned:
-    answer = pin(rig, tokens, ttl_s=ttl_s)
-    assert isinstance(answer, PrefixPinned), answer
-    return answer
-
-
-def stats(rig: Rig) -> CacheStats:
-    answer = rig.ask(AskCacheStats())
-    assert isinstance(answer, CacheStats)
-    return answer
 
 
 def lines(rig: Rig, first: int = 0, limit: int = 100, root: str = "") -> list[CacheLine]:
     answer = rig.ask(AskCacheTree(root=root, first=first, limit=limit))
     assert isinstance(answer, CacheTree)
     return answer.lines
-
-
-def invalidated(rig: Rig, what: str, name: str = "") -> CacheInvalidated:
-    answer = rig.ask(InvalidateCache(what=what, name=name))  # type: ignore[arg-type]
-    assert isinstance(answer, CacheInvalidated), answer
-    return answer
 
 
 # Looking

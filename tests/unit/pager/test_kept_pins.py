@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker
-from tests.unit.pager.test_door import OTHER, cache, invalidated, pinned, stats
+from tests.unit.pager.steps import OTHER, cache, invalidated, pinned, stats
 
 from pagemesh.pager.events import Answer, Asked, KeptPin, StorePins
 from pagemesh.pager.kept_file import PinFile

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
-from tests.unit.pager.test_door import pinned
+from tests.unit.pager.steps import pinned
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.wire.cache_terms import CacheTerms

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import ROOT, Worker, code_of
-from tests.unit.pager.test_door import OTHER, invalidated, stats
+from tests.unit.pager.steps import OTHER, invalidated, stats
 
 from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.retired_notes import RetiredNotes

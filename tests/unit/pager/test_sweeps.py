@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, cache, put_on_disk
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
-from tests.unit.pager.test_door import OTHER, invalidated, stats
+from tests.unit.pager.steps import OTHER, cache, invalidated, stats
 from tests.unit.pager.test_recovery import declare
 
 from pagemesh.pager import sweeps, tiers

@@ -9,7 +9,6 @@ import pytest
 from tests.unit.pager.disk_rig import (
     PROMPT,
     DiskRig,
-    cache,
     flood,
     prefixes_of,
     pushed,
@@ -25,6 +24,7 @@ from tests.unit.pager.rig import (
     order_of,
     table_of,
 )
+from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import WriteHeaders
 from pagemesh.pager.tier_events import LoadPages, StorePages

@@ -9,13 +9,13 @@ import pytest
 from tests.unit.pager.disk_rig import (
     PROMPT,
     DiskRig,
-    cache,
     flood,
     prefixes_of,
     pushed,
     put_on_disk,
 )
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
+from tests.unit.pager.steps import cache, invalidated
 
 from pagemesh.pager.tier_events import PagesLoaded, PutAway
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
@@ -27,19 +27,12 @@ def rig() -> DiskRig:
     return DiskRig(16)
 
 
-def invalidated(rig: DiskRig, what: Literal["root", "model", "idle"], name: str = "") -> int:
-    """How many roots were."""
-    answer = rig.ask(InvalidateCache(what=what, name=name))
-    assert isinstance(answer, CacheInvalidated), answer
-    return answer.root_count
-
-
 def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
     rig: DiskRig, worker: Worker
 ) -> None:
     put_on_disk(rig, worker, PROMPT)
     assert is_queued(worker.admit(2, PROMPT))
-    assert invalidated(rig, "root", ROOT.hex()) == 1
+    assert invalidated(rig, "root", ROOT.hex()).root_count == 1
     assert not rig.prefixes()
     [load] = rig.loads
     [granted] = pushed(rig)
@@ -59,7 +52,7 @@ def test_what_is_being_written_when_its_root_is_invalidated_is_not_found_again(
 ) -> None:
     cache(worker, 1, PROMPT)
     flood(worker)
-    assert invalidated(rig, "root", ROOT.hex()) == 1
+    assert invalidated(rig, "root", ROOT.hex()).root_count == 1
     rig.write()
     assert not rig.prefixes()
     assert worker.granted(2, PROMPT).cached_tokens == 0
@@ -70,7 +63,7 @@ def test_a_pager_that_dies_before_it_is_written_does_not_bring_an_invalidated_ro
 ) -> None:
     cache(worker, 1, PROMPT)
     flood(worker)
-    assert invalidated(rig, "root", ROOT.hex()) == 1
+    assert invalidated(rig, "root", ROOT.hex()).root_count == 1
     rig.write(dies=True)
     assert not rig.prefixes()
 
@@ -81,7 +74,7 @@ def test_what_is_only_on_disk_is_invalidated_too(
 ) -> None:
     put_on_disk(rig, worker, PROMPT)
     rig.restart_with_an_empty_pool()
-    assert invalidated(rig, what, name) == (0 if what == "idle" else 1)
+    assert invalidated(rig, what, name).root_count == (0 if what == "idle" else 1)
     assert not rig.prefixes()
 
 
