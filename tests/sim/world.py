@@ -24,7 +24,7 @@ TRACE_LINES_MAX = 4_000
 _SHORTER = [
     (re.compile(r"SequenceKey\(request='0*([0-9a-f]+)', attempt=(\d+), choice=(\d+)\)"),
      r"#\1.\2.\3"),
-    (re.compile(r"Order\([^)]*\)(, )?|(root|waterfall|timing|model_root)=[^,)]*\)?(, )?"), ""),
+    (re.compile(r"Order\([^)]*\)(, )?|(root|waterfall|model_root)=[^,)]*\)?(, )?"), ""),
     (re.compile(r", (worker|incarnation|dtype|group|pool|layout_digest|host)=[^,)]*"), ""),
     (re.compile(r"(\w+)=(None|b''|\[\]|\(\)|0|False)(, )?"), ""),
     (re.compile(r"Sampling\([^)]*\)(, )?|logit_bias=\{\}, "), ""),

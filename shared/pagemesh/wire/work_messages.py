@@ -135,7 +135,6 @@ class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: Name
     gateway_incarnation: U64
     prefill: Name
-    prefill_incarnation: U64
     root: Digest
     prompt: Packed
     generated: Packed
@@ -188,15 +187,6 @@ class Hypothesis(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_token: Count | None = None
 
 
-class Timing(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a sequence's time went so far, in microseconds."""
-
-    queue_us: U64 = 0
-    admit_us: U64 = 0
-    prefill_us: U64 = 0
-    handover_us: U64 = 0
-
-
 class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Tokens of one sequence: generated positions ``first_position`` and on. Most have nothing
     but tokens, and there is one for each: what is not said takes no room and no time."""
@@ -210,7 +200,6 @@ class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     waterfall: Waterfall | None = None
     """With the first frame of a sequence from each worker that admitted it."""
     computed_tokens: Count = 0
-    timing: Timing | None = None
     finish: Finish | None = None
     stop_token: Count | None = None
     """The token id that ended the choice, which is then the last one in ``tokens``."""

@@ -76,7 +76,6 @@ def attach(prompt: int = 10, *, filled: int = 10, pages: int = 4) -> Attach:
         gateway="gw",
         gateway_incarnation=1,
         prefill="p",
-        prefill_incarnation=9,
         root=ROOT,
         prompt=pack(range(100, 100 + prompt)),
         generated=pack([50]),

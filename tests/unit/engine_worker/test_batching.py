@@ -24,7 +24,7 @@ from pagemesh.engine.worker.batching import (
 from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.plan import Readers
-from pagemesh.engine.worker.sequence import Marks, Owner, Phase, Sequence
+from pagemesh.engine.worker.sequence import Owner, Phase, Sequence
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.work_messages import Sampling
 
@@ -69,7 +69,7 @@ def wish(
     sequence = Sequence(
         key=key, order=order, owner=Owner("gw", 1), root=ROOT, sampling=Sampling(max_tokens=9),
         tokens=tokens, prompt_count=filled + count, start_count=0, deadline_ms=1e9, decode=None,
-        read_cache=True, marks=Marks(submitted_ms), phase=phase,
+        read_cache=True, submitted_ms=submitted_ms, phase=phase,
     )  # fmt: skip
     return Wish(sequence, filled, count)
 

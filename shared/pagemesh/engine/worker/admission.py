@@ -61,8 +61,6 @@ def ask(desk: Desk, sequence: Sequence) -> None:
         return
     if sequence.phase is Phase.WAITING:
         desk.move(sequence, Phase.ADMITTING)
-    if not sequence.marks.asked_ms:
-        sequence.marks.asked_ms = desk.now
     sequence.calling = True
     desk.call_pager(
         Admit(
@@ -131,7 +129,6 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
     sequence.waterfall = granted.waterfall
     if not sequence.preempted_count:
         sequence.cached_tokens = filled
-        sequence.marks.granted_ms = desk.now
     if sequence.scoring:
         sequence.prompt_scores.clear()
     enter(desk, sequence)

@@ -103,7 +103,7 @@ class Batching:
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
         """Part of ``wishes`` (rows that draw in order of precedence), each with at least one
-        token and at most as many as wished. ``now_ms``: the clock of ``Marks``."""
+        token and at most as many as wished. ``now_ms``: the clock of ``Sequence.submitted_ms``."""
         draws: list[Wish] = []
         prompts: list[Wish] = []
         for wish in wishes:
@@ -177,5 +177,5 @@ class Batching:
         sequence = wish.sequence
         left = max(wish.left_count, wish.count)
         rest_us = self.costs.prompt_us(wish.start, left) or GUESSED_TOKEN_US * left
-        waited_us = 1_000.0 * (now_ms - sequence.marks.submitted_ms)
+        waited_us = 1_000.0 * (now_ms - sequence.submitted_ms)
         return sequence.order.priority, -waited_us / rest_us, sequence.order

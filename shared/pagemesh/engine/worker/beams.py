@@ -58,7 +58,6 @@ def computed(desk: Desk, sequence: Sequence, outcomes: Rows[RowResult]) -> None:
     if not outcomes:
         admission.commit(desk, sequence, 1)
         if lease.filled >= sequence.prompt_count - 1:
-            sequence.marks.first_token_ms = desk.now
             frames.tell(desk, sequence, 0)  # what was cached is known only here
             handover.route(desk, sequence)
             admission.extend(desk, sequence)

@@ -33,7 +33,6 @@ def abort(desk: Desk, sequence: Sequence) -> None:
 
 def hand_away(desk: Desk, sequence: Sequence) -> None:
     """It goes on at the decode worker."""
-    sequence.marks.handed_ms = desk.now
     _end(desk, sequence, Phase.HANDED)
 
 
@@ -102,7 +101,6 @@ def _facts(sequence: Sequence) -> SequenceFacts:
         preempted_count=sequence.preempted_count,
         lost_tokens=sequence.lost_tokens,
         saved_pages=sequence.saved_pages,
-        timing=frames.timing(sequence),
         finish=sequence.finish,
         error_code=sequence.failure.code if sequence.failure is not None else "",
     )

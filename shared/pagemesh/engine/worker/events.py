@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pagemesh.engine.worker.plan import NO_READERS, Readers, StepPlan, StepResult
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import SessionOpened
-from pagemesh.wire.work_messages import Finish, Frames, Timing
+from pagemesh.wire.work_messages import Finish, Frames
 
 Call = int
 """The actor's name for one request that wants an answer."""
@@ -186,7 +186,6 @@ class SequenceFacts:
     lost_tokens: int
     saved_pages: int
     """Pages not held, since its beams or choices shared them; at the moment of the most."""
-    timing: Timing
     finish: Finish | None
     """None: it went on elsewhere."""
     error_code: str

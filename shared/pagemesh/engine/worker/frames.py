@@ -13,7 +13,7 @@ from pagemesh.engine.worker.events import SendFrames
 from pagemesh.engine.worker.plan import TokenScores
 from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.tokens import pack
-from pagemesh.wire.work_messages import Frame, Frames, Timing, TopLogprobs
+from pagemesh.wire.work_messages import Frame, Frames, TopLogprobs
 
 _FRAME_BYTES, _HYPOTHESIS_BYTES, _CHARACTER_BYTES = 1_024, 256, 4
 """At most, of what a frame or a hypothesis holds beside tokens and scores; of a letter."""
@@ -60,7 +60,6 @@ def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> 
         prompt_logprobs=packed_scores(sequence.prompt_scores) if scored else None,
         waterfall=sequence.waterfall,
         computed_tokens=sequence.computed_tokens,
-        timing=timing(sequence) if sequence.waterfall is not None or complete else None,
         finish=sequence.finish if complete else None,
         stop_token=sequence.stop_token if complete else None,
         error=sequence.failure if complete else None,
@@ -76,21 +75,6 @@ def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
         width=runs[0].width if runs else 0,
         top_tokens=b"".join(run.top_tokens for run in runs),
         top_values=b"".join(run.top_values for run in runs),
-    )
-
-
-def timing(sequence: Sequence) -> Timing:
-    """Microseconds between the marks that were reached."""
-    marks = sequence.marks
-
-    def between(first_ms: float, last_ms: float) -> int:
-        return int(1_000 * (last_ms - first_ms)) if first_ms and last_ms > first_ms else 0
-
-    return Timing(
-        queue_us=between(marks.submitted_ms, marks.asked_ms),
-        admit_us=between(marks.asked_ms, marks.granted_ms),
-        prefill_us=between(marks.granted_ms, marks.first_token_ms),
-        handover_us=between(marks.first_token_ms, marks.handed_ms),
     )
 
 

@@ -152,7 +152,6 @@ def _attach_or_withdraw(desk: Desk, sequence: Sequence) -> None:
             gateway=sequence.owner.name,
             gateway_incarnation=sequence.owner.incarnation,
             prefill=desk.identity.name,
-            prefill_incarnation=desk.identity.incarnation,
             root=sequence.root,
             prompt=pack(sequence.tokens.view(0, prompt)),
             generated=pack(sequence.tokens.view(prompt, sequence.tokens.length)),
@@ -340,7 +339,6 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
     lease = leases.take(desk, sequence, granted, filled=filled)
     if lease is not None and lease.capacity >= filled:
         sequence.ticket = None
-        sequence.marks.granted_ms = desk.now
         admission.enter(desk, sequence)
         admission.extend(desk, sequence)
         if sequence.beams is not None:

@@ -8,7 +8,7 @@ from pagemesh.engine.worker import ending, frames
 from pagemesh.engine.worker.beam_group import BeamGroup
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.lease import TokenBuffer
-from pagemesh.engine.worker.sequence import Marks, Owner, Phase, Sequence, Ticket
+from pagemesh.engine.worker.sequence import Owner, Phase, Sequence, Ticket
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Gone, Malformed, NoCapacity
 from pagemesh.wire.messages import Message, Ok, Order, SequenceKey
 from pagemesh.wire.tokens import U32, unpack
@@ -233,7 +233,7 @@ class Intake:
             deadline_ms=self._desk.now + deadline_ms,
             decode=None,
             read_cache=True,
-            marks=Marks(submitted_ms=self._desk.now),
+            submitted_ms=self._desk.now,
             stops=frozenset(sampling.stop_tokens),
             beams=beams,
         )

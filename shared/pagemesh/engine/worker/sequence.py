@@ -82,17 +82,6 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Marks:
-    """When things happened, in the core's milliseconds; 0: not yet."""
-
-    submitted_ms: float
-    asked_ms: float = 0.0
-    granted_ms: float = 0.0
-    first_token_ms: float = 0.0
-    handed_ms: float = 0.0
-
-
-@dataclass(slots=True)
 class Ticket:
     """A sequence's way from prefill to decode, seen from either side."""
 
@@ -123,7 +112,7 @@ class Sequence:
     deadline_ms: float
     decode: str | None
     read_cache: bool
-    marks: Marks
+    submitted_ms: float
     terms: CacheTerms = NO_TERMS
     prompt_logprobs: bool = False
     phase: Phase = Phase.WAITING

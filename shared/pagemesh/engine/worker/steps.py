@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from pagemesh.engine.worker import admission, beams, ending, fork, frames, handover, leases
 from pagemesh.engine.worker.batching import Batching, Wish
@@ -236,7 +235,7 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
             _spoiled(desk, row)
             return
         assert reason is None, "a run went on beyond a sequence's end"
-        reason = _append(desk, sequence, _own(outcome, sequence))
+        reason = _append(sequence, _own(outcome, sequence))
     if reason is not None:
         for child in children:
             child.leader = None
@@ -278,8 +277,7 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
         child.prompt_scores = row.sequence.prompt_scores
         child.waterfall = row.sequence.waterfall
         child.cached_tokens = row.sequence.cached_tokens
-        child.marks = replace(row.sequence.marks)
-        reason = _append(desk, child, _own(outcome, child))
+        reason = _append(child, _own(outcome, child))
         if reason is not None:
             ending.finish(desk, child, reason, first_position=0)
         else:
@@ -288,13 +286,11 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
     return wanting
 
 
-def _append(desk: Desk, sequence: Sequence, drawn: Drawn) -> Finish | None:
+def _append(sequence: Sequence, drawn: Drawn) -> Finish | None:
     """Add a token; the reason to end there, if there is one."""
     sequence.tokens.append(drawn.token)
     if drawn.scores is not None:
         sequence.scores.append(drawn.scores)
-    if not sequence.marks.first_token_ms:
-        sequence.marks.first_token_ms = desk.now
     count = sequence.generated_count
     if drawn.token in sequence.stops and count > sequence.sampling.min_tokens:
         sequence.stop_token = drawn.token
