@@ -27,7 +27,7 @@ class Machine:
     """What was measured: bytes a second of one pass over memory, operations a second of
     multiply-adds (two each) in the nearest cache."""
 
-    bytes_s: float
+    memory_bytes_s: float
     operations_s: float
 
 
@@ -95,7 +95,7 @@ def _answer_s(shape: Shape, users: int, shared: int, context: int, machine: Mach
 
 def _step_s(shape: Shape, kv: int, operations: int, machine: Machine) -> float:
     read = _FLOAT_BYTES * (shape.layers + shape.head + kv)
-    return max(read / machine.bytes_s, operations / machine.operations_s)
+    return max(read / machine.memory_bytes_s, operations / machine.operations_s)
 
 
 def probe(threads: int) -> Machine:

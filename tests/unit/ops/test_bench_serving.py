@@ -233,8 +233,8 @@ def test_the_table_says_which_aims_were_missed() -> None:
 # What the machine would allow --------------------------------------------------------------------
 
 SHAPE = Shape(layers=1_000, head=100, query=0, kv=10)
-MEMORY = Machine(bytes_s=4.0, operations_s=1e12)  # a float32 a second
-ARITHMETIC = Machine(bytes_s=1e12, operations_s=2.0)  # a multiply-add a second
+MEMORY = Machine(memory_bytes_s=4.0, operations_s=1e12)  # a float32 a second
+ARITHMETIC = Machine(memory_bytes_s=1e12, operations_s=2.0)  # a multiply-add a second
 
 
 def test_the_floor_of_answers_reads_weights_once_for_all_and_what_they_share_once() -> None:
