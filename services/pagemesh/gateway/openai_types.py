@@ -15,7 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX
-from pagemesh.wire.work_messages import BEAMS_MAX, CHOICES_MAX, TOP_LOGPROBS_MAX
+from pagemesh.wire.work_messages import (
+    BEAMS_MAX,
+    CHOICES_MAX,
+    REPETITION_PENALTY_MIN,
+    TOP_LOGPROBS_MAX,
+)
 
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -61,7 +66,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
     min_p: _Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=10.0)] | None = None
     min_tokens: _Tokens | None = None
     stop_token_ids: Annotated[list[_Token], Meta(max_length=STOP_TOKENS_MAX)] | None = None
     ignore_eos: bool | None = None

@@ -36,6 +36,8 @@ from pagemesh.wire.pager_messages import Handle, Waterfall
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 BEAMS_MAX = 16
+REPETITION_PENALTY_MIN = 0.01
+"""A logit divided by much less is no number of float32 any more."""
 
 Finish = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["client", "stop", "superseded", "deadline", "error"]
@@ -73,7 +75,7 @@ class Sampling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=10.0)] = 1.0
     logit_bias: dict[Count, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
     seed: U64 = 0
     max_tokens: Count

@@ -20,6 +20,7 @@ from pagemesh.wire.errors import (
     Busy,
     DeadlineExceeded,
     Denied,
+    Disconnected,
     Fault,
     Gone,
     Internal,
@@ -199,6 +200,7 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
         ({"stream_options": {"odd": True}, "stream": True}, "stream_options.odd"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"priority": 1001}, "priority"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty"),
         ({"seed": 1 << 64}, "seed"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"__x__": 1}}, "chat_template_kwargs"),
@@ -288,6 +290,8 @@ def test_what_does_not_fit_gets_both_numbers(
 def test_a_mesh_that_still_loads_does_not_say_that_it_is_overloaded() -> None:
     error = from_fault(NotReady("no worker for 'secret-name' is ready"))
     assert error.code == "not_ready" and error.message.startswith("no worker is ready yet")
+    error = from_fault(Disconnected("the bus is away"))
+    assert error.code == "not_ready" and "cannot reach its workers" in error.message
 
 
 @pytest.mark.parametrize(
@@ -295,6 +299,7 @@ def test_a_mesh_that_still_loads_does_not_say_that_it_is_overloaded() -> None:
     [
         (Busy("x"), 503),
         (NotReady("x"), 503),
+        (Disconnected("x"), 503),
         (NoCapacity("x", retry_after_ms=5), 503),
         (NoCapacity("x"), 400),
         (Stale("x"), 500),
