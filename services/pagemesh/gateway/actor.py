@@ -223,7 +223,9 @@ class GatewayActor:
             life.feed(ev.WorkerLost(who))
 
     def _expected(self) -> bool:
-        return self._returning.expected(self.clock.now_ms())
+        """Without the bus nobody can be seen, so nobody is known to be gone."""
+        is_away = self.bus.state is not BusState.CONNECTED
+        return is_away or self._returning.expected(self.clock.now_ms())
 
     def _frames(self, message: Frames) -> None:
         worker = Worker(message.worker, message.incarnation)

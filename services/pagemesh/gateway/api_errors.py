@@ -18,6 +18,7 @@ from pagemesh.wire.errors import (
     Busy,
     DeadlineExceeded,
     Denied,
+    Disconnected,
     Fault,
     Malformed,
     NoCapacity,
@@ -95,6 +96,9 @@ def from_fault(fault: Fault) -> ApiError:
     after_ms = fault.retry_after_ms or 1_000
     if isinstance(fault, NotReady):
         text = "no worker is ready yet: still loading, or being brought back; ask again soon"
+        return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
+    if isinstance(fault, Disconnected):
+        text = "the gateway cannot reach its workers now; ask again soon"
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, Busy | NoCapacity):
         return ApiError(503, "the mesh is overloaded", code="overloaded", retry_after_ms=after_ms)

@@ -14,6 +14,7 @@ from tests.unit.gateway.support import MODEL, eventually
 from pagemesh.gateway import events as ev
 from pagemesh.gateway.events import Worker
 from pagemesh.gateway.spec import RequestLimits
+from pagemesh.runtime.bus import BusState
 from pagemesh.runtime.nats_server import NatsServer
 
 TEXT = "said once, in order, by whoever is left"
@@ -134,4 +135,20 @@ async def test_a_restarted_nats_server_is_survived_by_a_running_stream(
         nats_server.kill()
         await asyncio.sleep(0.3)
         nats_server.start()
+        assert await asked == TEXT[::-1]
+
+
+async def test_a_request_that_comes_while_the_bus_is_away_waits_for_it_as_for_a_worker(
+    nats_server: NatsServer, model_folder: Path
+) -> None:
+    limits = RequestLimits(worker_wait_ms_max=200)
+    async with fake_mesh(nats_server.url, model_folder, roles=("decode",), limits=limits) as mesh:
+        assert await stream_text(mesh, TEXT) == TEXT[::-1]
+        nats_server.kill()
+        gateway = mesh.front.gateway
+        await eventually(lambda: gateway.bus.state is not BusState.CONNECTED)
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await asyncio.sleep(1.0)
+        assert not asked.done(), "it was refused, though its worker lives"
+        await asyncio.to_thread(nats_server.start)
         assert await asked == TEXT[::-1]

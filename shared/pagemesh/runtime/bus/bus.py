@@ -70,6 +70,7 @@ class Bus:
         self._link: Link | None = None
         self._next_link: Link | None = None
         self._last_problem = ""
+        self._message_bytes_max = 0
         self._deaf = False
 
     @classmethod
@@ -114,8 +115,8 @@ class Bus:
 
     @property
     def message_bytes_max(self) -> int:
-        """Limit for headers and payload together. Raises ``Disconnected`` when unknown."""
-        return self._require_link().message_bytes_max
+        """Limit of header and payload together, as last known. Raises ``Disconnected`` if never."""
+        return self._message_bytes_max or self._require_link().message_bytes_max
 
     def on_state(self, callback: Callable[[BusState], None]) -> None:
         """Call ``callback`` with each new state; it must neither block nor raise."""
@@ -323,10 +324,9 @@ class Bus:
             pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
 
     async def _open(self) -> Link:
-        name = f"pagemesh-{self.role}-{self.name}"
         return await Link.open(
-            self.config, name=name, inbox_prefix=self._inbox_prefix, events=self,
-            gathers=self._gathers,
+            self.config, name=f"pagemesh-{self.role}-{self.name}", inbox_prefix=self._inbox_prefix,
+            events=self, gathers=self._gathers,
         )  # fmt: skip
 
     async def _keep(self) -> None:
@@ -348,8 +348,7 @@ class Bus:
                 if tries & (tries - 1) == 0:  # 1, 2, 4, 8, ...: an outage may last for days
                     url = self.config.shown_url
                     _log.warning("bus.unreachable", url=url, tries=tries, error=error)
-                jitter = secrets.randbelow(256) / 1_024
-                await asyncio.sleep(pause_ms * (1 + jitter) / 1_000)
+                await asyncio.sleep(pause_ms * (1 + secrets.randbelow(256) / 1_024) / 1_000)
                 pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
 
     async def _adopt(self, link: Link) -> None:
@@ -370,6 +369,7 @@ class Bus:
             await link.close()
             raise
         self._link, self._next_link = link, None
+        self._message_bytes_max = link.message_bytes_max
         self._set_state(BusState.CONNECTED)
         self._connected.set()
 
