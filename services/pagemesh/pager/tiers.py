@@ -345,11 +345,11 @@ class Tiers:
         return join(pages[:known], rest)
 
     def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> None:
-        """What is not what it should be is never tried again."""
-        for record in load.records:
-            if record.slot == slot and not record.is_dropped:
-                disk.counts.corrupt += 1
-                self._drop(disk, [record])
+        """What is not what it should be is never tried again, nor what follows it: that is computed
+        now and stored anew, where else each request would find the next one that is damaged."""
+        bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
+        disk.counts.corrupt += not load.records[bad].is_dropped
+        self._drop(disk, (record for record in load.records[bad:] if not record.is_dropped))
 
     # Both
 

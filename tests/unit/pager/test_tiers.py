@@ -132,10 +132,25 @@ def test_a_record_that_is_damaged_is_computed_again_and_never_tried_again(
     rig.load(bad_at=2)
     [granted] = pushed(rig)
     assert granted.cached_tokens == 8 and granted.waterfall.fetched_tokens == 8
-    assert rig.prefixes() == prefixes_of(PROMPT) - {pack(range(12))}
+    assert rig.prefixes() == {pack(range(4)), pack(range(8))}
     disk = rig.core.books.disk
     assert disk is not None and disk.counts.corrupt == 1
     assert not rig.loads, "what follows cannot be read without it"
+
+
+def test_what_is_computed_instead_of_damaged_records_is_stored_anew_whatever_follows_them(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    worker.admit(2, PROMPT)
+    rig.load(bad_at=1)  # and nobody knows of those after it
+    [granted] = pushed(rig)
+    worker.release(granted, PROMPT)
+    flood(worker, 901)
+    [store] = rig.stores
+    assert sorted(store.indexes) == [1, 2, 3]
+    rig.write()
+    assert rig.prefixes() == prefixes_of(PROMPT)
 
 
 def test_when_the_disk_fails_while_it_reads_the_prompt_is_computed(
