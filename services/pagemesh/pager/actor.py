@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from pagemesh.pager import cache_door, patience
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
@@ -59,8 +61,6 @@ _PUT_AWAY_MS_MAX, _PUT_AWAY_LOOK_S = 5_000, 0.002
 """How long a pager that is told to stop writes to disk what it has cached."""
 _KEYED_PAGES_MAX = 2_048
 """In one turn: five milliseconds of making keys."""
-
-
 PagerEvent = Delivery | Due
 
 
@@ -119,11 +119,11 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def handle(self, event: PagerEvent) -> None:
         match event:
+            case Delivery():
+                await self._request(event)
             case TickDue():
                 self._is_woken = False  # being woken may have failed
                 await self._tick()
-            case Delivery():
-                await self._request(event)
             case LookDue():
                 self._is_woken = False
                 if self._life is not None and self._life.core.is_sweeping:
@@ -133,11 +133,13 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._put_away()
         while self._from_disk and self._life is not None:
             await self._hear_disk(self._life, self._from_disk.popleft())
+        if self._life is not None and self._life.core.is_sweeping and not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+    def rest(self) -> None:
         if self._life is not None:
             self._board.waits(self._patience_ms(self._life))
-            if self._life.core.is_sweeping and not self._is_woken:
-                self._is_woken = True
-                self._wake()
 
     def _patience_ms(self, life: _Life) -> int:
         wanted_ms = patience.patience_ms(life.core.books)
@@ -197,7 +199,8 @@ class PagerActor(Behaviour[PagerEvent]):
             return
         caller = trace.parse(delivery.headers.get(trace.TRACEPARENT, ""))
         trace_id = f"{caller.trace_id:032x}" if caller is not None else ""
-        await self._feed(life, ev.Asked(_Call(delivery, message, start_us), message, trace_id))
+        call = _Call(delivery, message, start_us, caller)
+        await self._feed(life, ev.Asked(call, message, trace_id))
 
     async def _cache_call(self, delivery: Delivery, start_us: int) -> None:
         """An operator asks, in JSON."""
@@ -270,18 +273,20 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _perform(self, life: _Life, commands: list[ev.Command]) -> None:
         for command in commands:
+            if type(command) is ev.Answer:
+                call, answer = command.call, command.message
+                assert isinstance(call, _Call) and call.message is not None
+                await self._answer(call, answer)
+                ended_us, books = self._clock.now_us(), life.core.books
+                life.measures.answered(
+                    call.message, answer, call.caller, call.start_us, ended_us, books
+                )
+                continue
             if life.store.perform(command):
                 continue
             if life.disk is not None and await life.disk.perform(command):
                 continue
             match command:
-                case ev.Answer(call, message):
-                    assert isinstance(call, _Call) and call.message is not None
-                    await self._answer(call, message)
-                    life.measures.answered(
-                        call.message, message, call.delivery.headers, call.start_us,
-                        self._clock.now_us(), life.core.books,
-                    )  # fmt: skip
                 case ev.Notify(worker, message):
                     await self._notify(worker, message)
                 case ev.PagesStored() | ev.PagesDropped():
@@ -385,11 +390,11 @@ class PagerActor(Behaviour[PagerEvent]):
         self._board.event_sequence = life.pages.sequence
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What comes back with an answer."""
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    """What comes back with an answer. No ``message``: it was not understood. No ``caller``: it
+    belongs to no trace."""
 
     delivery: Delivery
     message: Message | None
-    """None: it was not understood."""
     start_us: int
+    caller: trace.TraceContext | None = None

@@ -5,7 +5,6 @@ Utilisation is *pinned and held* pages; idle cache is not pressure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from pagemesh.pager.books import Books
@@ -128,17 +127,33 @@ class Measures:
             _tenants.labels(tenant, "quota").set(account.quota_pages)
 
     def answered(
-        self, request: Message, answer: Message, headers: Mapping[str, str], start_us: int,
-        end_us: int, books: Books,
+        self, request: Message, answer: Message, caller: trace.TraceContext | None,
+        start_us: int, end_us: int, books: Books,
     ) -> None:  # fmt: skip
-        """Count an answer, and record its span under the caller's."""
+        """Count an answer, and record its span under the caller's, if there is one."""
         asked = name_of(type(request))
         code = answer.code if isinstance(answer, Refused) else name_of(type(answer))
         _answers_of(asked, code).inc()
+        if isinstance(answer, Granted) and asked == "pager.admit":
+            _tokens_of("delivered").inc(answer.waterfall.delivered_tokens)
+            for reason, count in answer.waterfall.lost.items():
+                _tokens_of(f"lost_{reason}").inc(count)
+        if caller is None or asked not in _WORTH_A_SPAN:
+            return
+        record_span(
+            asked,
+            caller.child(),
+            start_us=start_us,
+            end_us=end_us,
+            attributes=self._attributes(asked, answer, books),
+            kind="server",
+            error=answer.code if isinstance(answer, Refused) else "",
+        )
+
+    def _attributes(self, asked: str, answer: Message, books: Books) -> dict[str, Attribute]:
         attributes: dict[str, Attribute] = {}
         if isinstance(answer, Granted) and asked == "pager.admit":
             waterfall = answer.waterfall
-            _tokens_of("delivered").inc(waterfall.delivered_tokens)
             attributes = {
                 semconv.PAGEMESH_LEASE: f"{answer.lease:x}",
                 semconv.PAGEMESH_TOKENS_AVAILABLE: waterfall.available_tokens,
@@ -151,7 +166,6 @@ class Measures:
             if waterfall.fetched_tokens:
                 attributes[semconv.PAGEMESH_DISK_TOKENS] = waterfall.fetched_tokens
             for reason, count in waterfall.lost.items():
-                _tokens_of(f"lost_{reason}").inc(count)
                 attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.{reason}"] = count
         elif isinstance(answer, Queued):
             attributes = {"pagemesh.queue.ahead": answer.ahead_count}
@@ -160,15 +174,4 @@ class Measures:
         if evicted_pages or preempted_count:
             attributes["pagemesh.evicted.pages"] = evicted_pages
             attributes["pagemesh.preempted.count"] = preempted_count
-        caller = trace.parse(headers.get(trace.TRACEPARENT, ""))
-        if caller is None or asked not in _WORTH_A_SPAN:
-            return
-        record_span(
-            asked,
-            caller.child(),
-            start_us=start_us,
-            end_us=end_us,
-            attributes=attributes,
-            kind="server",
-            error=answer.code if isinstance(answer, Refused) else "",
-        )
+        return attributes

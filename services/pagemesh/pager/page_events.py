@@ -127,6 +127,9 @@ def _settled(
     changes."""
     keys = np.concatenate([part for part, _ in changes])
     cached = np.repeat([cached for _, cached in changes], [len(part) for part, _ in changes])
+    ordered = np.sort(keys)
+    if (ordered[1:] != ordered[:-1]).all():  # as a rule; to find which came last takes long
+        return keys[cached], keys[~cached]
     from_end = np.unique(keys[::-1], return_index=True)[1]
     last = np.sort(len(keys) - 1 - from_end)
     return keys[last][cached[last]], keys[last][~cached[last]]

@@ -12,7 +12,9 @@ each life.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +55,13 @@ class PoolStore:
         self.facts = _facts(file, host, file.bump_epoch())
         self._writer = HeaderWriter(file.headers)
         self._pins = PinFile(file.path, self.facts.incarnation)
+        self._performers: dict[type, Callable[[Any], None]] = {
+            WriteHeaders: self._write_headers,
+            SetStates: self._set_states,
+            SetLeaseWord: self._set_lease_word,
+            StoreRoot: self._store_root,
+            StorePins: self._store_pins,
+        }
 
     @staticmethod
     def path_of(folder: Path, host: str) -> Path:
@@ -85,26 +94,30 @@ class PoolStore:
 
     def perform(self, command: Command) -> bool:
         """Write what ``command`` says, if it concerns the file; True when it did."""
-        match command:
-            case WriteHeaders():
-                self._writer.write(
-                    pack_runs([command.pages]), command.state, command.sequences,
-                    writer=command.writer, root=command.root,
-                    first_identity=command.first_identity, parent=command.parent,
-                    tokens=command.tokens, token_count=command.token_count,
-                )  # fmt: skip
-            case SetStates():
-                extents = pack_runs([command.pages])
-                self._writer.mark(extents, command.state, command.sequences)
-            case SetLeaseWord(slot, value):
-                self.file.headers.set_lease_word(slot, value)
-            case StoreRoot(index, digest, live):
-                self.file.headers.store_root(index, digest, live=live)
-            case StorePins(pins):
-                self._pins.write(pins)
-            case _:
-                return False
+        perform = self._performers.get(type(command))
+        if perform is None:
+            return False
+        perform(command)
         return True
+
+    def _write_headers(self, command: WriteHeaders) -> None:
+        self._writer.write(
+            pack_runs([command.pages]), command.state, command.sequences, writer=command.writer,
+            root=command.root, first_identity=command.first_identity, parent=command.parent,
+            tokens=command.tokens, token_count=command.token_count,
+        )  # fmt: skip
+
+    def _set_states(self, command: SetStates) -> None:
+        self._writer.mark(pack_runs([command.pages]), command.state, command.sequences)
+
+    def _set_lease_word(self, command: SetLeaseWord) -> None:
+        self.file.headers.set_lease_word(command.slot, command.value)
+
+    def _store_root(self, command: StoreRoot) -> None:
+        self.file.headers.store_root(command.index, command.digest, live=command.live)
+
+    def _store_pins(self, command: StorePins) -> None:
+        self._pins.write(command.pins)
 
     def recovered(self, holders: tuple[Holder, ...]) -> Recovered:
         """What is in the file, and beside it, for the core. ``holders`` are those alive."""

@@ -38,6 +38,10 @@ class Behaviour(Generic[E]):
         """Decide and perform. What it raises ends this life."""
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """Nothing is queued, or others have their turn: do what is not worth doing after each
+        event. What it raises ends this life."""
+
     async def refuse(self, event: E, fault: Fault) -> None:
         """Answer an event that will not be handled; may come after ``end``. Deliveries are
         answered as they are."""
@@ -149,6 +153,7 @@ class Actor(Generic[E]):
                 if self._stopping:
                     return
                 self._wake.clear()
+                behaviour.rest()
                 await self._wake.wait()
             event = self._queue.popleft()
             try:
@@ -163,6 +168,7 @@ class Actor(Generic[E]):
                 raise
             self._handled += 1
             if self._handled % TURN_EVENTS_MAX == 0:
+                behaviour.rest()
                 await asyncio.sleep(0)
 
     async def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:

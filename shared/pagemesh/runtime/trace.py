@@ -58,7 +58,7 @@ def accept(headers: Mapping[str, str], *, ratio: float = 1.0) -> TraceContext:
 
 def parse(traceparent: str) -> TraceContext | None:
     """The caller's span; None when the text is not a W3C traceparent."""
-    if len(traceparent) > _TRACEPARENT_CHARACTERS_MAX:
+    if not traceparent or len(traceparent) > _TRACEPARENT_CHARACTERS_MAX:
         return None
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:

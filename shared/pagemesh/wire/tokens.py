@@ -20,6 +20,7 @@ U32 = NDArray[np.uint32]
 _WORD = np.dtype("<u4")
 _EXTENT = struct.Struct("<II")
 _PAGE_COUNT_MAX = 1 << 32
+_FEW_PAGES = 32
 EMPTY: U32 = np.empty(0, _WORD)
 EMPTY.setflags(write=False)
 
@@ -51,16 +52,29 @@ def pack_extents(pages: U32 | Iterable[int]) -> bytes:
     count = len(table)
     if not count:
         return b""
-    # Most tables are a few runs, and every answer of the pager carries one: so few steps.
-    cuts = (table[1:] - table[:-1] != 1).nonzero()[0]
+    # Every answer of the pager carries one. Most are of a few runs, and short: what numpy takes
+    # to begin with a list is more than a short one costs.
+    if count <= _FEW_PAGES:
+        return _pack_few(table.tolist())
+    cuts = (table[1:] - table[:-1] != 1).nonzero()[0] + 1
     if not len(cuts):
         return _EXTENT.pack(int(table[0]), count)
-    starts = np.concatenate([[0], cuts + 1])
-    runs = np.empty((len(starts), 2), _WORD)
-    runs[:, 0] = table[starts]
-    runs[:-1, 1] = starts[1:] - starts[:-1]
-    runs[-1, 1] = count - starts[-1]
+    runs = np.empty((len(cuts) + 1, 2), _WORD)
+    runs[0, 0], runs[1:, 0] = table[0], table[cuts]
+    runs[0, 1], runs[1:-1, 1], runs[-1, 1] = cuts[0], cuts[1:] - cuts[:-1], count - cuts[-1]
     return runs.tobytes()
+
+
+def _pack_few(pages: list[int]) -> bytes:
+    words: list[int] = []
+    first = stop = pages[0]
+    for page in pages:
+        if page != stop:
+            words += (first, stop - first)
+            first = page
+        stop = page + 1
+    words += (first, stop - first)
+    return struct.pack(f"<{len(words)}I", *words)
 
 
 def unpack_extents(data: bytes, *, page_count_max: int) -> U32:

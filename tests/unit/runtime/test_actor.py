@@ -64,6 +64,39 @@ async def test_a_long_inbox_leaves_turns_to_others() -> None:
     assert log.count("x") == count and turns >= 5
 
 
+async def test_it_rests_once_for_all_that_was_queued_and_between_long_turns() -> None:
+    class Resting(Notes):
+        def rest(self) -> None:
+            log.append("rest")
+
+    log: list[str] = []
+    count = TURN_EVENTS_MAX + 3
+    actor = Actor("notes", lambda: Resting(log, asyncio.Event()), inbox_count_max=count)
+    running = asyncio.create_task(actor.run())
+    await settle()
+    for _ in range(count):
+        actor.admit("x")
+    await settle()
+    assert log == ["begin", "rest", *TURN_EVENTS_MAX * "x", "rest", *3 * "x", "rest"]
+    actor.stop()
+    await running
+
+
+async def test_what_is_queued_while_it_rests_is_handled() -> None:
+    class Eager(Notes):
+        def rest(self) -> None:
+            if "again" not in log:
+                actor.admit("again")
+
+    log: list[str] = []
+    actor = Actor("notes", lambda: Eager(log, asyncio.Event()), inbox_count_max=8)
+    running = asyncio.create_task(actor.run())
+    await settle()
+    assert log == ["begin", "again"]
+    actor.stop()
+    await running
+
+
 async def test_events_are_handled_one_by_one_in_order() -> None:
     log: list[str] = []
     actor = make(log, asyncio.Event())

@@ -69,11 +69,12 @@ class HeaderWriter:
 
 def _numbers(extents: bytes, sequences: range | U64) -> tuple[int, bytes | None]:
     """The first of ``sequences`` and, unless they count up, all of them packed."""
-    count = 0
-    for at in range(4, len(extents), 8):
-        count += int.from_bytes(extents[at : at + 4], "little")
+    if len(extents) == 8:  # one run, as most lists are
+        count = int.from_bytes(extents[4:], "little")
+    else:
+        count = sum(struct.unpack(f"<{len(extents) // 4}I", extents[: len(extents) & ~3])[1::2])
     if len(extents) % 8 or count != len(sequences):
         raise ValueError(f"{len(sequences)} sequences for {count} pages")
-    if isinstance(sequences, range):
+    if type(sequences) is range:
         return sequences.start, None
     return 0, sequences.astype("<u8", copy=False).tobytes()

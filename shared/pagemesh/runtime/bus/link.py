@@ -23,9 +23,9 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import nats.errors
 from nats.aio.client import Client
 
@@ -43,8 +43,7 @@ _PING_TIMEOUT_S = 600
 """Only so that no ping waits for ever; the heartbeat gives up long before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, gc=False):
     """A message as it came in; ``headers`` as the peer wrote them."""
 
     subject: str
