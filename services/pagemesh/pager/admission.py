@@ -41,7 +41,7 @@ class Admission:
         self._waterfalls = Waterfalls(books)
         self._preemption = preemption
         self._quotas, self._tenants = quotas, books.accounts.by_tenant
-        self._page_size = books.facts.page_size
+        self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
 
     # Requests
 
@@ -65,14 +65,14 @@ class Admission:
         )
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
-        self._require_fitting(message.page_count)
+        if message.page_count > self._page_count:
+            self._require_fitting(message.page_count)
         if self._tenants:
             self._quotas.require_growing(lease.account, message.page_count)
         books, count = self._books, message.page_count - lease.page_count
         if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
             books.waiting.discard(message.incarnation, message.key)
-            self.lengthen(lease, count)
-            return self._extended(lease, message)
+            return self._extended(lease, message, self.lengthen(lease, count))
         return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
@@ -131,15 +131,14 @@ class Admission:
         if not isinstance(reply, Queued):
             books.notify(waiter.message.worker, reply)
 
-    # Answers
-
-    def _extended(self, lease: Lease, message: Extend) -> Extended:
+    def _extended(self, lease: Lease, message: Extend, fresh: tuple[int, bytes]) -> Extended:
+        count = lease.page_count - message.have_pages
         return Extended(
             key=lease.key,
             lease=lease.id,
             granted_at=lease.granted_at,
             first_index=message.have_pages,
-            extents=last_extents(lease.extents, lease.page_count - message.have_pages),
+            extents=fresh[1] if fresh[0] == count else last_extents(lease.extents, count),
         )
 
     # Queueing
@@ -248,7 +247,7 @@ class Admission:
             if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
                 return self._queued(message, 0)
         matched = match.pages
-        count = books.facts.pages_for(message.reserve_tokens) - matched
+        count = -(-message.reserve_tokens // self._page_size) - matched
         unpromised = books.pool.free - books.promises.page_count
         if count > unpromised and count > self._room_beside(match):
             return None
@@ -349,16 +348,17 @@ class Admission:
             promised = count <= lease.promised_pages  # where they are broken, who comes first
             if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
                 return None
-        self.lengthen(lease, count)
-        return self._extended(lease, message)
+        return self._extended(lease, message, self.lengthen(lease, count))
 
-    def lengthen(self, lease: Lease, count: int) -> None:
-        """Add ``count`` pages to ``lease``; there must be room."""
-        if count > 0:
-            books = self._books
-            lease.grow(books.take_pages(count, lease.incarnation, lease.tree))
-            books.promises.keep(lease, count)
-            lease.granted_at = books.pool.last_sequence
+    def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
+        """Add ``count`` pages to ``lease``; there must be room. Returns how many, and which."""
+        if count <= 0:
+            return 0, b""
+        books = self._books
+        packed = lease.grow(books.take_pages(count, lease.incarnation, lease.tree))
+        books.promises.keep(lease, count)
+        lease.granted_at = books.pool.last_sequence
+        return count, packed
 
     def _match(self, message: Admit) -> Match:
         """What ``message`` may read. The last token is always computed."""
@@ -381,15 +381,16 @@ class Admission:
             raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
         if not message.deadline_ms:
             raise DeadlineExceeded("no time is left to admit in")
-        page_count = self._books.facts.pages_for(message.reserve_tokens)
-        self._require_fitting(page_count)
+        page_count = -(-message.reserve_tokens // self._page_size)
+        if page_count > self._page_count:
+            self._require_fitting(page_count)
         if message.terms.has_quota:
             self._quotas.require_fitting(message.terms, page_count)
         if not has_root_place(self._books, message.root):
             raise Busy("leases of too many roots are open", retry_after_ms=1_000)
 
     def _require_fitting(self, page_count: int) -> None:
-        total = self._books.facts.page_count
+        total = self._page_count
         if page_count > total:
             raise NoCapacity(f"{page_count} pages are wanted, the whole pool has {total}")
 

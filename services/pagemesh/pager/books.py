@@ -142,7 +142,9 @@ class Books:
 
     def held_lease(self, worker: str, incarnation: int, lease: int, key: SequenceKey) -> Lease:
         """The lease, held by that incarnation. Raises ``Gone``, ``Stale`` or ``Malformed``."""
-        self.open_session(worker, incarnation, self.facts.epoch)
+        session = self.sessions.get(incarnation)
+        if session is None or session.worker != worker or session.life.state is not _OPEN:
+            raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
         found = self.leases.get(lease)
         if found is None:
             raise Gone(f"lease {lease} is not there (any more)")
@@ -181,7 +183,7 @@ class Books:
         free = self.pool.free
         if count <= free:
             pages, sequences = self.pool.take(count)
-            self.write_held(pages, sequences, writer, tree)
+            self.out.append(WriteHeaders(pages, _HELD_HEADER, sequences, writer, tree.index))
             return [pages]
         # A few free pages are left for growth, rather than tear what is evicted whole.
         spare_pages_max = min(_SPARE_PAGES_MAX, self.pool.total // _SPARE_SHARE)
@@ -214,9 +216,7 @@ class Books:
         """``lease`` stands from now on; its slot is taken already."""
         tree = lease.tree
         tree.lease_count += 1
-        own_pages = lease.page_count - lease.anchor.depth
-        if lease.copies:
-            own_pages = len(lease.held_pages)
+        own_pages = len(lease.held_pages) if lease.copies else lease.page_count - lease.anchor.depth
         tree.root.account.used_pages += own_pages
         self.leases[lease.id] = lease
         if lease.order > self.youngest:
@@ -230,14 +230,15 @@ class Books:
         if self.in_flight.waits:
             self.in_flight.end_wait((session.incarnation, lease.key))
 
-    def unhold(self, lease: Lease) -> None:
-        """Nobody holds ``lease`` by key any more, nor is waiting on it."""
+    def unhold(self, lease: Lease) -> Session | None:
+        """Nobody holds ``lease`` by key any more, nor is waiting on it. Returns whose it was."""
         key = lease.key
         if self.waiting.count:
             self.waiting.discard(lease.incarnation, key)
         session = self.sessions.get(lease.incarnation)
         if session is not None and session.by_key.get(key) is lease:
             del session.by_key[key]
+        return session
 
     def forget_waiters(self, incarnation: int) -> None:
         """A worker incarnation waits for nothing any more."""
@@ -291,10 +292,9 @@ class Books:
         self.break_promise(lease)
         lease.life.move(_ENDED, why)
         self.set_states(held, _FREE_HEADER)
-        self.unhold(lease)
         if lease.prompt_pages:
             self.in_flight.leave(lease)
-        session = self.sessions.get(lease.incarnation)
+        session = self.unhold(lease)
         if session is not None:
             session.leases.pop(lease_id, None)
         until_ms = self.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS

@@ -69,8 +69,8 @@ class Filling:
 
     def require(self, lease: Lease, fill: Fill) -> None:
         """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
-        known, slots = lease.known_tokens, lease.page_count * self._page_size
-        end = known
+        known = end = lease.tokens_first + len(lease.tokens) // 4
+        slots = lease.page_count * self._page_size
         if fill.first_token > known:
             raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
         if fill.tokens:

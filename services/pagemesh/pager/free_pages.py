@@ -59,11 +59,14 @@ class FreePages:
         """``count`` free pages, ascending, that are so no longer; there must be so many."""
         self.count -= count
         if count < RUN_PAGES_MIN and self._odd_count >= count:
-            odd = self._pop_odd(count)
             if count == 1:  # most of the time: an answer grows
-                return range(page := odd.item(), page + 1)
-            return run_of(np.sort(odd))
+                self._odd_count = at = self._odd_count - 1
+                return range(page := self._odd.item(at), page + 1)
+            return run_of(np.sort(self._pop_odd(count)))
         runs = self._runs
+        if runs and len(run := runs[-1]) > count:  # so it mostly is
+            runs[-1] = run[count:]
+            return run[:count]
         for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
             run = runs[index]
             if len(run) > count:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -86,35 +87,30 @@ SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
 S = TypeVar("S", LeaseState, TicketState, SessionState)
 
 
-class Lifecycle(Generic[S]):
-    """A state that moves by a table and remembers how it came there."""
-
-    __slots__ = ("_history", "_moves", "state")
+class Lifecycle(msgspec.Struct, Generic[S], eq=False, gc=False):
+    """A state that moves by a table, and remembers why, and how it came there."""
 
     _moves: dict[S, frozenset[S]]
-    _history: tuple[tuple[S, str], ...]
     state: S
-
-    def __init__(self, moves: dict[S, frozenset[S]], state: S, why: str) -> None:
-        self._moves = moves
-        self.state = state
-        self._history = ((state, why),)
+    _why: str
+    _past: tuple[tuple[S, str], ...] = ()
 
     def move(self, target: S, why: str) -> None:
         """Go to ``target``. Raises ``IllegalMove`` when the table does not have it."""
         if target not in self._moves[self.state]:
-            past = "; ".join(f"{state.value} by {reason}" for state, reason in self._history)
-            raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {past}")
-        self.state = target
-        before: tuple[tuple[S, str], ...] = self._history
-        latest: tuple[tuple[S, str], ...] = ((target, why),)
-        if len(before) >= _HISTORY_MAX:
+            told = "; ".join(f"{state.value} by {reason}" for state, reason in self.history)
+            raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {told}")
+        before: tuple[tuple[S, str], ...] = self._past
+        latest: tuple[tuple[S, str], ...] = ((self.state, self._why),)
+        if len(before) >= _HISTORY_MAX - 1:
             before = before[:1] + before[2:]
-        self._history = before + latest
+        self._past, self.state, self._why = before + latest, target, why
 
     @property
     def history(self) -> tuple[tuple[S, str], ...]:
-        return self._history
+        before: tuple[tuple[S, str], ...] = self._past
+        latest: tuple[tuple[S, str], ...] = ((self.state, self._why),)
+        return before + latest
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
@@ -158,7 +154,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     ttl_ms: int = 0
     """How long what it uses is cached after it ended; 0: for as long as there is room."""
     life: Lifecycle[LeaseState] = msgspec.field(
-        default_factory=lambda: Lifecycle(LEASE_MOVES, LeaseState.HELD, "grant")
+        default_factory=partial(Lifecycle, LEASE_MOVES, LeaseState.HELD, "grant")
     )
     copies: list[Pages] = msgspec.field(default_factory=list)
     promised_pages: int = 0
@@ -226,16 +222,17 @@ class Lease(msgspec.Struct, eq=False, gc=False):
             waterfall=self.waterfall,
         )
 
-    def grow(self, fresh: list[Pages]) -> None:
-        """Add writable pages at the end."""
-        self.extents = join_extents(self.extents, pack_runs(fresh))
-        parts = self.writable
+    def grow(self, fresh: list[Pages]) -> bytes:
+        """Add writable pages at the end. Returns them packed."""
+        packed, parts = pack_runs(fresh), self.writable
+        self.extents = join_extents(self.extents, packed)
         for pages in fresh:
             self.page_count += len(pages)
             if parts and follows(parts[-1], pages):
                 parts[-1] = join(parts[-1], pages)
             else:
                 parts.append(pages)
+        return packed
 
     def take_written(self, count: int) -> Pages:
         """Cut off the first ``count`` writable pages; there are so many."""
@@ -270,7 +267,7 @@ class Ticket:
     redeemer: int = 0
     withdrawn: bool = False
     life: Lifecycle[TicketState] = field(
-        default_factory=lambda: Lifecycle(TICKET_MOVES, TicketState.OFFERED, "offer")
+        default_factory=partial(Lifecycle, TICKET_MOVES, TicketState.OFFERED, "offer")
     )
 
 

@@ -34,7 +34,7 @@ _HELD = int(HeaderState.HELD)
 _COMMITTED = int(HeaderState.COMMITTED)
 _DRAINING = int(HeaderState.DRAINING)
 _BYTE_OF = [bytes([state]) for state in range(5)]
-_RAMP_COUNT = 8_192
+_RAMP_COUNT = 4_096
 
 
 Grant = tuple[Pages, range]
@@ -83,7 +83,7 @@ class PagePool:
         self._free = FreePages(page_count)
         # Numbers that are likely to be given out next: copying some is cheaper than making them.
         self._ramp_first = 0
-        self._ramp: _U64 = np.empty(0, np.uint64)
+        self._ramp: _U64 = np.arange(_RAMP_COUNT, dtype=np.uint64)
 
     @property
     def states(self) -> NDArray[np.uint8]:
@@ -112,10 +112,12 @@ class PagePool:
             column[pages[0]] = first
         else:
             at = first - self._ramp_first
-            if at + count > len(self._ramp):
+            if at + count > _RAMP_COUNT:
+                self._ramp += at  # it starts at ``first`` now; in place it stays in the cache
                 at, self._ramp_first = 0, first
-                self._ramp = np.arange(first, first + max(count, _RAMP_COUNT), dtype=np.uint64)
             numbers = self._ramp[at : at + count]
+            if count > _RAMP_COUNT:
+                numbers = np.arange(first, stop, dtype=np.uint64)
             if type(pages) is range:
                 column[pages.start : pages.stop] = numbers
             else:
@@ -127,7 +129,9 @@ class PagePool:
         if len(pages) == 1:
             one = self.sequences.item(pages[0])
             return range(one, one + 1)
-        return self.sequences[where(pages)].copy()
+        if type(pages) is range:
+            return self.sequences[pages.start : pages.stop].copy()
+        return self.sequences[where(pages)]  # picking makes a copy
 
     # Moves of pages, named as in the drawing above
 
@@ -239,6 +243,9 @@ class PagePool:
         count = len(pages)
         if type(pages) is range:
             first, stop = pages.start, pages.stop
+            if count == 1 and self._states[first] == source:
+                self._states[first] = target
+                return
             # Bytes are counted in one pass, which is what makes this check affordable; pages
             # beyond the pool are none.
             if self._states.count(source, first, stop) != count:

@@ -128,8 +128,13 @@ class PagerCore:
         books.now_ms = books.forest.now_ms = now_ms
         books.out, books.late, books.freed = [], [], False
         if isinstance(event, Asked):  # of most events; quicker than to match it
-            books.trace = event.trace
-            books.out.append(Answer(event.call, self._answer(event.message)))
+            books.trace, message = event.trace, event.message
+            try:
+                answer = self._handlers.get(type(message), _refuse)(message)
+            except Fault as fault:
+                assert not books.out, "a refusal left something done"
+                answer = Refused.of(fault)
+            books.out.append(Answer(event.call, answer))
         else:
             self._take_note(event)
         if books.in_flight.due:
@@ -138,7 +143,8 @@ class PagerCore:
             self._admission.serve_held_back()
             self._admission.serve_waiters()
             self._admission.serve_due()
-        books.out.extend(books.late)
+        if books.late:
+            books.out += books.late
         return books.out
 
     @property
@@ -168,16 +174,6 @@ class PagerCore:
             case _:
                 self.tiers.handle(event)
 
-    def _answer(self, message: Message) -> Message:
-        handler = self._handlers.get(type(message))
-        try:
-            if handler is None:
-                raise Malformed(f"a pager does not take {type(message).__name__}")
-            return handler(message)
-        except Fault as fault:
-            assert not self.books.out, "a refusal left something done"
-            return Refused.of(fault)
-
     def _tick(self) -> None:
         books = self.books
         self._sessions.expire()
@@ -198,3 +194,7 @@ class PagerCore:
 
     def _close_offer(self, lease: Any) -> None:
         self._handover.close_offer(lease)
+
+
+def _refuse(message: Message) -> Message:
+    raise Malformed(f"a pager does not take {type(message).__name__}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Ghost:
+class Ghost(msgspec.Struct, eq=False, gc=False):
     """A run of evicted pages. ``below``: the name of what its children were chained to."""
 
     place: int

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
+import msgspec
+
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared
 from pagemesh.pager.eviction.policy import Edge
@@ -37,23 +39,20 @@ _TAIL_WORTH = 0.5
 edges whole keeps free pages in long runs."""
 
 
-class _Note:
+class _Note(msgspec.Struct, eq=False, gc=False):
     """What is remembered of an edge. ``place`` and ``below``: see ``Ghost``. ``pages``: those
     that wait in the model, apart from the tail. ``ghost``: of what was cut off its end.
     ``is_new``: it was never idle so far."""
 
-    __slots__ = (
-        "below", "ghost", "has_tail", "is_new", "level", "pages", "place", "use_count", "used_at",
-    )  # fmt: skip
-
-    def __init__(self, place: int, below: int, use_count: int) -> None:
-        self.place = place
-        self.below = below
-        self.use_count = use_count
-        self.level = self.used_at = self.pages = 0
-        self.has_tail = False
-        self.is_new = True
-        self.ghost: Ghost | None = None
+    place: int
+    below: int
+    use_count: int
+    level: int = 0
+    used_at: int = 0
+    pages: int = 0
+    has_tail: bool = False
+    is_new: bool = True
+    ghost: Ghost | None = None
 
 
 class Learned(Generic[N]):
@@ -200,7 +199,7 @@ class Learned(Generic[N]):
 
     def _returning(self, node: N) -> _Note:
         """A note for ``node``, that knows of uses before what it holds was evicted."""
-        page_bytes = _page_bytes(node)
+        page_bytes = len(node.tokens) // len(node.pages)
         place = place_of(node.parent.note.below, node.tokens[:page_bytes])
         node.note = note = _Note(place, place, 0)
         if place not in self._ghosts.by_place:

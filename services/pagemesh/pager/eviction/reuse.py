@@ -69,13 +69,15 @@ class ReuseModel:
 
     def use(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They are used."""
-        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
+        cohort, oldest = since // self._cohort_ticks, self._cohort - COHORTS + 1
+        self._waiting[kind][(cohort if cohort > oldest else oldest) % COHORTS] -= page_count
         self._used[kind][self.bucket(now - since)] += page_count
         self._ended_pages += page_count
 
     def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They were not used so far, and nobody would notice from now on."""
-        self._waiting[kind][self._place(since // self._cohort_ticks)] -= page_count
+        cohort, oldest = since // self._cohort_ticks, self._cohort - COHORTS + 1
+        self._waiting[kind][(cohort if cohort > oldest else oldest) % COHORTS] -= page_count
         self._lost[kind][self.bucket(now - since)] += page_count
         self._ended_pages += page_count
 
@@ -127,10 +129,6 @@ class ReuseModel:
         # Ends before the start have nothing to divide by, and do not count.
         best: _F64 = (gain * _LATER / np.where(_LATER, np.maximum(spent, 1e-300), 1.0)).max(2)
         return best
-
-    def _place(self, cohort: int) -> int:
-        oldest = self._cohort - COHORTS + 1
-        return (cohort if cohort > oldest else oldest) % COHORTS
 
     def _advance(self, cohort: int) -> None:
         steps = min(COHORTS, cohort - self._cohort)
