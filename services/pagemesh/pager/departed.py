@@ -46,9 +46,9 @@ class Departed:
         """The last ``page_count`` pages of ``node`` leave the tree (a ``Leaver``)."""
         parts: list[bytes] = []
         above = node.parent
-        while not above.is_root:
+        while (further := above.parent) is not above:
             parts.append(above.tokens)
-            above = above.parent
+            above = further
         hashed = xxhash.xxh3_64(seed=_seed(self._forest.tree_of(node).digest))
         for part in reversed(parts):
             hashed.update(part)

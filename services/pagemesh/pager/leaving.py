@@ -27,6 +27,8 @@ class Why(enum.Enum):
     QUOTA = "quota"
     INVALIDATED = "invalidated"
 
+    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
+
 
 class Leaver(Protocol):
     """Hears what is about to leave."""

@@ -95,8 +95,8 @@ class Forest:
 
     def tree_of(self, node: Node) -> Tree:
         """The tree that ``node`` is in."""
-        while not node.is_root:
-            node = node.parent
+        while (above := node.parent) is not node:
+            node = above
         return self._planted[node]
 
     def retire(self, tree: Tree) -> None:
@@ -156,9 +156,9 @@ class Forest:
         """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
         count = match.edge_pages if match.edge_pages and not match.edge.pins else 0
         node = match.node
-        while not node.pins and not node.is_root:
+        while not node.pins and (above := node.parent) is not node:
             count += len(node.pages)
-            node = node.parent
+            node = above
         return count
 
     def runs(self, node: Node) -> list[Pages]:
