@@ -18,7 +18,7 @@ from pagemesh.cli.planning.memory import (
     windowed_session_bytes,
 )
 from pagemesh.cli.planning.shape import ModelShape
-from pagemesh.cli.planning.weights import Weights
+from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.runtime.sizes import shown_both
 from pagemesh.wire.errors import ConfigError
 
@@ -192,6 +192,11 @@ def _wastes(asked: Asked, waste_tokens: int) -> tuple[tuple[str, Waste], ...]:
 
 def _notes(asked: Asked) -> tuple[str, ...]:
     notes = []
+    if asked.shape.dtype not in DTYPE_BYTES:
+        notes.append(
+            f"the config's type {asked.shape.dtype[:40]!r} is none that pagemesh knows: counted as "
+            "bfloat16 where --dtype and --kv-dtype say nothing else"
+        )
     if not asked.kv.served:
         scales = "; its scales are estimated" if asked.kv.scale_bits else ""
         notes.append(f"pagemesh does not keep KV as {asked.kv.name} yet{scales}")

@@ -197,3 +197,11 @@ def test_planning_loads_no_torch() -> None:
         "assert not {'torch', 'transformers', 'nats'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_type_that_is_not_known_is_told_where_it_is_counted_as_another(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA_70B | {"torch_dtype": "float7"}))
+    text = " ".join(shown(capsys, folder, "--memory", "1TB").split())
+    assert "the config's type 'float7' is none that pagemesh knows: counted as bfloat16" in text
