@@ -50,6 +50,7 @@ NEVER: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 0}, "Stale"),
     ({"incarnation": NOBODY}, "Stale"),
     ({"worker": "nobody"}, "Stale"),
+    ({"order": order_of(999_998)}, "Malformed"),
 ]
 """Admissions that are refused whatever the pager holds."""
 

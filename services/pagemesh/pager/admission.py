@@ -22,7 +22,7 @@ from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import NO_PAGES, Pages, last_extents, pack_runs
 from pagemesh.pager.tiers import OnDisk, Tiers
-from pagemesh.pager.waiting import Waiter, place_of
+from pagemesh.pager.waiting import Waiter, place_of, require_own
 from pagemesh.pager.waterfall import Waterfalls
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.messages import Order, SequenceKey
@@ -379,6 +379,7 @@ class Admission:
             raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
         if message.reserve_tokens < count:
             raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
+        require_own(message.order, message.key)
         if not message.deadline_ms:
             raise DeadlineExceeded("no time is left to admit in")
         page_count = -(-message.reserve_tokens // self._page_size)

@@ -206,6 +206,8 @@ class Handover:
         filling.require(lease, message.fill)
         if any(there) or len({lease.key, *message.children}) <= len(message.children):
             raise Malformed("a child is named twice or holds a lease already")
+        if any(key.request != lease.key.request for key in message.children):
+            raise Malformed("a child is another request's")
         filled = message.fill.filled_tokens
         if message.reserve_tokens < filled:
             raise Malformed("less is reserved than is filled")

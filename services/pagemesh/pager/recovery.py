@@ -37,6 +37,7 @@ from pagemesh.pager.regrow import by_last_use, regrow
 from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
+from pagemesh.pager.waiting import require_own
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
@@ -151,6 +152,7 @@ class Recovery:
         if message.parts > books.limits.declare_parts_max:
             raise Malformed(f"{message.parts} parts, at most {books.limits.declare_parts_max}")
         for held in message.leases:
+            require_own(held.order, held.key)
             unpack(held.tokens)
             unpack_extents(held.extents, page_count_max=books.facts.page_count)
         if message.number <= session.declared_number or message.number < session.parts_number:

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagemesh.wire.errors import Busy
+from pagemesh.wire.errors import Busy, Malformed
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend
 
@@ -31,6 +31,13 @@ def place_of(order: Order, attempt: int, incarnation: int) -> Place:
 def order_of(place: Place) -> Order:
     priority, arrival_us, request, choice, _, _ = place
     return Order(priority=priority, arrival_us=arrival_us, request=request, choice=choice)
+
+
+def require_own(order: Order, key: SequenceKey) -> None:
+    """Raises ``Malformed`` unless ``order`` is that of the sequence ``key``: two that shared one
+    would have the same place."""
+    if order.request != key.request or order.choice != key.choice:
+        raise Malformed("the order is another sequence's")
 
 
 @dataclass(frozen=True, slots=True)

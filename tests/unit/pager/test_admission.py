@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, key_of, table_of
+from tests.unit.pager.rig import (
+    LIMITS,
+    ROOT,
+    Rig,
+    Worker,
+    code_of,
+    is_queued,
+    key_of,
+    order_of,
+    table_of,
+)
 from tests.unit.pager.test_lifecycles import waiter
 
 from pagemesh.wire.messages import Refused
-from pagemesh.wire.pager_messages import Extended, Granted, Queued
+from pagemesh.wire.pager_messages import Admit, Extended, Granted, Queued
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX
+from pagemesh.wire.tokens import pack
 
 
 def test_the_second_request_reads_what_the_first_computed(rig: Rig, worker: Worker) -> None:
@@ -231,3 +242,16 @@ def test_free_pages_are_used_when_the_pool_is_too_small_to_leave_them(
     lease = worker.granted(2, range(100, 128), 64)
     assert sorted(table_of(lease)) == list(range(16))
     assert rig.core.books.pool.evicted == 12
+
+
+def test_no_sequence_waits_in_the_place_of_another(rig: Rig, worker: Worker) -> None:
+    held = worker.granted(1, [1], 64)
+    assert is_queued(worker.admit(2, [2], 64))
+    message = Admit(
+        key=key_of(3), order=order_of(2), worker=worker.name, incarnation=worker.incarnation,
+        epoch=rig.epoch, root=ROOT, tokens=pack([3]), reserve_tokens=64, deadline_ms=1_000,
+    )  # fmt: skip
+    assert code_of(rig.ask(message)) == "Malformed"
+    worker.release(held)
+    [granted] = rig.taken(Granted)
+    assert granted.key == key_of(2)

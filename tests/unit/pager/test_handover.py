@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, table_of
+from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pager_messages import Fill, Granted, Offered, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import Fill, Fork, Granted, Offered, Revoke, TicketClosed
 
 TOKENS = list(range(10))
 
@@ -232,6 +232,11 @@ class TestFork:
         assert code_of(prefill.fork(lease, fill_of(TOKENS), [0], 16)) == "Malformed"
         assert code_of(prefill.fork(lease, fill_of(TOKENS), [1, 1], 16)) == "Malformed"
         assert code_of(prefill.fork(lease, fill_of(TOKENS), [1], 9)) == "Malformed"
+        message = Fork(
+            key=lease.key, worker="prefill", incarnation=1, lease=lease.lease,
+            fill=fill_of(TOKENS), children=[key_of(7)], reserve_tokens=16,
+        )  # fmt: skip
+        assert code_of(prefill.rig.ask(message)) == "Malformed"
 
 
 def test_offering_a_fork_leaves_its_siblings_alone(
