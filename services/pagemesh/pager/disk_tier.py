@@ -68,6 +68,10 @@ class DiskTier:
         """Pages that can be found."""
         self.common = DiskAccount("", found.slot_count)
         self.accounts: dict[str, DiskAccount] = {}
+        self._giver: DiskAccount | None = None
+        """Who had the most for its share; None: whoever has is to be looked for."""
+        self._others_share_max = 0.0
+        """None of the others has more of what it may have."""
         self._shelves: dict[bytes, Shelf] = {}
         self._leaving: deque[Shelf] = deque()
         """Nothing of these is found any more; their slots are freed in parts."""
@@ -266,9 +270,19 @@ class DiskTier:
         """Who has the most for its share."""
         if not self.accounts:
             return self.common
+        giver = self._giver
+        if giver is None or giver.share < self._others_share_max:
+            giver = self._giver = self._look_for_richest()
+        return giver
+
+    def _look_for_richest(self) -> DiskAccount:
+        """At every account; ``_giver`` and ``_others_share_max`` tell when that is needed."""
         quotas_slots = sum(one.quota_slots for one in self.accounts.values())
         self.common.quota_slots = max(self.slot_count - quotas_slots, 1)
-        return max((self.common, *self.accounts.values()), key=lambda one: one.share)
+        everybody = (self.common, *self.accounts.values())
+        first, second = nlargest(2, everybody, key=lambda one: one.share)
+        self._others_share_max = second.share
+        return first
 
     def _evict(self, account: DiskAccount) -> int | None:
         record = account.oldest()
@@ -279,12 +293,14 @@ class DiskTier:
         return record.slot
 
     def _put(self, record: Record) -> None:
-        shelf = record.shelf
+        shelf, account = record.shelf, record.shelf.account
         shelf.records[record.chain] = record
-        shelf.account.page_count += 1
+        account.page_count += 1
         self.page_count += 1
         if len(shelf.records) == 1:
-            shelf.account.queue(shelf)
+            account.queue(shelf)
+        if self._giver is not None and account is not self._giver:
+            self._others_share_max = max(self._others_share_max, account.share)
 
     def _take(self, record: Record) -> None:
         """``record`` is not found any more."""
@@ -311,8 +327,7 @@ class DiskTier:
         del self._shelves[shelf.root]
         account = shelf.account
         account.shelf_count -= 1
-        if not account.shelf_count and account is not self.common:
-            del self.accounts[account.tenant]
+        self._forget_empty(account)
 
     def _assigned(self, root: bytes, terms: CacheTerms) -> Shelf:
         """The shelf of ``root``, which is that of ``terms`` from now on."""
@@ -324,12 +339,16 @@ class DiskTier:
             account.page_count += len(shelf.records)
             before.page_count -= len(shelf.records)
             before.shelf_count -= 1
-            if not before.shelf_count and before is not self.common:
-                del self.accounts[before.tenant]
-            shelf.account = account
+            self._forget_empty(before)
+            shelf.account, self._giver = account, None
             if shelf.records:
                 account.queue(shelf)
         return shelf
+
+    def _forget_empty(self, account: DiskAccount) -> None:
+        if not account.shelf_count and account is not self.common:
+            del self.accounts[account.tenant]
+            self._giver = None
 
     def _account(self, terms: CacheTerms) -> DiskAccount:
         if not terms.has_disk_quota:
@@ -339,8 +358,9 @@ class DiskTier:
         if account is None:
             if len(self.accounts) >= TENANTS_MAX:
                 return self.common
-            account = self.accounts[terms.tenant] = DiskAccount(terms.tenant, quota_slots)
-        account.quota_slots = quota_slots
+            account = self.accounts[terms.tenant] = DiskAccount(terms.tenant, 0)
+        if account.quota_slots != quota_slots:
+            account.quota_slots, self._giver = quota_slots, None
         return account
 
     # Checking
@@ -359,3 +379,5 @@ class DiskTier:
         assert self.page_count == sum(len(shelf.records) for shelf in self._shelves.values())
         for account in (self.common, *self.accounts.values()):
             account.check([one for one in self._shelves.values() if one.account is account])
+            is_known = self._giver is None or account is self._giver
+            assert is_known or account.share <= self._others_share_max, "the richest is another"

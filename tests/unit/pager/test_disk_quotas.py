@@ -12,7 +12,7 @@ from tests.unit.pager.steps import OTHER, stats
 from tests.unit.pager.test_disk_file import FACTS
 from tests.unit.pager.test_tiers_dropped import put_away
 
-from pagemesh.pager.disk_shelves import Record
+from pagemesh.pager.disk_shelves import DiskAccount, Record
 from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.tier_events import DiskFound, FoundRecords
 from pagemesh.wire.cache_messages import DiskTenantLine
@@ -74,6 +74,30 @@ def test_the_flood_of_those_without_a_quota_leaves_a_tenant_its_share() -> None:
     for first in range(100, 200, 5):
         store(disk, range(first, first + 5), OTHER)
     assert found(disk, range(4), ROOT) == [*range(4)]
+
+
+def test_who_gives_is_looked_for_only_when_it_may_be_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be a thousand tenants, and the pager's event loop waits."""
+    disk, looks = tier(400), 0
+    look = disk._look_for_richest
+
+    def counted() -> DiskAccount:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    monkeypatch.setattr(disk, "_look_for_richest", counted)
+    for number in range(1, 51):
+        terms = CacheTerms(tenant=f"{number}", disk_pages_max=4)
+        store(disk, range(4), number.to_bytes(32, "big"), terms)
+    store(disk, range(100, 300), OTHER)
+    for first in range(300, 1_300, 50):
+        assert store(disk, range(first, first + 50), OTHER) == 50
+    assert disk.common.page_count == 200 and looks == 1
+    store(disk, range(4), ROOT, CacheTerms(tenant="new", disk_pages_max=4))
+    assert disk.common.page_count == 196 and looks == 2
 
 
 def test_shares_of_the_disk_are_quotas_too() -> None:
