@@ -23,7 +23,7 @@ from pagemesh.pager import cache_door, patience
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.disk import Disk
-from pagemesh.pager.due import Due, LookDue, PutAwayDue, TickDue
+from pagemesh.pager.due import Due, LookDue, PutAwayDue, SweepDue, TickDue
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.measures import Measures
@@ -85,10 +85,10 @@ class PagerActor(Behaviour[PagerEvent]):
         bus: Bus,
         clock: Clock,
         board: PagerBoard,
-        wake: Callable[[], None],
+        wake: Callable[[Due], bool],
         memory: PoolMemory,
     ) -> None:
-        """``wake`` has the actor handle ``LookDue`` soon; it may fail to."""
+        """``wake`` has the actor handle something soon; False: it cannot."""
         self._settings = settings
         self._memory = memory
         self._bus = bus
@@ -99,7 +99,7 @@ class PagerActor(Behaviour[PagerEvent]):
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
-        self._is_woken = False  # to sweep
+        self._will_sweep = False  # one turn at a time is under way, since each asks for the next
         self._retired = RetiredNotes.beside(settings.folder, settings.host, settings.disk)
 
     # A life
@@ -122,10 +122,11 @@ class PagerActor(Behaviour[PagerEvent]):
             case Delivery():
                 await self._request(event)
             case TickDue():
-                self._is_woken = False  # being woken may have failed
                 await self._tick()
             case LookDue():
-                self._is_woken = False
+                pass
+            case SweepDue():
+                self._will_sweep = False
                 if self._life is not None and self._life.core.is_sweeping:
                     await self._feed(self._life, ev.Sweep())
                     await asyncio.sleep(0)  # whoever asked meanwhile is before the next turn
@@ -133,9 +134,8 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._put_away()
         while self._from_disk and self._life is not None:
             await self._hear_disk(self._life, self._from_disk.popleft())
-        if self._life is not None and self._life.core.is_sweeping and not self._is_woken:
-            self._is_woken = True
-            self._wake()
+        if self._life is not None and self._life.core.is_sweeping and not self._will_sweep:
+            self._will_sweep = self._wake(SweepDue())
 
     def rest(self) -> None:
         if self._life is not None:
@@ -332,7 +332,7 @@ class PagerActor(Behaviour[PagerEvent]):
 
     def _disk_says(self, event: TierEvent | BaseException) -> None:
         self._from_disk.append(event)
-        self._wake()
+        self._wake(LookDue())
 
     async def _hear_disk(self, life: _Life, event: TierEvent | BaseException) -> None:
         match event:

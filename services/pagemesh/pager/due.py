@@ -12,7 +12,12 @@ class TickDue:
 
 @dataclass(frozen=True, slots=True)
 class LookDue:
-    """The disk tier has something to say, or what was invalidated waits for its next turn."""
+    """The disk tier has something to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDue:
+    """What was invalidated waits for its next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +25,4 @@ class PutAwayDue:
     """Time to keep on disk what is cached: the service stops."""
 
 
-Due = TickDue | LookDue | PutAwayDue
+Due = TickDue | LookDue | SweepDue | PutAwayDue

@@ -10,7 +10,7 @@ from pagemesh.pager.actor import PagerActor, PagerEvent
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.disk_file import DiskPlace
-from pagemesh.pager.due import LookDue, PutAwayDue, TickDue
+from pagemesh.pager.due import Due, PutAwayDue, TickDue
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
@@ -71,8 +71,8 @@ async def _serve(
         config.bus, role="pager", name=settings.name, patient=True, gathers=True
     ) as bus:
 
-        def wake() -> None:
-            actor.try_admit(LookDue())
+        def wake(due: Due) -> bool:
+            return actor.try_admit(due)
 
         actor: Actor[PagerEvent] = Actor(
             "pager",

@@ -1,0 +1,124 @@
+"""The pager's actor gives itself one turn at a time for what was invalidated."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.unit.pager.rig import LAYOUT, ROOT, Rig, Worker
+from tests.unit.pager.steps import cache
+
+from pagemesh.pager import sweeps
+from pagemesh.pager.actor import PagerActor
+from pagemesh.pager.board import PagerBoard, PagerSettings
+from pagemesh.pager.due import Due, LookDue, TickDue
+from pagemesh.pager.events import Answer, Asked
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.state import PagerCore
+from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.wire.cache_messages import InvalidateCache
+from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import PoolSpec
+
+PAGE_COUNT = 64
+SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
+
+
+class Deaf:
+    """A bus that nobody listens on."""
+
+    async def publish(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Inbox:
+    """What waits for the actor; ``is_full``: nothing more is taken."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Due] = deque()
+        self.is_full = False
+
+    def wake(self, due: Due) -> bool:
+        if not self.is_full:
+            self.waiting.append(due)
+        return not self.is_full
+
+
+class Asking:
+    """What a ``Worker`` needs of its rig, over the core of an actor."""
+
+    page_size = SPEC.page_size
+
+    def __init__(self, core: PagerCore) -> None:
+        self.core, self.epoch = core, core.books.facts.epoch
+
+    def ask(self, message: Message) -> Message:
+        commands = self.core.handle(Asked(None, message), MonotonicClock().now_ms())
+        [answer] = [one for one in commands if isinstance(one, Answer)]
+        return answer.message
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+async def actor(
+    tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PagerActor]:
+    """One that has many small turns to take for a root that was invalidated."""
+    monkeypatch.setattr(sweeps, "_EDGES_MAX", 2)
+    settings = PagerSettings(
+        "host", "pager", 1, tmp_path, PAGE_COUNT * SPEC.page_bytes, b"secret", PagerLimits(), False,
+        "lru",
+    )  # fmt: skip
+    made = PagerActor(
+        settings, cast(Bus, Deaf()), MonotonicClock(), PagerBoard(settings), inbox.wake,
+        PoolMemory(tmp_path),
+    )  # fmt: skip
+    store = PoolStore.create(tmp_path, "host", SPEC, settings.pool_bytes)
+    await made._start(store, adopted=False)
+    asking = Asking(core_of(made))
+    worker = Worker(cast(Rig, asking), "worker", 1)
+    for number in range(20):
+        cache(worker, number, [*range(4), *range(100 * number, 100 * number + 4)])
+    asking.ask(InvalidateCache(what="root", name=ROOT.hex()))
+    yield made
+    await made.end()
+
+
+def core_of(actor: PagerActor) -> PagerCore:
+    assert actor._life is not None
+    return actor._life.core
+
+
+@pytest.mark.parametrize("due", [TickDue(), LookDue()])
+async def test_what_comes_in_between_brings_no_more_turns_than_one_at_a_time(
+    actor: PagerActor, inbox: Inbox, due: Due
+) -> None:
+    """Each turn asks for the next: those that others had added would go round with it, and
+    whoever asks would wait for all of them."""
+    for _ in range(5):
+        await actor.handle(due)
+        assert core_of(actor).is_sweeping and len(inbox.waiting) == 1
+    while inbox.waiting:
+        await actor.handle(inbox.waiting.popleft())
+        assert len(inbox.waiting) <= 1
+    assert core_of(actor).books.pool.free == PAGE_COUNT
+
+
+async def test_a_turn_that_found_no_room_in_the_inbox_is_asked_for_again(
+    actor: PagerActor, inbox: Inbox
+) -> None:
+    inbox.is_full = True
+    await actor.handle(TickDue())
+    inbox.is_full = False
+    await actor.handle(LookDue())
+    assert core_of(actor).is_sweeping and len(inbox.waiting) == 1
