@@ -378,6 +378,13 @@ def test_a_declaration_names_only_so_many_leases() -> None:
     assert [part(0), part(0), part(1)] == ["Ok", "Ok", "Malformed"]
 
 
+def test_a_lease_is_declared_with_an_order_of_its_own(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(8))
+    rig.restart([worker.holder])
+    with pytest.raises(AssertionError, match="Malformed.*another sequence"):
+        declare(rig, worker, line(lease, 2, []))
+
+
 def test_an_offer_to_an_earlier_pager_that_comes_late_is_stale(rig: Rig, worker: Worker) -> None:
     lease = worker.granted(1, range(10), 16)
     offer = Offer(
