@@ -142,7 +142,7 @@ class Books:
 
     def held_lease(self, worker: str, incarnation: int, lease: int, key: SequenceKey) -> Lease:
         """The lease, held by that incarnation. Raises ``Gone``, ``Stale`` or ``Malformed``."""
-        session = self.sessions.get(incarnation)
+        session = self.sessions.get(incarnation)  # as in open_session: most messages come here
         if session is None or session.worker != worker or session.life.state is not _OPEN:
             raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
         found = self.leases.get(lease)
