@@ -30,6 +30,20 @@ def _finished(max_tokens: int = 3) -> Bench:
     return bench
 
 
+def test_a_first_token_is_sent_before_the_next_step_and_others_while_it_computes() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.grant(cached=8)
+    kinds: list[list[type[ev.Command]]] = []
+    for token in (51, 52):
+        bench.log.clear()
+        bench.step(token)
+        kinds.append(
+            [type(one) for one in bench.log if isinstance(one, ev.SendFrames | ev.RunStep)]
+        )
+    assert kinds == [[ev.SendFrames, ev.RunStep], [ev.RunStep, ev.SendFrames]]
+
+
 def test_frames_are_counted_and_a_beat_repeats_the_last_counter() -> None:
     bench = _finished()
     assert [sent.frames.counter for sent in bench.sent] == [1, 2, 3]

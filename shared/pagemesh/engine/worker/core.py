@@ -115,7 +115,8 @@ class WorkerCore:
         self._take(event)
         self._session.settle()
         leases.send_acks(desk)
-        # The next step first: it computes while the frames of the last one are sent.
+        # Somebody waits for a first token; the others are sent while the next step computes.
+        frames.flush(desk, [line for line in desk.lines.values() if line.has_first])
         steps.launch(desk, self._batching)
         frames.flush(desk, desk.lines.values())
         self._watch_drain()

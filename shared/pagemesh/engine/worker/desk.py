@@ -69,6 +69,11 @@ class Line:
     live_count: int = 0
     beats_left: int = 0
 
+    @property
+    def has_first(self) -> bool:
+        """Whether what waits to be sent is the first that somebody hears of a sequence here."""
+        return any(frame.waterfall is not None for frame in self.frames)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
