@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.unit.engine_worker.bench import ROOT
 
 from pagemesh.engine.worker.batching import (
@@ -130,6 +131,22 @@ def test_one_step_that_was_held_up_changes_little() -> None:
     costs = learnt()
     costs.observe(draws(4), 100 * true_us(draws(4)))
     assert costs.us(draws(4)) == pytest.approx(true_us(draws(4)), rel=0.1)
+
+
+def test_a_step_that_took_what_was_expected_is_learnt_without_a_fit() -> None:
+    class Counted(StepCosts):
+        fit_count = 0
+
+        def _solve(self) -> NDArray[np.float64]:
+            self.fit_count += 1
+            return super()._solve()
+
+    costs = Counted()
+    for _ in range(100):
+        costs.observe(draws(4), true_us(draws(4)))
+    fitted = costs.fit_count
+    assert costs.us(draws(4)) == pytest.approx(true_us(draws(4)), rel=0.01)
+    assert fitted <= 2, "a fit takes time between two steps: only where one may be an outlier"
 
 
 def test_nothing_costs_less_than_nothing() -> None:

@@ -111,7 +111,8 @@ class Batching:
         chosen, rows_count = self._fitting(draws)
         room, rows_left = self.step_tokens_max - rows_count, self.rows_max - rows_count
         if prompts and room > 0 and rows_left > 0:
-            prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
+            if len(prompts) > 1:
+                prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
             chosen += self._prompts(prompts, chosen, room, rows_left)
         return chosen
 

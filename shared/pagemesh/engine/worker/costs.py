@@ -94,7 +94,9 @@ class StepCosts:
     def __init__(self) -> None:
         self._drawing = _Seen(_KEPT_DRAWING)
         self._prompts = _Seen(_KEPT_PROMPTS)
-        self._fitted: Costs | None = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._fitted: Costs = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._is_fitted = True
+        """Whether that is by all observations."""
 
     @property
     def knows_prompts(self) -> bool:
@@ -106,16 +108,15 @@ class StepCosts:
         if duration_us <= 0.0:
             return
         seen = self._prompts if shape.prompt_tokens else self._drawing
-        if seen.weight >= _KNOWN_WEIGHT:
+        # Not for what is none by the last fit: another would take its time between two steps.
+        if seen.weight >= _KNOWN_WEIGHT and duration_us > _OUTLIER * _us(self._fitted, shape):
             duration_us = min(duration_us, _OUTLIER * max(self.us(shape), 1.0))
         seen.add(shape.features, duration_us)
-        self._fitted = None
+        self._is_fitted = False
 
     def us(self, shape: StepShape) -> float:
         """What a step of ``shape`` would take, in microseconds; 0 before anything is known."""
-        base, per_row, per_slot, per_token, per_pair = self._costs()
-        drawing_us = per_row * shape.drawing_rows + per_slot * shape.read_slots
-        return base + drawing_us + per_token * shape.prompt_tokens + per_pair * shape.pairs
+        return _us(self._costs(), shape)
 
     def prompt_us(self, start: int, count: int) -> float:
         """What ``count`` prompt tokens from position ``start`` on add to a step."""
@@ -134,9 +135,9 @@ class StepCosts:
         return int(2.0 * spare_us / (slope + root))
 
     def _costs(self) -> Costs:
-        if self._fitted is None:
+        if not self._is_fitted:
             base, row, slot, token, pair = (self._solve() / _SCALES).tolist()
-            self._fitted = (base, row, slot, token, pair)
+            self._fitted, self._is_fitted = (base, row, slot, token, pair), True
         return self._fitted
 
     def _solve(self) -> F64:
@@ -151,6 +152,12 @@ class StepCosts:
         rest = self._prompts.sums - self._prompts.products @ fitted
         fitted[known:] = _fit(self._prompts.products[known:, known:], rest[known:])
         return fitted
+
+
+def _us(costs: Costs, shape: StepShape) -> float:
+    base, per_row, per_slot, per_token, per_pair = costs
+    drawing_us = per_row * shape.drawing_rows + per_slot * shape.read_slots
+    return base + drawing_us + per_token * shape.prompt_tokens + per_pair * shape.pairs
 
 
 def _fit(products: F64, sums: F64) -> F64:
