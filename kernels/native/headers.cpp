@@ -10,7 +10,9 @@ namespace {
 constexpr int kStateShift = 56;
 constexpr uint64_t kSequenceMask = (uint64_t{1} << kStateShift) - 1;
 constexpr uint64_t kFree = 0, kInvalid = 1, kHeld = 2, kCommitted = 3;
-constexpr long kCheckWord = 7;
+constexpr long kUntilWord = 6, kCheckWord = 7;
+constexpr int kUntilBits = 48;
+constexpr uint64_t kUntilMask = (uint64_t{1} << kUntilBits) - 1;
 constexpr int kWaitSpinsMax = 1 << 14;  // a rewrite takes well under a microsecond
 constexpr int kScanTriesMax = 64;
 constexpr long kTokensWord = 8;
@@ -44,9 +46,17 @@ inline uint64_t mix(uint64_t hash, uint64_t word) {
 uint64_t check_word(const uint64_t* header, long header_words) {
   uint64_t hash = 0x706167656D657368ull;
   for (long i = 1; i < header_words; ++i) {
-    if (i != kCheckWord) hash = mix(hash, header[i]);
+    // Until when a page is kept changes while its header stands; whether it ends at all does not.
+    if (i != kCheckWord) hash = mix(hash, i == kUntilWord ? header[i] != 0 : header[i]);
   }
   return hash;
+}
+
+// One word, so that it changes in one store: a check of it with the page's identity, and the time.
+uint64_t until_word(uint64_t until_ms, uint64_t identity) {
+  if (!until_ms) return 0;
+  uint64_t until = until_ms < kUntilMask ? until_ms : kUntilMask;
+  return mix(mix(0x756E74696Cull, until), identity) >> kUntilBits << kUntilBits | until;
 }
 
 void publish(uint64_t* header, const uint64_t* body, long header_words) {
@@ -111,6 +121,7 @@ PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
       body[0] = state_word(run->state, sequences ? sequences[n] : run->first_sequence + n);
       body[1] = identity;
       body[2] = parent;
+      body[kUntilWord] = until_word(run->until_ms, identity);
       if (identity) parent = identity++;
       if (run->token_count) {
         std::memcpy(body + kTokensWord, tokens + n * run->token_count, 4 * run->token_count);
@@ -129,7 +140,25 @@ PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, 
     uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
     for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += run->header_words) {
       uint64_t sequence = sequences ? sequences[n] : run->first_sequence + n;
+      if (run->state == kFree && load(header + kUntilWord)) {
+        for (long i = kTokensWord; i < run->header_words; ++i) store(header + i, 0);
+      }
       store_release(header, state_word(run->state, sequence));
+    }
+  }
+  return 0;
+}
+
+PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents,
+                               long extent_count) {
+  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
+  for (long e = 0; e < extent_count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
+    for (uint32_t left = extents[2 * e + 1]; left; --left, header += run->header_words) {
+      uint64_t until = load(header + kUntilWord);
+      if (!until || (until & kUntilMask) >= run->until_ms) continue;
+      if (load(header) >> kStateShift != kCommitted) continue;
+      store_release(header + kUntilWord, until_word(run->until_ms, load(header + 1)));
     }
   }
   return 0;
@@ -162,7 +191,8 @@ PM_EXPORT void pm_headers_scan(const uint64_t* table, long header_words, long fi
     bool whole = copy_header(table + (first + n) * header_words, header_words, copy);
     bool free = copy[0] >> kStateShift == kFree;  // whatever a free page's body says
     bool valid = copy[0] >> kStateShift != kInvalid &&
-                 copy[kCheckWord] == check_word(copy, header_words);
+                 copy[kCheckWord] == check_word(copy, header_words) &&
+                 copy[kUntilWord] == until_word(copy[kUntilWord] & kUntilMask, copy[1]);
     torn[n] = whole && (free || valid) ? 0 : 1;
   }
 }

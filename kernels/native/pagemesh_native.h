@@ -40,6 +40,7 @@ typedef struct {
   uint64_t writer;
   uint64_t root;
   long token_count;  // in each header
+  uint64_t until_ms;  // until when committed pages are kept; 0: there is no end
 } PmHeaderRun;
 // Writes the headers of `extents`, pairs of (first page, page count), one after the other:
 // INVALID, body, check word, state (release). `sequences`: one a page, or null. `tokens`:
@@ -47,15 +48,19 @@ typedef struct {
 // that is not in the pool. Then nothing is written.
 long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                       const uint64_t* sequences, const uint32_t* tokens);
-// The same for state words alone (release); bodies stay.
+// The same for state words alone (release). Bodies stay, but for the tokens of what is kept until
+// some time, which are wiped before it is FREE.
 long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                      const uint64_t* sequences);
+// Keeps COMMITTED pages that have an end until `until_ms`, or for longer if that was so before: one
+// store each. Others are left alone.
+long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents, long extent_count);
 // How many pages from the start are HELD or COMMITTED with a sequence of at most `granted_at`.
 // A header that is being rewritten under such a sequence is waited for, boundedly.
 long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages, long count,
                       long page_count, uint64_t granted_at);
 // Copies headers out, consistently; torn[i] = 1 when one is INVALID, its check word does not
-// match or it kept changing. The body of a FREE page means nothing and is not checked.
+// match, the time in it is damaged or it kept changing. The body of a FREE page means nothing and is not checked.
 void pm_headers_scan(const uint64_t* table, long header_words, long first, long count,
                      uint64_t* out, uint8_t* torn);
 

@@ -21,6 +21,7 @@ from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import codec, subjects
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.errors import Absent, DeadlineExceeded, Denied, Fault, Malformed, Stale
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.messages import Message, Ok
@@ -150,13 +151,15 @@ class Client:
         )  # fmt: skip
         return self.opened
 
-    async def admit(self, number: int, tokens: list[int], reserve: int) -> Granted:
+    async def admit(
+        self, number: int, tokens: list[int], reserve: int, terms: CacheTerms = NO_TERMS
+    ) -> Granted:
         assert self.opened is not None
         return await self.pager.ask(
             Admit(
                 key=key_of(number), order=order_of(number), worker=self.name,
                 incarnation=self.incarnation, epoch=self.opened.epoch, root=ROOT,
-                tokens=pack(tokens), reserve_tokens=reserve, deadline_ms=10_000,
+                tokens=pack(tokens), reserve_tokens=reserve, deadline_ms=10_000, terms=terms,
             ),
             Granted,
         )  # fmt: skip
@@ -245,6 +248,28 @@ async def test_kill_9_and_restart_keep_the_cache_warm_and_the_leases(pager: Page
     warm = await worker.admit(3, [*TOKENS, 1], 48)
     assert warm.cached_tokens == 32 and warm.granted_at > lease.granted_at
     await worker.release(warm, [])
+    worker.lock.close()
+
+
+async def test_kill_9_keeps_what_has_a_time_to_live_until_that_is_over(pager: Pager) -> None:
+    worker = Client(pager, "worker", 25)
+    await worker.open()
+    for number, ttl_s in ((1, 600), (2, 1)):
+        tokens = [number, *TOKENS]
+        await worker.release(
+            await worker.admit(number, tokens, 48, CacheTerms(ttl_s=ttl_s)), tokens
+        )
+    await pager.end(signal.SIGKILL)
+    await asyncio.sleep(1)  # nobody sees that the second is over
+    await pager.start()
+    again = await worker.open()
+    await pager.ask(
+        Declare(worker="worker", incarnation=25, epoch=again.epoch, number=1, leases=[]), Declared
+    )
+    for number, cached_tokens in ((1, 32), (2, 0)):
+        lease = await worker.admit(10 + number, [number, *TOKENS], 48, CacheTerms(ttl_s=1))
+        assert lease.cached_tokens == cached_tokens
+        await worker.release(lease, [])
     worker.lock.close()
 
 

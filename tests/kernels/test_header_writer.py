@@ -12,7 +12,7 @@ from tests.kernels.pools import PAGE_SIZE
 from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.kernels.native.library import library
-from pagemesh.wire.pool_format import SEQUENCE_BITS, HeaderState, PoolFormat
+from pagemesh.wire.pool_format import SEQUENCE_BITS, UNTIL_FOREVER_MS, HeaderState, PoolFormat
 from pagemesh.wire.tokens import pack_extents
 
 PAGES = 64
@@ -38,9 +38,10 @@ def words_of(table: HeaderTable) -> NDArray[np.uint64]:
     st.booleans(),
     st.booleans(),
     st.integers(0, 2**40),
+    st.sampled_from([0, 1, 2**48 - 2]),
 )
 def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
-    ids: list[int], page_size: int, counting: bool, filled: bool, first: int
+    ids: list[int], page_size: int, counting: bool, filled: bool, first: int, until_ms: int
 ) -> None:
     pages, count = np.array(ids, np.uint32), len(ids)
     sequences = np.arange(first, first + count, dtype=np.uint64)
@@ -56,6 +57,7 @@ def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
         range(first, first + count) if counting else sequences, writer=9, root=3,
         first_identity=first + 100 if filled else 0, parent=7 if filled else 0,
         tokens=tokens.tobytes() if filled else b"", token_count=page_size if filled else 0,
+        until_ms=until_ms,
     )  # fmt: skip
     wanted = table_for(page_size)
     headers = words_of(wanted)
@@ -63,6 +65,8 @@ def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
     headers[pages, 1], headers[pages, 2], headers[pages, 3] = identities, parents, 9
     headers[pages, 4] = 3 + (page_size * filled << 32)
     headers[:, 8:].view(np.uint32)[pages, :page_size] = tokens
+    headers[pages, 6] = words_of(table)[pages, 6]
+    assert (headers[pages, 6] & np.uint64(UNTIL_FOREVER_MS)).tolist() == [until_ms] * count
     for page in ids:
         headers[page, 7] = library().pm_check_word(address_of(headers[page]), headers.shape[1])
     assert np.array_equal(table.mapped, wanted.mapped)

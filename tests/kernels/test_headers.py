@@ -20,13 +20,14 @@ from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.wire.pool_format import (
     LEASE_SLOT_COUNT_MAX,
     SEQUENCE_BITS,
+    UNTIL_FOREVER_MS,
     HeaderState,
     PoolFormat,
 )
 from pagemesh.wire.tokens import pack, pack_extents
 
 OLD, NEW = 10, 20
-CHECK_WORD, BODY_WORDS = 7, (1, 2, 3, 4, *range(8, 16))
+UNTIL_WORD, CHECK_WORD, BODY_WORDS = 6, 7, (1, 2, 3, 4, 6, *range(8, 16))
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_a_published_header_is_read_back_as_it_was_written(pool: PoolFile) -> No
     assert found.batch.identities[0] == 7001
     assert found.batch.parents[0] == 7002
     assert found.batch.writers[0] == 7003
+    assert found.batch.until_ms[0] == 7004
     assert (found.batch.roots[0], found.batch.counts[0]) == (7, PAGE_SIZE)
     assert found.batch.tokens[2].tolist() == [7] * PAGE_SIZE
 
@@ -149,6 +151,65 @@ def test_a_flipped_bit_is_a_torn_header(pool: PoolFile) -> None:
         raw(pool.headers, word)[word] ^= np.uint64(1 << (word * 3))
     torn = pool.headers.scan().torn
     assert np.flatnonzero(torn).tolist() == list(range(1, 16))
+
+
+def test_every_flipped_bit_of_the_time_in_a_header_tears_it(pool: PoolFile) -> None:
+    write_headers(pool.headers, range(64), sequence=OLD, state=HeaderState.COMMITTED)
+    for bit in range(64):
+        raw(pool.headers, bit)[UNTIL_WORD] ^= np.uint64(1 << bit)
+    assert pool.headers.scan().torn.all()
+
+
+def test_keeping_pages_longer_is_one_store_of_a_word_that_is_this_pages_alone(
+    pool: PoolFile,
+) -> None:
+    """So a writer that dies leaves the old time or the new one, and nothing in between."""
+    table = pool.headers
+    write_headers(table, range(64), sequence=OLD, state=HeaderState.COMMITTED)
+    before = [raw(table, page).copy() for page in range(64)]
+    HeaderWriter(table).keep(pack_extents(range(1, 64)), 5_000)
+    changed = [np.flatnonzero(raw(table, page) != before[page]).tolist() for page in range(64)]
+    assert changed == [[], *[[UNTIL_WORD]] * 63]
+    found = table.scan()
+    assert not found.torn.any()
+    assert found.batch.until_ms.tolist() == [1_004, *[5_000] * 63]
+    words = [raw(table, page)[UNTIL_WORD] for page in range(64)]
+    for page in range(64):  # of a neighbour, or of nobody: believed of no other page
+        raw(table, page)[UNTIL_WORD] = words[page - 1] if page % 2 else np.uint64(0)
+    assert table.scan().torn.all()
+
+
+def test_a_time_only_grows_and_what_has_no_end_or_is_not_committed_gets_none(
+    pool: PoolFile,
+) -> None:
+    table, writer = pool.headers, HeaderWriter(pool.headers)
+    write_headers(table, [0, 1, 2], sequence=OLD, state=HeaderState.COMMITTED)
+    write_headers(table, [3], sequence=OLD)
+    writer.write(
+        pack_extents([4]), HeaderState.COMMITTED, range(OLD, OLD + 1), writer=1, root=0,
+        first_identity=5, tokens=pack(range(PAGE_SIZE)), token_count=PAGE_SIZE,
+    )  # fmt: skip
+    writer.keep(pack_extents([1, 3, 4]), 9_000)
+    writer.keep(pack_extents([1]), 8_000)
+    writer.keep(pack_extents([2]), UNTIL_FOREVER_MS)
+    writer.keep(pack_extents([2]), 9_000)
+    found = table.scan(0, 5)
+    assert not found.torn.any()
+    assert found.batch.until_ms.tolist() == [1_004, 9_000, UNTIL_FOREVER_MS, 1_004, 0]
+    with pytest.raises(IndexError):
+        writer.keep(pack_extents([64]), 1)
+
+
+def test_tokens_of_what_had_an_end_are_wiped_before_it_is_free(pool: PoolFile) -> None:
+    table, writer = pool.headers, HeaderWriter(pool.headers)
+    write_headers(table, [0, 1], sequence=OLD, state=HeaderState.COMMITTED)
+    writer.write(
+        pack_extents([2]), HeaderState.COMMITTED, range(OLD, OLD + 1), writer=1, root=0,
+        tokens=pack([1] * PAGE_SIZE), token_count=PAGE_SIZE,
+    )  # fmt: skip
+    writer.mark(pack_extents([1, 2]), HeaderState.FREE, range(OLD, OLD + 2))
+    kept = [bool(raw(table, page)[8:].any()) for page in range(3)]
+    assert kept == [True, False, True]
 
 
 def test_a_page_given_out_anew_is_stale_for_the_old_grant(pool: PoolFile) -> None:

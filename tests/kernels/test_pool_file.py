@@ -135,7 +135,7 @@ def test_pages_on_a_device_are_not_in_the_file_and_it_says_where_they_are(tmp_pa
 def test_a_place_is_part_of_the_check_and_has_a_longest_name(tmp_path: Path) -> None:
     here = superblock()
     plain, there = here.pack(1), replace(here, form=replace(here.form, place="cuda:1")).pack(1)
-    assert plain[96:] == bytes(64), "as in files of before there were places"
+    assert plain[96:] == bytes(64)
     assert Superblock.unpack(plain) == here
     with pytest.raises(ValueError, match="damaged"):
         Superblock.unpack(plain[:96] + there[96:])
@@ -192,3 +192,12 @@ def test_epochs_of_a_new_pool_start_where_it_is_told(tmp_path: Path) -> None:
         assert pool.bump_epoch() == 42
     with PoolFile.adopt(pool_path(tmp_path)) as pool:
         assert pool.epoch == 42 and pool.superblock == made
+
+
+def test_a_pool_says_which_start_of_the_machine_its_times_are_since(tmp_path: Path) -> None:
+    boot = bytes(range(1, 17))
+    with PoolFile.create(pool_path(tmp_path), superblock()) as pool:
+        assert pool.boot == bytes(16)
+        pool.store_boot(boot)
+    with PoolFile.adopt(pool_path(tmp_path)) as pool:
+        assert pool.boot == boot and pool.superblock == superblock()

@@ -13,17 +13,20 @@ import mmap
 import os
 import resource
 import signal
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.kernels.pools import PAGE_SIZE, write_headers
 
+from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.wire.pool_format import SEQUENCE_BITS, HeaderState, PoolFormat
+from pagemesh.wire.tokens import pack_extents
 
 OLD, NEW = 10, 20
-WORDS, CHECK_WORD = 16, 7
+WORDS, UNTIL_WORD, CHECK_WORD, PAGE = 16, 6, 7, mmap.PAGESIZE
 FORM = PoolFormat(1, PAGE_SIZE, 64)
 Words = NDArray[np.uint64]
 
@@ -48,18 +51,27 @@ class Split:
         write_headers(self.table, [0], sequence=sequence, mark=mark, state=HeaderState.COMMITTED)
         return self.words.copy()
 
+    def keep(self, until_ms: int) -> None:
+        HeaderWriter(self.table).keep(pack_extents([0]), until_ms)
+
     def die_in_publication(self, first: int) -> None:
         """A child publishes, and may not write into the page of memory that starts at ``first``."""
+        self._die(first, lambda: self.publish(2, NEW))
+
+    def _die(self, first: int, writing: Callable[[], object]) -> None:
         child = os.fork()
         if not child:
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             address = ctypes.c_void_p(first)
             ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ)
-            self.publish(2, NEW)
+            writing()
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV
+
+    def die_in_keeping(self, first: int) -> None:
+        self._die(first, lambda: self.keep(9_000))
 
 
 @pytest.fixture(params=range(1, WORDS))
@@ -86,3 +98,12 @@ def test_the_state_comes_after_the_check_word_and_that_after_the_body(split: Spl
         is_written = at < split.before and at != CHECK_WORD
         assert words[at] == (new if is_written else old)[at], f"word {at}"
     assert split.table.scan().torn.all()
+
+
+def test_who_dies_while_it_keeps_a_page_longer_leaves_it_as_it_was(split: Split) -> None:
+    old = split.publish(1, OLD)
+    split.die_in_keeping(split.border if split.before <= UNTIL_WORD else split.border - PAGE)
+    assert split.words.tolist() == old.tolist()
+    split.keep(9_000)
+    found = split.table.scan()
+    assert not found.torn.any() and found.batch.until_ms.tolist() == [9_000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.machine.peers import Memory, Peer, View, Wish, table_of
 from tests.unit.pager.rig import Rig
+from tests.unit.pager.steps import lives
 
 from pagemesh.wire.messages import Message, Order, Refused
 from pagemesh.wire.pager_messages import (
@@ -27,6 +28,14 @@ class Mesh:
         self.memory = Memory(rig)
         self.peers: list[Peer] = []
         self.sent: list[tuple[Peer, Message]] = []
+
+    def require_as_warm(self, before: dict[int, int], used: set[int]) -> None:
+        """All that was there is there, and over at the same time; what was in use, and may not be
+        any more, at some time."""
+        now_ms, after = self.rig.now_ms, lives(self.rig)
+        assert after.keys() == before.keys()
+        for page, until_ms in before.items():
+            assert page in used or after[page] == max(until_ms, now_ms), "it lives on otherwise"
 
     # Sending
 

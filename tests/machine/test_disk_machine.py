@@ -63,10 +63,10 @@ class MachineDisk(DiskRig):
         bad = load.slots[good] if good < len(load.slots) else None
         self.handle(PagesLoaded(load.load, good, 100, bad))
 
-    def restart(self, holders: Iterable[Holder] = ()) -> None:
+    def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
         """What the disk had not written yet is lost; what it was reading, it reads no more."""
         self.stores, self.loads = [], []
-        super().restart(holders)
+        super().restart(holders, after_ms)
         self.open()
 
 

@@ -20,6 +20,7 @@ from tests.machine.operators import Operators
 from tests.machine.peers import Peer, View, Wish
 from tests.machine.prompts import pages, picks, prompts
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
+from tests.unit.pager.steps import in_use, lives
 
 from pagemesh.pager.lease import LeaseState
 from pagemesh.wire.cache_terms import CacheTerms
@@ -46,7 +47,7 @@ TERMS = {
     for root, tenant, quota in zip(ROOTS, ("", "b"), (0, 7), strict=True)
 }
 """The second root's tenant may use seven of the twelve pages."""
-masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
+masks, lifetimes_s = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]), st.sampled_from([0, 0, 0, 1, 3])
 RESTARTS_MAX = 4
 
 
@@ -130,9 +131,11 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
         self.pass_on()
 
     @precondition(lambda self: self.rig.epoch < RESTARTS_MAX)
-    @rule(silent=masks)
-    def pager_is_killed_and_restarts(self, silent: int) -> None:
-        self.rig.restart([peer.holder for peer in self.peers])
+    @rule(silent=masks, after_ms=st.sampled_from([0, 0, 700, 1_500]))
+    def pager_is_killed_and_restarts(self, silent: int, after_ms: int = 0) -> None:
+        before, used = lives(self.rig), in_use(self.rig)
+        self.rig.restart([peer.holder for peer in self.peers], after_ms)
+        self.require_as_warm(before, used)
         self.pass_on()
         for peer in self.awake(silent):
             peer.open()
@@ -147,7 +150,7 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
     @rule(
         pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=st.integers(0, 12),
         read_cache=st.booleans(), priority=st.integers(-1, 1),
-        ttl_s=st.sampled_from([0, 0, 0, 1, 3]), first=st.sampled_from([0, 0, 1, 4, 9]),
+        ttl_s=lifetimes_s, first=st.sampled_from([0, 0, 1, 4, 9]),
     )  # fmt: skip
     def admits(
         self, pick: int, prompt: list[int], root: bytes, more: int, read_cache: bool,
@@ -172,10 +175,12 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
         for index, last in enumerate([*more, 0]):
             self.admits(pick + index, [*prompt, last], ROOTS[0], 0, True, 0)
 
-    @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS))
-    def runs_from_start_to_end(self, pick: int, prompt: list[int], root: bytes) -> None:
+    @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), ttl_s=lifetimes_s)
+    def runs_from_start_to_end(
+        self, pick: int, prompt: list[int], root: bytes, ttl_s: int = 0
+    ) -> None:
         """What fills the cache: admit, compute, release."""
-        self.admits(pick, prompt, root, 0, True, 0)
+        self.admits(pick, prompt, root, 0, True, 0, ttl_s)
         peer = self.peer(pick)
         for view in [v for v in peer.held() if v.key == key_of(self.number)]:
             peer.begin_step(view, len(prompt))

@@ -15,6 +15,7 @@ from tests.sim.world import Broken
 from pagemesh.pager.events import (
     HeaderTable,
     Holder,
+    KeepUntil,
     KeptPin,
     RootEntry,
     SetLeaseWord,
@@ -22,6 +23,7 @@ from pagemesh.pager.events import (
     StoreRoot,
     WriteHeaders,
 )
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
 
 _WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
@@ -41,6 +43,7 @@ class PoolMemory:
     roots: list[int] = field(init=False)
     counts: list[int] = field(init=False)
     tokens: list[bytes] = field(init=False)
+    until_ms: list[int] = field(init=False)
     slots: list[list[int]] = field(init=False)
     words: dict[int, int] = field(default_factory=dict)
     root_table: dict[int, RootEntry] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class PoolMemory:
         self.roots = [0] * count
         self.counts = [0] * count
         self.tokens = [b""] * count
+        self.until_ms = [FOREVER_MS] * count
         self.slots = [[0] * self.page_size for _ in range(count)]
 
     # The pager's side -----------------------------------------------------------------------
@@ -78,6 +82,7 @@ class PoolMemory:
             self.roots[page] = batch.root
             self.counts[page] = batch.token_count
             self.tokens[page] = batch.tokens[index * width : (index + 1) * width]
+            self.until_ms[page] = batch.until_ms
         if last < len(pages):
             self.states[pages[last]] = int(HeaderState.INVALID)
 
@@ -87,6 +92,12 @@ class PoolMemory:
             self._sequence_grows(page, int(batch.sequences[index]))
             self.states[page] = int(batch.state)
             self.sequences[page] = int(batch.sequences[index])
+
+    def keep_until(self, command: KeepUntil, *, whole_pages: int | None = None) -> None:
+        for page in list(command.pages)[:whole_pages]:
+            if self.states[page] != HeaderState.COMMITTED:
+                raise Broken(f"page {page} is kept, and not committed")
+            self.until_ms[page] = max(self.until_ms[page], command.until_ms)
 
     def _sequence_grows(self, page: int, sequence: int) -> None:
         if sequence < self.sequences[page]:
@@ -115,6 +126,7 @@ class PoolMemory:
             tokens=np.frombuffer(
                 b"".join(line.ljust(width, b"\0") for line in self.tokens), "<u4"
             ).reshape(self.page_count, self.page_size),
+            until_ms=np.array(self.until_ms, np.int64),
         )
 
     def lease_words(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -164,12 +164,14 @@ class PagerNode(Process):
         for command in commands[:cut]:
             self._perform(memory, command)
         torn = commands[cut]
-        if isinstance(torn, ev.WriteHeaders | ev.SetStates) and len(torn.pages):
+        if isinstance(torn, ev.WriteHeaders | ev.SetStates | ev.KeepUntil) and len(torn.pages):
             whole = dice.randrange(len(torn.pages))
             if isinstance(torn, ev.WriteHeaders):
                 memory.write_headers(torn, whole_pages=whole)
-            else:
+            elif isinstance(torn, ev.SetStates):
                 memory.set_states(torn, whole_pages=whole)
+            else:
+                memory.keep_until(torn, whole_pages=whole)
         self.world.note(self.name, "dies", f"at {cut} of {len(commands)}: {torn!s:.100}")
         self.host.restart(self)
 
@@ -197,6 +199,8 @@ class PagerNode(Process):
                 memory.write_headers(command)
             case ev.SetStates():
                 memory.set_states(command)
+            case ev.KeepUntil():
+                memory.keep_until(command)
             case ev.SetLeaseWord():
                 memory.set_word(command)
             case ev.StoreRoot():

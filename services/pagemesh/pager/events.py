@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.runs import Pages
 from pagemesh.pager.tier_events import TierCommand, TierEvent
 from pagemesh.wire.messages import Message
@@ -39,7 +40,8 @@ class HeaderTable:
     """All headers of a pool, one entry a page. A header whose check word is wrong is INVALID.
 
     ``tokens``: uint32 [page_count, page_size]. ``identities`` and ``parents`` are ledger
-    numbers; 0 is nobody.
+    numbers; 0 is nobody. ``until_ms``: when each page is over, in the core's time; FOREVER_MS:
+    never.
     """
 
     states: NDArray[np.uint8]
@@ -50,6 +52,7 @@ class HeaderTable:
     roots: U32
     counts: U32
     tokens: U32
+    until_ms: NDArray[np.int64]
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -146,7 +149,8 @@ class WriteHeaders(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     ``sequences``: one a page. ``tokens``: packed ids, as many for each page; empty while
     nothing is known of them. Identities count up from ``first_identity`` (0: they have none),
-    and each page's parent is the one before it; that of the first is ``parent``.
+    and each page's parent is the one before it; that of the first is ``parent``. ``until_ms``:
+    when they are over, unless something keeps them longer (``KeepUntil``).
     """
 
     pages: Pages
@@ -157,6 +161,7 @@ class WriteHeaders(msgspec.Struct, frozen=True, eq=False, gc=False):
     first_identity: int = 0
     parent: int = 0
     tokens: bytes = b""
+    until_ms: int = FOREVER_MS
 
     @property
     def identities(self) -> U64Array:
@@ -186,6 +191,14 @@ class SetStates(msgspec.Struct, frozen=True, eq=False, gc=False):
     pages: Pages
     state: HeaderState
     sequences: Sequences
+
+
+class KeepUntil(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Committed ``pages``, which would be over some time, are kept ``until_ms``, or for longer if
+    their headers say so."""
+
+    pages: Pages
+    until_ms: int
 
 
 class SetLeaseWord(msgspec.Struct, frozen=True, gc=False):
@@ -260,6 +273,7 @@ Command = (
     | Notify
     | WriteHeaders
     | SetStates
+    | KeepUntil
     | SetLeaseWord
     | StoreRoot
     | PagesStored

@@ -10,6 +10,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.leaving import Why
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.radix import Inserted
 from pagemesh.pager.roots import hide
 from pagemesh.pager.runs import Pages
@@ -162,7 +163,7 @@ class Filling:
                 pages, _COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
                 tree.index, inserted.first_identity,
                 books.pool.identities.item(after[0]) if len(after) else 0,
-                b"" if lease.ttl_ms else tokens,  # without tokens the next pager drops it
+                tokens, books.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS,
             )
         )  # fmt: skip
         if tree.is_retired:

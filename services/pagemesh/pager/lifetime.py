@@ -11,6 +11,10 @@ is above it, and what is below something that is over is over too.
 
 Whether something may be read is asked at every match (``Forest.match``); this here only finds
 what to reclaim, so it may be a second late.
+
+The next pager reads all this from headers. The last page of a timed edge says until when the edge
+is kept, and speaks for those before it; pages that say nothing are kept for ever. Edges
+whose headers do not say it yet are ``untold``, until ``PagerCore.handle`` returns.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ class Lifetimes:
         self._seconds: dict[int, dict[Node, None]] = {}
         self.due: dict[Node, int] = {}
         """The second of each. Only to be looked at; empty: nothing is timed."""
+        self.untold: dict[Node, None] = {}
+        """Edges whose headers do not say until when they are kept."""
         self._at = 0
         """No second before this one has any."""
 
@@ -47,17 +53,31 @@ class Lifetimes:
         was so before."""
         while node.expires_ms < until_ms:
             node.expires_ms = until_ms
+            self.untold[node] = None
             if until_ms >= FOREVER_MS:
                 self.forget(node)
             elif node not in self.due:
                 self._put(node, until_ms)
             node = node.parent
 
+    def resume(self, node: Node, until_ms: int) -> None:
+        """``node``, of an earlier life, was kept ``until_ms``, and its headers say so."""
+        node.expires_ms = until_ms
+        if until_ms < FOREVER_MS:
+            self._put(node, until_ms)
+        self.keep(node.parent, until_ms)
+
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new, is the first part of what ``lower`` was."""
         upper.expires_ms = lower.expires_ms
         if lower in self.due:
             self._put(upper, lower.expires_ms)
+            self.untold[upper] = None
+
+    def shortened(self, node: Node) -> None:
+        """``node`` has lost its last pages."""
+        if node in self.due:
+            self.untold[node] = None
 
     def forget(self, node: Node) -> None:
         """``node`` is not timed, or not there, any more."""

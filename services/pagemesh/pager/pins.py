@@ -158,7 +158,7 @@ class Pins:
             tree, tokens = ends.get(one.identity, (None, b""))
             if tree is None or tree.digest != one.root:
                 continue
-            match = books.forest.match(tree.root, tokens, one.pages)
+            match = books.forest.match(tree.root, tokens, one.pages, is_over_too=True)
             if match.pages != one.pages or len(tokens) != one.pages * books.facts.page_token_bytes:
                 continue
             try:

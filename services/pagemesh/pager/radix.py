@@ -312,6 +312,7 @@ class Forest:
             node.tokens = node.tokens[: keep * self._width]
             node.pages = own(node.pages[:keep])
             node.depth -= count
+            self.lifetimes.shortened(node)
         else:
             node.tokens, node.pages = b"", NO_PAGES
 

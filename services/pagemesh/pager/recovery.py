@@ -2,7 +2,7 @@
 
     header                        in the new ledger
     FREE                          free
-    COMMITTED, its chain whole    idle, in the tree
+    COMMITTED, its chain whole    idle, in the tree, until when the header says
     HELD or DRAINING              draining, claimed by its writer while that lives; else free
     torn, or its chain broken     draining in limbo while anybody lives; else free
 
@@ -261,7 +261,7 @@ class Recovery:
         if not has_root_place(books, held.root):
             return False
         tree = tree_of(books, held.root, held.terms)
-        match = books.forest.match(tree.root, held.tokens, filled // size)
+        match = books.forest.match(tree.root, held.tokens, filled // size, is_over_too=True)
         above = books.forest.table(match.node)
         path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])
         shared = np.zeros(len(pages), bool)

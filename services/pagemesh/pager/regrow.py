@@ -7,7 +7,7 @@ them puts every parent before its children.
 Edges, not pages, cost steps of Python. A *run* is pages that follow each other in identity and
 chain, as one commit made them; a *chain* is runs of which each is the only one that goes on where
 the one before it ends, as an answer leaves them that was committed page by page beside others.
-Every chain becomes one edge.
+Every chain becomes one edge, or several where the first pages are kept for longer than the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.events import HeaderTable
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.radix import Forest, Node, Tree
 from pagemesh.pager.runs import as_run, where
 from pagemesh.wire.pool_format import HeaderState
@@ -26,6 +27,7 @@ from pagemesh.wire.tokens import U32
 
 _Index = NDArray[np.intp]
 _Numbers = NDArray[np.uint64]
+_Times = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class _Chain:
     parent: int
     root: int
     last_identity: int
+    until_ms: int
 
 
 def regrow(forest: Forest, headers: HeaderTable, page_size: int) -> list[Edge]:
@@ -68,6 +71,10 @@ def regrow(forest: Forest, headers: HeaderTable, page_size: int) -> list[Edge]:
         if grafted is not None:
             edge = Edge(grafted, tree, chain.last_identity)
             edges.append(edge)
+            if chain.until_ms < FOREVER_MS:
+                forest.lifetimes.resume(grafted, max(chain.until_ms, forest.now_ms))
+            elif above.expires_ms < FOREVER_MS:  # a pager died before it had said so
+                forest.lifetimes.keep(above, FOREVER_MS)
             ends[chain.last_identity] = edge
     return edges
 
@@ -107,12 +114,34 @@ def _chains(headers: HeaderTable, page_size: int) -> Iterator[_Chain]:
     counts = (ends - starts)[by_chain]
     offsets = np.repeat(starts[by_chain] - np.cumsum(counts) + counts, counts)
     table = order[offsets + np.arange(len(order))].astype("<u4")
-    cuts = np.flatnonzero(places[by_chain] == 0)
-    borders = np.append(np.append(0, np.cumsum(counts))[cuts], len(order))
-    first, last = by_chain[cuts], by_chain[np.append(cuts[1:], len(by_chain)) - 1]
-    columns = (parents[starts[first]], roots[starts[first]], lasts[last])
-    for at, (parent, root, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        yield _Chain(table[borders[at] : borders[at + 1]], parent, root, end)
+    heads_at = np.append(0, np.cumsum(counts))[np.flatnonzero(places[by_chain] == 0)]
+    until_ms = _until_ms(headers.until_ms[table], heads_at)
+    changes = np.flatnonzero(until_ms[1:] != until_ms[:-1]) + 1
+    borders = np.union1d(heads_at, changes)
+    stops = np.append(borders[1:], len(table))
+    first, last = table[borders], table[stops - 1]
+    columns = (
+        stops, headers.parents[first], headers.roots[first], headers.identities[last],
+        until_ms[borders],
+    )  # fmt: skip
+    at = 0
+    for stop, parent, root, end, kept_ms in zip(*(c.tolist() for c in columns), strict=True):
+        yield _Chain(table[at:stop], parent, root, end, kept_ms)
+        at = stop
+
+
+def _until_ms(own: _Times, heads_at: _Index) -> _Times:
+    """Until when pages are kept, given what each says of itself: who uses a page uses those before
+    it, so what the later ones say holds for them. ``heads_at``: where chains start."""
+    if (own == FOREVER_MS).all():
+        return own
+    times, ranks = np.unique(own, return_inverse=True)
+    chains = np.zeros(len(own), np.intp)
+    chains[heads_at] = 1
+    # From the end on, so that the greatest so far is never one of another chain.
+    before = (len(heads_at) - np.cumsum(chains)) * len(times)
+    ranks = np.maximum.accumulate((before + ranks)[::-1])[::-1] - before
+    return times[ranks]
 
 
 def _linked(

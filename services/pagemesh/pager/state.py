@@ -22,10 +22,21 @@ from pagemesh.pager.ages import Ages
 from pagemesh.pager.audit import check_books, report
 from pagemesh.pager.books import Books
 from pagemesh.pager.door import Door
-from pagemesh.pager.events import Answer, Asked, Command, Event, HolderDied, Recovered, Sweep, Tick
+from pagemesh.pager.events import (
+    Answer,
+    Asked,
+    Command,
+    Event,
+    HolderDied,
+    KeepUntil,
+    Recovered,
+    Sweep,
+    Tick,
+)
 from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.filling import Filling
 from pagemesh.pager.handover import Handover
+from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.preemption import Preemption
@@ -33,6 +44,7 @@ from pagemesh.pager.quotas import Quotas
 from pagemesh.pager.radix import Node
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.retiring import Retiring
+from pagemesh.pager.runs import own
 from pagemesh.pager.sessions import Sessions
 from pagemesh.pager.sweeps import Sweeps
 from pagemesh.pager.tier_events import TierEvent
@@ -82,6 +94,7 @@ class PagerCore:
         books: type[Books] = Books,
     ) -> None:
         self.books = books(limits, pool, policy, new_policy)
+        self._untold = self.books.forest.lifetimes.untold
         self._filling = Filling(self.books)
         self._preemption = Preemption(self.books, self._close_offer)
         self.tiers = Tiers(self.books)
@@ -143,6 +156,8 @@ class PagerCore:
             self._admission.serve_held_back()
             self._admission.serve_waiters()
             self._admission.serve_due()
+        if self._untold:
+            self._tell_lives()
         if books.late:
             books.out += books.late
         return books.out
@@ -188,6 +203,16 @@ class PagerCore:
         books.pool.tidy()
         books.accounts.tidy()
         books.freed = books.freed or books.waiting.count > 0
+
+    def _tell_lives(self) -> None:
+        """Headers say until when what was used is kept."""
+        out, untold = self.books.out, self._untold
+        for node in untold:
+            pages, until_ms = node.pages, node.expires_ms
+            if len(pages):
+                told = pages if until_ms >= FOREVER_MS else own(pages[-1:])
+                out.append(KeepUntil(told, until_ms))
+        untold.clear()
 
     def _inspect(self, message: InspectPager) -> PagerReport:
         return report(self.books, message.first)

@@ -7,7 +7,10 @@ jumps by an hour bends no span and expires no lease.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
+from pathlib import Path
 from typing import Protocol
 
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
@@ -54,6 +57,34 @@ class ManualClock:
         if duration_ms < 0:
             raise ValueError(f"time does not run backwards ({duration_ms} ms)")
         self._now_us += duration_ms * 1_000
+
+
+class HostTime:
+    """Times that outlive a process, for what it leaves behind: CLOCK_BOOTTIME, which all processes
+    of a host share, which goes on while the machine sleeps and which nobody can set."""
+
+    def __init__(self) -> None:
+        self.boot = _boot()
+        """Since which start of the machine they are, 16 bytes. No times of two are compared."""
+
+    def kept_ms(self, clock_ms: int) -> int:
+        """Of a ``MonotonicClock`` time. Who is stopped in here has it earlier, not later."""
+        host_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return clock_ms + (host_ns - time.monotonic_ns()) // 1_000_000
+
+    def clock_ms(self, kept_ms: int) -> int:
+        """The ``MonotonicClock`` time of what was ``kept_ms``; likewise never later."""
+        clock_ns = time.monotonic_ns()
+        return kept_ms - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - clock_ns) // 1_000_000
+
+
+def _boot() -> bytes:
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        space = os.readlink("/proc/self/ns/time")  # a container may have clocks of its own
+    except OSError:
+        return os.urandom(16)  # then no other process is known to share the clock
+    return hashlib.sha256(f"{started.strip()} {space}".encode()).digest()[:16]
 
 
 def wall_ns(monotonic_us: int) -> int:

@@ -16,11 +16,15 @@ A header is ``8 + page_size / 2`` words of 8 bytes (128 bytes at page size 16):
     word 3   incarnation of the writer
     word 4   root index (low 32 bits), token count (high 32 bits)
     word 5   checksum of the page's bytes, 0: none
-    word 6   reserved, 0
-    word 7   check word over words 1 to 6 and the tokens
+    word 6   until when a committed page is kept: milliseconds (low 48 bits) and a check of them
+             with the identity (high 16 bits); 0: there is no end
+    word 7   check word over words 1 to 5, whether word 6 is 0, and the tokens
     word 8.. token ids, uint32 each
 
-The store order is INVALID, body, check word, state (release); see the native library.
+The store order is INVALID, body, check word, state (release); see the native library. Word 6, and
+nothing else of a header that stands, is replaced alone: later and later, in one store. Its time is
+that of CLOCK_BOOTTIME, which all processes of a host share and nobody can set, since the start of
+the machine that the superblock names.
 """
 
 from __future__ import annotations
@@ -29,7 +33,10 @@ import enum
 from dataclasses import dataclass
 
 MAGIC = b"PMPOOL01"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNTIL_BITS = 48
+UNTIL_FOREVER_MS = (1 << UNTIL_BITS) - 1
+"""Of a page whose time had an end, and has none any more."""
 SECTION_ALIGN = 4096
 SUPERBLOCK_BYTES = 4096
 ROOT_COUNT_MAX = 1024

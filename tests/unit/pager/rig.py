@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
+from tests.unit.pager.plain_headers import blank, write
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import (
@@ -18,9 +19,9 @@ from pagemesh.pager.events import (
     Asked,
     Command,
     Event,
-    HeaderTable,
     Holder,
     HolderDied,
+    KeepUntil,
     KeptPin,
     Notify,
     PagesDropped,
@@ -103,18 +104,12 @@ class Rig:
         self.page_count, self.page_size, self.limits = page_count, page_size, limits
         self.now_ms = 1_000
         self.epoch, self._books = 1, books
-        u64 = np.zeros(page_count, np.uint64)
-        u32 = np.zeros(page_count, np.uint32)
-        self.headers = HeaderTable(
-            np.zeros(page_count, np.uint8), u64.copy(), u64.copy(), u64.copy(), u64.copy(),
-            u32.copy(), u32.copy(), np.zeros((page_count, page_size), np.uint32),
-        )  # fmt: skip
+        self.headers = blank(page_count, page_size)
         self.words = np.zeros(limits.lease_count_max, np.uint64)
         self.roots: dict[int, RootEntry] = {}
         self.kept_pins, self._kept_at_ms = tuple[KeptPin, ...](), 0
         self.cached: set[int] = set()
         """Pages that were announced as stored and not as dropped since."""
-        self.has_timed = False  # asked for: headers do not list the tokens of what is
         self.notices: list[Notify] = []
         self.commands: list[Command] = []
         self._calls = itertools.count()
@@ -131,7 +126,6 @@ class Rig:
     def ask(self, message: Message) -> Message:
         """The answer to ``message``; commands are performed and the core is checked."""
         call = next(self._calls)
-        self.has_timed |= isinstance(message, Admit) and message.terms.ttl_s > 0
         answers = [c for c in self.handle(Asked(call, message)) if isinstance(c, Answer)]
         assert [answer.call for answer in answers] == [call]
         return answers[0].message
@@ -151,9 +145,10 @@ class Rig:
         self.check_headers()
         return self.commands
 
-    def restart(self, holders: Iterable[Holder] = ()) -> None:
-        """Kill -9 the pager: a new one starts from what is in the pool."""
+    def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
+        """Kill -9 the pager: ``after_ms`` later, a new one starts from what is in the pool."""
         self.epoch += 1
+        self.now_ms += after_ms
         self.core = self._new_core()
         self.cached.clear()
         pins = tuple(pin.after(self.now_ms - self._kept_at_ms) for pin in self.kept_pins)
@@ -161,25 +156,9 @@ class Rig:
         self.handle(Recovered(self.headers, roots, self.words, living, pins))
 
     def perform(self, command: Command) -> None:
-        headers = self.headers
         match command:
-            case WriteHeaders():
-                pages = as_table(command.pages)
-                headers.states[pages] = command.state
-                headers.sequences[pages] = command.sequences
-                headers.identities[pages] = command.identities
-                headers.parents[pages] = command.parents
-                headers.writers[pages] = command.writer
-                headers.roots[pages] = command.root
-                headers.counts[pages] = command.token_count
-                headers.tokens[pages] = 0
-                if command.tokens:
-                    ids = np.frombuffer(command.tokens, np.uint32)
-                    headers.tokens[pages] = ids.reshape(len(pages), self.page_size)
-            case SetStates():
-                pages = as_table(command.pages)
-                headers.states[pages] = command.state
-                headers.sequences[pages] = command.sequences
+            case WriteHeaders() | SetStates() | KeepUntil():
+                write(self.headers, command)
             case SetLeaseWord(slot, value):
                 self.words[slot] = value
             case StoreRoot(index, digest, live):
@@ -219,8 +198,7 @@ class Rig:
             node = lease.anchor
             while not node.is_root:
                 pages = as_table(node.pages)
-                if not self.has_timed or headers.counts[pages].all():
-                    assert headers.tokens[pages].tobytes() == node.tokens
+                assert headers.tokens[pages].tobytes() == node.tokens
                 node = node.parent
         assert np.count_nonzero(self.words) == len(books.slots_kept) + sum(
             lease.life.state.value != "revoked" for lease in books.leases.values()

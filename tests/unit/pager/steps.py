@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.unit.pager.rig import ROOT, Rig, Worker
 
+from pagemesh.pager.node import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     CacheInvalidated,
@@ -50,3 +51,18 @@ def invalidated(rig: Rig, what: str, name: str = "") -> CacheInvalidated:
     answer = rig.ask(InvalidateCache(what=what, name=name))  # type: ignore[arg-type]
     assert isinstance(answer, CacheInvalidated), answer
     return answer
+
+
+def lives(rig: Rig) -> dict[int, int]:
+    """Until when each page that somebody may find is kept, in ms."""
+    return {page: node.expires_ms for node in _nodes(rig) for page in node.pages}
+
+
+def in_use(rig: Rig) -> set[int]:
+    """The pages of these that something pins."""
+    return {page for node in _nodes(rig) if node.pins for page in node.pages}
+
+
+def _nodes(rig: Rig) -> list[Node]:
+    trees = rig.core.books.forest.trees.values()
+    return [node for tree in trees for node in tree.root.below()]

@@ -100,14 +100,14 @@ def test_a_pin_whose_pages_are_not_all_there_ends_with_its_pager(rig: Rig, worke
     assert [pin.name for pin in rig.kept_pins] == [kept.pin]
 
 
-def test_a_pin_of_a_prefix_with_a_time_to_live_ends_with_its_pager(
-    rig: Rig, worker: Worker
-) -> None:
-    lease = worker.granted(1, range(8), terms=CacheTerms(ttl_s=60))
+def test_a_pin_of_a_prefix_whose_time_is_over_outlives_its_pager(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(8), terms=CacheTerms(ttl_s=10))
     worker.release(lease, range(8))
-    pinned(rig, range(8))
+    pin = pinned(rig, range(8))
+    rig.now_ms += 20_000
     rig.restart()
-    assert not names(rig)
+    assert names(rig) == [pin.pin]
+    assert Worker(rig, "late", 2).granted(2, range(9)).cached_tokens == 8, "it is in use"
 
 
 def test_a_pin_is_not_believed_of_a_root_that_was_retired_or_of_another(

@@ -192,17 +192,6 @@ def test_a_fork_and_a_handover_keep_the_time_to_live(rig: Rig, worker: Worker) -
     assert cached(worker, 3, FIRST) == 0
 
 
-def test_after_a_restart_nothing_with_a_time_to_live_is_there(rig: Rig, worker: Worker) -> None:
-    cache(worker, 1, SECOND, NEVER)
-    cache(worker, 2, FIRST, MINUTE)
-    timed = rig.headers.tokens[rig.headers.counts == 0]
-    assert not timed.any(), "its tokens are not even in the headers"
-    rig.restart()
-    assert rig.core.books.pool.idle == 2
-    worker = Worker(rig, "w", 2)
-    assert cached(worker, 3, FIRST) == 0 and cached(worker, 4, SECOND) == 8
-
-
 def test_a_sequence_that_goes_on_over_a_restart_keeps_its_time_to_live(
     rig: Rig, worker: Worker
 ) -> None:

@@ -381,7 +381,7 @@ def test_a_declaration_names_only_so_many_leases() -> None:
 def test_a_lease_is_declared_with_an_order_of_its_own(rig: Rig, worker: Worker) -> None:
     lease = worker.granted(1, range(8))
     rig.restart([worker.holder])
-    with pytest.raises(AssertionError, match="Malformed.*another sequence"):
+    with pytest.raises(AssertionError, match=r"Malformed.*another sequence"):
         declare(rig, worker, line(lease, 2, []))
 
 

@@ -17,7 +17,7 @@ from pagemesh.kernels.native.library import library
 from pagemesh.wire.pool_format import HeaderState
 
 U64 = NDArray[np.uint64]
-_RUN = struct.Struct("<QqqQQQQQQq")  # PmHeaderRun of pagemesh_native.h
+_RUN = struct.Struct("<QqqQQQQQQqQ")  # PmHeaderRun of pagemesh_native.h
 
 
 class HeaderWriter:
@@ -37,27 +37,36 @@ class HeaderWriter:
     def write(
         self, extents: bytes, state: HeaderState, sequences: range | U64, *, writer: int, root: int,
         first_identity: int = 0, parent: int = 0, tokens: bytes = b"", token_count: int = 0,
+        until_ms: int = 0,
     ) -> None:  # fmt: skip
         """Write whole headers. Identities count up from ``first_identity`` (0: there are none),
         each page's parent is the one before it, that of the first is ``parent``; ``tokens`` are
-        packed, ``token_count`` a page. Raises ``IndexError`` for pages that are not in the pool,
-        ``ValueError`` when tokens or sequences do not fit the pages; then nothing is written."""
+        packed, ``token_count`` a page; all are kept ``until_ms`` (0: there is no end). Raises
+        ``IndexError`` for pages that are not in the pool, ``ValueError`` when tokens or sequences
+        do not fit the pages; then nothing is written."""
         first, listed = _numbers(extents, sequences)
         if len(tokens) != 4 * token_count * len(sequences):
             raise ValueError(f"{len(tokens)} bytes are not {token_count} tokens a page")
         run = _RUN.pack(
-            *self._place, state, first, first_identity, parent, writer, root, token_count
+            *self._place, state, first, first_identity, parent, writer, root, token_count, until_ms
         )
         bad = self._native.pm_headers_write(run, extents, len(extents) // 8, listed, tokens)
         self._require(bad, extents)
 
     def mark(self, extents: bytes, state: HeaderState, sequences: range | U64) -> None:
-        """Change state words only: bodies stay as they are. Raises like ``write``."""
+        """Change state words only: bodies stay as they are, but for the tokens of what had an end
+        and is FREE. Raises like ``write``."""
         first, listed = _numbers(extents, sequences)
-        run = _RUN.pack(*self._place, state, first, 0, 0, 0, 0, 0)
+        run = _RUN.pack(*self._place, state, first, 0, 0, 0, 0, 0, 0)
         self._require(
             self._native.pm_headers_mark(run, extents, len(extents) // 8, listed), extents
         )
+
+    def keep(self, extents: bytes, until_ms: int) -> None:
+        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before.
+        Raises ``IndexError`` like ``write``."""
+        run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms)
+        self._require(self._native.pm_headers_keep(run, extents, len(extents) // 8), extents)
 
     def _require(self, bad: int, extents: bytes) -> None:
         if bad < 0:

@@ -26,6 +26,7 @@ from pagemesh.wire.pool_format import (
     ROOT_ENTRY_BYTES,
     SEQUENCE_BITS,
     SEQUENCE_MASK,
+    UNTIL_FOREVER_MS,
     PoolFormat,
 )
 
@@ -33,7 +34,7 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 _ROOT_LIVE, _ROOT_RETIRED = 1, 2
-_TOKENS_WORD = 8
+_UNTIL_WORD, _TOKENS_WORD = 6, 8
 
 
 def address_of(array: NDArray[np.generic]) -> int:
@@ -46,8 +47,9 @@ class HeaderBatch:
     """Headers of ``n`` pages, column by column.
 
     ``pages`` uint32, ``states`` uint8, ``sequences``, ``identities``, ``parents`` and ``writers``
-    uint64, ``roots`` and ``counts`` uint32, all ``[n]``; ``tokens`` uint32 ``[n, page_size]``, of
-    which row i has ``counts[i]`` that mean something.
+    uint64, ``roots`` and ``counts`` uint32, ``until_ms`` uint64 (see ``wire.pool_format``; 0:
+    there is no end), all ``[n]``; ``tokens`` uint32 ``[n, page_size]``, of which row i has
+    ``counts[i]`` that mean something.
     """
 
     pages: U32
@@ -59,6 +61,7 @@ class HeaderBatch:
     roots: U32
     counts: U32
     tokens: U32
+    until_ms: U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,7 @@ def _columns(words: U64, first: int, page_size: int) -> HeaderBatch:
         roots=words[:, 4].astype(np.uint32),
         counts=(words[:, 4] >> np.uint64(32)).astype(np.uint32),
         tokens=np.ascontiguousarray(words[:, _TOKENS_WORD:]).view(np.uint32)[:, :page_size],
+        until_ms=words[:, _UNTIL_WORD] & np.uint64(UNTIL_FOREVER_MS),
     )
 
 

@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import try_lock, unlock
-from pagemesh.kernels.native.superblock import EPOCH_MAX, EPOCH_OFFSET, Superblock
+from pagemesh.kernels.native.superblock import (
+    BOOT_BYTES,
+    BOOT_OFFSET,
+    EPOCH_MAX,
+    EPOCH_OFFSET,
+    Superblock,
+)
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import IN_FILE, SUPERBLOCK_BYTES
 
@@ -117,6 +123,18 @@ class PoolFile:
             raise ConfigError(f"{self.path} has had too many pagers; remove it and start anew")
         library().pm_word_store(address_of(self._bytes) + EPOCH_OFFSET, epoch)
         return epoch
+
+    @property
+    def boot(self) -> bytes:
+        """Which start of the machine the times in headers are since; zeros: not said yet."""
+        return self._bytes[BOOT_OFFSET : BOOT_OFFSET + BOOT_BYTES].tobytes()
+
+    def store_boot(self, boot: bytes) -> None:
+        """Times in headers are since ``boot`` from now on; there are none of another. By the lock's
+        holder alone. Half of it is that of no machine."""
+        for at in range(0, BOOT_BYTES, 8):
+            word = int.from_bytes(boot[at : at + 8], "little")
+            library().pm_word_store(address_of(self._bytes) + BOOT_OFFSET + at, word)
 
     def close(self) -> None:
         """Let go of the lock and, once no view is left, of the map. The file stays."""

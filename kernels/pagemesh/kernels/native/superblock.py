@@ -12,8 +12,9 @@
            88  epoch            uint64   one aligned store, bumped before the first grant
            96  place            64 bytes where the pages are: UTF-8, zeros behind; none: in the
                                          file. In the check, too, but for the zeros
+          160  boot             16 bytes which start of the machine times in headers are since
 
-Everything but the epoch is written once, before the pool has its final name.
+Everything but epoch and boot is written once, before the pool has its final name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FIRST_EPOCHS = 1 << 15
 not taken for one about this pool; as many restarts are left."""
 _FIELDS = struct.Struct("<8sIIQQQQ32s")
 _PLACE_OFFSET = 96
+BOOT_OFFSET, BOOT_BYTES = 160, 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,48 @@
+"""Page headers as plain arrays: what a pool file would say, for tests to look at and to damage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagemesh.pager.events import Command, HeaderTable, KeepUntil, SetStates, WriteHeaders
+from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.runs import table_of
+from pagemesh.wire.pool_format import HeaderState
+
+
+def blank(page_count: int, page_size: int) -> HeaderTable:
+    """Of a pool that was just made."""
+    u64 = np.zeros(page_count, np.uint64)
+    u32 = np.zeros(page_count, np.uint32)
+    return HeaderTable(
+        np.zeros(page_count, np.uint8), u64.copy(), u64.copy(), u64.copy(), u64.copy(),
+        u32.copy(), u32.copy(), np.zeros((page_count, page_size), np.uint32),
+        np.full(page_count, FOREVER_MS),
+    )  # fmt: skip
+
+
+def write(headers: HeaderTable, command: Command) -> None:
+    """Do what ``command`` says, if it is about headers."""
+    if not isinstance(command, WriteHeaders | SetStates | KeepUntil):
+        return
+    pages = table_of(command.pages)
+    if isinstance(command, KeepUntil):
+        assert (headers.states[pages] == HeaderState.COMMITTED).all()
+        headers.until_ms[pages] = np.maximum(headers.until_ms[pages], command.until_ms)
+        return
+    headers.states[pages] = command.state
+    headers.sequences[pages] = command.sequences
+    if isinstance(command, SetStates):
+        if command.state == HeaderState.FREE:
+            headers.tokens[pages[headers.until_ms[pages] < FOREVER_MS]] = 0
+        return
+    headers.identities[pages] = command.identities
+    headers.parents[pages] = command.parents
+    headers.writers[pages] = command.writer
+    headers.roots[pages] = command.root
+    headers.counts[pages] = command.token_count
+    headers.until_ms[pages] = command.until_ms
+    headers.tokens[pages] = 0
+    if command.tokens:
+        ids = np.frombuffer(command.tokens, np.uint32)
+        headers.tokens[pages] = ids.reshape(len(pages), -1)
