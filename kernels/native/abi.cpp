@@ -2,18 +2,37 @@
 #include "pagemesh_native.h"
 
 #include <string.h>
+#if defined(PM_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels.h"
 #include "parallel.h"
 
 namespace {
 
+// Whether this CPU has tiles of bfloat16, and the system lets this process use them.
+bool has_tiles() {
+#if defined(PM_HAS_AMX)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kBfloat16Tiles = 1u << 22, kTiles = 1u << 24;
+  if ((d & kBfloat16Tiles) == 0 || (d & kTiles) == 0) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 int best_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return PM_AVX512;
+    return has_tiles() ? PM_AMX : PM_AVX512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c")) {
@@ -37,6 +56,9 @@ PM_EXPORT int pm_level(void) { return chosen_level; }
 PM_EXPORT int pm_set_level(int level) {
   if (level < 0 || level > best_level()) return 1;
 #if defined(__x86_64__)
+#if defined(PM_HAS_AMX)
+  if (level == PM_AMX) kernels = &pm::kAmxKernels;
+#endif
   if (level == PM_AVX512) kernels = &pm::kAvx512Kernels;
   if (level == PM_AVX2) kernels = &pm::kAvx2Kernels;
 #endif
@@ -60,8 +82,9 @@ PM_EXPORT void pm_linear_pack(const float* weight, long row_stride, float* packe
 
 PM_EXPORT void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
                          const float* bias, float* out, long out_stride, long rows, long n,
-                         long k, int threads) {
-  kernels->linear(x, x_stride, panels, weight_type, bias, out, out_stride, rows, n, k, threads);
+                         long k, int row_invariant, int threads) {
+  kernels->linear(x, x_stride, panels, weight_type, bias, out, out_stride, rows, n, k,
+                  row_invariant, threads);
 }
 
 PM_EXPORT void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out,

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
 constexpr long kSpan = 512;
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
 constexpr int kTileQueries = 6, kUnitQueries = 48;
 #else
 constexpr int kTileQueries = 1, kUnitQueries = 24;
@@ -339,7 +339,7 @@ void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part
 template <typename T>
 void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
   switch (run.count) {
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
     case 2: return take<T, 2>(call, block, run, part);
     case 3: return take<T, 3>(call, block, run, part);
     case 4: return take<T, 4>(call, block, run, part);
@@ -356,7 +356,7 @@ template <typename T>
 void take_block(const AttentionCall& call, const Block<T>& block, const Run* runs, int run_count) {
   for (int i = 0; i < run_count; ++i) take_run(call, block, runs[i], {0, 0});
   const long columns = call.pages.head_dim;
-  const int widest = PM_LEVEL == 2 && run_count == 1 && runs[0].count <= 2 ? 8 : 4;
+  const int widest = PM_LEVEL >= 2 && run_count == 1 && runs[0].count <= 2 ? 8 : 4;
   for (long at = 0; at < columns;) {
     const long left = (columns - at) / kLanes;
     const int vectors = left >= widest ? widest : left >= 4 ? 4 : left >= 2 ? 2 : 1;

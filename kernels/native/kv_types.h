@@ -120,7 +120,7 @@ struct E4m3 {
   static V decode_some(const uint8_t* p, int n);
 };
 
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
 
 inline __m256i load_16_bits(const uint16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -8,6 +8,7 @@
 
 #include "linear.h"
 #include "rows.h"
+#include "product.h"
 #include "kv_write.h"
 #include "kv_gather.h"
 #include "attention.h"

@@ -16,7 +16,7 @@ namespace {
 // Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
 // are as large as registers allow.
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640;
 #elif PM_LEVEL == 1
@@ -212,7 +212,7 @@ StreamPanels stream_panel_of(long rows) {
     case 4: return stream_panels<T, 4, 1>;
     case 5: return stream_panels<T, 5, 1>;
 #endif
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
     case 6: return stream_panels<T, 6, 1>;
     case 7: return stream_panels<T, 7, 1>;
     case 8: return stream_panels<T, 8, 1>;
@@ -234,7 +234,7 @@ StreamPanels stream_pair_of(long rows) {
 #if PM_LEVEL > 0
     case 2: return stream_panels<Int8, 2, 2>;
 #endif
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
     case 3: return stream_panels<Int8, 3, 2>;
 #endif
     default: return stream_panels<Int8, kPairRows, 2>;
@@ -261,7 +261,7 @@ BlockTile block_tile_of(long rows) {
     case 4: return block_tile<4, P, FETCH>;
     case 5: return block_tile<5, P, FETCH>;
 #endif
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
     case 6: return block_tile<6, P, FETCH>;
     case 7: return block_tile<7, P, FETCH>;
 #endif
@@ -365,21 +365,6 @@ void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& w
     const long panel = unit * plan.unit_panels;
     const bool pair = plan.unit_panels == 2 && panel + 1 < plan.panels;
     (pair ? stream.pair : stream.panel)(call, panel, 1, carry, ahead);
-  });
-}
-
-void linear(const float* x, long x_stride, const void* panels, long weight_type,
-            const float* bias, float* out, long out_stride, long rows, long n, long k,
-            int threads) {
-  if (rows == 0) return;
-  const Weights weights = weights_of({panels, bias, n, k, weight_type});
-  const LinearCall call{x, x_stride, weights, bias, out, out_stride, rows, n, k, false, false};
-  if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
-  const LinearPlan plan = plan_linear(rows, n, weights.scaled, threads);
-  pm::Counter work;
-  pm::parallel(threads, [&] {
-    alignas(kLineBytes) float carry[kCarryFloats];
-    linear_share(call, plan, work, pm::thread_index(), pm::thread_count(), carry, kNothingNext);
   });
 }
 

@@ -9,7 +9,7 @@
 extern "C" {
 
 // --- Which code runs ---------------------------------------------------------------------------
-enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2 };
+enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2, PM_AMX = 3 };
 
 int pm_abi_version(void);
 int pm_best_level(void);      // what this CPU can run
@@ -82,7 +82,7 @@ enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1 };
 void pm_linear_pack(const float* weight, long row_stride, float* packed, long n, long k);
 void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
                const float* bias, float* out, long out_stride, long rows, long n, long k,
-               int threads);
+               int row_invariant, int threads);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
 void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,
@@ -149,6 +149,7 @@ struct PmDecoder {
   PmMatrix head;
   long layer_count, hidden, heads, kv_heads, head_dim, mlp, vocab, positions;
   float norm_epsilon, attention_scale;
+  long row_invariant;  // rows have the same bits in any company
 };
 
 // A ragged batch, see pagemesh/kernels/batch.py; `wanted` rows, ascending, go to the end.

@@ -7,51 +7,16 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "gated.h"
 #include "kv_write.h"
+#include "step_memory.h"
 
 namespace {
 
-constexpr long kOwnFloats = 4096;  // of rows that every thread normalises for itself
 constexpr long kTurnRows = 64;     // rows rotated and written at a time
 constexpr long kLayerCounters = 7;
 
 struct alignas(64) StepCounter {
   pm::Counter value;
-};
-
-// Buffers of a step; rows as the batch has them unless said otherwise.
-struct StepMemory {
-  float* x;        // [rows][hidden]
-  float* normed;   // [rows][hidden]
-  float* joined;   // [rows][query + 2 kv]
-  float* mixed;    // [rows][query]
-  float* gate_up;  // [rows][2 mlp]
-  float* gated;    // [rows][mlp]
-  float* last_x;   // [wanted][hidden], when the last layer goes on with those alone
-  float* last_q;   // [wanted][query]
-  float* own;      // [threads][kOwnFloats]
-  float* carry;    // [threads][kCarryFloats]
-  long floats;
-
-  StepMemory(const PmDecoder& model, long rows, int threads, float* base) : floats(0) {
-    const long query = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
-    auto place = [&](long count) {
-      float* at = base ? base + floats : nullptr;
-      floats += pieces(count, kLanes) * kLanes;
-      return at;
-    };
-    x = place(rows * model.hidden);
-    normed = place(rows * model.hidden);
-    joined = place(rows * (query + 2 * kv));
-    mixed = place(rows * query);
-    gate_up = place(rows * 2 * model.mlp);
-    gated = place(rows * model.mlp);
-    last_x = place(rows * model.hidden);
-    last_q = place(rows * query);
-    own = place(threads * kOwnFloats);
-    carry = place(threads * kCarryFloats);
-  }
 };
 
 struct StepCall {
@@ -72,6 +37,9 @@ struct StepCall {
 // What one thread of the region has of its own.
 struct Hand {
   int thread, threads;
+  bool row_invariant;
+  float* split;
+  float* own_split;
   float* carry;
   float* own;
   Scratch& scratch;
@@ -127,8 +95,23 @@ Next first_unit(const PmMatrix& matrix, const LinearPlan& plan, const Hand& hand
 }
 
 Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
-  const bool scaled = is_scaled(matrix);
-  return first_unit(matrix, plan_linear(rows, matrix.n, scaled, hand.threads), hand);
+  return first_unit(matrix, plan_product(rows, matrix, hand.row_invariant, hand.threads), hand);
+}
+
+void run_product(Hand& hand, pm::Counter& work, const LinearCall& call, const LinearPlan& plan,
+                 Next after) {
+  const bool tiled = on_tiles(call.rows, hand.row_invariant);
+  const bool alone = call.rows * call.k <= kOwnFloats &&
+                     split_floats(call.rows, call.k) <= split_floats(1, kOwnFloats);
+  float* split = alone ? hand.own_split : hand.split;
+  if (tiled && alone) {
+    for (long row = 0; row < call.rows; ++row) split_row(call, row, split);
+  } else if (tiled) {
+    share(hand, call.rows, [&](long row) { split_row(call, row, split); });
+    end_phase(hand, PM_ROWS);
+  }
+  product_share(call, plan, tiled, split, work, hand.thread, hand.threads, hand.carry, after);
+  end_phase(hand, PM_PRODUCTS);
 }
 
 // out (+)= x * matrix^T + bias for rows that lie one after the other.
@@ -136,9 +119,8 @@ void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix&
                   float* out, long rows, bool add, Next after) {
   const LinearCall call{x, matrix.k, weights_of(matrix), matrix.bias, out, matrix.n,
                         rows, matrix.n, matrix.k, add, false};
-  const LinearPlan plan = plan_linear(rows, matrix.n, is_scaled(matrix), hand.threads);
-  linear_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
-  end_phase(hand, PM_PRODUCTS);
+  run_product(hand, work, call, plan_product(rows, matrix, hand.row_invariant, hand.threads),
+              after);
 }
 
 // One KV head of rows [begin, end): queries and keys normalised (where the model does that) and
@@ -226,9 +208,8 @@ void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float
   }
   const LinearCall call{normed, matrix.k, weights_of(matrix), matrix.bias, step.memory.gated,
                         matrix.n / 2, rows, matrix.n, matrix.k, false, true};
-  const LinearPlan plan = plan_gated(rows, matrix.n, is_scaled(matrix), hand.threads);
-  gated_share(call, plan, work, hand.thread, hand.threads, hand.carry, after);
-  end_phase(hand, PM_PRODUCTS);
+  run_product(hand, work, call,
+              plan_gated_product(rows, matrix, hand.row_invariant, hand.threads), after);
 }
 
 // One layer; false when nothing beyond its K and V is wanted.
@@ -253,7 +234,8 @@ bool layer_step(const StepCall& step, Hand& hand, long index) {
   attend_step(hand, narrowed ? step.last_attention : step.attention,
               narrowed ? step.last_plan : step.plan, *step.pages[index], counters + 2);
   const PmMatrix& gate_up = layer.gate_up;
-  const LinearPlan gated = plan_gated(rows, gate_up.n, is_scaled(gate_up), hand.threads);
+  const LinearPlan gated =
+      plan_gated_product(rows, gate_up, hand.row_invariant, hand.threads);
   product_step(hand, counters[4].value, step.memory.mixed, layer.output, x, rows, true,
                first_unit(gate_up, gated, hand));
   normed = norm_step(step, hand, x, rows, layer.mlp_norm);
@@ -364,7 +346,9 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
   pm::parallel(threads, [&] {
     ThreadScratch scratch(attention);
     const int thread = pm::thread_index();
-    Hand hand{thread, pm::thread_count(), memory.carry + thread * kCarryFloats,
+    Hand hand{thread, pm::thread_count(), model->row_invariant != 0, memory.split,
+              memory.own_split + thread * memory.own_split_floats,
+              memory.carry + thread * kCarryFloats,
               memory.own + thread * kOwnFloats, scratch.scratch,
               thread == 0 ? phase_us : nullptr, now_us()};
     step_share(step, hand);

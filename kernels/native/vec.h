@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kLanes = 16;
 
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
 
 struct V {
   __m512 v;
@@ -161,7 +161,7 @@ inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline V zero() { return splat(0.0f); }
 
 // Sum and maximum over lanes, in an order that is fixed within a level.
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
 inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
 inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
 #else
@@ -205,7 +205,7 @@ inline V exponential(V x) {
 
 inline float exponential(float x) {
   V lanes = exponential(splat(x));
-#if PM_LEVEL == 2
+#if PM_LEVEL >= 2
   return _mm512_cvtss_f32(lanes.v);
 #elif PM_LEVEL == 1
   return _mm256_cvtss_f32(lanes.a);

@@ -10,7 +10,8 @@ V that have to be read, bandwidth by streaming those very weights, arithmetic by
 the nearest cache, all in the same run, in turns with the steps. The weights are float32 or int8,
 and each has the floor of its own bytes. For ``of_floor`` the best turn
 counts on both sides; ``of_floor_median`` is the median over the turns, each by its own floor.
-``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches.
+``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
+are matrix tiles a prompt may take less than its floor, which is that of vectors.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
 on one core.
 """
@@ -87,8 +88,10 @@ CASES = (
 class TimedDecoder(Decoder):
     """Notes where the time of the last step went."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
-        super().__init__(config, weights, deterministic=True)
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, *, deterministic: bool = False
+    ) -> None:
+        super().__init__(config, weights, deterministic=deterministic)
         self.phase_us = phases()
 
     def step(
@@ -110,14 +113,14 @@ class Bench:
         pages = PAGES * BATCH_MAX
         form = PoolFormat(pages, PAGE_SIZE, layout.page_bytes)
         self.file = PoolFile.create(folder / "bench.pool", Superblock(form, 1, layout.digest))
-        pool = WorkerPool(self.file, layout)
-        pool.pages.memory.view(torch.float32).normal_(0.0, 0.5)
+        self.pool = WorkerPool(self.file, layout)
+        self.pool.pages.memory.view(torch.float32).normal_(0.0, 0.5)
         order = np.random.default_rng(0).permutation(pages).astype(np.uint32)
         self.tables = list(order.reshape(BATCH_MAX, PAGES))
         grant(self.file, order)
         self.decoder = TimedDecoder(self.config, self.weights)
         self.executor = ModelExecutor(self.decoder, layout)
-        self.executor.use(pool)
+        self.executor.use(self.pool)
 
     @property
     def matrices(self) -> list[PackedLinear]:

@@ -30,8 +30,15 @@ def test_the_product_is_that_of_torch_over_what_is_packed(
     packed = pack_linear(weight, bias, weight_type=weight_type)
     expected = torch.empty(rows, n)
     reference.linear(x, packed, expected)
-    atol = ABSOLUTE_ERROR_MAX[weight_type]
-    torch.testing.assert_close(linear(x, packed), expected, rtol=1e-5, atol=atol)
+    for row_invariant in (False, True):
+        result = linear(x, packed, row_invariant=row_invariant)
+        if level < CpuLevel.AMX:  # torch adds up in the same order
+            atol = ABSOLUTE_ERROR_MAX[weight_type]
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=atol)
+        values = unpack_linear(packed).double()
+        exact = x.double() @ values.T + bias.double()
+        terms = x.double().abs() @ values.T.abs() + bias.double().abs()
+        assert ((result - exact).abs() <= 5e-7 * terms).all()
 
 
 @EITHER
@@ -52,12 +59,15 @@ def test_a_row_has_the_same_bits_in_any_company(
     # Enough work for more than one thread even with one row; a last panel that is not whole.
     packed = pack_linear(torch.randn(1333, 902), torch.randn(1333), weight_type=weight_type)
     x = torch.randn(max(ROWS), 902)
-    alone = torch.cat([linear(x[i : i + 1], packed) for i in range(len(x))])
+    alone = torch.cat([linear(x[i : i + 1], packed, row_invariant=True) for i in range(len(x))])
     for threads in (1, 2, 3):
         with_threads(threads)
         for rows in ROWS:
-            assert torch.equal(linear(x[:rows], packed), alone[:rows]), (threads, rows)
-            shifted = linear(x[-rows:], packed)
+            assert torch.equal(linear(x[:rows], packed, row_invariant=True), alone[:rows]), (
+                threads,
+                rows,
+            )
+            shifted = linear(x[-rows:], packed, row_invariant=True)
             assert torch.equal(shifted, alone[-rows:]), (threads, rows)
 
 
@@ -68,23 +78,42 @@ def test_a_long_chunk_has_the_bits_of_its_rows_alone(
     # More rows, panels and values of K than a unit of work has, and none of them a multiple.
     packed = pack_linear(torch.randn(331, 301), torch.randn(331), weight_type=weight_type)
     x = torch.randn(611, 301)
-    alone = torch.cat([linear(row[None], packed) for row in x])
+    alone = torch.cat([linear(row[None], packed, row_invariant=True) for row in x])
     for threads in (1, 2, 5):
         with_threads(threads)
         for rows in (257, 611):
-            assert torch.equal(linear(x[:rows], packed), alone[:rows]), (threads, rows)
+            assert torch.equal(linear(x[:rows], packed, row_invariant=True), alone[:rows]), (
+                threads,
+                rows,
+            )
     expected = torch.empty(611, 331)
     reference.linear(x, packed, expected)
     torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(linear(x, packed), expected, rtol=1e-5, atol=1e-4)
+
+
+@EITHER
+def test_rows_of_any_size_are_as_exact_and_no_number_stays_none(
+    level: CpuLevel, weight_type: WeightType
+) -> None:
+    packed = pack_linear(torch.randn(33, 50), weight_type=weight_type)
+    x = torch.randn(40, 50) * 10.0 ** torch.linspace(-30, 30, 40)[:, None]
+    x[11, 7] = torch.nan
+    exact = x.double() @ unpack_linear(packed).double().T
+    largest = exact.abs().amax(dim=1, keepdim=True)
+    for row_invariant in (False, True):
+        error = (linear(x, packed, row_invariant=row_invariant) - exact).abs() / largest
+        assert error[11].isnan().all()
+        assert error.nan_to_num(0.0).max() < 1e-6
 
 
 @EITHER
 def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel, weight_type: WeightType) -> None:
     weight, x = torch.randn(100, 70), torch.randn(20, 70)
-    whole = linear(x, pack_linear(weight, weight_type=weight_type))
+    whole = linear(x, pack_linear(weight, weight_type=weight_type), row_invariant=True)
     for first in (0, 1, 13, 16, 50):
         packed = pack_linear(weight[first : first + 49], weight_type=weight_type)
-        assert torch.equal(linear(x, packed), whole[:, first : first + 49])
+        assert torch.equal(linear(x, packed, row_invariant=True), whole[:, first : first + 49])
 
 
 def test_strided_rows_are_read_and_written_in_place(level: CpuLevel) -> None:

@@ -33,6 +33,7 @@ from pagemesh.kernels.ops import (
     DecoderStep,
     KvPool,
     LayerWeights,
+    PackedLinear,
     RaggedBatch,
     backend,
     kv_write,
@@ -99,13 +100,16 @@ class Decoder:
                 x, q, batch = x[wanted], q[wanted], narrowed(batch, wanted)
                 work, attention = Workspace(self.config, batch.rows), paged_attention
             attention(q, pool, index, batch, self.config.attention_scale, work.mixed)
-            x += linear(work.mixed_rows, layer.output, work.hidden)
+            x += self._linear(work.mixed_rows, layer.output, work.hidden)
             x += self._gated(layer, x, work)
         return rms_norm(x, self.weights.norm, self.config.norm_epsilon)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] of ``hidden`` rows."""
-        return linear(hidden, self.weights.head)
+        return self._linear(hidden, self.weights.head)
+
+    def _linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        return linear(x, packed, out, row_invariant=self.deterministic)
 
     def _is_for_torch(self, batch: RaggedBatch) -> bool:
         """Are there chunks so long, over a past so long, that torch's attention is quicker?"""
@@ -120,7 +124,7 @@ class Decoder:
             head=weights.head, cosine=self._cosine, sine=self._sine,
             head_count=config.head_count, kv_head_count=config.kv_head_count,
             head_dim=config.head_dim, norm_epsilon=config.norm_epsilon,
-            attention_scale=config.attention_scale,
+            attention_scale=config.attention_scale, row_invariant=self.deterministic,
         )  # fmt: skip
 
     def _write_kv(
@@ -135,7 +139,7 @@ class Decoder:
     ) -> Tensor:
         """Write K and V of every row; gives the rotated queries, [T, heads, head_dim]."""
         normed = rms_norm(x, layer.attention_norm, self.config.norm_epsilon, work.hidden)
-        linear(normed, layer.qkv, work.joined)
+        self._linear(normed, layer.qkv, work.joined)
         q, k = work.q, work.k
         if layer.query_norm is None or layer.key_norm is None:
             rope(work.turned, *angles)
@@ -152,8 +156,8 @@ class Decoder:
 
     def _gated(self, layer: LayerWeights, x: Tensor, work: Workspace) -> Tensor:
         normed = rms_norm(x, layer.mlp_norm, self.config.norm_epsilon, work.hidden)
-        linear(normed, layer.gate_up, work.gate_up)
-        return linear(silu_mul(work.gate_up, work.gated), layer.down, work.hidden)
+        self._linear(normed, layer.gate_up, work.gate_up)
+        return self._linear(silu_mul(work.gate_up, work.gated), layer.down, work.hidden)
 
 
 class Workspace:

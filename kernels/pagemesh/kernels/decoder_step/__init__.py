@@ -77,6 +77,8 @@ class DecoderPlan:
     head_dim: int
     norm_epsilon: float
     attention_scale: float
+    row_invariant: bool = False
+    """Whether a row's bits are the same in any company; see ``kernels.linear``."""
 
 
 class DecoderStep:
@@ -216,5 +218,5 @@ def _decoder(plan: DecoderPlan, layers: ctypes.Array[LayerStruct]) -> DecoderStr
         plan.cosine.data_ptr(), plan.sine.data_ptr(), _matrix(plan.head),
         len(plan.layers), hidden, plan.head_count, plan.kv_head_count, plan.head_dim,
         plan.layers[0].down.k, vocab, plan.cosine.shape[0],
-        plan.norm_epsilon, plan.attention_scale,
+        plan.norm_epsilon, plan.attention_scale, plan.row_invariant,
     )  # fmt: skip

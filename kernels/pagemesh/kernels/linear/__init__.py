@@ -6,9 +6,11 @@ x       float32 [rows, K], rows contiguous (any row stride)
 packed  ``PackedLinear``: float32 or int8 [ceil(N / 16)][K][16], padding columns zero
 out     float32 [rows, N]; written, returned; allocated when not given
 
-Native: each element is one chain of multiply-adds over ascending k, so a row's result is the
-same to the last bit whatever the number of rows, the tiling and the threads. Of int8 weights
-the chain is over codes, and what it comes to is multiplied by the column's scale. The packing in
+Native: an element's sum goes over k in one order, so a row's result is the same to the last bit
+whatever the tiling and the threads. Of int8 weights the sum is over codes, and what it comes to is
+multiplied by the column's scale. Where the machine has matrix tiles, many rows are multiplied on
+them and few as vectors, which rounds otherwise; ``row_invariant`` does all on tiles, so that a
+row's result does not depend on how many there are either. The packing in
 panels of sixteen columns is the one BLIS (Van Zee and van de Geijn, 2015) uses for operand B.
 """
 
@@ -23,12 +25,18 @@ from pagemesh.kernels.linear.packed import PackedLinear, pack_linear, packed_sha
 __all__ = ["PackedLinear", "linear", "pack_linear", "packed_shape"]
 
 
-def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    packed: PackedLinear,
+    out: torch.Tensor | None = None,
+    *,
+    row_invariant: bool = False,
+) -> torch.Tensor:
     """``x`` times the packed weight; see the module. Raises ``ValueError`` on a wrong shape."""
     rows_float32(x, "x", packed.k)
     out = rows_out(out, x.shape[0], packed.n, like=x)
     if is_native():
-        cpu.linear(x, packed, out)
+        cpu.linear(x, packed, out, row_invariant=row_invariant)
     else:
         reference.linear(x, packed, out)
     return out

@@ -9,7 +9,9 @@ from pagemesh.kernels.linear.packed import PackedLinear
 from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 
-def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor) -> None:
+def linear(
+    x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, *, row_invariant: bool
+) -> None:
     native().pm_linear(
         x.data_ptr(),
         x.stride(0),
@@ -21,5 +23,6 @@ def linear(x: torch.Tensor, packed: PackedLinear, out: torch.Tensor) -> None:
         x.shape[0],
         packed.n,
         packed.k,
+        row_invariant,
         threads(),
     )

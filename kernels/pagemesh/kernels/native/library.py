@@ -4,7 +4,7 @@ The library brings no threading runtime. ``lend_threads`` hands it the OpenMP ru
 torch has loaded (or will load), so a process never runs two pools of spinning threads. A
 process that never calls it, such as the pager, computes on the calling thread.
 
-Environment: ``PAGEMESH_CPU_LEVEL`` = ``avx512`` | ``avx2`` | ``portable`` forces a level.
+Environment: ``PAGEMESH_CPU_LEVEL`` = ``amx`` | ``avx512`` | ``avx2`` | ``portable`` forces a level.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class CpuLevel(enum.IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    AMX = 3
 
 
 class PagesStruct(ctypes.Structure):
@@ -99,6 +100,7 @@ class DecoderStruct(ctypes.Structure):
         ("positions", ctypes.c_long),
         ("norm_epsilon", ctypes.c_float),
         ("attention_scale", ctypes.c_float),
+        ("row_invariant", ctypes.c_long),
     ]
 
 
@@ -149,7 +151,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_word_await": (None, (_P, _U32, _L)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
     "pm_linear_pack": (None, (_P, _L, _P, _L, _L)),
-    "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I)),
+    "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I, _I)),
     "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),

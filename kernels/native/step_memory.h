@@ -1,0 +1,51 @@
+// Where the operations of a step leave what the next ones take.
+#pragma once
+
+#include "product.h"
+
+namespace {
+
+constexpr long kOwnFloats = 4096;  // of rows that every thread normalises, or splits, for itself
+
+// Buffers of a step; rows as the batch has them unless said otherwise.
+struct StepMemory {
+  float* x;        // [rows][hidden]
+  float* normed;   // [rows][hidden]
+  float* joined;   // [rows][query + 2 kv]
+  float* mixed;    // [rows][query]
+  float* gate_up;  // [rows][2 mlp]
+  float* gated;    // [rows][mlp]
+  float* last_x;   // [wanted][hidden], when the last layer goes on with those alone
+  float* last_q;   // [wanted][query]
+  float* split;    // of the widest product's rows, where they are split
+  float* own;      // [threads][kOwnFloats]
+  float* own_split;  // [threads][own_split_floats]: those of a product of few
+  float* carry;    // [threads][kCarryFloats]
+  long own_split_floats;
+  long floats;
+
+  StepMemory(const PmDecoder& model, long rows, int threads, float* base) : floats(0) {
+    const long query = model.heads * model.head_dim, kv = model.kv_heads * model.head_dim;
+    auto place = [&](long count) {
+      float* at = base ? base + floats : nullptr;
+      floats += pieces(count, kLanes) * kLanes;
+      return at;
+    };
+    x = place(rows * model.hidden);
+    normed = place(rows * model.hidden);
+    joined = place(rows * (query + 2 * kv));
+    mixed = place(rows * query);
+    gate_up = place(rows * 2 * model.mlp);
+    gated = place(rows * model.mlp);
+    last_x = place(rows * model.hidden);
+    last_q = place(rows * query);
+    const long widest = model.mlp > query ? model.mlp : query;
+    split = place(split_floats(rows, widest > model.hidden ? widest : model.hidden));
+    own = place(threads * kOwnFloats);
+    own_split_floats = split_floats(1, kOwnFloats);
+    own_split = place(threads * own_split_floats);
+    carry = place(threads * kCarryFloats);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,197 @@
+// Matrix tiles (AMX): float32 values as sums of three bfloat16s. With 8 + 8 + 8 bits of significand
+// nothing is lost. Of the nine products of two such values the six that float32 can tell are added
+// up, small ones first; a tile sums 32 values of K at a time, in float32. An error is half of what
+// it is in one chain of multiply-adds. Like everywhere else an element's sum goes over K in one
+// order, whatever the rows, units and threads are.
+//
+// Infinities come out as no number, since their parts do not add up to them.
+//
+// Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
+// higher-precision computations" (2019).
+#pragma once
+
+#include "linear.h"
+
+namespace {
+
+using Word = uint16_t;  // a bfloat16
+
+constexpr long kTileHeight = 16, kTileDepth = 32, kTileWords = kTileHeight * kTileDepth;
+constexpr long kTilePairs = kTileDepth / 2;  // value i of K lies beside value i + 16
+constexpr long kSumFloats = kTileHeight * kLanes;
+constexpr int kRowParts = 3;
+
+inline __m512i bits_of(__m512 value) { return _mm512_castps_si512(value); }
+inline __m512 upper_of(__m512i bits) {
+  return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x10000)));
+}
+// The upper halves of both, alternating.
+inline void store_uppers(Word* to, __m512i low, __m512i high) {
+  _mm512_store_si512(to, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(low, 16), high));
+}
+
+// Values of K and those 16 further on, of one row or of 16 columns, as a line of a tile for each
+// part. The first part is rounded (halves away from zero), so that the others have either sign;
+// what it leaves has 16 bits.
+inline void split_pair(V low, V high, Word* to) {
+  __m512 a = low.v, b = high.v;
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i a_rounded = _mm512_add_epi32(bits_of(a), half);
+  const __m512i b_rounded = _mm512_add_epi32(bits_of(b), half);
+  store_uppers(to, a_rounded, b_rounded);
+  a = _mm512_sub_ps(a, upper_of(a_rounded));
+  b = _mm512_sub_ps(b, upper_of(b_rounded));
+  store_uppers(to + kTileWords, bits_of(a), bits_of(b));
+  a = _mm512_sub_ps(a, upper_of(bits_of(a)));
+  b = _mm512_sub_ps(b, upper_of(bits_of(b)));
+  store_uppers(to + 2 * kTileWords, bits_of(a), bits_of(b));
+}
+
+// Weights of a tile: how many parts they have, and a line of each from what the panel holds.
+struct SplitFloat32 {
+  static constexpr int kParts = 3;
+  static void line(const char* low, const char* high, Word* to) {
+    split_pair(low ? load(reinterpret_cast<const float*>(low)) : zero(),
+               high ? load(reinterpret_cast<const float*>(high)) : zero(), to);
+  }
+};
+struct SplitInt8 {  // codes have 7 bits
+  static constexpr int kParts = 1;
+  static void line(const char* low, const char* high, Word* to) {
+    const V a = low ? Int8::decode(reinterpret_cast<const int8_t*>(low)) : zero();
+    const V b = high ? Int8::decode(reinterpret_cast<const int8_t*>(high)) : zero();
+    store_uppers(to, bits_of(a.v), bits_of(b.v));
+  }
+};
+
+// The rows of a product, split: [tile of rows][tile of K][part][16][32].
+struct SplitRows {
+  Word* words;
+  long deep;    // tiles of K
+  long tiles;   // of rows
+  long height;  // rows of a tile
+
+  SplitRows(Word* memory, long rows, long k)
+      : words(memory), deep(pieces(k, kTileDepth)), tiles(pieces(rows, kTileHeight)),
+        height(pieces(rows, tiles)) {}
+  long apart() const { return deep * kRowParts * kTileWords; }  // from tile to tile of rows
+  Word* at(long tile, long depth) const {
+    return words + tile * apart() + depth * kRowParts * kTileWords;
+  }
+  void split(const float* x, long row, long k) const {
+    Word* to = at(row / height, 0) + row % height * kTileDepth;
+    auto some = [&](long i) {
+      const long left = k - i;
+      if (left >= kLanes) return load(x + i);
+      return left > 0 ? load_some(x + i, static_cast<int>(left)) : zero();
+    };
+    for (long i = 0; i < k; i += kTileDepth, to += kRowParts * kTileWords) {
+      split_pair(some(i), some(i + kTilePairs), to);
+    }
+  }
+};
+
+// Tiles 0 to 3 are sums, of two tiles of rows and two panels; 4 and 5 are of rows, 6 and 7 of
+// panels.
+struct Tiles {
+  struct alignas(kLineBytes) Config {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t line_bytes[16] = {};
+    uint8_t lines[16] = {};
+  };
+
+  explicit Tiles(long height) {
+    Config config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.line_bytes[tile] = kLineBytes;
+      config.lines[tile] = static_cast<uint8_t>(tile < 6 ? height : kTilePairs);
+    }
+    _tile_loadconfig(&config);
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+  ~Tiles() { _tile_release(); }
+};
+
+// In all of these R is 1 or 2 tiles of rows; panels are two.
+template <int R>
+inline void load_rows(const Word* at, long apart) {
+  _tile_loadd(4, at, kLineBytes);
+  if constexpr (R > 1) _tile_loadd(5, at + apart, kLineBytes);
+}
+
+inline void load_panels(const Word* at, long apart) {
+  _tile_loadd(6, at, kLineBytes);
+  _tile_loadd(7, at + apart, kLineBytes);
+}
+
+template <int R>
+inline void multiply_tiles() {
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (R > 1) _tile_dpbf16ps(1, 5, 6);
+  _tile_dpbf16ps(2, 4, 7);
+  if constexpr (R > 1) _tile_dpbf16ps(3, 5, 7);
+}
+
+template <int R>
+inline void zero_sums() {
+  _tile_zero(0);
+  if constexpr (R > 1) _tile_zero(1);
+  _tile_zero(2);
+  if constexpr (R > 1) _tile_zero(3);
+}
+
+// Sums lie [panel][tile of rows][16][16], panels `apart` floats apart.
+template <int R>
+inline void load_sums(const float* at, long apart) {
+  _tile_loadd(0, at, kLineBytes);
+  if constexpr (R > 1) _tile_loadd(1, at + kSumFloats, kLineBytes);
+  _tile_loadd(2, at + apart, kLineBytes);
+  if constexpr (R > 1) _tile_loadd(3, at + apart + kSumFloats, kLineBytes);
+}
+
+template <int R>
+inline void store_sums(float* at, long apart) {
+  _tile_stored(0, at, kLineBytes);
+  if constexpr (R > 1) _tile_stored(1, at + kSumFloats, kLineBytes);
+  _tile_stored(2, at + apart, kLineBytes);
+  if constexpr (R > 1) _tile_stored(3, at + apart + kSumFloats, kLineBytes);
+}
+
+// Adds 32 values of K to the sums: of R tiles of rows, `rows_apart` apart, and two panels of PARTS
+// parts each. Does `between()` kBetween<PARTS> times, since products take longer to come than to
+// be asked for.
+template <int PARTS>
+constexpr long kBetween = PARTS == 1 ? 3 : 6;
+
+template <int R, int PARTS, typename Between>
+inline void add_tile(const Word* rows, long rows_apart, const Word* panels, Between between) {
+  constexpr long kApart = PARTS * kTileWords;
+  auto multiply = [&] {
+    multiply_tiles<R>();
+    between();
+  };
+  load_panels(panels, kApart);
+  load_rows<R>(rows + 2 * kTileWords, rows_apart);
+  multiply();
+  load_rows<R>(rows + kTileWords, rows_apart);
+  multiply();
+  if constexpr (PARTS == 1) {
+    load_rows<R>(rows, rows_apart);
+    multiply();
+  } else {
+    load_panels(panels + kTileWords, kApart);
+    multiply();
+    load_rows<R>(rows, rows_apart);
+    multiply();
+    load_panels(panels + 2 * kTileWords, kApart);
+    multiply();
+    load_panels(panels, kApart);
+    multiply();
+  }
+}
+
+// Compilers do not know that tiles are loaded from what was stored before.
+inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
+}  // namespace
