@@ -31,6 +31,9 @@ _OUTLIER = 3.0
 """A step that took longer than so many times what was expected was held up by something else;
 it counts as that much, so that a machine that did become slower is learnt within a few steps."""
 _KNOWN_WEIGHT = 4.0
+_PENDING_MAX = 16
+"""Observations that are kept as they are until somebody asks: taking one in costs as much as
+sending a token, and a step has to be reported first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,10 @@ class StepCosts:
     def __init__(self) -> None:
         self._drawing = _Seen(_KEPT_DRAWING)
         self._prompts = _Seen(_KEPT_PROMPTS)
+        self._pending: list[tuple[StepShape, float]] = []
         self._fitted: Costs = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._is_fitted = True
-        """Whether that is by all observations."""
+        """Whether that is by all observations that were taken in."""
 
     @property
     def knows_prompts(self) -> bool:
@@ -105,14 +109,10 @@ class StepCosts:
 
     def observe(self, shape: StepShape, duration_us: float) -> None:
         """A step of ``shape`` took so long. One that took no time tells nothing."""
-        if duration_us <= 0.0:
-            return
-        seen = self._prompts if shape.prompt_tokens else self._drawing
-        # Not for what is none by the last fit: another would take its time between two steps.
-        if seen.weight >= _KNOWN_WEIGHT and duration_us > _OUTLIER * _us(self._fitted, shape):
-            duration_us = min(duration_us, _OUTLIER * max(self.us(shape), 1.0))
-        seen.add(shape.features, duration_us)
-        self._is_fitted = False
+        if duration_us > 0.0:
+            self._pending.append((shape, duration_us))
+            if len(self._pending) >= _PENDING_MAX:
+                self._take_in()
 
     def us(self, shape: StepShape) -> float:
         """What a step of ``shape`` would take, in microseconds; 0 before anything is known."""
@@ -134,7 +134,21 @@ class StepCosts:
         root = math.sqrt(slope * slope + 2.0 * per_pair * spare_us)
         return int(2.0 * spare_us / (slope + root))
 
+    def _take_in(self) -> None:
+        pending, self._pending = self._pending, []
+        for shape, duration_us in pending:
+            seen = self._prompts if shape.prompt_tokens else self._drawing
+            # A fit takes its time too: none for what is no outlier by the last one.
+            if seen.weight >= _KNOWN_WEIGHT and duration_us > _OUTLIER * _us(self._fitted, shape):
+                duration_us = min(duration_us, _OUTLIER * max(_us(self._by_taken(), shape), 1.0))
+            seen.add(shape.features, duration_us)
+            self._is_fitted = False
+
     def _costs(self) -> Costs:
+        self._take_in()
+        return self._by_taken()
+
+    def _by_taken(self) -> Costs:
         if not self._is_fitted:
             base, row, slot, token, pair = (self._solve() / _SCALES).tolist()
             self._fitted, self._is_fitted = (base, row, slot, token, pair), True
