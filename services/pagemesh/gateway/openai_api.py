@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -250,10 +250,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
         return (prompt,)
     if not prompt:
         raise bad("prompt", "prompt is empty")
-    if len({type(part) for part in prompt}) > 1:
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
         raise bad("prompt", "prompt mixes text, tokens and lists of tokens")
-    if isinstance(prompt[0], int):
-        return ([part for part in prompt if isinstance(part, int)],)
+    if kinds == {int}:
+        return (cast(list[int], prompt),)
     if len(prompt) > PROMPTS_MAX:
         raise bad("prompt", f"{len(prompt)} prompts exceed the limit of {PROMPTS_MAX}")
     return tuple(part for part in prompt if not isinstance(part, int))

@@ -70,7 +70,7 @@ class Tenants:
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""
         message = canonical({"tenant": tenant, "cache_salt": cache_salt})
-        return hmac.new(self._secret, message, hashlib.sha256).digest()
+        return hmac.digest(self._secret, message, "sha256")
 
 
 def bearer(authorization: str) -> str:
