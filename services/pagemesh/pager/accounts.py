@@ -121,6 +121,7 @@ class Accounts:
         idle = [node for node in reversed(below) if not node.pins]
         for node in idle:
             before.policy.remove(node)
+        before.policy.tidy()
         for node in (tree.root, *below):
             node.account, node.note = account, None
         for node in idle:
@@ -144,7 +145,9 @@ class Accounts:
         account.tree_count -= 1
 
     def tidy(self) -> None:
-        """Forget tenants without a tree."""
+        """Forget tenants without a tree, and have policies do what they put off."""
+        for account in self:
+            account.policy.tidy()
         for account in list(self.by_tenant.values()):
             if not account.tree_count and not len(account.waiting):
                 self._quotas_pages -= account.quota_pages

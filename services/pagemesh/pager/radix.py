@@ -326,6 +326,7 @@ class Forest:
 
         Leases anchored at ``lower`` stay there, so the path of each keeps its length.
         """
+        lower.account.policy.tidy()  # what it was told is of the edge as it is
         parent, cut = lower.parent, keep * self._width
         upper = Node(parent, lower.tokens[:cut], own(lower.pages[:keep]))
         parent.put_child(lower.tokens[: self._width], upper)

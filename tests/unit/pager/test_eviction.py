@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from pagemesh.pager.eviction.reuse import ReuseModel
 from pagemesh.pager.pool import PagePool
 from pagemesh.pager.radix import Forest, Node
 from pagemesh.runtime.settings import PagerConfig
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import pack
 
@@ -271,8 +273,55 @@ def test_learned_knows_what_comes_back_from_before_it_was_evicted() -> None:
     cache.evict(cache.pool.idle)
     cache.serve(fresh(1))
     cache.serve(fresh(2))
+    cache.policy.tidy()
     [known, new] = sorted((n.note.use_count for n in cache.root.children.values()), reverse=True)
     assert (known, new) == (5, 0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps)
+def test_learned_puts_off_what_it_is_told_and_comes_to_the_same(
+    steps: list[tuple[int, ...] | int | None],
+) -> None:
+    """Two tokens a step make chains, branches, cuts and returns; only one cache tidies at once."""
+    late, soon = Cache(24, Learned(24)), Cache(24, Learned(24))
+    for step in steps:
+        for cache in (late, soon):
+            if isinstance(step, tuple):
+                if len(cache.anchors) < 3:
+                    cache.begin(step)
+            elif step is None:
+                if cache.anchors:
+                    cache.end()
+            else:
+                cache.evict(min(step, cache.pool.idle))
+            if cache is soon:
+                cache.policy.tidy()
+        assert np.array_equal(late.pool.states, soon.pool.states)
+    for cache in (late, soon):
+        while cache.anchors:
+            cache.end()
+    order = [[node.tokens for node in cache.policy] for cache in (late, soon)]
+    assert order[0] == order[1]
+    late.check()
+
+
+def test_a_tenant_that_takes_a_tree_over_gets_what_the_policy_before_had_put_off() -> None:
+    pool = PagePool(16, 0)
+    accounts = Accounts(16, Learned(16), Learned, 8)
+    forest = Forest(pool, 1, accounts)
+    tree = forest.plant(b"r" * 32, 0)
+    for first in (1, 2, 1):
+        tokens = pack(fresh(first))
+        node = forest.pin_match(forest.match(tree.root, tokens, 4))
+        if not node.depth:
+            made = forest.insert(node, tokens, pool.take(4)[0], grow=False)
+            forest.unpin(node)
+            node = made.node
+        forest.unpin(node)
+    accounts.assign(tree, CacheTerms(tenant="t", pages_max=8), lambda: 0)
+    check_forest(forest, pool, [])
+    assert [node.note.use_count for node in tree.root.below()] == [0, 0]
 
 
 def test_ghosts_are_bounded_in_number_and_in_pages() -> None:

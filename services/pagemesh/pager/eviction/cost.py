@@ -66,6 +66,9 @@ class Cost(Generic[N]):
             if parent is not None:
                 self._push(parent, parent.note)
 
+    def tidy(self) -> None:
+        pass  # nothing is put off
+
     def victim(self) -> tuple[N, int]:
         heap = self._heap
         while heap:

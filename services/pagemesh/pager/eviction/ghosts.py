@@ -49,13 +49,13 @@ class Ghosts:
 
     def put(self, ghost: Ghost) -> None:
         """Remember ``ghost``, instead of who was at its place, and forget the oldest."""
-        old = self.take(ghost.place)
-        if old is not None:
+        by_place = self.by_place
+        if ghost.place in by_place and (old := self.take(ghost.place)) is not None:
             self._on_forgotten(old)
-        self.by_place[ghost.place] = ghost
+        by_place[ghost.place] = ghost
         self._page_count += ghost.page_count
-        while self._page_count > self._pages_max or len(self.by_place) > self._count_max:
-            _, oldest = self.by_place.popitem(last=False)
+        while self._page_count > self._pages_max or len(by_place) > self._count_max:
+            _, oldest = by_place.popitem(last=False)
             self._page_count -= oldest.page_count
             self._on_forgotten(oldest)
 

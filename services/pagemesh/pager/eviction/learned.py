@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -32,6 +32,10 @@ _LEVEL_OF = [n if n < 4 else n.bit_length() + 1 for n in range(1 << (LEVELS - 2)
 _GHOST_POOLS = 4
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
 _REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
+_USED, _LEAF, _INNER = range(3)
+"""An edge is in use again; it became idle, with nothing below it or with something."""
+_HEARD_MAX = 1_536
+"""Three for each time that an edge became idle or was used again."""
 _TAILED_PAGES_MAX = 64
 """In a longer edge one page more or less is nothing."""
 _TAIL_WORTH = 0.5
@@ -64,17 +68,54 @@ class Learned(Generic[N]):
         self._model = ReuseModel(2 * LEVELS, page_count)
         ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
+        self._ghost_places = self._ghosts.by_place
         self._bodies: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
         self._tails: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
         self._root_count = self._entry_count = 0
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
+        self._heard: list[Any] = []
+        """Edges that became idle or are used again, their pages then, and which of the two it is.
+        What that means is worked out for many at once, and before it matters: a request that
+        evicts nothing has no part in it."""
+        # Where requests evict, putting off gains nothing: who is asked for a victim does not, until
+        # it was told to be tidy twice without being asked in between.
+        self._puts_off, self._was_asked = True, False
 
     # What the tree tells
 
     def add(self, node: N) -> None:
+        if not self._puts_off:
+            self._rest(node, len(node.pages), not node.children)
+            return
+        self._heard += (node, len(node.pages), _INNER if node.children else _LEAF)
+        if len(self._heard) > _HEARD_MAX:
+            self._catch_up()
+
+    def remove(self, node: N) -> None:
+        if self._puts_off:
+            self._heard += (node, 0, _USED)
+        else:
+            self._use(node)
+
+    def tidy(self) -> None:
+        self._catch_up()
+        self._puts_off, self._was_asked = not self._was_asked, False
+
+    def _catch_up(self) -> None:
+        """Work out what was heard, in that order."""
+        each = iter(self._heard)
+        for node, page_count, what in zip(each, each, each, strict=True):
+            if what:
+                self._rest(node, page_count, what == _LEAF)
+            else:
+                self._use(node)
+        self._heard.clear()
+        self._model.count()
+
+    def _rest(self, node: N, count: int, is_leaf: bool) -> None:
+        """``node`` became idle, with ``count`` pages."""
         note: _Note | None = node.note
-        count = len(node.pages)
         if note is None:
             note = self._get_to_know(node) if node.parent.note is None else self._returning(node)
         if note.is_new:
@@ -87,19 +128,23 @@ class Learned(Generic[N]):
         note.level = level = _LEVEL_OF[uses] if uses < len(_LEVEL_OF) else LEVELS - 1
         note.used_at = now = self._now
         self._bodies[level].add(node)
-        if count <= _TAILED_PAGES_MAX and not node.children:
+        if is_leaf and count <= _TAILED_PAGES_MAX:
             note.has_tail = True
             count -= 1
             self._tails[level].add(node)
             self._model.enter(2 * level + 1, now, 1)
         note.pages = count
-        self._model.enter(2 * level, now, count)
+        entered = self._model.entered
+        entered += (2 * level, now, count)
+        if len(entered) > _HEARD_MAX:
+            self._model.count()
 
-    def remove(self, node: N) -> None:
+    def _use(self, node: N) -> None:
+        """``node``, idle so far, is in use again."""
         note: _Note = node.note
         level, since, now = note.level, note.used_at, self._now
         self._bodies[level].remove(node)
-        self._model.use(2 * level, since, now, note.pages)
+        self._model.ended += (2 * level, since, now, note.pages)
         if note.has_tail:
             note.has_tail = False
             self._tails[level].remove(node)
@@ -118,6 +163,8 @@ class Learned(Generic[N]):
             self._model.use(2 * note.level, note.used_at, self._now, used)
 
     def shrink(self, node: N, keep: int) -> None:
+        if self._heard:
+            self._catch_up()
         note: _Note = node.note
         if note.has_tail:
             self._cut_tail(node, note)
@@ -131,22 +178,24 @@ class Learned(Generic[N]):
                 self._bodies[parent.note.level].recall(parent)
 
     def victim(self) -> tuple[N, int]:
+        if self._heard:
+            self._catch_up()
+        self._puts_off, self._was_asked = False, True
         if self._now >= self._refresh_at:
             self._refresh_at = self._now + self._refresh_ticks
             self._model.refresh(self._now, max(1.0, self._now / max(1, self._entry_count)))
         now, bucket, worth = self._now, self._model.bucket, self._model.worth
         best: tuple[float, int] | None = None
         found: tuple[N, int] | None = None
-        for level in range(LEVELS):
-            node = self._bodies[level].first()
-            if node is None:
+        for level, bodies in enumerate(self._bodies):
+            if not bodies.nodes or (node := bodies.first()) is None:
                 continue
             since = node.note.used_at
             value = worth[2 * level][bucket(now - since)], since
             if best is None or value < best:
                 best, found = value, (node, len(node.pages))
-            node = self._tails[level].first()
-            if node is not None:
+            tails = self._tails[level]
+            if tails.nodes and (node := tails.first()) is not None:
                 since = node.note.used_at
                 age = bucket(now - since)
                 value = worth[2 * level + 1][age], since
@@ -157,6 +206,7 @@ class Learned(Generic[N]):
         return found
 
     def __iter__(self) -> Iterator[N]:
+        self._catch_up()
         return chain.from_iterable(self._bodies)
 
     # Eviction, and return
@@ -202,7 +252,7 @@ class Learned(Generic[N]):
         page_bytes = len(node.tokens) // len(node.pages)
         place = place_of(node.parent.note.below, node.tokens[:page_bytes])
         node.note = note = _Note(place, place, 0)
-        if place not in self._ghosts.by_place:
+        if place not in self._ghost_places:
             return note
         for ghost in self._ghosts.returned(place, node.tokens, page_bytes):
             self._model.use(ghost.kind, ghost.used_at, self._now, ghost.page_count)

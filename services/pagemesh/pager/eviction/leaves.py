@@ -16,13 +16,14 @@ class LeafQueue(Generic[N]):
     """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
     comes back to the front by ``recall``: nothing still in the queue is older."""
 
-    __slots__ = ("_aside", "_queue", "add")
+    __slots__ = ("_aside", "add", "nodes")
 
     def __init__(self) -> None:
         # Not a plain dict: finding its first key is linear after removals at the front.
-        self._queue: OrderedDict[N, None] = OrderedDict()
+        self.nodes: OrderedDict[N, None] = OrderedDict()
+        """Those that were not put aside. Only to be looked at."""
         self._aside: set[N] = set()
-        self.add: Callable[[N], None] = self._queue.setdefault
+        self.add: Callable[[N], None] = self.nodes.setdefault
         """Put a node, which is not in it, last. The dictionary's own method, without a call in
         Python: every edge that becomes idle comes here."""
 
@@ -31,18 +32,18 @@ class LeafQueue(Generic[N]):
         if node in self._aside:
             self._aside.remove(node)
         else:
-            del self._queue[node]
+            del self.nodes[node]
 
     def recall(self, node: N) -> None:
         """``node``, which is in it, is an idle leaf now."""
         if node in self._aside:
             self._aside.remove(node)
-            self._queue[node] = None
-            self._queue.move_to_end(node, last=False)
+            self.nodes[node] = None
+            self.nodes.move_to_end(node, last=False)
 
     def first(self) -> N | None:
         """The first idle leaf."""
-        queue = self._queue
+        queue = self.nodes
         while queue:
             node = next(iter(queue))
             if not node.children and not node.pins:
@@ -52,7 +53,7 @@ class LeafQueue(Generic[N]):
         return None
 
     def __iter__(self) -> Iterator[N]:
-        return (node for node in self._queue if not node.children and not node.pins)
+        return (node for node in self.nodes if not node.children and not node.pins)
 
 
 class LeafQueues(Generic[N]):
@@ -74,6 +75,9 @@ class LeafQueues(Generic[N]):
             parent = bared(node)
             if parent is not None:
                 self._queues[parent.note].recall(parent)
+
+    def tidy(self) -> None:
+        pass  # nothing is put off
 
     def victim(self) -> tuple[N, int]:
         for queue in self._queues:

@@ -32,6 +32,9 @@ class Lru(Generic[N]):
         if not keep:
             del self._idle[node]
 
+    def tidy(self) -> None:
+        pass  # nothing is put off
+
     def victim(self) -> tuple[N, int]:
         for node in self._idle:
             return node, len(node.pages)

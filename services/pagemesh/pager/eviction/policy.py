@@ -11,6 +11,9 @@ what is below them:
 A node becomes idle only after all nodes below it, and only leaves may be named as victims. A
 parent that loses its last child is a leaf from then on, without another ``add``.
 
+What a policy makes of ``add`` and ``remove``, which every request brings, it may put off until it
+is asked for a victim, or told to ``tidy``: that is what an edge is cut after.
+
 Policies take no clock. What has a lifetime in milliseconds is dropped by whoever knows the time;
 what must stay is pinned in the tree, so that the ledger does not count it as room.
 """
@@ -78,6 +81,10 @@ class EvictionPolicy(Protocol[N]):
     def shrink(self, node: N, keep: int) -> None:
         """The idle leaf ``node`` is about to lose all but its first ``keep`` pages. With 0 it
         goes, and its parent has lost it already."""
+
+    def tidy(self) -> None:
+        """Take in what was told and put off. Before edges are cut, before notes are taken away, and
+        once in a while."""
 
     def victim(self) -> tuple[N, int]:
         """An idle leaf, and how many pages may go from its end. Raises ``LookupError`` when

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _F64 = NDArray[np.float64]
+_I64 = NDArray[np.int64]
 
 AGE_BUCKETS = 40
 """Two an octave, from a 256th of the pool to two thousand pools."""
@@ -40,14 +41,19 @@ class ReuseModel:
         self._unit_ticks = max(1, page_count // _UNITS_PER_POOL)
         self._cohort_ticks = max(1, page_count // _COHORTS_PER_POOL)
         self._cohort = 0
-        self._used = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
-        self._lost = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
-        self._waiting = [[0.0] * COHORTS for _ in range(kind_count)]
+        self._used = np.zeros((kind_count, AGE_BUCKETS))
+        self._lost = np.zeros((kind_count, AGE_BUCKETS))
+        self._waiting = np.zeros((kind_count, COHORTS))
         self._ended_pages = 0.0
         borders = _borders() * self._unit_ticks
         self._starts, self._widths = borders[:-1], np.diff(borders)
         self.worth = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
         """Kind, age bucket -> uses a tick that keeping a page can yield, as of ``refresh``."""
+        # Every request brings some of these, so they are only written down here, and counted all
+        # together. Who cannot afford a call may add to the first two as ``enter`` and ``use`` do.
+        self.entered: list[int] = []
+        self.ended: list[int] = []
+        self._lapsed: list[int] = []
 
     def bucket(self, age: int) -> int:
         """Where an age of so many ticks is counted."""
@@ -62,37 +68,51 @@ class ReuseModel:
 
     def enter(self, kind: int, now: int, page_count: int) -> None:
         """``page_count`` pages of ``kind`` begin to wait."""
-        cohort = now // self._cohort_ticks
-        if cohort != self._cohort:
-            self._advance(cohort)
-        self._waiting[kind][cohort % COHORTS] += page_count
+        self.entered += (kind, now, page_count)
 
     def use(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They are used."""
-        cohort, oldest = since // self._cohort_ticks, self._cohort - COHORTS + 1
-        self._waiting[kind][(cohort if cohort > oldest else oldest) % COHORTS] -= page_count
-        self._used[kind][self.bucket(now - since)] += page_count
-        self._ended_pages += page_count
+        self.ended += (kind, since, now, page_count)
 
     def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They were not used so far, and nobody would notice from now on."""
-        cohort, oldest = since // self._cohort_ticks, self._cohort - COHORTS + 1
-        self._waiting[kind][(cohort if cohort > oldest else oldest) % COHORTS] -= page_count
-        self._lost[kind][self.bucket(now - since)] += page_count
-        self._ended_pages += page_count
+        self._lapsed += (kind, since, now, page_count)
+
+    def count(self) -> None:
+        """Count what happened since this was done last: one by one takes several times as long."""
+        if self.entered:
+            kinds, ticks, pages = _columns(self.entered, 3)
+            self._advance(int(ticks.max()) // self._cohort_ticks)
+            np.add.at(self._waiting, (kinds, self._places(ticks)), pages)
+        for happened, ended in ((self.ended, self._used), (self._lapsed, self._lost)):
+            if happened:
+                kinds, since, ticks, pages = _columns(happened, 4)
+                np.subtract.at(self._waiting, (kinds, self._places(since)), pages)
+                buckets = np.searchsorted(self._starts, ticks - since, side="right") - 1
+                np.add.at(ended, (kinds, buckets), pages)
+                self._ended_pages += float(pages.sum())
+            happened.clear()
+        self.entered.clear()
+
+    def _places(self, ticks: _I64) -> _I64:
+        """Of the cohorts of who began to wait at ``ticks``."""
+        places: _I64 = np.maximum(ticks // self._cohort_ticks, self._cohort - COHORTS + 1) % COHORTS
+        return places
 
     def refresh(self, now: int, entry_pages: float) -> None:
         """Compute ``worth`` from what was seen. ``entry_pages``: of an entry, on average. Takes
         a fraction of a millisecond."""
+        self.count()
         self._advance(now // self._cohort_ticks)
-        used, lost = np.array(self._used), np.array(self._lost)
-        exposure = self._exposure(used + lost, now)
+        used = self._used
+        exposure = self._exposure(used + self._lost, now)
         hazard = self._hazard(used, exposure, _FEW_ENTRIES * entry_pages)
         seen = np.flatnonzero(exposure.any(1))
         for kind, rates in zip(seen.tolist(), self._best_rates(hazard[seen]).tolist(), strict=True):
             self.worth[kind] = rates
         if self._ended_pages > _OUTCOMES_MAX * entry_pages:
-            self._used, self._lost = (used / 2).tolist(), (lost / 2).tolist()
+            self._used /= 2
+            self._lost /= 2
             self._ended_pages /= 2
 
     def _exposure(self, ended: _F64, now: int) -> _F64:
@@ -100,7 +120,7 @@ class ReuseModel:
         cohorts = np.arange(self._cohort - COHORTS + 1, self._cohort + 1)
         ages = np.maximum(0.0, now - (cohorts + 0.5) * self._cohort_ticks)
         spent = np.clip(ages[:, None] - self._starts, 0.0, self._widths)
-        waiting = np.array(self._waiting)[:, cohorts % COHORTS]
+        waiting = self._waiting[:, cohorts % COHORTS]
         exposure: _F64 = ended @ (_PASSED * self._widths) + waiting @ spent
         return exposure
 
@@ -133,10 +153,15 @@ class ReuseModel:
     def _advance(self, cohort: int) -> None:
         steps = min(COHORTS, cohort - self._cohort)
         for fresh in range(cohort - steps + 1, cohort + 1):
-            for row in self._waiting:  # the oldest cohort joins the one after it
-                oldest, row[fresh % COHORTS] = row[fresh % COHORTS], 0.0
-                row[(fresh + 1) % COHORTS] += oldest
+            self._waiting[:, (fresh + 1) % COHORTS] += self._waiting[:, fresh % COHORTS]
+            self._waiting[:, fresh % COHORTS] = 0.0  # the oldest joined the one after it
         self._cohort = max(self._cohort, cohort)
+
+
+def _columns(happened: list[int], width: int) -> _I64:
+    """int64 [width, entries]."""
+    columns: _I64 = np.array(happened, np.int64).reshape(-1, width).T
+    return columns
 
 
 def _borders() -> _F64:

@@ -79,6 +79,9 @@ class S3Fifo(Generic[N]):
         if parent is not None:
             self._queue(parent.note).recall(parent)
 
+    def tidy(self) -> None:
+        pass  # nothing is put off
+
     def victim(self) -> tuple[N, int]:
         while True:
             small, main = self._small.first(), self._main.first()
