@@ -119,7 +119,8 @@ class SglangIndex:
 
 
 class SglangRustIndex(SglangIndex):
-    """SGLang's ``UnifiedRadixCache`` with the core in Rust, which is its default."""
+    """SGLang's ``UnifiedRadixCache`` with the core in Rust, which is its default, and
+    the same allocator."""
 
     name = "sglang-rust"
 
