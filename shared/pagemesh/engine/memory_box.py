@@ -28,6 +28,8 @@ from pagemesh.wire.pool_memory import HandMemory
 
 _EXCHANGE_S_MAX = 5.0
 """A pager that asks and then stands still must not keep others from asking."""
+_PAUSE_S = 0.2
+"""After what kept it from taking a connection: too many open files, most likely."""
 _KEPT_MAX = 2
 """Memories: of the pool in use, and of the one that follows it."""
 _log = get_logger(__name__)
@@ -70,6 +72,7 @@ class MemoryBox:
         self._descriptors: dict[int, int] = {}
         """By pool incarnation, latest last."""
         self._mapped: tuple[int, MappedMemory] | None = None
+        self._closing = threading.Event()
         path.unlink(missing_ok=True)
         self._socket = descriptors.listen(path)
         self._thread = threading.Thread(target=self._serve, name="pagemesh-memory", daemon=True)
@@ -98,6 +101,7 @@ class MemoryBox:
 
     def close(self) -> None:
         """Stop to listen, unmap, let go."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(_EXCHANGE_S_MAX)
@@ -120,8 +124,11 @@ class MemoryBox:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closing.wait(_PAUSE_S):
+                    return
+                _log.warning("worker.memory_box", error=error, next="it listens again")
+                continue
             with connection:
                 connection.settimeout(_EXCHANGE_S_MAX)
                 with contextlib.suppress(OSError):  # the pager left; it asks again

@@ -5,6 +5,7 @@ Memory of the host without a name stands for that of a GPU: it is shared by desc
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
@@ -187,6 +188,28 @@ def test_nonsense_is_refused_and_the_box_serves_on(host: Host, data: bytes) -> N
     packet, _ = exchange(host.path("first"), Packet(data), 5.0)
     assert isinstance(codec.decode(packet.data), Refused)
     host.pager().make(POOL, "first")
+
+
+def test_a_box_that_could_not_take_a_connection_serves_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = host.worker("first")
+    listening, errors = box._socket, [OSError(errno.EMFILE, "too many open files")]
+
+    class Failing:
+        def accept(self) -> object:
+            if errors:
+                raise errors.pop()
+            return listening.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(listening, name)
+
+    monkeypatch.setattr(box, "_socket", Failing())
+    for _ in range(2):  # the thread waits for the first one already
+        packet, _ = exchange(host.path("first"), Packet(codec.encode(Ok())), 5.0)
+        assert isinstance(codec.decode(packet.data), Refused)
+    assert not errors
 
 
 def test_a_killed_worker_leaves_its_pages_and_counts_as_alive_until_it_has_ended(
