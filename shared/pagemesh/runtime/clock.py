@@ -38,6 +38,15 @@ class MonotonicClock:
         return time.monotonic_ns() // 1_000_000
 
 
+def to_multiple(now: float, period: float) -> float:
+    """How long it is until the clock shows a multiple of ``period``; until the one after that,
+    when it is closer than a tenth of a period, since timers may be a little early. What every
+    process of a host does once in a while is done at such moments: they wake, and rest,
+    together, and what they send each other arrives while they are awake."""
+    left = period - now % period
+    return left if left > period / 10 else left + period
+
+
 class ManualClock:
     """A clock that moves when it is told to, for tests and simulation."""
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from pagemesh.runtime.clock import Clock, MonotonicClock
+from pagemesh.runtime.clock import Clock, MonotonicClock, to_multiple
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
@@ -67,13 +67,9 @@ async def supervise(
 
 
 def to_next_s(period_ms: int) -> float:
-    """Seconds until the monotonic clock shows a multiple of ``period_ms``; of the one after that,
-    when it is closer than a tenth of a period, since timers may be a little early. What every
-    process of a host does once in a while is done at the same moments: they wake, and rest,
-    together, and what they send each other arrives while they are awake."""
-    period_s = period_ms / 1_000
-    left_s = period_s - asyncio.get_running_loop().time() % period_s
-    return left_s if left_s > period_s / 10 else left_s + period_s
+    """Seconds until the loop's clock, which is the monotonic one, shows a multiple of
+    ``period_ms`` (see ``to_multiple``)."""
+    return to_multiple(asyncio.get_running_loop().time(), period_ms / 1_000)
 
 
 async def every(period_ms: int, action: Callable[[], None]) -> None:

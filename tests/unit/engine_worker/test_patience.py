@@ -18,12 +18,24 @@ def test_a_worker_with_nothing_to_do_waits_for_its_next_heartbeat() -> None:
     bench = Bench()
     bench.start()
     assert bench.core.patience_ms == bench.limits.idle_tick_ms
-    bench.now += 900
+    bench.now = 900
     bench.handle(ev.GatewayLost("gw", 1))
     assert bench.core.patience_ms == 100
     bench.tick(100)
     assert "Heartbeat" in bench.open_kinds()
     assert bench.asked(Heartbeat).worker == "me"
+
+
+def test_workers_of_a_host_beat_together_whenever_they_started() -> None:
+    beats: list[float] = []
+    for started_ms in (0.0, 640.0):
+        bench = Bench()
+        bench.now = started_ms
+        bench.start()
+        while "Heartbeat" not in bench.open_kinds():
+            bench.tick(bench.core.patience_ms)
+        beats.append(bench.now)
+    assert beats == [1_000.0, 1_000.0]
 
 
 def test_who_waits_for_pages_makes_it_impatient_and_who_draws_does_not() -> None:

@@ -19,6 +19,7 @@ from pagemesh.engine.worker import admission, handover, leases
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import UsePool
 from pagemesh.engine.worker.lease import Hold, Lease
+from pagemesh.runtime.clock import to_multiple
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import (
     Declare,
@@ -145,7 +146,7 @@ class Session:
             return
         before, desk = self._opened, self._desk
         self._state, self._opened, self._retries = _State.OPEN, message, 0
-        self._heartbeat_ms = desk.now + message.heartbeat_ms
+        self._heartbeat_ms = self._next_beat_ms(message)
         self._beating = False
         desk.epoch, desk.pool_pages = message.epoch, message.page_count
         self._declare_wanted = before is not None
@@ -169,7 +170,7 @@ class Session:
         for lease in held:
             digest ^= lease
         self._beating = True
-        self._heartbeat_ms = desk.now + self._opened.heartbeat_ms
+        self._heartbeat_ms = self._next_beat_ms(self._opened)
         desk.call_pager(
             Heartbeat(
                 worker=desk.identity.name,
@@ -181,6 +182,11 @@ class Session:
             partial(self._beat_answered, self._opened),
             moves_leases=False,
         )
+
+    def _next_beat_ms(self, opened: SessionOpened) -> float:
+        """When all workers of the host beat, and wake for other things."""
+        now = self._desk.now
+        return now + to_multiple(now, max(opened.heartbeat_ms, 1))
 
     def _beat_answered(self, opened: SessionOpened, message: Message) -> None:
         if opened is not self._opened or self._state is not _State.OPEN:
