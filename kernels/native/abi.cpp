@@ -2,8 +2,10 @@
 #include "pagemesh_native.h"
 
 #include <string.h>
-#if defined(PM_HAS_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(PM_HAS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -27,6 +29,13 @@ bool has_tiles() {
 #endif
 }
 
+#if defined(__x86_64__)
+bool has_half_floats() {  // not every compiler can be asked
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 int best_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -35,7 +44,7 @@ int best_level() {
     return has_tiles() ? PM_AMX : PM_AVX512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+      has_half_floats()) {
     return PM_AVX2;
   }
 #endif
