@@ -91,20 +91,32 @@ class Accounts:
         yield self.common
         yield from self.by_tenant.values()
 
-    def richest(self) -> Account:
-        """Who has the most for its share, of those with idle pages: the next to lose some."""
+    def richest(self) -> tuple[Account, float]:
+        """Who has the most for its share, of those with idle pages: the next to lose some; and the
+        most that another has. Takes a step for each account."""
+        best, most, then = self.common, -1.0, -1.0
         if not self.by_tenant:
-            return self.common
-        best, most = self.common, -1.0
-        if self.common.idle_pages:
-            has = self.common.used_pages + self.common.idle_pages
-            most = has / max(self._total_pages - self._quotas_pages, 1)
+            return best, then
+        if best.idle_pages:
+            most = self._worth(best)
         for account in self.by_tenant.values():
             if account.idle_pages:
                 value = (account.used_pages + account.idle_pages) / account.quota_pages
                 if value > most:
-                    best, most = account, value
-        return best
+                    best, most, then = account, value, most
+                elif value > then:
+                    then = value
+        return best, then
+
+    def is_richest(self, account: Account, others: float) -> bool:
+        """Whether ``account`` still has more for its share than ``others``, and idle pages."""
+        return account.idle_pages > 0 and (others < 0 or self._worth(account) > others)
+
+    def _worth(self, account: Account) -> float:
+        quota_pages = account.quota_pages
+        if account is self.common:
+            quota_pages = max(self._total_pages - self._quotas_pages, 1)
+        return (account.used_pages + account.idle_pages) / quota_pages
 
     def find(self, terms: CacheTerms) -> Account | None:
         """The account with a quota that ``terms`` name, if it has any pages yet."""

@@ -276,8 +276,8 @@ class Forest:
         an edge that goes whole leaves one run, and cutting a long one page by page would copy it
         each time. Returns both; an edge that is just as long is one grant, as it was before."""
         grants, spare = [], []
+        account, others = self.accounts.richest()
         while count:
-            account = self.accounts.richest()
             node, pages_max = account.policy.victim()
             run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
             self._cut_off(node, len(run), Why.QUOTA if account.is_over else why)
@@ -289,6 +289,8 @@ class Forest:
             taken = as_run(run)
             grants.append((taken, self._pool.reuse(taken)))
             count -= len(taken)
+            if count and not self.accounts.is_richest(account, others):
+                account, others = self.accounts.richest()  # what the others have has not changed
         return grants, spare
 
     def trim(self, node: Node, count: int, why: Why) -> None:
