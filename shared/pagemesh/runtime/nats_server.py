@@ -23,10 +23,6 @@ MESSAGE_BYTES_MAX = 8 << 20
 START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 3.0
 _POLL_S = 0.02
-_ENVIRONMENT = {"GOMAXPROCS": "1"}
-"""One thread at a time computes, unless our own environment says otherwise: a mesh's messages are
-far from filling a core, and several threads wake each other for each, on cores that workers and
-clients wait for."""
 
 
 def find_nats_server() -> Path:
@@ -101,9 +97,8 @@ class NatsServer:
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C reaches us first, and we drain before it stops.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=_ENVIRONMENT | os.environ,
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if not self.is_running or time.monotonic() > deadline:
