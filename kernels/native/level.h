@@ -8,6 +8,7 @@
 
 #include "linear.h"
 #include "rows.h"
+#include "draw.h"
 #include "product.h"
 #include "kv_write.h"
 #include "kv_gather.h"
@@ -18,8 +19,8 @@
 namespace pm {
 
 extern const Kernels PM_TABLE = {
-    linear, rms_norm, rope, silu_mul, log_softmax, kv_write, kv_gather, paged_attention,
-    decoder_workspace, decoder_step, probe_stream, probe_arithmetic,
+    linear, rms_norm, rope, silu_mul, log_softmax, softmax_draw, kv_write, kv_gather,
+    paged_attention, decoder_workspace, decoder_step, probe_stream, probe_arithmetic,
 };
 
 }  // namespace pm

@@ -91,6 +91,16 @@ void pm_silu_mul(const float* gate_up, long in_stride, float* out, long out_stri
                  long width, int threads);
 void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows,
                     long width, int threads);
+// Weights of a softmax are summed by blocks of so many columns.
+enum { PM_SUM_BLOCK = 1024 };
+// Draws a column of each of `count` rows, rows[i] of x the i-th, by the weights
+// exp((x - highest) / temperature): the first column whose running sum of weights exceeds
+// uniforms[i] of the whole sum. `weights`: [count][width], or null; `sums`: [count][blocks], what
+// each block weighs. Where a row's highest is no finite number no number is their sum, and
+// the column is 0. Returns 1 + the index of the first row that x has not; nothing was written then.
+long pm_softmax_draw(const float* x, long x_stride, long x_rows, const int64_t* rows,
+                     const float* temperatures, const double* uniforms, long count, long width,
+                     float* weights, double* sums, int64_t* tokens, int threads);
 
 // What an element of K and V is kept as (kv_types.h): its code, with a scale for some.
 enum PmKvType { PM_KV_FLOAT32 = 0, PM_KV_FLOAT16 = 1, PM_KV_BFLOAT16 = 2, PM_KV_INT8 = 3,

@@ -14,6 +14,7 @@ from pagemesh.kernels.paged_prefill import paged_prefill
 from pagemesh.kernels.rms_norm import rms_norm
 from pagemesh.kernels.rope import rope
 from pagemesh.kernels.silu_mul import silu_mul
+from pagemesh.kernels.softmax_draw import softmax_draw
 
 __all__ = [
     "DecoderPlan",
@@ -37,4 +38,5 @@ __all__ = [
     "rms_norm",
     "rope",
     "silu_mul",
+    "softmax_draw",
 ]

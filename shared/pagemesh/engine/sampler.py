@@ -19,7 +19,7 @@ a row's token and scores are the same to the last bit in any batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 from pagemesh.engine.uniform import uniforms
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
-from pagemesh.kernels.ops import log_softmax
+from pagemesh.kernels.ops import log_softmax, softmax_draw
 from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX, Sampling
 
 Bools = NDArray[np.bool_]
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 _BLOCK_ELEMENTS_MAX = 1 << 22
 """Logits worked on at a time, so that the copies of a large batch stay small."""
-_SUM_BLOCK = 1024
 TEMPERATURE_MIN = np.finfo(np.float32).tiny
 """A temperature may be smaller than any float32, and 0 / 0 is no weight. Only the highest
 logits are left at this one already."""
@@ -50,20 +50,11 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
     """
     if any(sample.candidate_count for sample in samples):
         return _draw_beside_searches(logits, rows, samples)
-    tokens = np.empty(len(samples), np.int64)
-    sound = np.empty(len(samples), np.bool_)
-    greedy = [_is_plain_greedy(sample) for sample in samples]
-    plain = np.array(greedy, np.bool_)
-    if any(greedy):
-        best, places = logits.argmax(axis=-1), rows[plain]
-        tokens[plain] = best[places]
-        sound[plain] = np.isfinite(logits[places, best[places]])
-    block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
-    rest = np.flatnonzero(~plain)
-    for start in range(0, len(rest), block):
-        part = rest[start : start + block]
-        own = [samples[int(index)] for index in part]
-        tokens[part], sound[part] = _draw_block(logits[rows[part]], own)
+    edited = [is_edited(sample) for sample in samples]
+    if any(edited):
+        tokens, sound = _draw_edited(logits, rows, samples, np.array(edited))
+    else:
+        tokens, sound = _draw_rows(logits, rows, samples)
     scores = _scores_of(logits, rows, tokens, samples)
     return tuple(
         Drawn(sample.key, token, scores.get(index), poisoned=not whole)
@@ -170,8 +161,14 @@ def _best(row: NDArray[np.floating], count: int) -> I64:
     return candidates[np.argsort(-row[candidates], kind="stable")][:count]
 
 
-def _is_plain_greedy(sample: Sample) -> bool:
-    return sample.sampling.temperature == 0.0 and not is_edited(sample)
+def _those(samples: Sequence[Sample], places: I64) -> list[Sample]:
+    return [samples[place] for place in places.tolist()]
+
+
+def _blocks(places: I64, vocab: int) -> Iterator[I64]:
+    count = max(1, _BLOCK_ELEMENTS_MAX // vocab)
+    for start in range(0, len(places), count):
+        yield places[start : start + count]
 
 
 def is_edited(sample: Sample) -> bool:
@@ -186,20 +183,51 @@ def is_edited(sample: Sample) -> bool:
     )
 
 
-def _draw_block(work: F32, samples: Sequence[Sample]) -> tuple[I64, Bools]:
-    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``work``:
-    float32 [samples, vocab], overwritten."""
-    for row, sample in zip(work, samples, strict=True):
-        if is_edited(sample):
+def _draw_edited(
+    logits: F32, rows: I64, samples: Sequence[Sample], edited: Bools
+) -> tuple[I64, Bools]:
+    """As ``_draw_rows``, of the logits as the model gave them; ``edited``: bool [samples]."""
+    tokens = np.empty(len(samples), np.int64)
+    sound = np.empty(len(samples), np.bool_)
+    plain = np.flatnonzero(~edited)
+    if len(plain):
+        tokens[plain], sound[plain] = _draw_rows(logits, rows[plain], _those(samples, plain))
+    for part in _blocks(np.flatnonzero(edited), logits.shape[1]):
+        own = _those(samples, part)
+        work = logits[rows[part]]
+        for row, sample in zip(work, own, strict=True):
             _edit(row, sample)
-    tokens: I64 = work.argmax(axis=-1)  # the first that is no number, if there is one
-    sound: Bools = np.isfinite(work[np.arange(len(samples)), tokens])
-    hot = np.fromiter((sample.sampling.temperature > 0.0 for sample in samples), np.bool_)
-    random = np.flatnonzero(hot & sound)
-    if len(random):
-        own = [samples[int(index)] for index in random]
-        tokens[random] = _draw_random(work[random], own)
+        tokens[part], sound[part] = _draw_rows(work, np.arange(len(part)), own)
     return tokens, sound
+
+
+def _draw_rows(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
+    """int64 [samples], and bool [samples]: is the highest logit a finite number? ``logits``:
+    float32 [n, vocab], after mask, bias and penalties, not modified."""
+    vocab = logits.shape[1]
+    hot = [sample.sampling.temperature > 0.0 for sample in samples]
+    limited = [_is_limited(sample.sampling, vocab) for sample in samples]
+    if all(hot) and not any(limited):
+        return _draw_free(logits, rows, samples)
+    tokens = np.empty(len(samples), np.int64)
+    sound = np.empty(len(samples), np.bool_)
+    greedy = ~np.array(hot)
+    if greedy.any():
+        best, places = logits.argmax(axis=-1), rows[greedy]
+        tokens[greedy] = best[places]  # the first that is no number, if there is one
+        sound[greedy] = np.isfinite(logits[places, best[places]])
+    free = np.flatnonzero(~greedy & ~np.array(limited))
+    if len(free):
+        tokens[free], sound[free] = _draw_free(logits, rows[free], _those(samples, free))
+    for part in _blocks(np.flatnonzero(~greedy & np.array(limited)), vocab):
+        tokens[part], sound[part] = _draw_limited(logits, rows[part], _those(samples, part))
+    return tokens, sound
+
+
+def _draw_free(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
+    """As ``_draw_rows``, for samples with a temperature and no limits."""
+    tokens, wholes = _weigh(logits, rows, samples, _uniforms(samples))
+    return tokens, np.isfinite(wholes)
 
 
 def _edit(row: F32, sample: Sample) -> None:
@@ -225,44 +253,59 @@ def _edit(row: F32, sample: Sample) -> None:
         row[seen] = lowered - np.float32(values.presence_penalty)
 
 
-def _draw_random(work: F32, samples: Sequence[Sample]) -> I64:
-    """int64 [samples]. ``work``: float32 [samples, vocab], overwritten by weights: each
-    token's probability divided by the row's highest."""
-    heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
-    np.maximum(heat, TEMPERATURE_MIN, out=heat)
-    work -= work.max(axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):  # a tiny temperature: far below the maximum is -inf
-        work /= heat[:, None]
-    weights = np.exp(work, out=work)
-    drawn = uniforms(
+def _uniforms(samples: Sequence[Sample]) -> F64:
+    return uniforms(
         np.array([sample.sampling.seed for sample in samples], np.uint64),
         np.array([sample.key.choice for sample in samples], np.uint64),
         np.array([sample.generated_count for sample in samples], np.uint64),
     )
-    tokens = np.empty(len(samples), np.int64)
-    for index, (row, sample) in enumerate(zip(weights, samples, strict=True)):
-        kept = _kept(row, sample.sampling)
-        if kept is None:
-            tokens[index] = _invert(row, float(drawn[index]))
-        else:
-            tokens[index] = kept[_invert(row[kept], float(drawn[index]))]
-    return tokens
 
 
-def _kept(weights: F32, values: Sampling) -> I64 | None:
-    """Ids, ascending, that min_p, top_k and top_p leave; None: all. The highest weight is 1."""
-    vocab, limited = len(weights), 0 < values.top_k < len(weights)
-    if values.min_p <= 0.0 and not limited and values.top_p >= 1.0:
-        return None
-    kept, own = None, weights
-    if values.min_p > 0.0 or limited:
+def _weigh(
+    logits: F32, rows: I64, samples: Sequence[Sample], drawn: F64, weights: F32 | None = None
+) -> tuple[I64, F64]:
+    """Of all tokens, those that the uniforms ``drawn`` fall on, int64 [samples], and what all
+    weigh, float64 [samples]: no number where the highest logit is none. ``weights``: float32
+    [samples, vocab], written: each token's probability divided by the row's highest."""
+    heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
+    tokens, sums = softmax_draw(
+        torch.from_numpy(logits),
+        torch.from_numpy(rows),
+        torch.from_numpy(np.maximum(heat, TEMPERATURE_MIN)),
+        torch.from_numpy(drawn),
+        None if weights is None else torch.from_numpy(weights),
+    )
+    return tokens.numpy(), sums.numpy().sum(axis=1)
+
+
+def _draw_limited(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
+    """As ``_draw_rows``, for samples with a temperature that min_p, top_k or top_p limit."""
+    weights, drawn = np.empty((len(samples), logits.shape[1]), np.float32), _uniforms(samples)
+    tokens, wholes = _weigh(logits, rows, samples, drawn, weights)
+    sound: Bools = np.isfinite(wholes)
+    for index in np.flatnonzero(sound).tolist():
+        row = weights[index]
+        kept = _kept(row, samples[index].sampling, float(wholes[index]))
+        tokens[index] = kept[_invert(row[kept], float(drawn[index]))]
+    return tokens, sound
+
+
+def _is_limited(values: Sampling, vocab: int) -> bool:
+    return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
+
+
+def _kept(weights: F32, values: Sampling, whole: float) -> I64:
+    """Ids, ascending, that min_p, top_k and top_p leave. The highest weight is 1, ``whole`` the
+    sum of all."""
+    vocab, kept, own = len(weights), None, weights
+    if values.min_p > 0.0 or 0 < values.top_k < vocab:
         kept = np.flatnonzero(weights >= np.float32(values.min_p))
         if 0 < values.top_k < len(kept):
             kept = _highest(weights, kept, values.top_k)
         if values.top_p >= 1.0:
             return kept
         own = weights[kept]
-    whole = float(own.sum(dtype=np.float64))
+        whole = float(own.sum(dtype=np.float64))
     # What is left out here weighs at most (1 - top_p) of it all, so the cut is above it.
     heavy = np.flatnonzero(own > (1.0 - values.top_p) * whole / vocab)
     heavy = heavy if kept is None else kept[heavy]
@@ -285,20 +328,9 @@ def _highest(weights: F32, among: I64, count: int) -> I64:
 
 
 def _invert(weights: F32, uniform: float) -> int:
-    """The first index whose running sum of weights exceeds that share of the whole sum.
-
-    Sums of blocks find the block, a running sum within it finds the index.
-    """
-    starts = np.arange(0, len(weights), _SUM_BLOCK)
-    edges = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
-    whole = float(edges[-1])
+    """The first index whose running sum of weights exceeds that share of the whole sum."""
+    running = weights.cumsum(dtype=np.float64)
+    whole = float(running[-1])
     # A uniform just below 1 may round up to the whole sum.
     target = min(uniform * whole, math.nextafter(whole, 0.0))
-    block = int(edges.searchsorted(target, side="right"))
-    below = float(edges[block - 1]) if block else 0.0
-    part = weights[block * _SUM_BLOCK : (block + 1) * _SUM_BLOCK]
-    running = below + part.cumsum(dtype=np.float64)
-    index = int(running.searchsorted(target, side="right"))
-    if index == len(part):  # the two ways to sum rounded differently
-        index = int(np.flatnonzero(part)[-1])
-    return block * _SUM_BLOCK + index
+    return int(running.searchsorted(target, side="right"))

@@ -187,6 +187,26 @@ def test_samples_that_fork_from_one_row_draw_with_their_own_choice() -> None:
     assert tokens == [int(one_uniform(sample) * VOCAB) for sample in samples]
 
 
+@pytest.mark.parametrize("shared", [0, 2])
+def test_strangers_that_share_a_row_draw_as_if_each_had_one_of_its_own(shared: int) -> None:
+    vocab = 5003  # more than one block of sums
+    kinds = [
+        Sampling(temperature=0.0, max_tokens=9),
+        Sampling(temperature=0.8, max_tokens=9),
+        Sampling(temperature=1.0, top_p=0.9, max_tokens=9),
+        Sampling(temperature=0.8, max_tokens=9, presence_penalty=0.5),
+        Sampling(temperature=1.0, max_tokens=9, min_p=0.1, logit_bias={4000: 6.0}),
+    ]
+    samples = [make_sample(kind, choice=choice) for kind in kinds for choice in range(4)]
+    logits = some_logits(3, vocab=vocab)
+    together = draw(logits, np.full(len(samples), shared), samples)
+    own = np.repeat(logits[shared : shared + 1], len(samples), axis=0)
+    assert draw(own, np.arange(len(samples)), samples) == together
+    for sample, drawn in zip(samples, together, strict=True):
+        if sample.sampling.temperature:
+            assert is_valid_draw(logits[shared], sample, drawn.token)
+
+
 @pytest.mark.parametrize("vocab", [97, 1000, 33_001])
 def test_a_row_gives_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     kinds = [

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -156,6 +156,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),
     "pm_log_softmax": (None, (_P, _L, _P, _L, _L, _L, _I)),
+    "pm_softmax_draw": (_L, (_P, _L, _L, _P, _P, _P, _L, _L, _P, _P, _P, _I)),
     "pm_kv_write": (_L, (_PAGES, _P, _L, _P, _L, _P, _L, _I)),
     "pm_kv_gather": (_L, (_PAGES, _P, _L, _L, _L, _P, _P, _I)),
     "pm_paged_attention": (

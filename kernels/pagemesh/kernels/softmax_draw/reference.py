@@ -1,0 +1,46 @@
+"""``softmax_draw`` row by row."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+SUM_BLOCK = 1024
+
+
+def softmax_draw(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    temperatures: torch.Tensor,
+    uniforms: torch.Tensor,
+    weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count, width = len(rows), x.shape[1]
+    columns = torch.zeros(count, dtype=torch.int64)
+    sums = torch.empty((count, -(-width // SUM_BLOCK)), dtype=torch.float64)
+    for index, row in enumerate(rows.tolist()):
+        if not 0 <= row < len(x):
+            raise IndexError(f"row {row} is not one of the {len(x)} there are")
+        own = ((x[row] - x[row].max()) / temperatures[index]).exp()
+        if weights is not None:
+            weights[index] = own
+        blocks = [own[at : at + SUM_BLOCK].double() for at in range(0, width, SUM_BLOCK)]
+        sums[index] = torch.stack([block.sum() for block in blocks])
+        columns[index] = _invert(blocks, sums[index], float(uniforms[index]))
+    return columns, sums
+
+
+def _invert(blocks: list[torch.Tensor], sums: torch.Tensor, uniform: float) -> int:
+    edges = sums.cumsum(0)
+    whole = float(edges[-1])
+    if not math.isfinite(whole):
+        return 0
+    # A uniform just below 1 may round up to the whole sum.
+    target = min(uniform * whole, math.nextafter(whole, 0.0))
+    block = int((edges <= target).sum())
+    below = float(edges[block - 1]) if block else 0.0
+    beyond = (below + blocks[block].cumsum(0) > target).nonzero()
+    # Where the two ways to sum round differently it is the last that weighs anything.
+    found = beyond[0] if len(beyond) else blocks[block].nonzero()[-1]
+    return block * SUM_BLOCK + int(found)
