@@ -218,6 +218,7 @@ class GatewayActor:
     def _absent(self, who: Worker) -> None:
         """Somebody found out before presence did: move everything away from ``who`` now."""
         self.router.absent(who)
+        self.presence.directory.doubt(who.name, who.incarnation)
         self._returning.vanished(who.name, self.clock.now_ms())
         for life in tuple(self._lives.values()):
             life.feed(ev.WorkerLost(who))

@@ -32,7 +32,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A known incarnation said something new (state, load, model, events)."""
+    """A known incarnation said something new (state, load, model, events), or anything after
+    somebody doubted that it is there."""
 
     announce: Announce
 
@@ -54,6 +55,7 @@ class _Member:
     heard_ms: int
     replaced: tuple[int, ...] = ()
     """The incarnations before it that nobody believes because of it."""
+    doubted: bool = False
 
 
 class Directory:
@@ -89,11 +91,17 @@ class Directory:
                 return changes
             self._members[key] = _Member(announce, now_ms, replaced)
             return [*changes, Joined(announce)]
-        if known.announce != announce:
+        if known.doubted or known.announce != announce:
             changes.append(Changed(announce))
-        known.announce = announce
+        known.announce, known.doubted = announce, False
         known.heard_ms = now_ms
         return changes
+
+    def doubt(self, name: str, incarnation: int) -> None:
+        """Somebody found it absent: what it says next is a change, though it be the same."""
+        for member in self._members.values():
+            if (member.announce.name, member.announce.incarnation) == (name, incarnation):
+                member.doubted = True
 
     def expire(self, now_ms: int) -> list[Change]:
         """Drop who was silent for too long; call it at ``silent_ms``."""

@@ -106,7 +106,7 @@ class FakeWorker:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FakeWorker]:
         presence = Presence(self.bus, MonotonicClock(), lambda: self.announce, period_ms=100)
-        self._listening = await self.bus.subscribe(subjects.worker(self.name), self._admit)
+        await self.listen()
         task = asyncio.create_task(presence.run())
         try:
             yield self
@@ -115,6 +115,9 @@ class FakeWorker:
             self.stop_all()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def listen(self) -> None:
+        self._listening = await self.bus.subscribe(subjects.worker(self.name), self._admit)
 
     async def stop_listening(self) -> None:
         """As a dead process does, though its presence lingers."""

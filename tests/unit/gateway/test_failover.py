@@ -152,3 +152,18 @@ async def test_a_request_that_comes_while_the_bus_is_away_waits_for_it_as_for_a_
         assert not asked.done(), "it was refused, though its worker lives"
         await asyncio.to_thread(nats_server.start)
         assert await asked == TEXT[::-1]
+
+
+async def test_a_worker_that_was_away_for_a_moment_and_has_no_news_is_asked_again(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    # As when the gateway is back on the bus before the worker is.
+    async with fake_mesh(
+        shared_nats_server.url, model_folder, roles=("decode",), limits=PATIENT
+    ) as mesh:
+        assert await stream_text(mesh, TEXT) == TEXT[::-1]
+        await mesh.worker.stop_listening()
+        asked = asyncio.create_task(stream_text(mesh, TEXT))
+        await eventually(lambda: not mesh.front.gateway.ready)
+        await mesh.worker.listen()
+        assert await asked == TEXT[::-1]

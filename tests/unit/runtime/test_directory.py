@@ -28,6 +28,16 @@ def test_a_first_announcement_joins_and_a_repeat_is_no_news() -> None:
     directory.check()
 
 
+def test_what_somebody_says_who_was_doubted_is_news_once() -> None:
+    directory = Directory(lost_after_ms=100)
+    directory.hear(announce(), 0)
+    directory.doubt("w", announce().incarnation + 1)
+    assert directory.hear(announce(), 10) == []
+    directory.doubt("w", announce().incarnation)
+    assert directory.hear(announce(), 20) == [Changed(announce())]
+    assert directory.hear(announce(), 30) == []
+
+
 def test_silence_is_loss_after_the_limit_and_not_at_it() -> None:
     directory = Directory(lost_after_ms=100)
     directory.hear(announce(), 0)
