@@ -1,8 +1,8 @@
 // Matrix tiles (AMX): float32 values as sums of three bfloat16s. With 8 + 8 + 8 bits of significand
 // nothing is lost. Of the nine products of two such values the six that float32 can tell are added
-// up, small ones first; a tile sums 32 values of K at a time, in float32. An error is half of what
-// it is in one chain of multiply-adds. Like everywhere else an element's sum goes over K in one
-// order, whatever the rows, units and threads are.
+// up, small ones first; a tile sums 32 values of K at a time, in float32, which rounds
+// less often than one chain of multiply-adds. Like everywhere else an element's sum goes over K in
+// one order, whatever the rows, units and threads are.
 //
 // Infinities come out as no number, since their parts do not add up to them.
 //
