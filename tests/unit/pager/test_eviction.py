@@ -75,6 +75,17 @@ class Cache:
         for pages, _ in self.forest.reuse(count, 0)[0]:
             self.pool.give(pages)
 
+    def take(self, step: Prompt | int | None) -> None:
+        """A prompt begins, while fewer than three are there; the first one ends (None); or so many
+        pages are evicted."""
+        if step is None:
+            if self.anchors:
+                self.end()
+        elif isinstance(step, int):
+            self.evict(min(step, self.pool.idle))
+        elif len(self.anchors) < 3:
+            self.begin(step)
+
     def check(self) -> None:
         self.pool.check()
         check_forest(self.forest, self.pool, self.anchors)
@@ -132,14 +143,7 @@ def test_every_policy_names_idle_leaves_only_and_loses_none(
 ) -> None:
     cache = Cache(24, make_policy(policy, 24))
     for step in steps:
-        if isinstance(step, tuple):
-            if len(cache.anchors) < 3:
-                cache.begin(step)
-        elif step is None:
-            if cache.anchors:
-                cache.end()
-        else:
-            cache.evict(min(step, cache.pool.idle))
+        cache.take(step)
         if cache.pool.idle:
             node, pages_max = cache.policy.victim()
             assert not node.pins and not node.children and 1 <= pages_max <= len(node.pages)
@@ -287,14 +291,7 @@ def test_learned_puts_off_what_it_is_told_and_comes_to_the_same(
     late, soon = Cache(24, Learned(24)), Cache(24, Learned(24))
     for step in steps:
         for cache in (late, soon):
-            if isinstance(step, tuple):
-                if len(cache.anchors) < 3:
-                    cache.begin(step)
-            elif step is None:
-                if cache.anchors:
-                    cache.end()
-            else:
-                cache.evict(min(step, cache.pool.idle))
+            cache.take(step)
             if cache is soon:
                 cache.policy.tidy()
         assert np.array_equal(late.pool.states, soon.pool.states)
