@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr long kRegisterTiles = 2;               // tiles of rows whose sums stay where they are
-constexpr long kManyDepth = 4;                   // tiles of K in a block of many rows
+constexpr long kRegisterTiles = 2;  // tiles of rows whose sums stay where they are
+constexpr long kManyDepth = 4;      // tiles of K in a block of many rows
 
 // Panels of a unit, two by two. One that is left over at the end is computed twice.
 struct Pairs {

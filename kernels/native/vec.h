@@ -1,6 +1,7 @@
 // Sixteen floats, whatever the machine has. One source of kernels is compiled per level; this is
 // all they differ in. fma() is fused where the level has it and two roundings on the portable
-// one, so results are the same for every shape and thread count of one level, not across levels.
+// one, so what is done in vectors is the same for every shape and thread count of one level, not
+// across levels.
 // Of max(a, b) and min(a, b) b remains where either is no number.
 #pragma once
 
