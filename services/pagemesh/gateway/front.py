@@ -60,6 +60,7 @@ class Understood:
 
     ask: Ask
     prompts: list[U32]
+    salt: bytes
     arrival_us: int
 
 
@@ -101,7 +102,7 @@ class Front:
         finally:
             self._call_count -= 1
 
-    async def understand(self, body: bytes, *, chat: bool) -> Understood:
+    async def understand(self, body: bytes, *, tenant: str, chat: bool) -> Understood:
         """Parse and tokenise. Raises ``ApiError``."""
         arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
         size = len(body)
@@ -110,8 +111,9 @@ class Front:
         )
         if all(isinstance(prompt, list) for prompt in ask.prompts):
             size //= _PACKING_SHARE
-        prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts))
-        return Understood(ask, prompts, arrival_us)
+        salt = self.tenants.salt(tenant, ask.cache_salt)  # who shares pages shares these ids too
+        prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
+        return Understood(ask, prompts, salt, arrival_us)
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:
         parse = parse_chat if chat else parse_completion
@@ -214,7 +216,6 @@ class Front:
         context: trace.TraceContext,
     ) -> list[Life]:
         ask = understood.ask
-        salt = self.tenants.salt(caller.tenant, ask.cache_salt)
         terms = self.tenants.limits_of(caller.tenant).terms(caller.tenant, ask.cache_ttl_s)
         scored = ask.echo and ask.logprobs is not None
         now_ms = self.gateway.clock.now_ms()
@@ -253,7 +254,7 @@ class Front:
                     outbox,
                     prompt_index=index,
                     model=self.model,
-                    salt=salt,
+                    salt=understood.salt,
                     context=context,
                 )
             )

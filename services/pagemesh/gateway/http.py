@@ -92,7 +92,7 @@ class _Completions:
             self._store.abandon(tenant, key)
 
     async def _answer(self, body: bytes, caller: Caller, send: Send, key: str = "") -> None:
-        understood = await self._front.understand(body, chat=self._chat)
+        understood = await self._front.understand(body, tenant=caller.tenant, chat=self._chat)
         async with self._front.call(understood, caller) as call:
             if understood.ask.stream:
                 await self._stream(call, send)

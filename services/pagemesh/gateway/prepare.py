@@ -30,13 +30,16 @@ class Work:
     sampling: Sampling
 
 
-def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None) -> list[U32]:
+def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
     """Token ids of every prompt. Raises ``ApiError``, and does so before the work when no
-    tokenisation could fit the model (``facts``, if they are known)."""
-    return [_tokenise_one(prompt, ask, tokens, facts) for prompt in ask.prompts]
+    tokenisation could fit the model (``facts``, if they are known). ``owner``: see
+    ``Tokens.encode``."""
+    return [_tokenise_one(prompt, ask, tokens, facts, owner) for prompt in ask.prompts]
 
 
-def _tokenise_one(prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | None) -> U32:
+def _tokenise_one(
+    prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes
+) -> U32:
     if isinstance(prompt, list):
         return np.asarray(array("I", prompt), "<u4")  # from a list numpy takes longer
     text = prompt if isinstance(prompt, str) else render(prompt, tokens)
@@ -44,7 +47,7 @@ def _tokenise_one(prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | 
     if facts is not None and most_bytes is not None:
         least_tokens = -(-len(text.encode()) // most_bytes)
         _check_room(ask, f"at least {least_tokens}", least_tokens, facts)
-    return tokens.encode(text, add_special_tokens=ask.add_special_tokens)
+    return tokens.encode(text, add_special_tokens=ask.add_special_tokens, owner=owner)
 
 
 def render(prompt: ChatPrompt, tokens: Tokens) -> str:

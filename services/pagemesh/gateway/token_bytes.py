@@ -24,7 +24,7 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
 
     ``byte_letters``: how byte-level encoding writes the 256 bytes.
     """
-    steps = [*_steps(tokenizer.normalizer), *_steps(tokenizer.pre_tokenizer)]
+    steps = [*steps_of(tokenizer.normalizer), *steps_of(tokenizer.pre_tokenizer)]
     if not isinstance(tokenizer.model, BPE) or not all(_keeps_text(step) for step in steps):
         return None
     added = tokenizer.get_added_tokens_decoder().values()
@@ -44,7 +44,7 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
     return longest * (_NFC_SHRINK if any(step["type"] == "NFC" for step in steps) else 1)
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
+def steps_of(part: Any) -> Iterator[dict[str, Any]]:
     """The steps of a normalizer or pre-tokenizer, as their configuration."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()))

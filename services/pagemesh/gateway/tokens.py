@@ -17,6 +17,7 @@ from pagemesh.gateway.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.stops import StopMatcher
 from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
 from pagemesh.gateway.token_bytes import bytes_per_token_max
+from pagemesh.gateway.token_memory import TokenMemory, cuts_of
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
@@ -48,6 +49,9 @@ class Tokens:
         self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
+        self._cuts = cuts_of(tokenizer)
+        self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+        self._memory = TokenMemory()
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -92,8 +96,27 @@ class Tokens:
             text = text[: at + len(last)]
         return text
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> U32:
-        """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile."""
+    def encode(self, text: str, *, add_special_tokens: bool, owner: bytes = b"") -> U32:
+        """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile.
+
+        What was tokenised for the same ``owner`` between special tokens is remembered; without
+        an owner nothing is.
+        """
+        pieces = [text]
+        if owner and self._cuts is not None and not (add_special_tokens and self._adds_tokens):
+            pieces = self._cuts.pieces(text)
+        if len(pieces) == 1:
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        found: list[bytes] = []
+        for piece in pieces:
+            ids = self._memory.find(owner, piece)
+            if ids is None:
+                ids = self._encode(piece, add_special_tokens=False).tobytes()
+                self._memory.keep(owner, piece, ids)
+            found.append(ids)
+        return np.frombuffer(b"".join(found), "<u4")
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> U32:
         if len(text) < _LONG_CHARS:
             found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
