@@ -26,6 +26,7 @@ from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_request_id, new_ticket_id
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.identity import tenant_root
@@ -63,6 +64,7 @@ class InProcess:
         self._end_run = False
         self._feed(work.PagerChanged(self._store.facts.epoch))
         self._feed(work.Tick())
+        spare_loaded()  # as services do
 
     def __enter__(self) -> Self:
         return self
