@@ -53,7 +53,7 @@ class Pins:
 
     def pin(self, root: bytes, tokens: bytes, ttl_ms: int | None) -> Pin:
         """Keep what is cached of ``tokens``. Raises ``Gone`` when that is nothing,
-        ``NoCapacity`` when it would be too much."""
+        ``NoCapacity`` when it would be too much, for all pins or for its tenant's quota."""
         books = self._books
         name = name_of(root, tokens, books.facts.page_token_bytes)
         old = books.pins.get(name)
@@ -63,6 +63,7 @@ class Pins:
         if tree is None or match is None or not match.pages:
             raise Gone("no whole page of it is cached here; send it as a prompt first")
         self._require_room(name, match)
+        self._require_quota(tree, match)
         anchor = books.forest.pin_match(match)
         if old is not None:
             self._end(old)
@@ -87,6 +88,17 @@ class Pins:
             )
         if name not in books.pins and len(books.pins) >= books.limits.pin_count_max:
             raise NoCapacity(f"{len(books.pins)} prefixes are pinned; unpin one first")
+
+    def _require_quota(self, tree: Tree, match: Match) -> None:
+        """Raises ``NoCapacity`` when the tenant of ``tree`` would use more than it may with
+        ``match`` pinned: its sequences would wait, and the youngest be taken back, for a pin."""
+        account, more = tree.root.account, self._books.forest.idle_pages(match)
+        if account.tenant and more and account.used_pages + more > account.quota_pages:
+            raise NoCapacity(
+                f"{more} pages more would be in use of the {account.quota_pages} that "
+                f"{account.tenant} may use, and {account.used_pages} are; pin it when fewer of its "
+                "sequences run, or ask for a larger quota"
+            )
 
     def _enter(self, name: str, tree: Tree, anchor: Node, ttl_ms: int | None) -> Pin:
         expires_ms = None if ttl_ms is None else self._books.now_ms + ttl_ms

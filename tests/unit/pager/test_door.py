@@ -204,6 +204,18 @@ def test_a_pin_gives_way_to_its_tenant_and_that_of_another_stays(rig: Rig, worke
     assert [line.pin for line in stats(rig).pins] == [kept.pin]
 
 
+def test_a_pin_never_takes_a_tenant_over_its_quota(rig: Rig, worker: Worker) -> None:
+    five = CacheTerms(tenant="alice", pages_max=5)
+    cache(worker, 1, range(8), root=OTHER, terms=five)
+    lease = worker.granted(2, range(100, 116), root=OTHER, terms=five)
+    refused = pin(rig, range(8), root=OTHER)
+    assert isinstance(refused, Refused) and refused.code == "NoCapacity"
+    assert "2 pages more" in refused.message and "5 that alice may use" in refused.message
+    assert isinstance(pin(rig, range(4), root=OTHER), PrefixPinned), "one page more it may use"
+    worker.release(lease, range(100, 116))
+    assert isinstance(pin(rig, range(8), root=OTHER), PrefixPinned)
+
+
 # Invalidating
 
 
