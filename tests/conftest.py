@@ -17,6 +17,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from tests.support.leaks import own_descendants, pool_files
 from tests.support.otlp import Receiver, ReceiverServer
+from tests.support.time_limits import limit_processor_time
 
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
@@ -47,6 +48,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             marker = item.get_closest_marker("timeout")
             limit_s = marker.args[0] if marker and marker.args else config.getini("timeout")
             item.obj = _limited(item.obj, float(limit_s))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Have the time limit of made-up examples count processor time."""
+    if item.get_closest_marker("hypothesis") is None:
+        return None
+    limit_processor_time(item, settings.timeout)
+    return True
 
 
 def _limited(test: AsyncTest, limit_s: float) -> AsyncTest:

@@ -1,4 +1,4 @@
-"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000."""
+"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000, for as long as it takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+IS_LONG = os.environ.get("PAGEMESH_LONG") == "1"
 EXAMPLES = settings(
-    max_examples=10_000 if os.environ.get("PAGEMESH_LONG") == "1" else 60,
+    max_examples=10_000 if IS_LONG else 60,
     stateful_step_count=50,
     suppress_health_check=list(HealthCheck),
 )

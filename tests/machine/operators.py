@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.mesh import Mesh
 from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE
 
+from pagemesh.pager.node import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
@@ -92,7 +95,22 @@ class Operators(Mesh):
             is_within = account.used_pages - copies <= account.quota_pages
             assert is_within or self.rig.epoch > 1, f"{account.used_pages} pages are used"
 
+    def pages_kept_by_pins_alone(self) -> int:
+        """Pages that nobody uses and operators keep."""
+        books = self.rig.core.books
+        used = {node for lease in books.leases.values() for node in path_of(lease.anchor)}
+        used |= {node for load in books.loads.values() for node in path_of(load.anchor)}
+        kept = {node for pin in books.pins.values() for node in path_of(pin.anchor)}
+        return sum(len(node.pages) for node in kept - used)
+
     def unpins_all(self) -> None:
         """The end of all pins."""
         self.rig.ask(UnpinPrefix(pin=None))
         self.pass_on()
+
+
+def path_of(node: Node) -> Iterator[Node]:
+    """``node`` and the edges above it."""
+    while not node.is_root:
+        yield node
+        node = node.parent

@@ -65,3 +65,15 @@ PinMachine.TestCase.settings = EXAMPLES
 
 class TestPinMachine(PinMachine.TestCase):  # type: ignore[misc,valid-type]
     """Any order of events keeps what is pinned, and nothing else."""
+
+
+def test_what_operators_keep_may_be_promised_to_others() -> None:
+    machine = PagerMachine()
+    machine.start()
+    machine.runs_from_start_to_end(0, [1] * 13, ROOTS[0])
+    machine.admits(0, [0] * 13, ROOTS[0], more=31, read_cache=True, priority=0, first=4)
+    machine.rig.ask(PinPrefix(root=ROOTS[0].hex(), tokens=[1] * 12))
+    books = machine.rig.core.books
+    assert books.at_hand == 8 and books.promises.page_count == 10
+    machine.what_is_promised_is_at_hand()
+    machine.teardown()

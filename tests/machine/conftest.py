@@ -1,0 +1,15 @@
+"""Machines that play many examples have no time limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.machine.examples import IS_LONG
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if IS_LONG:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.timeout(0))
