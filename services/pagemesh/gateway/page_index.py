@@ -11,6 +11,7 @@ bounded in bytes) and may be applied out of order. Pure.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -91,6 +92,13 @@ class PageIndex:
 
     def __contains__(self, key: int) -> bool:
         return key in self._keys
+
+    def leading(self, keys: Sequence[int]) -> int:
+        """How many of ``keys`` are known before the first that is not."""
+        known = self._keys
+        if all(map(known.__contains__, keys)):
+            return len(keys)
+        return next(count for count, key in enumerate(keys) if key not in known)
 
     def check(self) -> None:
         assert len(self._keys) <= self._keys_max

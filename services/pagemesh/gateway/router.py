@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.key_memory import KeyMemory
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
 from pagemesh.wire.errors import Fault, NoCapacity, NotReady
-from pagemesh.wire.identity import key_chain, tenant_root
+from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts
 
@@ -71,6 +72,10 @@ class Router:
     limits: RouterLimits = RouterLimits()
     _workers: dict[str, _Known] = field(default_factory=dict)
     _hosts: dict[str, _Host] = field(default_factory=dict)
+    _keys: KeyMemory = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._keys = KeyMemory(self.secret)
 
     # What is known ----------------------------------------------------------------------------
 
@@ -186,20 +191,10 @@ class Router:
         self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
         """By host: how many pages of the prompt are cached in a row from its start, so far as
-        is known. A key is made only while some host may have it."""
-        hosts = {name: self._hosts[name] for name in names if name in self._hosts}
-        holding = {name: host.index for name, host in hosts.items() if len(host.index)}
-        found = dict.fromkeys(holding, 0)
-        if not holding:
-            return found
+        is known."""
+        indexes = {name: self._hosts[name].index for name in names if name in self._hosts}
         head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
-        for key in key_chain(self.secret, root, head, facts.page_size):
-            holding = {name: index for name, index in holding.items() if key in index}
-            if not holding:
-                break
-            for name in holding:
-                found[name] += 1
-        return found
+        return self._keys.cached_pages(root, head, facts.page_size, indexes)
 
     def _pairs(
         self, here: list[_Known], want: ChooseRoute, cached: int
@@ -246,6 +241,7 @@ class Router:
     def check(self) -> None:
         """Raises ``AssertionError`` when an invariant is broken."""
         assert len(self._workers) <= self.limits.workers_max
+        self._keys.check()
         for host in self._hosts.values():
             host.index.check()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pagemesh.gateway.tenant_limits import (
     EVERYBODY_ELSE,
@@ -23,6 +24,8 @@ from pagemesh.wire.identity import canonical
 
 KEY_CHARACTERS_MIN = 16
 KEYS_MAX = 10_000
+SALTS_MAX = 1_024
+"""Remembered: the hash takes longer to look up in its library than to compute."""
 ANYBODY = "anybody"
 """The one tenant of a gateway that asks for no key."""
 
@@ -41,6 +44,7 @@ class Tenants:
     def __init__(self, keys: str, secret: bytes, limits: str = "") -> None:
         self._limits = parse_limits(limits)
         self._secret = secret
+        self._salts = lru_cache(SALTS_MAX)(self._make_salt)
         self._keys = [_parse(part.strip()) for part in keys.split(",")] if keys.strip() else []
         if len(self._keys) > KEYS_MAX:
             raise ConfigError(f"PAGEMESH_API_KEYS has more than {KEYS_MAX} keys")
@@ -69,6 +73,9 @@ class Tenants:
 
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""
+        return self._salts(tenant, cache_salt)
+
+    def _make_salt(self, tenant: str, cache_salt: str) -> bytes:
         message = canonical({"tenant": tenant, "cache_salt": cache_salt})
         return hmac.digest(self._secret, message, "sha256")
 
