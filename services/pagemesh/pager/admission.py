@@ -33,12 +33,13 @@ class Admission:
     """Admit and extend, at once or from the queue."""
 
     def __init__(
-        self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers, pins: Pins
-    ) -> None:
+        self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers, pins: Pins,
+        waterfalls: Waterfalls,
+    ) -> None:  # fmt: skip
         self._books = books
         self._tiers = tiers
         self._pins = pins
-        self._waterfalls = Waterfalls(books)
+        self._waterfalls = waterfalls
         self._preemption = preemption
         self._quotas, self._tenants = quotas, books.accounts.by_tenant
         self._page_size, self._page_count = books.facts.page_size, books.facts.page_count

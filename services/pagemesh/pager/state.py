@@ -49,6 +49,7 @@ from pagemesh.pager.sessions import Sessions
 from pagemesh.pager.sweeps import Sweeps
 from pagemesh.pager.tier_events import TierEvent
 from pagemesh.pager.tiers import Tiers
+from pagemesh.pager.waterfall import Waterfalls
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
@@ -106,7 +107,10 @@ class PagerCore:
         self._door = Door(
             self.books, self._pins, self._retiring, self._ages, self.tiers, self._sweeps
         )
-        self._admission = Admission(self.books, self._preemption, quotas, self.tiers, self._pins)
+        self._waterfalls = Waterfalls(self.books)
+        self._admission = Admission(
+            self.books, self._preemption, quotas, self.tiers, self._pins, self._waterfalls
+        )
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
         self._recovery = Recovery(
@@ -174,6 +178,7 @@ class PagerCore:
     def check(self) -> None:
         """Raise ``AssertionError`` when ledger, tree, leases or tables disagree."""
         check_books(self.books)
+        self._waterfalls.check()
 
     def _take_note(self, event: HolderDied | Recovered | Tick | Sweep | TierEvent) -> None:
         """Of what nobody asked for."""

@@ -78,6 +78,10 @@ class Waterfalls:
             awaited_ms=waited_ms,
         )
 
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless what is known of the departed goes by what is there."""
+        self._departed.check()
+
     def _not_read(self, message: Admit) -> Waterfall:
         tree = self._books.forest.trees.get(message.root)
         if tree is None:
@@ -96,7 +100,7 @@ class Waterfalls:
         if over:
             lost[Why.EXPIRED.value] = over * self._page_size
             return True
-        gone = self._departed.lost_pages(message.root, message.tokens, match.pages, pages_max)
+        gone = self._departed.lost_pages(message.root, message.tokens, match, pages_max)
         for why, pages in gone:
             lost[why.value] = lost.get(why.value, 0) + pages * self._page_size
         if not gone and message.terms.tenant:

@@ -21,8 +21,8 @@ def ask(worker: Worker, number: int, tokens: Iterable[int], tenant: str = "") ->
     return lease.waterfall
 
 
-def crowd_out(worker: Worker, number: int) -> None:
-    ask(worker, number, range(1_000 * number, 1_000 * number + 64))
+def crowd_out(worker: Worker, number: int, pages: int = 16) -> None:
+    ask(worker, number, range(1_000 * number, 1_000 * number + 4 * pages))
 
 
 def test_what_was_evicted_is_said_to_be(worker: Worker) -> None:
@@ -81,6 +81,20 @@ def test_marks_follow_edges_however_they_were_cut(worker: Worker) -> None:
     ask(worker, 2, [*base[:9], 7, 7, 7, 7])  # cuts the edge after two pages
     crowd_out(worker, 3)
     assert ask(worker, 4, base[:33]).lost == {"evicted": 32}
+
+
+def test_what_left_below_an_edge_is_told_as_the_edge_grows_shorter(worker: Worker) -> None:
+    """The hash of the path above is kept from one departure to the next."""
+    shared, ends = [*range(16)], ([1] * 5, [2] * 5, [3] * 5)
+    for number, end in enumerate(ends, 1):
+        ask(worker, number, [*shared, *end])
+    crowd_out(worker, 4, pages=12)  # all three ends, below the same edge
+    for number, end in enumerate(ends, 5):
+        told = ask(worker, number, [*shared, *end])
+        assert (told.selected_tokens, told.lost) == (16, {"evicted": 4})
+    crowd_out(worker, 8, pages=14)  # half of the edge too
+    told = ask(worker, 9, [*shared, *ends[1]])
+    assert (told.selected_tokens, told.lost) == (8, {"evicted": 12})
 
 
 def test_ages_are_known_to_the_second_and_later_on_more_coarsely() -> None:

@@ -27,7 +27,7 @@ takes in what is older."""
 _UNITS_PER_POOL, _COHORTS_PER_POOL = 256, 8
 _OUTCOMES_MAX = 16_384.0
 """In entries of mean weight. Beyond it all evidence is halved, so that habits may change."""
-_LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS), bool))
+_LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS)))
 _PASSED = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
 # Who ended in a bucket (row) spent half of its width there, and passed all before it (columns).
 _FEW_ENTRIES = 20.0
@@ -47,6 +47,7 @@ class ReuseModel:
         self._ended_pages = 0.0
         borders = _borders() * self._unit_ticks
         self._starts, self._widths = borders[:-1], np.diff(borders)
+        self._passed = _PASSED * self._widths
         self.worth = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
         """Kind, age bucket -> uses a tick that keeping a page can yield, as of ``refresh``."""
         # Every request brings some of these, so they are only written down here, and counted all
@@ -119,9 +120,10 @@ class ReuseModel:
         """Ticks times pages that each kind (rows) spent at each age (columns)."""
         cohorts = np.arange(self._cohort - COHORTS + 1, self._cohort + 1)
         ages = np.maximum(0.0, now - (cohorts + 0.5) * self._cohort_ticks)
-        spent = np.clip(ages[:, None] - self._starts, 0.0, self._widths)
+        spent = ages[:, None] - self._starts
+        np.minimum(np.maximum(spent, 0.0, out=spent), self._widths, out=spent)
         waiting = self._waiting[:, cohorts % COHORTS]
-        exposure: _F64 = ended @ (_PASSED * self._widths) + waiting @ spent
+        exposure: _F64 = ended @ self._passed + waiting @ spent
         return exposure
 
     def _hazard(self, used: _F64, exposure: _F64, few_pages: float) -> _F64:
@@ -146,8 +148,10 @@ class ReuseModel:
         uses_until, ticks_until = np.cumsum(uses, 1), np.cumsum(ticks, 1)
         gain = uses_until[:, None, :] - (uses_until - uses)[:, :, None]
         spent = ticks_until[:, None, :] - (ticks_until - ticks)[:, :, None]
-        # Ends before the start have nothing to divide by, and do not count.
-        best: _F64 = (gain * _LATER / np.where(_LATER, np.maximum(spent, 1e-300), 1.0)).max(2)
+        # Ends before the start do not count. In place: these are by far the largest arrays.
+        gain *= _LATER
+        gain /= np.maximum(spent, 1e-300, out=spent)
+        best: _F64 = gain.max(2)
         return best
 
     def _advance(self, cohort: int) -> None:
