@@ -58,7 +58,7 @@ const pm::Kernels* kernels = &pm::kPortableKernels;
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 6; }
+PM_EXPORT int pm_abi_version(void) { return 7; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -116,12 +116,10 @@ PM_EXPORT void pm_log_softmax(const float* x, long x_stride, float* out, long ou
   kernels->log_softmax(x, x_stride, out, out_stride, rows, width, threads);
 }
 
-PM_EXPORT long pm_softmax_draw(const float* x, long x_stride, long x_rows, const int64_t* rows,
-                               const float* temperatures, const double* uniforms, long count,
+PM_EXPORT long pm_softmax_draw(const float* x, long x_stride, long x_rows, const PmDraws* draws,
                                long width, float* weights, double* sums, int64_t* tokens,
                                int threads) {
-  return kernels->softmax_draw(x, x_stride, x_rows, rows, temperatures, uniforms, count, width,
-                               weights, sums, tokens, threads);
+  return kernels->softmax_draw(x, x_stride, x_rows, draws, width, weights, sums, tokens, threads);
 }
 
 PM_EXPORT long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,

@@ -8,7 +8,7 @@
 
 #include "linear.h"
 #include "rows.h"
-#include "draw.h"
+#include "limited_draw.h"
 #include "product.h"
 #include "kv_write.h"
 #include "kv_gather.h"

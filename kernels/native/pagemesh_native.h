@@ -93,13 +93,25 @@ void pm_log_softmax(const float* x, long x_stride, float* out, long out_stride, 
                     long width, int threads);
 // Weights of a softmax are summed by blocks of so many columns.
 enum { PM_SUM_BLOCK = 1024 };
-// Draws a column of each of `count` rows, rows[i] of x the i-th, by the weights
+// A column to draw from each of `count` rows, rows[i] of x the i-th, by the weights
 // exp((x - highest) / temperature): the first column whose running sum of weights exceeds
-// uniforms[i] of the whole sum. `weights`: [count][width], or null; `sums`: [count][blocks], what
-// each block weighs. Where a row's highest is no finite number no number is their sum, and
-// the column is 0. Returns 1 + the index of the first row that x has not; nothing was written then.
-long pm_softmax_draw(const float* x, long x_stride, long x_rows, const int64_t* rows,
-                     const float* temperatures, const double* uniforms, long count, long width,
+// uniforms[i] of the whole sum. Of these weights the limits leave, in this order, what is at least
+// min_p, the top_k highest, and the highest before which there is less than top_p of what was left;
+// the lowest columns of equals, and the highest of all in any case. None: min_p 0, top_k 0 or at
+// least the width, top_p 1. The limits are given for all rows, or null.
+typedef struct {
+  const int64_t* rows;
+  const float* temperatures;
+  const double* uniforms;
+  const float* min_p;
+  const int64_t* top_k;
+  const double* top_p;
+  long count;
+} PmDraws;
+// `weights`: [count][width], or null; 0 for what is left out. `sums`: [count][blocks], what each
+// block weighs. Where a row's highest is no finite number no number is their sum, and the column
+// is 0. Returns 1 + the index of the first row that x has not; nothing was written then.
+long pm_softmax_draw(const float* x, long x_stride, long x_rows, const PmDraws* draws, long width,
                      float* weights, double* sums, int64_t* tokens, int threads);
 
 // What an element of K and V is kept as (kv_types.h): its code, with a scale for some.

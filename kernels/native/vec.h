@@ -5,6 +5,7 @@
 // Of max(a, b) and min(a, b) b remains where either is no number.
 #pragma once
 
+#include <stdint.h>
 #include <string.h>
 
 #if PM_LEVEL > 0
@@ -40,6 +41,24 @@ inline V fill_from(V a, int n, float fill) {
 // a where x >= limit, else 0.
 inline V zero_below(V a, V x, float limit) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
+}
+// The lanes where a >= limit, a bit each, the lowest first.
+inline unsigned at_least(V a, float limit) {
+  return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GE_OQ);
+}
+// Writes the given lanes side by side; what comes after them up to kLanes floats is lost. Returns
+// how many there are.
+inline long pack(float* to, V a, unsigned lanes) {
+  _mm512_storeu_ps(to, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), a.v));
+  return __builtin_popcount(lanes);
+}
+// The same of first, first + 1, ...
+inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
+  const __m512i counting =
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i all = _mm512_add_epi32(_mm512_set1_epi32(first), counting);
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(lanes), all));
+  return __builtin_popcount(lanes);
 }
 // a * 2^n, where t = 1.5 * 2^23 + n holds the integer n in its low bits.
 inline V scale_by_bits(V a, V t) {
@@ -94,6 +113,12 @@ inline V zero_below(V x, V y, float limit) {
   __m256 bound = _mm256_set1_ps(limit);
   return {_mm256_and_ps(x.a, _mm256_cmp_ps(y.a, bound, _CMP_GE_OQ)),
           _mm256_and_ps(x.b, _mm256_cmp_ps(y.b, bound, _CMP_GE_OQ))};
+}
+inline unsigned at_least(V x, float limit) {
+  __m256 bound = _mm256_set1_ps(limit);
+  const int a = _mm256_movemask_ps(_mm256_cmp_ps(x.a, bound, _CMP_GE_OQ));
+  const int b = _mm256_movemask_ps(_mm256_cmp_ps(x.b, bound, _CMP_GE_OQ));
+  return static_cast<unsigned>(a | b << 8);
 }
 inline __m256 scale_half(__m256 a, __m256 t) {
   __m256i n = _mm256_slli_epi32(_mm256_castps_si256(t), 23);
@@ -152,11 +177,31 @@ inline V fill_from(V x, int n, float fill) {
 inline V zero_below(V a, V x, float limit) {
   PM_EACH4(pick4((U4)(x.q[i] >= splat4(limit)), a.q[i], splat4(0.0f)));
 }
+inline unsigned at_least(V a, float limit) {
+  unsigned lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= static_cast<unsigned>(a.q[i / 4][i % 4] >= limit) << i;
+  return lanes;
+}
 inline V scale_by_bits(V a, V t) { PM_EACH4((F4)((U4)a.q[i] + ((U4)t.q[i] << 23))); }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 #undef PM_EACH4
 
+#endif
+
+#if PM_LEVEL < 2
+inline long pack(float* to, V a, unsigned lanes) {
+  float all[kLanes];
+  store(all, a);
+  long count = 0;
+  for (; lanes; lanes &= lanes - 1) to[count++] = all[__builtin_ctz(lanes)];
+  return count;
+}
+inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
+  long count = 0;
+  for (; lanes; lanes &= lanes - 1) to[count++] = first + __builtin_ctz(lanes);
+  return count;
+}
 #endif
 
 inline V zero() { return splat(0.0f); }

@@ -1,10 +1,10 @@
-"""What the sampler takes for a step: greedy, with a temperature, and with top_p beside it.
+"""What the sampler takes for a step: greedy, with a temperature, and with limits beside it.
 
     python -m ops.bench.bench_sampling [--threads N] [--turns 60] [--before REPORT] [--out PATH]
 
 The logits of so many rows lie where a model step leaves them. ``greedy`` is temperature 0,
-``temperature`` is 1, ``top_p`` is temperature 1 and top_p 0.95; ``read`` reads the logits once,
-which is the roofline. All take turns; medians, so that what a busy machine adds falls on all
+``temperature`` is 1, and the others are temperature 1 within limits; ``read`` reads the logits
+once, which is the roofline. All take turns; medians, so that what a busy machine adds falls on all
 alike. Logits are those of a model that is fairly sure: normal, with a spread of 3. ``--before``
 keeps an earlier report of this script, of another commit, in the new one.
 """
@@ -33,12 +33,15 @@ from pagemesh.kernels.ops import identity
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.work_messages import Sampling
 
-ROWS, VOCABULARIES, SPREAD = (1, 8, 16, 32), (32_000, 49_152), 3.0
+ROWS, VOCABULARIES, SPREAD = (1, 8, 32), (49_152, 151_936), 3.0
 PROMPT_TOKENS, CONTEXT_TOKENS = 300, 600
 WAYS = {
     "greedy": Sampling(temperature=0.0, max_tokens=64),
     "temperature": Sampling(temperature=1.0, max_tokens=64),
     "top_p": Sampling(temperature=1.0, top_p=0.95, max_tokens=64),
+    "top_k": Sampling(temperature=1.0, top_k=50, max_tokens=64),
+    "min_p": Sampling(temperature=1.0, min_p=0.05, max_tokens=64),
+    "top_p_top_k": Sampling(temperature=1.0, top_p=0.95, top_k=50, max_tokens=64),
 }
 
 
@@ -75,6 +78,8 @@ def measure(vocab: int, count: int, threads: int, turns: int) -> dict[str, objec
         "rows": count,
         **{f"{name}_us": round(us, 1) for name, us in took.items()},
         "temperature_over_greedy": round(took["temperature"] / took["greedy"], 2),
+        "top_p_over_temperature": round(took["top_p"] / took["temperature"], 2),
+        "top_p_top_k_over_temperature": round(took["top_p_top_k"] / took["temperature"], 2),
         "of_roofline": round(took["read"] / took["temperature"], 3),
     }
 

@@ -38,8 +38,8 @@ def test_weights_sums_and_columns_are_those_of_the_definition(
     x, rows = torch.randn(9, width) * 5, torch.randint(9, (count,))
     heat, uniforms = temperatures_of(count), uniforms_of(count)
     weights, expected = torch.empty(count, width), torch.empty(count, width)
-    columns, sums = softmax_draw(x, rows, heat, uniforms, weights)
-    _, expected_sums = reference.softmax_draw(x, rows, heat, uniforms, expected)
+    columns, sums = softmax_draw(x, rows, heat, uniforms, weights=weights)
+    _, expected_sums = reference.softmax_draw(x, rows, heat, uniforms, weights=expected)
     torch.testing.assert_close(weights, expected, rtol=WEIGHT_ERROR, atol=1e-30)
     torch.testing.assert_close(sums, expected_sums, rtol=WEIGHT_ERROR, atol=1e-30)
     edges = torch.nn.functional.pad(weights.double().cumsum(1), (1, 0))
@@ -52,7 +52,7 @@ def test_weights_sums_and_columns_are_those_of_the_definition(
 def test_what_blocks_weigh_is_the_exact_sum_rounded_as_a_double(level: CpuLevel) -> None:
     x, rows = torch.randn(3, 4000), torch.arange(3)
     weights = torch.empty(3, 4000)
-    _, sums = softmax_draw(x, rows, torch.ones(3), uniforms_of(3), weights)
+    _, sums = softmax_draw(x, rows, torch.ones(3), uniforms_of(3), weights=weights)
     for row, own in zip(weights, sums.tolist(), strict=True):
         exact = [math.fsum(block.tolist()) for block in row.split(SUM_BLOCK)]
         assert own == pytest.approx(exact, rel=1e-15)
@@ -65,12 +65,12 @@ def test_a_row_has_the_same_bits_in_any_company(
     heat, uniforms = temperatures_of(199), uniforms_of(199)
     weights = torch.empty_like(x)
     with_threads(1)
-    columns, sums = softmax_draw(x, torch.arange(199), heat, uniforms, weights)
+    columns, sums = softmax_draw(x, torch.arange(199), heat, uniforms, weights=weights)
     for threads in (1, 2, 3):
         with_threads(threads)
         for rows in (torch.arange(199), torch.arange(198, 90, -1), torch.tensor([7])):
             own = torch.empty(len(rows), 3001)
-            found = softmax_draw(x, rows, heat[rows], uniforms[rows], own)
+            found = softmax_draw(x, rows, heat[rows], uniforms[rows], weights=own)
             assert torch.equal(found[0], columns[rows])
             assert torch.equal(found[1], sums[rows])
             assert torch.equal(own, weights[rows])
@@ -158,4 +158,4 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"uniforms: expected contiguous torch\.float64"):
         softmax_draw(x, rows, heat, uniforms.float())
     with pytest.raises(ValueError, match="weights: expected 2 rows"):
-        softmax_draw(x, rows, heat, uniforms, torch.empty(3, 8))
+        softmax_draw(x, rows, heat, uniforms, weights=torch.empty(3, 8))

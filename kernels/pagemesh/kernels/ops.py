@@ -14,11 +14,13 @@ from pagemesh.kernels.paged_prefill import paged_prefill
 from pagemesh.kernels.rms_norm import rms_norm
 from pagemesh.kernels.rope import rope
 from pagemesh.kernels.silu_mul import silu_mul
+from pagemesh.kernels.softmax_draw import Limits as DrawLimits
 from pagemesh.kernels.softmax_draw import softmax_draw
 
 __all__ = [
     "DecoderPlan",
     "DecoderStep",
+    "DrawLimits",
     "KvPool",
     "LayerWeights",
     "PackedLinear",

@@ -18,7 +18,6 @@ a row's token and scores are the same to the last bit in any batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from pagemesh.engine.uniform import uniforms
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
-from pagemesh.kernels.ops import log_softmax, softmax_draw
+from pagemesh.kernels.ops import DrawLimits, log_softmax, softmax_draw
 from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX, Sampling
 
 Bools = NDArray[np.bool_]
@@ -204,30 +203,47 @@ def _draw_edited(
 def _draw_rows(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
     """int64 [samples], and bool [samples]: is the highest logit a finite number? ``logits``:
     float32 [n, vocab], after mask, bias and penalties, not modified."""
-    vocab = logits.shape[1]
-    hot = [sample.sampling.temperature > 0.0 for sample in samples]
-    limited = [_is_limited(sample.sampling, vocab) for sample in samples]
-    if all(hot) and not any(limited):
-        return _draw_free(logits, rows, samples)
+    hot = np.array([sample.sampling.temperature > 0.0 for sample in samples], np.bool_)
+    if hot.all():
+        return _draw_hot(logits, rows, samples)
     tokens = np.empty(len(samples), np.int64)
     sound = np.empty(len(samples), np.bool_)
-    greedy = ~np.array(hot)
-    if greedy.any():
-        best, places = logits.argmax(axis=-1), rows[greedy]
-        tokens[greedy] = best[places]  # the first that is no number, if there is one
-        sound[greedy] = np.isfinite(logits[places, best[places]])
-    free = np.flatnonzero(~greedy & ~np.array(limited))
-    if len(free):
-        tokens[free], sound[free] = _draw_free(logits, rows[free], _those(samples, free))
-    for part in _blocks(np.flatnonzero(~greedy & np.array(limited)), vocab):
-        tokens[part], sound[part] = _draw_limited(logits, rows[part], _those(samples, part))
+    best, places = logits.argmax(axis=-1), rows[~hot]
+    tokens[~hot] = best[places]  # the first that is no number, if there is one
+    sound[~hot] = np.isfinite(logits[places, best[places]])
+    if hot.any():
+        own = _those(samples, np.flatnonzero(hot))
+        tokens[hot], sound[hot] = _draw_hot(logits, rows[hot], own)
     return tokens, sound
 
 
-def _draw_free(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
-    """As ``_draw_rows``, for samples with a temperature and no limits."""
-    tokens, wholes = _weigh(logits, rows, samples, _uniforms(samples))
-    return tokens, np.isfinite(wholes)
+def _draw_hot(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
+    """As ``_draw_rows``, for samples with a temperature."""
+    heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
+    tokens, sums = softmax_draw(
+        torch.from_numpy(logits),
+        torch.from_numpy(rows),
+        torch.from_numpy(np.maximum(heat, TEMPERATURE_MIN)),
+        torch.from_numpy(_uniforms(samples)),
+        _limits(samples, logits.shape[1]),
+    )
+    return tokens.numpy(), np.isfinite(sums.numpy().sum(axis=1))
+
+
+def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
+    """Of all samples, when there is one that is limited."""
+    values = [sample.sampling for sample in samples]
+    if not any(_is_limited(one, vocab) for one in values):
+        return None
+    return DrawLimits(
+        torch.tensor([one.min_p for one in values], dtype=torch.float32),
+        torch.tensor([one.top_k for one in values], dtype=torch.int64),
+        torch.tensor([one.top_p for one in values], dtype=torch.float64),
+    )
+
+
+def _is_limited(values: Sampling, vocab: int) -> bool:
+    return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
 
 
 def _edit(row: F32, sample: Sample) -> None:
@@ -259,78 +275,3 @@ def _uniforms(samples: Sequence[Sample]) -> F64:
         np.array([sample.key.choice for sample in samples], np.uint64),
         np.array([sample.generated_count for sample in samples], np.uint64),
     )
-
-
-def _weigh(
-    logits: F32, rows: I64, samples: Sequence[Sample], drawn: F64, weights: F32 | None = None
-) -> tuple[I64, F64]:
-    """Of all tokens, those that the uniforms ``drawn`` fall on, int64 [samples], and what all
-    weigh, float64 [samples]: no number where the highest logit is none. ``weights``: float32
-    [samples, vocab], written: each token's probability divided by the row's highest."""
-    heat = np.array([sample.sampling.temperature for sample in samples], np.float32)
-    tokens, sums = softmax_draw(
-        torch.from_numpy(logits),
-        torch.from_numpy(rows),
-        torch.from_numpy(np.maximum(heat, TEMPERATURE_MIN)),
-        torch.from_numpy(drawn),
-        None if weights is None else torch.from_numpy(weights),
-    )
-    return tokens.numpy(), sums.numpy().sum(axis=1)
-
-
-def _draw_limited(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, Bools]:
-    """As ``_draw_rows``, for samples with a temperature that min_p, top_k or top_p limit."""
-    weights, drawn = np.empty((len(samples), logits.shape[1]), np.float32), _uniforms(samples)
-    tokens, wholes = _weigh(logits, rows, samples, drawn, weights)
-    sound: Bools = np.isfinite(wholes)
-    for index in np.flatnonzero(sound).tolist():
-        row = weights[index]
-        kept = _kept(row, samples[index].sampling, float(wholes[index]))
-        tokens[index] = kept[_invert(row[kept], float(drawn[index]))]
-    return tokens, sound
-
-
-def _is_limited(values: Sampling, vocab: int) -> bool:
-    return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
-
-
-def _kept(weights: F32, values: Sampling, whole: float) -> I64:
-    """Ids, ascending, that min_p, top_k and top_p leave. The highest weight is 1, ``whole`` the
-    sum of all."""
-    vocab, kept, own = len(weights), None, weights
-    if values.min_p > 0.0 or 0 < values.top_k < vocab:
-        kept = np.flatnonzero(weights >= np.float32(values.min_p))
-        if 0 < values.top_k < len(kept):
-            kept = _highest(weights, kept, values.top_k)
-        if values.top_p >= 1.0:
-            return kept
-        own = weights[kept]
-        whole = float(own.sum(dtype=np.float64))
-    # What is left out here weighs at most (1 - top_p) of it all, so the cut is above it.
-    heavy = np.flatnonzero(own > (1.0 - values.top_p) * whole / vocab)
-    heavy = heavy if kept is None else kept[heavy]
-    falling = np.sort(weights[heavy])[::-1].astype(np.float64)
-    before = np.cumsum(falling) - falling
-    return _highest(weights, heavy, int(np.count_nonzero(before < values.top_p * whole)))
-
-
-def _highest(weights: F32, among: I64, count: int) -> I64:
-    """The ``count`` ids of ``among`` (ascending) with the highest weights, ascending; the
-    lowest ids among equals."""
-    if count >= len(among):
-        return among
-    own = weights[among]
-    edge = np.partition(own, len(own) - count)[len(own) - count]
-    above = own > edge
-    level = np.flatnonzero(own == edge)[: count - int(np.count_nonzero(above))]
-    above[level] = True
-    return np.asarray(among[above])
-
-
-def _invert(weights: F32, uniform: float) -> int:
-    """The first index whose running sum of weights exceeds that share of the whole sum."""
-    running = weights.cumsum(dtype=np.float64)
-    whole = float(running[-1])
-    # A uniform just below 1 may round up to the whole sum.
-    target = min(uniform * whole, math.nextafter(whole, 0.0))
-    return int(running.searchsorted(target, side="right"))

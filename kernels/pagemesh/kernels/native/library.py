@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -121,6 +121,20 @@ class RowsStruct(ctypes.Structure):
     ]
 
 
+class DrawsStruct(ctypes.Structure):
+    """``PmDraws``: which rows to draw from, how, and within which limits, or null."""
+
+    _fields_ = [
+        ("rows", ctypes.c_void_p),
+        ("temperatures", ctypes.c_void_p),
+        ("uniforms", ctypes.c_void_p),
+        ("min_p", ctypes.c_void_p),
+        ("top_k", ctypes.c_void_p),
+        ("top_p", ctypes.c_void_p),
+        ("count", ctypes.c_long),
+    ]
+
+
 STEP_PHASES = 3
 """``PM_PHASES``: what a step's time is told apart by."""
 _P, _L, _I, _U32, _U64, _F = (
@@ -156,7 +170,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),
     "pm_log_softmax": (None, (_P, _L, _P, _L, _L, _L, _I)),
-    "pm_softmax_draw": (_L, (_P, _L, _L, _P, _P, _P, _L, _L, _P, _P, _P, _I)),
+    "pm_softmax_draw": (_L, (_P, _L, _L, _P, _L, _P, _P, _P, _I)),
     "pm_kv_write": (_L, (_PAGES, _P, _L, _P, _L, _P, _L, _I)),
     "pm_kv_gather": (_L, (_PAGES, _P, _L, _L, _L, _P, _P, _I)),
     "pm_paged_attention": (

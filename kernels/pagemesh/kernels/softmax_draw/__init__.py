@@ -1,6 +1,6 @@
-"""``softmax_draw``: a column of each row, drawn by the row's softmax.
+"""``softmax_draw``: a column of each row, drawn by the row's softmax, within limits.
 
-    w[i, j]  = exp((x[rows[i], j] - max(x[rows[i]])) / temperatures[i])
+    w[i, j]  = exp((x[rows[i], j] - max(x[rows[i]])) / temperatures[i]), 0 where limits leave j out
     sums[i, b] = sum of w[i, j] over the columns j of block b, SUM_BLOCK columns each
     columns[i] = first j with w[i, 0] + ... + w[i, j] > uniforms[i] * (sum of sums[i])
 
@@ -8,22 +8,43 @@ x             float32 [n, width], rows contiguous; minus infinity is never drawn
 rows          int64 [count], contiguous; a row of x may be named several times
 temperatures  float32 [count], contiguous, at least 2^-126, so that each has a reciprocal
 uniforms      float64 [count], contiguous, in [0, 1)
+limits        what may be drawn, see ``Limits``; everything when not given
 weights       float32 [count, width], contiguous; w is written to it; not kept when not given
 columns       int64 [count]; sums  float64 [count, blocks]; returned
 
 Sums are float64. Where the highest of a row is no finite number, which includes a row with any
-NaN, the sum of its ``sums`` is none either, and its column is 0. What is returned for a row
-depends on nothing but the row, its temperature and its uniform.
+NaN, the sum of its ``sums`` is none either, its column is 0 and its w mean nothing. What is
+returned for a row depends on nothing but the row, its temperature, its uniform and its limits.
 """
 
 from __future__ import annotations
 
+import ctypes
+from typing import NamedTuple
+
 import torch
 
 from pagemesh.kernels.dispatch import is_native, native, rows_float32, threads
+from pagemesh.kernels.native.library import DrawsStruct
 from pagemesh.kernels.softmax_draw import reference
 
 SUM_BLOCK = reference.SUM_BLOCK
+
+
+class Limits(NamedTuple):
+    """For each row what may be drawn; one after the other, and the highest w in any case.
+
+    min_p  float32 [count], in [0, 1]; leaves w >= min_p (the highest is 1); 0 for all
+    top_k  int64 [count]; leaves the top_k highest; 0, or what is at least width, for all
+    top_p  float64 [count], in [0, 1]; leaves, from the highest down, what has less than top_p of
+           the sum of what the others left before it; 1 for all
+
+    Of equals at an edge the lowest columns are left. All are contiguous.
+    """
+
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
 
 
 def softmax_draw(
@@ -31,6 +52,7 @@ def softmax_draw(
     rows: torch.Tensor,
     temperatures: torch.Tensor,
     uniforms: torch.Tensor,
+    limits: Limits | None = None,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(columns, sums)``; see the module. Raises ``ValueError`` on a wrong shape or dtype,
@@ -40,6 +62,10 @@ def softmax_draw(
     _check("rows", rows, count, torch.int64)
     _check("temperatures", temperatures, count, torch.float32)
     _check("uniforms", uniforms, count, torch.float64)
+    if limits is not None:
+        _check("min_p", limits.min_p, count, torch.float32)
+        _check("top_k", limits.top_k, count, torch.int64)
+        _check("top_p", limits.top_p, count, torch.float64)
     if width < 1:
         raise ValueError("x: expected at least one column to draw from")
     if weights is not None:
@@ -47,12 +73,16 @@ def softmax_draw(
         if len(weights) != count or not weights.is_contiguous():
             raise ValueError(f"weights: expected {count} rows, contiguous, got {len(weights)}")
     if not is_native():
-        return reference.softmax_draw(x, rows, temperatures, uniforms, weights)
+        return reference.softmax_draw(x, rows, temperatures, uniforms, limits, weights)
     columns = torch.empty(count, dtype=torch.int64)
     sums = torch.empty((count, -(-width // SUM_BLOCK)), dtype=torch.float64)
+    within = [None, None, None] if limits is None else [limit.data_ptr() for limit in limits]
+    draws = DrawsStruct(
+        rows.data_ptr(), temperatures.data_ptr(), uniforms.data_ptr(), *within, count
+    )
     bad = native().pm_softmax_draw(
-        x.data_ptr(), x.stride(0), len(x), rows.data_ptr(), temperatures.data_ptr(),
-        uniforms.data_ptr(), count, width, None if weights is None else weights.data_ptr(),
+        x.data_ptr(), x.stride(0), len(x), ctypes.byref(draws), width,
+        None if weights is None else weights.data_ptr(),
         sums.data_ptr(), columns.data_ptr(), threads(),
     )  # fmt: skip
     if bad:

@@ -14,6 +14,7 @@ def softmax_draw(
     rows: torch.Tensor,
     temperatures: torch.Tensor,
     uniforms: torch.Tensor,
+    limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count, width = len(rows), x.shape[1]
@@ -23,12 +24,28 @@ def softmax_draw(
         if not 0 <= row < len(x):
             raise IndexError(f"row {row} is not one of the {len(x)} there are")
         own = ((x[row] - x[row].max()) / temperatures[index]).exp()
+        if limits is not None and bool(own.isfinite().all()):
+            min_p, top_k, top_p = (float(limit[index]) for limit in limits)
+            own = limited(own, min_p, int(top_k), top_p)
         if weights is not None:
             weights[index] = own
         blocks = [own[at : at + SUM_BLOCK].double() for at in range(0, width, SUM_BLOCK)]
         sums[index] = torch.stack([block.sum() for block in blocks])
         columns[index] = _invert(blocks, sums[index], float(uniforms[index]))
     return columns, sums
+
+
+def limited(weights: torch.Tensor, min_p: float, top_k: int, top_p: float) -> torch.Tensor:
+    """``weights`` ([width], the highest is 1) with 0 for what the limits leave out."""
+    falling, columns = weights.sort(descending=True, stable=True)
+    kept = falling >= min_p
+    if top_k > 0:
+        kept[top_k:] = False
+    left = torch.where(kept, falling, 0.0).double()
+    if top_p < 1.0:
+        kept &= left.cumsum(0) - left < top_p * left.sum()
+    kept[0] = True
+    return torch.where(torch.zeros_like(kept).scatter(0, columns, kept), weights, 0.0)
 
 
 def _invert(blocks: list[torch.Tensor], sums: torch.Tensor, uniform: float) -> int:
