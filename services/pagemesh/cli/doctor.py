@@ -17,6 +17,7 @@ from pagemesh.cli.gpu_check import check_gpu
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.run_folder import orphan_pool_bytes
 from pagemesh.cli.start_checks import check_model, check_room, pool_file_bytes
+from pagemesh.gateway.sampling_defaults import sampling_defaults
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -116,4 +117,6 @@ def _limits(_config: ServiceConfig) -> str:
 
 def _model(config: ServiceConfig) -> str:
     found = find_model(config.worker.model, inspect=check_model)
-    return f"{found.name} in {found.path}"
+    defaults = sampling_defaults(found.path, config.gateway.generation_config)
+    drawn = f", recommends {defaults}" if defaults.recommended else ""
+    return f"{found.name} in {found.path}{drawn}"

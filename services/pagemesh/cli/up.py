@@ -37,6 +37,7 @@ from pagemesh.cli.stopping import drain, stop_signals
 from pagemesh.cli.supervisor import Supervisor, supervised
 from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
 from pagemesh.cli.watch import WatchLimits
+from pagemesh.gateway.sampling_defaults import sampling_defaults
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load
@@ -111,6 +112,12 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     check_room(folder, pool_file_bytes(config, pool), orphan_pool_bytes(folder))
     if pool is not None and pool.shortfall:
         screen.line(pool.shortfall)
+    defaults = sampling_defaults(found.path, config.gateway.generation_config)
+    if defaults.recommended:
+        screen.line(
+            f"sampling: {defaults} unless a request says otherwise, as the model recommends; "
+            "--generation-config none leaves that to clients"
+        )
     if not config.gateway.api_keys.is_set and not is_loopback(config.gateway.http_host):
         screen.line(
             f"open: whoever reaches {config.gateway.http_host} may use this mesh; "

@@ -25,6 +25,7 @@ from pagemesh.gateway.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.prepare import Work, fit, tokenise
 from pagemesh.gateway.render import Renderer
 from pagemesh.gateway.request import RequestCore
+from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.spec import RequestLimits, RequestSpec, Usage
 from pagemesh.gateway.tenant_limits import TenantLimits
 from pagemesh.gateway.tenants import Tenants
@@ -65,7 +66,8 @@ class Understood:
 
 
 class Front:
-    """Answers calls. ``model`` is what clients call the one model that is served."""
+    """Answers calls. ``model`` is what clients call the one model that is served, ``defaults`` how
+    tokens are drawn for those that do not say."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Front:
         *,
         model: str,
         request_timeout_ms: int,
+        defaults: SamplingDefaults = OPENAI,
         trace_ratio: float = 1.0,
         limits: RequestLimits | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class Front:
         self.tokens = tokens
         self.tenants = tenants
         self.model = model
+        self.defaults = defaults
         self.created = int(time.time())
         self._request_timeout_ms = request_timeout_ms
         self._trace_ratio = trace_ratio
@@ -117,7 +121,7 @@ class Front:
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:
         parse = parse_chat if chat else parse_completion
-        ask = parse(body, served=self.model)
+        ask = parse(body, served=self.model, defaults=self.defaults)
         self.check_model(ask.model)
         return ask
 

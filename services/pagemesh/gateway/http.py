@@ -312,6 +312,8 @@ def model_json(front: Front) -> dict[str, object]:
     }
     if found is not None:
         line["max_model_len"] = found.context_tokens_max
+    if front.defaults.recommended:
+        line["sampling_defaults"] = front.defaults.recommended
     return line
 
 

@@ -23,6 +23,7 @@ from pagemesh.gateway.openai_types import (
     DetokenizeBody,
     TokenizeBody,
 )
+from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.wire.work_messages import CHOICES_MAX, Beams
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -97,8 +98,9 @@ class Ask:
         return self.best_of > self.n
 
 
-def parse_chat(body: bytes, *, served: str) -> Ask:
-    """``/v1/chat/completions``; ``served`` is the model of a body that names none."""
+def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
+    """``/v1/chat/completions``; ``served`` is the model of a body that names none, ``defaults``
+    are for what it does not say of how to draw."""
     form = decode(body, ChatBody)
     _refuse_unsupported_chat(form)
     if form.top_logprobs is not None and not form.logprobs:
@@ -121,6 +123,7 @@ def parse_chat(body: bytes, *, served: str) -> Ask:
     return _ask(
         form,
         served=served,
+        defaults=defaults,
         chat=True,
         prompts=(prompt,),
         max_tokens=form.max_tokens if limit is None else limit,
@@ -128,7 +131,7 @@ def parse_chat(body: bytes, *, served: str) -> Ask:
     )
 
 
-def parse_completion(body: bytes, *, served: str) -> Ask:
+def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
     """``/v1/completions``; ``served`` is the model of a body that names none."""
     form = decode(body, CompletionBody)
     if form.suffix:
@@ -140,6 +143,7 @@ def parse_completion(body: bytes, *, served: str) -> Ask:
     return _ask(
         form,
         served=served,
+        defaults=defaults,
         chat=False,
         prompts=_prompts(form.prompt),
         max_tokens=max_tokens,
@@ -264,6 +268,7 @@ def _ask(
     form: Common,
     *,
     served: str,
+    defaults: SamplingDefaults,
     chat: bool,
     prompts: tuple[Prompt, ...],
     max_tokens: int | None,
@@ -271,6 +276,7 @@ def _ask(
     echo: bool = False,
 ) -> Ask:
     beams = beams_of(form, scores_prompt=echo and logprobs is not None)
+    own = defaults if beams is None else OPENAI  # a search draws nothing
     n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)
     min_tokens = form.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
@@ -290,13 +296,15 @@ def _ask(
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=1.0 if form.temperature is None else form.temperature,
-        top_p=1.0 if form.top_p is None else form.top_p,
-        top_k=max(0, form.top_k or 0),
-        min_p=form.min_p or 0.0,
+        temperature=own.temperature if form.temperature is None else form.temperature,
+        top_p=own.top_p if form.top_p is None else form.top_p,
+        top_k=own.top_k if form.top_k is None else max(0, form.top_k),
+        min_p=own.min_p if form.min_p is None else form.min_p,
         presence_penalty=form.presence_penalty or 0.0,
         frequency_penalty=form.frequency_penalty or 0.0,
-        repetition_penalty=form.repetition_penalty or 1.0,
+        repetition_penalty=(
+            own.repetition_penalty if form.repetition_penalty is None else form.repetition_penalty
+        ),
         logit_bias=_logit_bias(form.logit_bias or {}),
         seed=form.seed,
         stops=tuple(dict.fromkeys(stops)),

@@ -28,7 +28,11 @@ STOP_TOKENS_MAX = 48
 LOGIT_BIASES_MAX = 1_024
 TOKEN_MAX = 0xFFFF_FFFF
 
-_Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK = Annotated[int, Meta(ge=-1, le=1 << 31)]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=10.0)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Tokens = Annotated[int, Meta(ge=0, le=1 << 31)]
 _Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
@@ -56,17 +60,17 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: _Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: _Stops | None = None
 
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
-    min_p: _Probability | None = None
-    repetition_penalty: Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=10.0)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: _Tokens | None = None
     stop_token_ids: Annotated[list[_Token], Meta(max_length=STOP_TOKENS_MAX)] | None = None
     ignore_eos: bool | None = None

@@ -9,6 +9,7 @@ from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.bus_door import BusDoor
 from pagemesh.gateway.front import Front
 from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.sampling_defaults import sampling_defaults
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.runtime.bus import Bus
@@ -29,7 +30,9 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     secret = config.host.required_secret()
     gate = config.gateway
     tenants = Tenants(gate.api_keys.reveal(), secret, gate.tenant_limits)
-    tokens = await asyncio.to_thread(Tokens.load, Path(config.worker.model))
+    folder = Path(config.worker.model)
+    defaults = sampling_defaults(folder, gate.generation_config)
+    tokens = await asyncio.to_thread(Tokens.load, folder)
     name = config.host.name
     async with Bus.connect(config.bus, role="gateway", name=name, patient=True) as bus:
         actor = GatewayActor(
@@ -48,6 +51,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 tenants,
                 model=config.worker.model_name,
                 request_timeout_ms=config.gateway.request_timeout_ms,
+                defaults=defaults,
                 trace_ratio=config.telemetry.sampled_ratio,
             )
             async with (
@@ -57,7 +61,13 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 spare_loaded()
                 gateway.announce("ready")
                 keyless = tenants.open_to_all
-                _log.info("gateway.ready", url=url, model=front.model, asks_for_keys=not keyless)
+                _log.info(
+                    "gateway.ready",
+                    url=url,
+                    model=front.model,
+                    asks_for_keys=not keyless,
+                    sampling_defaults=defaults.recommended,
+                )
                 await stop.wait()
                 gateway.announce("draining")
                 await bus_door.close()  # now: the other door may take long to be left

@@ -21,6 +21,7 @@ from pagemesh.wire.errors import ConfigError
 NATS_URL = "nats://127.0.0.1:4222"
 SHARED_MEMORY = Path("/dev/shm")
 MINUTE_MS = 60_000
+GenerationConfig = Literal["auto", "none"]
 _DEVICE_TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -275,6 +276,11 @@ class GatewayConfig:
     tenant_limits: str = setting(
         "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
         "cache_ttl_s=600,*:pages=40%",
+    )  # fmt: skip
+    generation_config: GenerationConfig = setting(
+        "auto", "GENERATION_CONFIG", "auto: what clients leave out of temperature, top_p, top_k, "
+        "min_p and repetition_penalty is what the model's generation_config.json recommends; none: "
+        "OpenAI's defaults",
     )  # fmt: skip
     request_count_max: int = setting(
         1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20

@@ -30,6 +30,16 @@ def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> No
     assert "PAGEMESH_POOL_BYTES" in found.text
 
 
+def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:
+    model = write_model_files(tmp_path / "tiny")
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95}')
+    told = findings({"PAGEMESH_MODEL": str(model)})["model"]
+    assert told.ok and told.text.endswith("recommends temperature 0.6, top_p 0.95")
+    (model / "generation_config.json").write_text('{"top_p": "wide"}')
+    refused = findings({"PAGEMESH_MODEL": str(model)})["model"]
+    assert not refused.ok and "$.top_p" in refused.text
+
+
 def test_a_missing_model_is_named() -> None:
     found = findings({"PAGEMESH_MODEL": "/does/not/exist"})["model"]
     assert not found.ok and "/does/not/exist" in found.text

@@ -148,6 +148,29 @@ def test_a_pool_below_the_models_context_is_told_in_one_line(
     assert capsys.readouterr().err == ""
 
 
+def test_how_tokens_are_drawn_is_told_in_one_line_where_the_model_recommends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    flags = {"PAGEMESH_MODEL": str(folder), "PAGEMESH_HTTP": ":0"}
+    plan(dict(os.environ), flags, Screen())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("sampling: temperature 0.6, top_k 20 unless a request says otherwise")
+    plan(dict(os.environ), flags | {"PAGEMESH_GENERATION_CONFIG": "none"}, Screen())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_recommendation_nobody_could_follow_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"top_p": 1.5}')
+    error = up_error(capsys, "--model", str(folder))
+    assert "generation_config.json" in error and "$.top_p" in error
+    assert "--generation-config none" in error
+
+
 def test_the_pool_is_judged_by_the_pages_that_the_engine_allocates(tmp_path: Path) -> None:
     layout = PageLayout(layers=2, kv_heads=2, head_dim=16, page_size=16)
     assert layout.token_bytes == TOKEN_BYTES

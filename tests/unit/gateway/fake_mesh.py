@@ -16,6 +16,7 @@ from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.bus_door import BusDoor
 from pagemesh.gateway.front import Front
 from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.spec import RequestLimits
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
@@ -252,6 +253,7 @@ async def fake_mesh(
     api_keys: str = "",
     tenant_limits: str = "",
     config: GatewayConfig | None = None,
+    defaults: SamplingDefaults = OPENAI,
     limits: RequestLimits | None = None,
     request_count_max: int = 64,
 ) -> AsyncIterator[FakeMesh]:
@@ -288,6 +290,7 @@ async def fake_mesh(
             Tenants(api_keys, SECRET, tenant_limits),
             model=MODEL,
             request_timeout_ms=20_000,
+            defaults=defaults,
             limits=limits or RequestLimits(worker_wait_ms_max=2_000),
         )
         bus_door = await stack.enter_async_context(BusDoor(front, bus).open())

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.unit.gateway.fake_mesh import FACTS, FakeWorker
-from tests.unit.gateway.support import MODEL
+from tests.unit.gateway.support import MODEL, write_model
 
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer, free_port
@@ -54,6 +54,7 @@ async def gateway(
         ({"PAGEMESH_NATS": "http://127.0.0.1:1"}, "PAGEMESH_NATS"),
         ({"PAGEMESH_API_KEYS": "short"}, "PAGEMESH_API_KEYS"),
         ({"PAGEMESH_SECRET": "changeme"}, "PAGEMESH_SECRET"),
+        ({"PAGEMESH_GENERATION_CONFIG": "vllm"}, "PAGEMESH_GENERATION_CONFIG"),
     ],
 )
 async def test_what_is_wrong_is_one_line_and_exit_code_2(
@@ -70,6 +71,28 @@ async def test_what_is_wrong_is_one_line_and_exit_code_2(
     last = errors.decode().strip().splitlines()[-1]
     assert named.replace("PORT", port) in last
     assert "Traceback" not in errors.decode() and SECRET not in errors.decode()
+
+
+@pytest.mark.parametrize(("source", "told"), [("auto", True), ("none", False)])
+async def test_the_models_recommendations_are_taken_up_unless_that_is_switched_off(
+    shared_nats_server: NatsServer, tmp_path: Path, source: str, told: bool
+) -> None:
+    folder = write_model(tmp_path / MODEL)
+    (folder / "generation_config.json").write_text('{"temperature": 0.25}')
+    port = free_port()
+    given = {"PAGEMESH_HTTP_PORT": str(port), "PAGEMESH_GENERATION_CONFIG": source}
+    name = f"decode-{source}"
+    async with (
+        Bus.connect(BusConfig(url=shared_nats_server.url), role="decode", name=name) as bus,
+        FakeWorker(bus, name, "decode").running() as worker,
+        gateway(shared_nats_server.url, folder, **given),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        await _ready(http)
+        await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
+        assert worker.submits[-1].sampling.temperature == (0.25 if told else 1.0)
+        [model] = (await http.get("/v1/models")).json()["data"]
+        assert ("sampling_defaults" in model) is told
 
 
 async def test_a_gateway_that_is_told_to_stop_finishes_what_runs(
