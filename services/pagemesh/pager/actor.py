@@ -384,7 +384,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 _log.warning("pager.pages_not_published", error=fault)
 
     def _sample(self, life: _Life) -> None:
-        life.measures.sample(life.core.books)
+        life.measures.look(life.core.books)
         life.tier_measures.sample(life.core.books.disk)
         self._board.free_pages = max(life.core.books.room, 0)
         self._board.event_sequence = life.pages.sequence

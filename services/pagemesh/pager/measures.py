@@ -54,6 +54,8 @@ _tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts
 _answers_of = cache(_answers.labels)
 _tokens_of = cache(_tokens.labels)
 
+_SAMPLE_MS = 400
+"""How often the ledger is read; while routers have news to hear, ticks come more often."""
 _WASTE_MS = 1_000
 """How often waste is counted, which takes a look at every lease."""
 _WORTH_A_SPAN = {
@@ -73,14 +75,20 @@ class Measures:
         self._preempted_count = 0
         self._saved_tokens = 0
         self._before = (0, 0)
-        self._waste_due_ms = 0
+        self._due_ms = self._waste_due_ms = 0
 
     def before(self, books: Books) -> None:
         """A request comes: note what was evicted and preempted so far."""
         self._before = (books.pool.evicted, books.preempted_count)
 
+    def look(self, books: Books) -> None:
+        """``sample``, if that was not done just now."""
+        if books.now_ms >= self._due_ms:
+            self._due_ms = books.now_ms + _SAMPLE_MS
+            self.sample(books)
+
     def sample(self, books: Books) -> None:
-        """Read the ledger; a few times a second."""
+        """Read the ledger."""
         pool = books.pool
         for state in ("free", "held", "pinned", "idle", "draining"):
             _pages.labels(state).set(getattr(pool, state))

@@ -17,6 +17,7 @@ from tests.unit.engine_worker.bench import (
 )
 
 from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.batching import Batching
 from pagemesh.engine.worker.costs import drawing
 from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.settings import RoleSettings
@@ -122,6 +123,19 @@ def test_somebody_who_wants_to_compute_ends_a_run_once() -> None:
     assert len(of_kind(bench.log, ev.EndRun)) == 1
     bench.run(52, goes_on=False)
     assert {row.key.request for row in plan_of(bench).rows} == {submit().request, OTHER}
+
+
+def test_nothing_is_chosen_anew_while_all_who_have_pages_are_in_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = decoding(pages=5)
+    bench.run(52, 53, 54, 55, 56, 57)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batching, "choose", None)  # every event would ask it
+        bench.tick()
+        bench.ask(other())
+    bench.grant()
+    assert len(of_kind(bench.log, ev.EndRun)) == 1
 
 
 def test_who_waits_for_room_in_a_full_step_does_not_end_runs() -> None:

@@ -178,6 +178,8 @@ def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
     lease = sequence.lease
     if lease is None or lease.extending or lease.retry_ms > desk.now or not desk.may_ask:
         return
+    if _has_enough(desk, sequence, lease):
+        return
     low, wanted = _lacking(desk, sequence, lease.filled + computing)
     if lease.capacity >= low or lease.hold is not Hold.HELD:
         return
@@ -194,6 +196,13 @@ def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
         partial(_extend_answered, desk, sequence, lease),
         moves_leases=True,
     )
+
+
+def _has_enough(desk: Desk, sequence: Sequence, lease: Lease) -> bool:
+    """What ``_lacking`` would say of most that decode, at a glance: each token asks for it."""
+    if sequence.phase is not Phase.DECODE or sequence.beams is not None:
+        return False
+    return lease.capacity >= sequence.tokens.length + desk.page_size
 
 
 def _lacking(desk: Desk, sequence: Sequence, end: int) -> tuple[int, int]:

@@ -19,15 +19,13 @@ def launch(desk: Desk, batching: Batching) -> None:
     """Start a step when none is running and there is something to compute or to copy; end a
     run that would be another one now."""
     step = desk.step
-    if step is not None and not step.may_repeat:
-        return
-    wishes = list(_wishes(desk))
-    chosen = batching.choose(wishes, desk.now) if wishes else []
     if step is not None:
-        if desk.copies or _is_outdated(step, chosen):
+        if step.may_repeat and _is_outdated(desk, step, batching):
             step.may_repeat = False
             desk.commands.append(EndRun())
         return
+    wishes = list(_wishes(desk))
+    chosen = batching.choose(wishes, desk.now) if wishes else []
     if not chosen and not desk.copies:
         return
     copies, desk.copies = tuple(desk.copies), []
@@ -76,9 +74,19 @@ def _pass_over(wishes: list[Wish]) -> bool:
     return passed
 
 
-def _is_outdated(step: Step, chosen: list[Wish]) -> bool:
-    """Whether a row of the run has lost its lease, or somebody else would be in a new plan."""
-    return any(row.sequence.lease is not row.lease for row in step.rows) or any(
+def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
+    """Whether there are pages to copy, a row of the run has lost its lease, or somebody else would
+    be in a new plan. Asked at every event, and mostly there is nobody else: that is soon seen."""
+    if desk.copies or any(row.sequence.lease is not row.lease for row in step.rows):
+        return True
+    for sequence in desk.running:
+        lease = sequence.lease
+        if lease is not None and not lease.in_step and lease.hold is Hold.HELD:
+            break
+    else:
+        return False
+    chosen = batching.choose(_wishes(desk), desk.now)
+    return any(
         wish.sequence.lease is not None and not wish.sequence.lease.in_step for wish in chosen
     )
 
