@@ -3,8 +3,9 @@
     python -m ops.bench.bench_serving [--model FOLDER] [--vs NAME=URL ...] [--workloads NAME ...]
 
 pagemesh is started here on ``FOLDER`` (without one, on a small random model made for the
-purpose), or is found at ``--url``. The others are started by you, with the same weights and as
-many threads: ops/bench/serving/README.md says how. Every round has prompts of its own, which all
+purpose), or is found at ``--url``; with ``--prefill 0`` one worker computes prompts and answers
+alike. The others are started by you, with the same weights and as many threads:
+ops/bench/serving/README.md says how. Every round has prompts of its own, which all
 servers get, one server after the other. Ratios are those of rounds, ours by the best peer's.
 ``--out`` keeps rows of other models and workloads, so that each can be measured when there is
 time for it. After each round the machine is measured too: what the floor of the steps would allow
@@ -49,7 +50,7 @@ def main() -> None:
                 find_server(name, url, plain=name in arguments.plain) for name, url in arguments.vs
             ]
             with (
-                ours(model, arguments.url) as own,
+                ours(model, arguments.url, arguments.prefill) as own,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 lines = runner.run(measure([own, *peers], model, words, arguments))
@@ -69,6 +70,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="Hugging Face folder that every server serves")
     parser.add_argument("--label", help="what the table calls the model; default: its folder")
     parser.add_argument("--url", help="a pagemesh that runs already; default: one is started")
+    parser.add_argument(
+        "--prefill", type=int, default=1, help="prefill workers of the pagemesh that is started"
+    )
     parser.add_argument(
         "--vs", type=named_url, action="append", default=[], metavar="NAME=URL", help="a peer"
     )
@@ -99,7 +103,7 @@ def made_model(folder: Path) -> Path:
 
 
 @contextmanager
-def ours(model: Path, url: str | None) -> Iterator[Server]:
+def ours(model: Path, url: str | None, prefill: int) -> Iterator[Server]:
     """pagemesh at ``url``, or one that lives as long as the context."""
     if url:
         yield find_server(table.OURS, url)
@@ -107,7 +111,7 @@ def ours(model: Path, url: str | None) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         pool_dir = Path(folder) / "mesh"
         pool_dir.mkdir()
-        with Mesh(pool_dir, model=model, pool_bytes=POOL_BYTES) as mesh:
+        with Mesh(pool_dir, model=model, prefill=prefill, pool_bytes=POOL_BYTES) as mesh:
             yield find_server(table.OURS, mesh.url)
 
 
@@ -115,7 +119,7 @@ async def measure(
     servers: Sequence[Server], model: Path, words: list[Word], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A line of the report for each workload. Raises ``RequestFailedError``."""
-    label = arguments.label or model.name
+    label = arguments.label or model.name + (", one worker" if not arguments.prefill else "")
     shape, threads = floor.shape_of(model), os.cpu_count() or 1
     lines = []
     for name in arguments.workloads:
