@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, some_tokens
-from tests.unit.engine.models import VOCAB, save_twin, twins
-from tests.unit.engine.script_pager import ScriptPager
+from tests.unit.engine.models import VOCAB
+from tests.unit.engine.worker_mesh import REQUEST, Mesh, make_submit, mesh, model_folder
 
 from pagemesh.decode.role import role_settings as decode_role
 from pagemesh.engine import forward
@@ -23,137 +20,22 @@ from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.model import Rope
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.service import run_worker
-from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.kernels.native.locks import holder_is_dead
-from pagemesh.prefill.role import role_settings as prefill_role
 from pagemesh.runtime import rpc, trace
-from pagemesh.runtime.bus import Bus, Delivery
-from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.service import Stop
-from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.spans import set_up_spans
-from pagemesh.runtime.supervise import CrashLoop
-from pagemesh.wire import codec, subjects
+from pagemesh.wire import subjects
 from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
-from pagemesh.wire.messages import Message, Ok, SequenceKey
-from pagemesh.wire.presence import Announce
-from pagemesh.wire.tokens import U32, pack, unpack
+from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.tokens import U32, pack
 from pagemesh.wire.work_messages import (
     Abort,
     Accepted,
     ChoiceStart,
-    Frame,
-    Frames,
     Sampling,
-    Submit,
 )
 
-HOST = "here"
-GREEDY = Sampling(temperature=0.0, max_tokens=20)
-REQUEST = "ab" * 16
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("worker") / "model"
-    save_twin(folder, twins()["llama"])
-    return folder
-
-
-class Mesh:
-    """Workers, a scripted pager, and a gateway's ear."""
-
-    def __init__(self, bus: Bus, pager: ScriptPager, config: ServiceConfig) -> None:
-        self.bus, self.pager, self.config = bus, pager, config
-        self.frames: list[Frame] = []
-        self.news = asyncio.Event()
-        self.ready: dict[str, Announce] = {}
-
-    def hear(self, delivery: Delivery) -> None:
-        message = codec.decode(delivery.data)
-        if isinstance(message, Frames):
-            self.frames += message.frames
-        elif isinstance(message, Announce) and message.role != "pager":
-            self.ready[message.name] = message
-        self.news.set()
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                self.news.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.news.wait(), 0.05)
-
-    @contextlib.asynccontextmanager
-    async def worker(self, role: str, name: str) -> AsyncIterator[asyncio.Task[None]]:
-        """A worker, ready; drained when the context ends."""
-        config = replace(self.config, host=replace(self.config.host, name=name))
-        settings = (prefill_role if role == "prefill" else decode_role)(config.worker)
-        stop = Stop()
-        task = asyncio.create_task(run_worker(config, stop, settings))
-        await self.until(lambda: task.done() or self._is_ready(name))
-        try:
-            yield task
-        finally:
-            stop.request()
-            async with asyncio.timeout(20):
-                await task
-
-    def _is_ready(self, name: str) -> bool:
-        return name in self.ready and self.ready[name].state == "ready"
-
-    async def submit(self, worker: str, message: Submit) -> Accepted:
-        return await rpc.call(
-            self.bus, subjects.worker(worker), message, Accepted, timeout_ms=2_000
-        )
-
-    def tokens(self, choice: int = 0) -> list[int]:
-        """Generated tokens in order of position; a token that changed fails the test."""
-        found: dict[int, int] = {}
-        for frame in self.frames:
-            if frame.key.choice == choice:
-                for offset, token in enumerate(unpack(frame.tokens).tolist()):
-                    assert found.setdefault(frame.first_position + offset, token) == token
-        assert sorted(found) == list(range(len(found)))
-        return [found[position] for position in sorted(found)]
-
-    def finished(self, choice: int = 0) -> bool:
-        return any(frame.finish for frame in self.frames if frame.key.choice == choice)
-
-
-@pytest.fixture
-async def mesh(
-    shared_nats_server: NatsServer, bus: Bus, pool_dir: Path, model_folder: Path
-) -> AsyncIterator[Mesh]:
-    config = load_service_config(
-        {
-            "PAGEMESH_NATS": shared_nats_server.url,
-            "PAGEMESH_HOST": HOST,
-            "PAGEMESH_POOL_DIR": str(pool_dir),
-            "PAGEMESH_MODEL": str(model_folder),
-            "PAGEMESH_MODEL_NAME": "tiny",
-            "PAGEMESH_CACHE_DIR": str(model_folder.parent / "cache"),
-            "PAGEMESH_DETERMINISTIC": "true",
-        }
-    )
-    async with ScriptPager.serving(bus, pool_dir, HOST) as pager:
-        made = Mesh(bus, pager, config)
-        heard = [
-            await bus.subscribe(subjects.gateway("gate"), made.hear),
-            await bus.subscribe(subjects.PRESENCE, made.hear),
-        ]
-        yield made
-        for subscription in heard:
-            await bus.unsubscribe(subscription)
-
-
-def make_submit(prompt: U32, *, sampling: Sampling = GREEDY, **fields: Any) -> Submit:
-    values: dict[str, Any] = {
-        "request": REQUEST, "attempt": 1, "gateway": "gate", "gateway_incarnation": 5,
-        "priority": 0, "arrival_us": 1, "root": b"\x02" * 32, "prompt": pack(prompt),
-        "choices": [ChoiceStart(choice=0)], "sampling": sampling, "deadline_ms": 30_000,
-    }  # fmt: skip
-    return Submit(**(values | fields))
+__all__ = ["mesh", "model_folder"]
 
 
 def locks_in(folder: Path) -> list[Path]:
@@ -300,33 +182,6 @@ async def test_draining_finishes_what_was_accepted(mesh: Mesh) -> None:
     assert len(mesh.tokens()) == 20
     assert mesh.finished()
     assert not mesh.pager.held
-
-
-async def test_a_crash_of_the_step_thread_ends_the_worker(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: ModelExecutor, plan: StepPlan) -> StepResult:
-        raise FloatingPointError("boom")
-
-    monkeypatch.setattr(ModelExecutor, "run", broken)
-    with pytest.raises(ExceptionGroup):
-        async with mesh.worker("decode", "solo") as task:
-            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
-            await mesh.until(task.done)
-
-
-async def test_a_call_that_crashes_ends_the_worker(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: SequenceSpans, message: Message, at_us: int) -> None:
-        raise ArithmeticError("boom")
-
-    with pytest.raises(ExceptionGroup) as caught:
-        async with mesh.worker("decode", "solo") as task:
-            monkeypatch.setattr(SequenceSpans, "call", broken)
-            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
-            await mesh.until(task.done)
-    assert caught.group_contains(CrashLoop)
 
 
 async def test_a_model_is_made_ready_off_the_event_loop(

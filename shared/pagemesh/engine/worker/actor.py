@@ -95,6 +95,8 @@ class Surroundings:
     on_drained: Callable[[], None]
     on_patience: Callable[[], None]
     """The core may want its next tick sooner."""
+    on_hung: Callable[[], None]
+    """A step will not end, nor will whatever waits for its thread."""
 
 
 class WorkerBehaviour(Behaviour[Input]):
@@ -144,6 +146,8 @@ class WorkerBehaviour(Behaviour[Input]):
         around.on_patience()
         if isinstance(event, Tick):
             self._tell_load()
+            if self._stepper.is_hung():
+                around.on_hung()
         if self._core.ready != self._was_ready:
             self._was_ready = self._core.ready
             around.on_state()

@@ -40,7 +40,7 @@ from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
-from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service import EXIT_CRASHED, Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
@@ -177,6 +177,7 @@ class Worker:
             on_state=self.presence.announce_soon,
             on_drained=self._drained.set,
             on_patience=self._ticks.stir,
+            on_hung=_end_process,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         executor = ModelExecutor(engine.decoder, model.layout, engine.device, box)
@@ -256,6 +257,13 @@ class Worker:
         if self._draining:
             return "draining"
         return "ready" if self._core is not None and self._core.ready else "starting"
+
+
+def _end_process() -> None:
+    """At once: to end in order would mean to wait for the step. The process's lock is freed, and
+    requests go on elsewhere, or when it was started again."""
+    _log.critical("worker.step_hung", next="the process ends, so that it can be started again")
+    os._exit(EXIT_CRASHED)
 
 
 @contextlib.asynccontextmanager

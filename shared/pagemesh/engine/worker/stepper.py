@@ -27,6 +27,7 @@ from pagemesh.engine.worker.plan import (
     plan_after,
 )
 from pagemesh.engine.worker.turns import Turns
+from pagemesh.engine.worker.watch import StepWatch
 from pagemesh.kernels.dispatch import use_threads
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import Gone, Stale
@@ -91,6 +92,8 @@ class Stepper:
         self._reported_us = 0
         self._turns = turns
         self._readers = NO_READERS
+        self._watch = StepWatch()
+        self._begun, self._longest_us, self._computing = 0, 0, False
         # Bounds are per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(
             1, "pagemesh-step", initializer=use_threads, initargs=(turns.thread_count,)
@@ -106,6 +109,13 @@ class Stepper:
         """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
         self._end_run.clear()
         self._hand_over(lambda: self._run(plan))
+
+    def is_hung(self) -> bool:
+        """Whether the step that runs will not end, as far as one can tell. Asked now and then."""
+        return self._watch.is_hung(
+            self._begun, computing=self._computing, longest_us=self._longest_us,
+            now_us=self._clock.now_us(),
+        )  # fmt: skip
 
     def end_run(self) -> None:
         """Let no further step of the run begin."""
@@ -144,9 +154,14 @@ class Stepper:
     def _compute(self, plan: StepPlan) -> StepResult:
         """Run a step when it is its turn."""
         self._readers = self._turns.enter(plan.drawing_rows)
+        self._begun += 1
+        self._computing = True
         try:
-            return self._executor.run(plan)
+            result = self._executor.run(plan)
+            self._longest_us = max(self._longest_us, result.duration_us)
+            return result
         finally:
+            self._computing = False
             self._turns.leave()
 
     def _hand_over(self, work: Callable[[], None]) -> None:

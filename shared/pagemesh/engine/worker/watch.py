@@ -1,0 +1,32 @@
+"""Whether a step has hung. The thread that computes it cannot be stopped from outside, while the
+event loop beside it goes on beating, so that nobody else would see it."""
+
+from __future__ import annotations
+
+FIRST_US = 600_000_000
+"""How long a step may take before one has ended: kernels may have to be compiled."""
+LEAST_US = 60_000_000
+LONGEST_TIMES = 100
+"""Later steps may take so many times the longest before, but at least ``LEAST_US``."""
+LOOK_US_MAX = 1_000_000
+"""Of the time between two looks no more counts: the whole process may have stood still."""
+
+
+class StepWatch:
+    """Looked through at every tick. ``begun``: steps that have begun so far."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._spent_us = 0
+        self._looked_us = 0
+
+    def is_hung(self, begun: int, *, computing: bool, longest_us: int, now_us: int) -> bool:
+        """Whether the step at hand has taken longer than any should. ``longest_us``: that of
+        those that have ended, 0 for none."""
+        if not computing or begun != self._begun:
+            self._spent_us = 0
+        else:
+            self._spent_us += min(now_us - self._looked_us, LOOK_US_MAX)
+        self._begun, self._looked_us = begun, now_us
+        limit_us = max(LONGEST_TIMES * longest_us, LEAST_US) if longest_us else FIRST_US
+        return self._spent_us > limit_us

@@ -1,0 +1,70 @@
+"""What ends a worker: crashes of its parts, and a step that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from tests.unit.engine.harness import some_tokens
+from tests.unit.engine.models import VOCAB
+from tests.unit.engine.worker_mesh import Mesh, make_submit, mesh, model_folder
+
+from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.worker import service, watch
+from pagemesh.engine.worker.plan import StepPlan, StepResult
+from pagemesh.engine.worker.spans import SequenceSpans
+from pagemesh.runtime.supervise import CrashLoop
+from pagemesh.wire.messages import Message
+
+__all__ = ["mesh", "model_folder"]
+
+
+async def test_a_crash_of_the_step_thread_ends_the_worker(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ModelExecutor, plan: StepPlan) -> StepResult:
+        raise FloatingPointError("boom")
+
+    monkeypatch.setattr(ModelExecutor, "run", broken)
+    with pytest.raises(ExceptionGroup):
+        async with mesh.worker("decode", "solo") as task:
+            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+            await mesh.until(task.done)
+
+
+async def test_a_step_that_never_ends_ends_the_process(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, ended = threading.Event(), asyncio.Event()
+    compute = ModelExecutor.run
+
+    def hangs(self: ModelExecutor, plan: StepPlan) -> StepResult:
+        let_go.wait(20)
+        return compute(self, plan)
+
+    monkeypatch.setattr(ModelExecutor, "run", hangs)
+    monkeypatch.setattr(watch, "FIRST_US", 300_000)
+    monkeypatch.setattr(service, "_end_process", ended.set)
+    try:
+        async with mesh.worker("decode", "solo"):
+            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+            await asyncio.wait_for(ended.wait(), 10)
+            let_go.set()
+            await mesh.until(mesh.finished)
+    finally:
+        let_go.set()
+
+
+async def test_a_call_that_crashes_ends_the_worker(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: SequenceSpans, message: Message, at_us: int) -> None:
+        raise ArithmeticError("boom")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with mesh.worker("decode", "solo") as task:
+            monkeypatch.setattr(SequenceSpans, "call", broken)
+            await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
+            await mesh.until(task.done)
+    assert caught.group_contains(CrashLoop)
