@@ -1,4 +1,4 @@
-"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000, for as long as it takes."""
+"""How many examples a machine plays: with ``PAGEMESH_LONG=1`` 10,000, for an hour or more."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from pagemesh.wire.identity import key_chain
 from pagemesh.wire.tokens import U32
 
 BLOCK_PAGES = 16
-BLOCK_COUNT_MAX = 4_096
-"""About ten megabytes."""
+TOKEN_COUNT_MAX = 1 << 20
+"""About ten megabytes with pages of 16 tokens, and less with larger ones."""
 _Block = tuple[bytes, int, bytes]
 """Root, the key before it (0: none), and its tokens."""
 
@@ -24,9 +24,10 @@ _Block = tuple[bytes, int, bytes]
 class KeyMemory:
     """Keys under one ``secret``. Pure."""
 
-    def __init__(self, secret: bytes, *, block_count_max: int = BLOCK_COUNT_MAX) -> None:
+    def __init__(self, secret: bytes, *, token_count_max: int = TOKEN_COUNT_MAX) -> None:
         self._secret = secret
-        self._block_count_max = block_count_max
+        self._token_count_max = token_count_max
+        self._token_count = 0
         self._keys: OrderedDict[_Block, tuple[int, ...]] = OrderedDict()
 
     def cached_pages(
@@ -67,11 +68,19 @@ class KeyMemory:
             made.append(key)
         if len(made) == BLOCK_PAGES:
             self._keys[block] = tuple(made)
-            if len(self._keys) > self._block_count_max:
-                self._keys.popitem(last=False)
+            self._token_count += len(part)
+            while self._token_count > self._token_count_max:
+                oldest, _ = self._keys.popitem(last=False)
+                self._token_count -= _token_count(oldest)
         return tuple(made)
 
     def check(self) -> None:
         """Raises ``AssertionError`` when an invariant is broken."""
-        assert len(self._keys) <= self._block_count_max
+        assert self._token_count == sum(map(_token_count, self._keys))
+        assert self._token_count <= self._token_count_max
         assert all(len(keys) == BLOCK_PAGES for keys in self._keys.values())
+
+
+def _token_count(block: _Block) -> int:
+    _, _, tokens = block
+    return len(tokens) // 4

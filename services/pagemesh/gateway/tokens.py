@@ -106,18 +106,23 @@ class Tokens:
         if owner and self._cuts is not None and not (add_special_tokens and self._adds_tokens):
             pieces = self._cuts.pieces(text)
         if len(pieces) == 1:
-            return self._encode(text, add_special_tokens=add_special_tokens)
+            return self._encode(
+                text, add_special_tokens=add_special_tokens, long=len(text) >= _LONG_CHARS
+            )
+        known = [self._memory.find(owner, piece) for piece in pieces]
+        fresh = sum(len(piece) for piece, ids in zip(pieces, known, strict=True) if ids is None)
         found: list[bytes] = []
-        for piece in pieces:
-            ids = self._memory.find(owner, piece)
+        for piece, ids in zip(pieces, known, strict=True):
             if ids is None:
-                ids = self._encode(piece, add_special_tokens=False).tobytes()
+                ids = self._encode(
+                    piece, add_special_tokens=False, long=fresh >= _LONG_CHARS
+                ).tobytes()
                 self._memory.keep(owner, piece, ids)
             found.append(ids)
         return np.frombuffer(b"".join(found), "<u4")
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> U32:
-        if len(text) < _LONG_CHARS:
+    def _encode(self, text: str, *, add_special_tokens: bool, long: bool) -> U32:
+        if not long:
             found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
             # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -14,6 +16,7 @@ from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.worker import service, watch
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.spans import SequenceSpans
+from pagemesh.runtime.service import EXIT_CRASHED
 from pagemesh.runtime.supervise import CrashLoop
 from pagemesh.wire.messages import Message
 
@@ -44,7 +47,7 @@ async def test_a_step_that_never_ends_ends_the_process(
         return compute(self, plan)
 
     monkeypatch.setattr(ModelExecutor, "run", hangs)
-    monkeypatch.setattr(watch, "FIRST_US", 300_000)
+    monkeypatch.setattr(watch, "MOST_US", 300_000)
     monkeypatch.setattr(service, "_end_process", ended.set)
     try:
         async with mesh.worker("decode", "solo"):
@@ -54,6 +57,18 @@ async def test_a_step_that_never_ends_ends_the_process(
             await mesh.until(mesh.finished)
     finally:
         let_go.set()
+
+
+def test_the_process_of_a_step_that_hangs_ends_at_once_and_says_so() -> None:
+    code = """
+import threading
+from pagemesh.engine.worker import service
+threading.Thread(target=threading.Event().wait).start()
+service._end_process()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == EXIT_CRASHED
+    assert "worker.step_hung" in ended.stdout + ended.stderr
 
 
 async def test_a_call_that_crashes_ends_the_worker(

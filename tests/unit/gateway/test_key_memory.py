@@ -65,7 +65,7 @@ def test_pages_are_counted_as_without_a_memory(
         str(number): index_of([every[page] for page in range(pages) if page not in missing])
         for number, (pages, missing) in enumerate(held)
     }
-    memory = KeyMemory(SECRET, block_count_max=2)
+    memory = KeyMemory(SECRET, token_count_max=2 * BLOCK_PAGES * PAGE)
     for tokens in asked * 2:
         wanted = {name: leading(tokens, index) for name, index in hosts.items()}
         assert memory.cached_pages(ROOT, tokens, PAGE, hosts) == wanted

@@ -157,13 +157,28 @@ class Counted:
 
     def __init__(self, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read: list[str] = []
+        self.long: list[bool] = []
         encode = tokens._encode
 
-        def counting(text: str, *, add_special_tokens: bool) -> object:
+        def counting(text: str, *, add_special_tokens: bool, long: bool) -> object:
             self.read.append(text)
-            return encode(text, add_special_tokens=add_special_tokens)
+            self.long.append(long)
+            return encode(text, add_special_tokens=add_special_tokens, long=long)
 
         monkeypatch.setattr(tokens, "_encode", counting)
+
+
+def test_many_new_pieces_are_tokenised_like_one_long_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = Tokens(byte_tokenizer(), template=None, end_tokens=frozenset())
+    counted = Counted(tokens, monkeypatch)
+    for more in (b"a", b"b"):
+        text = "".join(f"{number}{more.decode() * 500}{END}" for number in range(6))
+        tokens.encode(text, add_special_tokens=False, owner=OWNER)
+    assert all(counted.long) and len(counted.long) == 7 + 6  # the last end is known
+    tokens.encode(text + f"short{END}", add_special_tokens=False, owner=OWNER)
+    assert counted.long[13:] == [False]
 
 
 def test_only_what_is_new_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:

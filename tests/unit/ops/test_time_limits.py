@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -12,14 +13,22 @@ from tests.support.time_limits import OutOfTime
 ONCE = settings(max_examples=1)
 
 
-@pytest.mark.timeout(0.3)
+@pytest.mark.timeout(1)
 @ONCE
 @given(st.none())
 def test_examples_that_stand_still_are_not_out_of_time(_: None) -> None:
-    time.sleep(0.5)
+    time.sleep(1.5)
 
 
-@pytest.mark.timeout(0.3)
+@pytest.mark.timeout(1)
+@ONCE
+@given(st.none())
+def test_examples_that_wait_for_ever_are_stopped(_: None) -> None:
+    with pytest.raises(OutOfTime):
+        threading.Event().wait(30)
+
+
+@pytest.mark.timeout(1)
 @ONCE
 @given(st.none())
 def test_examples_that_compute_without_end_are_stopped(_: None) -> None:

@@ -3,8 +3,9 @@ event loop beside it goes on beating, so that nobody else would see it."""
 
 from __future__ import annotations
 
-FIRST_US = 600_000_000
-"""How long a step may take before one has ended: kernels may have to be compiled."""
+MOST_US = 300_000_000
+"""What any step may take, so that its requests have time left to go on elsewhere; and what a step
+may take before one has ended, since kernels may have to be compiled."""
 LEAST_US = 60_000_000
 LONGEST_TIMES = 100
 """Later steps may take so many times the longest before, but at least ``LEAST_US``."""
@@ -28,5 +29,5 @@ class StepWatch:
         else:
             self._spent_us += min(now_us - self._looked_us, LOOK_US_MAX)
         self._begun, self._looked_us = begun, now_us
-        limit_us = max(LONGEST_TIMES * longest_us, LEAST_US) if longest_us else FIRST_US
-        return self._spent_us > limit_us
+        limit_us = max(LONGEST_TIMES * longest_us, LEAST_US) if longest_us else MOST_US
+        return self._spent_us > min(limit_us, MOST_US)
