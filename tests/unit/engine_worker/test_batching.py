@@ -345,3 +345,32 @@ def test_priority_goes_before_length_and_age() -> None:
 def test_before_anything_is_measured_shorter_prompts_go_first_too() -> None:
     first, second = wish(1, 3_000), wish(2, 30)
     assert numbers(batching().choose([first, second], NOW_MS)) == [2, 1]
+
+
+def test_many_who_come_after_a_few_short_steps_do_not_have_smaller_and_smaller_chunks() -> None:
+    """Prompts are computed beside ever more rows, and no step is without them meanwhile: what the
+    rows cost must not be taken for what prompts do."""
+
+    def truth_us(shape: StepShape) -> float:
+        drawn_us = 20.0 * shape.drawing_rows + 1.1 * shape.read_slots
+        return 2_000.0 + drawn_us + 60.0 * shape.prompt_tokens
+
+    costs = StepCosts()
+    for start in range(32, 40):
+        costs.observe(drawing([start]), truth_us(drawing([start])))
+    step_count = 0
+    for rows in range(32):
+        left = 512
+        while left:
+            beside = drawing([550] * rows)
+            room = 64
+            if costs.knows_prompts:
+                room = max(costs.tokens_within(max(costs.us(beside), 5_000.0), 0), 16)
+            count = min(left, room)
+            shape = beside + prompt(512 - left, count)
+            costs.observe(shape, truth_us(shape))
+            left -= count
+            step_count += 1
+    assert costs.us(drawing([550] * 32)) == pytest.approx(truth_us(drawing([550] * 32)), rel=0.3)
+    assert costs.prompt_us(0, 512) == pytest.approx(512 * 60.0, rel=0.3)
+    assert step_count < 32 * 8

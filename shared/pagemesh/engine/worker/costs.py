@@ -22,8 +22,6 @@ Costs = tuple[float, float, float, float, float]
 """Microseconds of each part: the base, a drawing row, a slot, a prompt token, a pair."""
 _SCALES = np.array([1.0, 8.0, 8_192.0, 64.0, 65_536.0])
 """Usual sizes of the five parts, so that they weigh alike in the fit."""
-_DRAWING_PARTS = 3
-"""So many of them, the first ones, are what a step without prompts is made of."""
 _RIDGE = 1e-4
 _KEPT_DRAWING, _KEPT_PROMPTS = 0.95, 0.9
 """What an observation weighs after the next of its kind: some 20 and 10 count."""
@@ -155,17 +153,12 @@ class StepCosts:
         return self._fitted
 
     def _solve(self) -> F64:
-        """Steps without prompts say what drawing costs, the others what prompts add to it."""
-        fitted: F64 = np.zeros(5)
-        known = 0
-        if self._drawing.weight:
-            known = _DRAWING_PARTS
-            fitted[:known] = _fit(
-                self._drawing.products[:known, :known], self._drawing.sums[:known]
-            )
-        rest = self._prompts.sums - self._prompts.products @ fitted
-        fitted[known:] = _fit(self._prompts.products[known:, known:], rest[known:])
-        return fitted
+        """Both kinds together: while prompts wait no step is without them, so that those with
+        prompts must also say what drawing rows cost, which were few and short before."""
+        return _fit(
+            self._drawing.products + self._prompts.products,
+            self._drawing.sums + self._prompts.sums,
+        )
 
 
 def _us(costs: Costs, shape: StepShape) -> float:
