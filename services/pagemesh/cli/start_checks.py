@@ -55,6 +55,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     _ = config.telemetry.traces_url
     gate = config.gateway
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
+    _ = gate.page_origins
     config.worker.check_supported()
     if config.worker.device != "cpu" and config.pager.disk_dir:
         raise ConfigError(

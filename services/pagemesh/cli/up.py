@@ -44,6 +44,7 @@ from pagemesh.runtime.config import Secret, load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.logs import set_up_logs
 from pagemesh.runtime.model_folder import find_model, is_hub_id
+from pagemesh.runtime.origins import ANY_ORIGIN
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.settings import (
     BusConfig,
@@ -122,6 +123,11 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
         screen.line(
             f"open: whoever reaches {config.gateway.http_host} may use this mesh; "
             "PAGEMESH_API_KEYS asks for a key"
+        )
+    elif not config.gateway.api_keys.is_set and ANY_ORIGIN in config.gateway.page_origins:
+        screen.line(
+            "open: whatever page a browser on this machine shows may use this mesh; "
+            "name origins with --cors-origins, or set PAGEMESH_API_KEYS"
         )
     return MeshPlan(settings, config, own_nats)
 

@@ -28,6 +28,7 @@ from pagemesh.gateway.asgi import (
     while_connected,
 )
 from pagemesh.gateway.connection import Connection
+from pagemesh.gateway.cors import for_pages
 from pagemesh.gateway.front import Call, Caller, Front, off_loop
 from pagemesh.gateway.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.openai_api import (
@@ -148,7 +149,7 @@ class HttpDoor:
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
-        self.app: ASGIApp = Guard(router, front.tenants)
+        self.app = for_pages(Guard(router, front.tenants), config.page_origins)
 
     async def _models(self, _request: Request) -> Response:
         return _json(models_json(self._front))

@@ -25,11 +25,12 @@ _log = get_logger(__name__)
 async def run(config: ServiceConfig, stop: Stop) -> None:
     """Serve until ``stop``; then take nothing new, finish what runs, and return.
 
-    Raises ``ConfigError`` for a wrong key, model folder or port, or without a NATS server.
+    Raises ``ConfigError`` for a wrong key, origin, model folder or port, or without a NATS server.
     """
     secret = config.host.required_secret()
     gate = config.gateway
     tenants = Tenants(gate.api_keys.reveal(), secret, gate.tenant_limits)
+    _ = gate.page_origins  # judged before the model and the bus, which take their time
     folder = Path(config.worker.model)
     defaults = sampling_defaults(folder, gate.generation_config)
     tokens = await asyncio.to_thread(Tokens.load, folder)

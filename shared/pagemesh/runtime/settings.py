@@ -16,6 +16,7 @@ from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import host_name
+from pagemesh.runtime.origins import parse_origins
 from pagemesh.wire.errors import ConfigError
 
 NATS_URL = "nats://127.0.0.1:4222"
@@ -277,6 +278,10 @@ class GatewayConfig:
         "", "TENANT_LIMITS", "what tenants may take, such as: alice:pages=25% requests=8 "
         "cache_ttl_s=600,*:pages=40%",
     )  # fmt: skip
+    cors_origins: tuple[str, ...] = setting(
+        (), "CORS_ORIGINS", "pages that may call from browsers: origins such as "
+        "https://chat.example.com, with commas, or *; empty: none",
+    )  # fmt: skip
     generation_config: GenerationConfig = setting(
         "auto", "GENERATION_CONFIG", "auto: what clients leave out of temperature, top_p, top_k, "
         "min_p and repetition_penalty is what the model's generation_config.json recommends; none: "
@@ -296,6 +301,11 @@ class GatewayConfig:
     vllm_metrics: bool = setting(
         False, "VLLM_METRICS", "also report the four gauges that gateways read from vLLM"
     )
+
+    @property
+    def page_origins(self) -> tuple[str, ...]:
+        """Origins of the pages that may call, as browsers send them. Raises ``ConfigError``."""
+        return parse_origins(self.cors_origins)
 
 
 @dataclass(frozen=True, slots=True)

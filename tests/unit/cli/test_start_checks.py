@@ -66,6 +66,7 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--otlp", "localhost:4318"], "--otlp"),
         (["--otlp", "http://"], "http://127.0.0.1:4318"),
         (["--otlp", "grpc://127.0.0.1:4317"], "--otlp"),
+        (["--cors-origins", "example.com"], "scheme://host[:port]"),
         (["--nats", "http://127.0.0.1:4222"], "PAGEMESH_NATS"),
         (["--nats-tls-ca", "ca.pem"], "name one that has with --nats"),
         (["--nats", "tls://nats:4222", "--nats-tls-ca", "none.pem"], "PAGEMESH_NATS_TLS_CA"),
@@ -159,6 +160,20 @@ def test_how_tokens_are_drawn_is_told_in_one_line_where_the_model_recommends_it(
     assert line.startswith("sampling: temperature 0.6, top_k 20 unless a request says otherwise")
     plan(dict(os.environ), flags | {"PAGEMESH_GENERATION_CONFIG": "none"}, Screen())
     assert capsys.readouterr().err == ""
+
+
+def test_a_mesh_that_is_open_to_all_pages_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_files(tmp_path / "tiny")
+    flags = {"PAGEMESH_MODEL": str(folder), "PAGEMESH_HTTP": ":0"}
+    for origins, keys in (("https://example.com", ""), ("*", "k" * 20)):
+        given = {"PAGEMESH_CORS_ORIGINS": origins}
+        plan({**os.environ, "PAGEMESH_API_KEYS": keys}, flags | given, Screen())
+        assert capsys.readouterr().err == ""
+    plan(dict(os.environ), flags | {"PAGEMESH_CORS_ORIGINS": "*"}, Screen())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("open: ") and "--cors-origins" in line
 
 
 def test_a_recommendation_nobody_could_follow_is_one_line(

@@ -54,6 +54,7 @@ async def gateway(
         ({"PAGEMESH_NATS": "http://127.0.0.1:1"}, "PAGEMESH_NATS"),
         ({"PAGEMESH_API_KEYS": "short"}, "PAGEMESH_API_KEYS"),
         ({"PAGEMESH_SECRET": "changeme"}, "PAGEMESH_SECRET"),
+        ({"PAGEMESH_CORS_ORIGINS": "http://a/"}, "PAGEMESH_CORS_ORIGINS: 'http://a/'"),
         ({"PAGEMESH_GENERATION_CONFIG": "vllm"}, "PAGEMESH_GENERATION_CONFIG"),
     ],
 )
