@@ -1,0 +1,51 @@
+"""Gauges are read from the ledger now and then, however often somebody looks."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pager.rig import Rig, Worker
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.measures import Measures
+from pagemesh.runtime.metrics import REGISTRY
+
+PERIOD_MS = 400
+
+
+class Noted(Measures):
+    """Notes when it reads the ledger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_ms: list[int] = []
+
+    def sample(self, books: Books) -> None:
+        self.read_ms.append(books.now_ms)
+        super().sample(books)
+
+
+@pytest.mark.parametrize("tick_ms", [1, 10, 150, PERIOD_MS, 1_000])
+def test_the_ledger_is_read_at_the_first_look_and_then_at_most_every_400_ms(
+    rig: Rig, tick_ms: int
+) -> None:
+    measures = Noted()
+    rig.tick()
+    for _ in range(40 * PERIOD_MS // tick_ms):
+        measures.look(rig.core.books)
+        measures.look(rig.core.books)
+        rig.tick(tick_ms)
+    ticks = -(-PERIOD_MS // tick_ms)
+    gaps = {later - at for at, later in zip(measures.read_ms, measures.read_ms[1:], strict=False)}
+    assert measures.read_ms[0] == 1_000 and gaps == {ticks * tick_ms}
+
+
+def test_a_look_shows_what_came_since_the_last_reading_once_its_time_has_come(
+    rig: Rig, worker: Worker
+) -> None:
+    measures = Measures()
+    measures.look(rig.core.books)
+    worker.granted(1, range(10))
+    for after_ms, shown in ((0, 0), (PERIOD_MS - 1, 0), (1, 1)):
+        rig.tick(after_ms)
+        measures.look(rig.core.books)
+        assert REGISTRY.get_sample_value("pagemesh_pager_leases") == shown
