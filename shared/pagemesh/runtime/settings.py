@@ -235,6 +235,11 @@ class WorkerConfig:
         "long again as without them, and more where many wait",
         minimum=0, maximum=MINUTE_MS,
     )  # fmt: skip
+    step_ms_max: int = setting(
+        5 * MINUTE_MS, "STEP_MS_MAX", "what a step may take; a worker whose step takes longer "
+        "ends, to be started again",
+        minimum=1_000, maximum=24 * 60 * MINUTE_MS,
+    )  # fmt: skip
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )

@@ -19,6 +19,7 @@ from pagemesh.wire.work_messages import Sampling
 
 KEY = SequenceKey(request="1" * 32, attempt=1, choice=0)
 STOP = 7
+STEP_US_MAX = 60_000_000
 
 
 class Counting:
@@ -60,8 +61,8 @@ async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0)
     """What the loop hears until the run is over; ``end_after`` reports it is ended."""
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, turns=NoTurns(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
-        on_pool_missing=lambda _: None, clock=executor.clock,
+        executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        on_crash=heard.put_nowait, on_pool_missing=lambda _: None, clock=executor.clock,
     )  # fmt: skip
     reports: list[StepsDone] = []
     try:
@@ -136,8 +137,8 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     executor = Fickle(1, 3)
     heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, turns=NoTurns(1), on_steps=heard.put_nowait, on_crash=heard.put_nowait,
-        on_pool_missing=heard.put_nowait, clock=executor.clock,
+        executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        on_crash=heard.put_nowait, on_pool_missing=heard.put_nowait, clock=executor.clock,
     )  # fmt: skip
     try:
         revoked: list[bool] = []

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from tests.unit.engine.harness import some_tokens
@@ -13,7 +14,7 @@ from tests.unit.engine.models import VOCAB
 from tests.unit.engine.worker_mesh import Mesh, make_submit, mesh, model_folder
 
 from pagemesh.engine.executor import ModelExecutor
-from pagemesh.engine.worker import service, watch
+from pagemesh.engine.worker import service
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.runtime.service import EXIT_CRASHED
@@ -47,7 +48,7 @@ async def test_a_step_that_never_ends_ends_the_process(
         return compute(self, plan)
 
     monkeypatch.setattr(ModelExecutor, "run", hangs)
-    monkeypatch.setattr(watch, "MOST_US", 300_000)
+    mesh.config = replace(mesh.config, worker=replace(mesh.config.worker, step_ms_max=300))
     monkeypatch.setattr(service, "_end_process", ended.set)
     try:
         async with mesh.worker("decode", "solo"):

@@ -86,6 +86,8 @@ class Surroundings:
     host: str
     vocab_tokens: int
     turns: Turns
+    step_us_max: int
+    """What a step may take."""
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
@@ -121,6 +123,7 @@ class WorkerBehaviour(Behaviour[Input]):
         self._stepper = Stepper(
             executor,
             turns=around.turns,
+            step_us_max=around.step_us_max,
             on_steps=around.admit,
             on_crash=lambda error: around.admit(Crashed(error)),
             on_pool_missing=self._pool_missing,

@@ -172,6 +172,7 @@ class Worker:
             host=host.host,
             vocab_tokens=model.config.vocab_tokens,
             turns=turns,
+            step_us_max=1_000 * worker.step_ms_max,
             admit=self._tell,
             on_pool=self._on_pool,
             on_state=self.presence.announce_soon,

@@ -69,13 +69,15 @@ def revoked(plan: StepPlan) -> StepResult:
 
 
 class Stepper:
-    """Made on the event loop it reports to; one plan at a time."""
+    """Made on the event loop it reports to; one plan at a time. A step that takes longer than
+    ``step_us_max`` has hung, mostly sooner (``StepWatch``)."""
 
     def __init__(
         self,
         executor: PoolingExecutor,
         *,
         turns: Turns,
+        step_us_max: int,
         on_steps: Callable[[StepsDone], None],
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
@@ -92,7 +94,7 @@ class Stepper:
         self._reported_us = 0
         self._turns = turns
         self._readers = NO_READERS
-        self._watch = StepWatch()
+        self._watch = StepWatch(step_us_max)
         self._begun, self._longest_us, self._computing = 0, 0, False
         # Bounds are per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(

@@ -1,0 +1,41 @@
+"""Makes steps of a worker hang: on the path of a mesh's processes, which run it when they start.
+
+A worker whose role is the name of a file in the folder ``HANGING_STEPS`` takes the file away,
+computes as many steps as it says and never ends the next one. A worker that is started instead
+computes like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_LOOK_S = 0.01
+
+
+def _hang_when_told(order: Path) -> None:
+    while not order.exists():
+        time.sleep(_LOOK_S)
+    left_count = int(order.read_text())
+    loaded: Any = sys.modules["pagemesh.engine.executor"]
+    compute = loaded.ModelExecutor.run
+
+    def run(executor: object, plan: object) -> object:
+        nonlocal left_count
+        if not left_count:
+            threading.Event().wait()
+        left_count -= 1
+        return compute(executor, plan)
+
+    loaded.ModelExecutor.run = run
+    order.unlink()
+
+
+_, _, _after = " ".join(sys.orig_argv).partition(" pagemesh.cli serve ")
+if _after and "HANGING_STEPS" in os.environ:
+    _order = Path(os.environ["HANGING_STEPS"]) / _after.split()[0]
+    threading.Thread(target=_hang_when_told, args=(_order,), daemon=True).start()

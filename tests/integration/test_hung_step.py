@@ -1,0 +1,65 @@
+"""A step that never ends: its worker ends, is started again, and every stream goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.integration.mesh import Mesh
+from tests.integration.test_kill import check_unhurt, prompts_of, run_all
+
+pytestmark = pytest.mark.slow
+STEP_MS_MAX = 4_000
+HUNG = "worker.step_hung"
+KILLED = "no sign of life"
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file with the name of a role makes a step of that role hang, after as many as it
+    says."""
+    return tmp_path_factory.mktemp("orders")
+
+
+@pytest.fixture(scope="module")
+def mesh(module_pool_dir: Path, tiny_model: Path, orders: Path) -> Iterator[Mesh]:
+    env = {"PYTHONPATH": str(Path(__file__).parent / "hanging"), "HANGING_STEPS": str(orders)}
+    flags = ("--step-ms-max", str(STEP_MS_MAX))
+    with Mesh(
+        module_pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20,
+        env=env, flags=flags,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("victim", "after_steps", "seed"),
+    [("decode", 40, 11), ("decode", 0, 12), ("prefill", 1, 13)],
+    ids=["decode, in the middle", "decode, at once", "prefill"],
+)
+def test_every_stream_survives_a_step_that_hangs(
+    mesh: Mesh, orders: Path, victim: str, after_steps: int, seed: int
+) -> None:
+    prompts, order = prompts_of(seed), orders / victim
+    hanging, said_count = mesh.pid(victim), mesh.log.count(HUNG)
+    order.with_suffix(".new").write_text(str(after_steps))
+    order.with_suffix(".new").rename(order)
+    mesh.wait_for(lambda: not order.exists(), "the order to be taken")
+    began_s = time.monotonic()
+    hurt = asyncio.run(run_all(mesh, prompts))
+    spent_s = time.monotonic() - began_s
+    mesh.wait_for(lambda: mesh.pid(victim) != hanging, f"another {victim}")
+    assert not psutil.pid_exists(hanging)
+    assert mesh.log.count(HUNG) == said_count + 1
+    assert KILLED not in mesh.log, "its event loop went on beating"
+    assert spent_s > STEP_MS_MAX / 1_000, "until then it may have been a long step"
+    mesh.wait_ready()
+    mesh.wait_idle()
+    calm = asyncio.run(run_all(mesh, prompts))
+    check_unhurt(hurt, calm, f"a hung step of {victim}")
+    mesh.wait_idle()
