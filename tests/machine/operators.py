@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.mesh import Mesh
 from tests.machine.prompts import picks
-from tests.unit.pager.rig import PAGE_SIZE
+from tests.unit.pager.rig import PAGE_SIZE, Rig
 
 from pagemesh.pager.node import Node
+from pagemesh.pager.runs import table_of
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
@@ -25,11 +26,16 @@ from pagemesh.wire.cache_messages import (
     PrefixUnpinned,
     UnpinPrefix,
 )
-from pagemesh.wire.messages import Refused
+from pagemesh.wire.messages import Message, Refused
 
 
 class Operators(Mesh):
     """Rules of those who ask at the pager's other door."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig)
+        self.taken_by_pins: set[int] = set()
+        """Pages that were idle when a pin took them, since promises were last kept in full."""
 
     def somebody_looks(self) -> None:
         """What is shown adds up, and looking changes nothing."""
@@ -51,15 +57,22 @@ class Operators(Mesh):
     @rule(pick=picks, ttl_s=st.sampled_from([None, None, 1, 3]))
     def somebody_pins(self, pick: int, ttl_s: int | None) -> None:
         _, view = self.view(pick)
-        message = PinPrefix(root=view.root.hex(), tokens=view.tokens, ttl_s=ttl_s)
-        answer = self.rig.ask(message)
-        self.pass_on()
+        answer = self.pin(PinPrefix(root=view.root.hex(), tokens=view.tokens, ttl_s=ttl_s))
         if isinstance(answer, PrefixPinned):
             assert 0 < answer.pages <= len(view.tokens) // PAGE_SIZE
         else:
             assert isinstance(answer, Refused), answer
             assert answer.code in {"Gone", "NoCapacity", "Malformed"}, answer
         self.somebody_looks()
+
+    def pin(self, message: PinPrefix) -> Message:
+        """The answer to ``message``; what was idle until then is noted."""
+        self.forget_pins_before_promises()
+        idle = self.idle_pages()
+        answer = self.rig.ask(message)
+        self.taken_by_pins |= idle & pages_of(self.kept_nodes())
+        self.pass_on()
+        return answer
 
     @precondition(lambda self: self.rig.core.books.pins)
     @rule(pick=picks)
@@ -95,13 +108,45 @@ class Operators(Mesh):
             is_within = account.used_pages - copies <= account.quota_pages
             assert is_within or self.rig.epoch > 1, f"{account.used_pages} pages are used"
 
-    def pages_kept_by_pins_alone(self) -> int:
-        """Pages that nobody uses and operators keep."""
+    @invariant()
+    def what_is_promised_is_at_hand(self) -> None:
+        """But for what copies have pinned, and what was idle when a pin came after the promise."""
+        self.forget_pins_before_promises()
+        is_there = self.broken_pages() <= self.pages_that_pins_took()
+        assert is_there or self.rig.epoch > 1, "somebody was admitted to what is promised"
+
+    def forget_pins_before_promises(self) -> None:
+        """While all that is promised is at hand, nothing that was pinned so far is lacking; it is
+        no excuse for what is promised from now on."""
+        if self.broken_pages() <= 0:
+            self.taken_by_pins.clear()
+
+    def broken_pages(self) -> int:
+        """Pages that are promised and not there, nor taken by copies."""
         books = self.rig.core.books
+        copies = sum(len(pages) for lease in books.leases.values() for pages in lease.copies)
+        promised = sum(lease.promised_pages for lease in books.leases.values())
+        return promised - books.at_hand - copies
+
+    def pages_that_pins_took(self) -> int:
+        """Pages that were promised, or anybody's, until an operator pinned them, that nobody uses
+        and that are still kept."""
+        books = self.rig.core.books
+        kept = self.kept_nodes()
+        self.taken_by_pins &= pages_of(kept)
         used = {node for lease in books.leases.values() for node in path_of(lease.anchor)}
         used |= {node for load in books.loads.values() for node in path_of(load.anchor)}
-        kept = {node for pin in books.pins.values() for node in path_of(pin.anchor)}
-        return sum(len(node.pages) for node in kept - used)
+        return len(self.taken_by_pins & pages_of(kept - used))
+
+    def idle_pages(self) -> set[int]:
+        """Pages that are cached and that nothing keeps."""
+        trees = self.rig.core.books.forest.trees.values()
+        return pages_of({node for tree in trees for node in tree.root.below() if not node.pins})
+
+    def kept_nodes(self) -> set[Node]:
+        """Edges that operators keep."""
+        pins = self.rig.core.books.pins.values()
+        return {node for pin in pins for node in path_of(pin.anchor)}
 
     def unpins_all(self) -> None:
         """The end of all pins."""
@@ -114,3 +159,8 @@ def path_of(node: Node) -> Iterator[Node]:
     while not node.is_root:
         yield node
         node = node.parent
+
+
+def pages_of(nodes: Iterable[Node]) -> set[int]:
+    """The pages of ``nodes``."""
+    return {page for node in nodes for page in table_of(node.pages).tolist()}

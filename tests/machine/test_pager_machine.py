@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
 from tests.machine.liars import Liars
-from tests.machine.mesh import Mesh
 from tests.machine.operators import Operators
 from tests.machine.peers import Peer, View, Wish
 from tests.machine.prompts import pages, picks, prompts
@@ -51,10 +50,10 @@ masks, lifetimes_s = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]), st.sampled_from(
 RESTARTS_MAX = 4
 
 
-class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
+class PagerMachine(Operators, Liars, RuleBasedStateMachine):
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
-        Mesh.__init__(self, self.make_rig())
+        Operators.__init__(self, self.make_rig())
         self.number = self.tickets = self.incarnations = 0
 
     @staticmethod
@@ -368,15 +367,6 @@ class PagerMachine(Operators, Liars, Mesh, RuleBasedStateMachine):
                 stands = lease is not None and lease.life.state is LeaseState.HELD
                 if stands and lease is not None and lease.incarnation == peer.incarnation:
                     peer.check_view(view)
-
-    @invariant()
-    def what_is_promised_is_at_hand(self) -> None:
-        """But for what copies have pinned, and for what operators keep, which gives way."""
-        books = self.rig.core.books
-        copies = sum(len(pages) for lease in books.leases.values() for pages in lease.copies)
-        promised = sum(lease.promised_pages for lease in books.leases.values())
-        is_there = books.at_hand + copies + self.pages_kept_by_pins_alone() >= promised
-        assert is_there or self.rig.epoch > 1, "somebody was admitted to what is promised"
 
     def teardown(self) -> None:
         """When everybody is dead and gone, nothing is pinned, held or draining."""

@@ -3,6 +3,7 @@ any number of restarts, until something ends it."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
@@ -26,8 +27,7 @@ class PinMachine(PagerMachine):
         self, pick: int, prompt: list[int], root: bytes, ttl_s: int | None
     ) -> None:
         self.runs_from_start_to_end(pick, prompt, root)
-        self.rig.ask(PinPrefix(root=root.hex(), tokens=prompt, ttl_s=ttl_s))
-        self.pass_on()
+        self.pin(PinPrefix(root=root.hex(), tokens=prompt, ttl_s=ttl_s))
 
     @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.pins)
     @rule(silent=st.sampled_from([0, 0, 1, 7]))
@@ -67,13 +67,28 @@ class TestPinMachine(PinMachine.TestCase):  # type: ignore[misc,valid-type]
     """Any order of events keeps what is pinned, and nothing else."""
 
 
-def test_what_operators_keep_may_be_promised_to_others() -> None:
+def test_a_pin_may_take_what_was_promised_before_it() -> None:
     machine = PagerMachine()
     machine.start()
     machine.runs_from_start_to_end(0, [1] * 13, ROOTS[0])
     machine.admits(0, [0] * 13, ROOTS[0], more=31, read_cache=True, priority=0, first=4)
-    machine.rig.ask(PinPrefix(root=ROOTS[0].hex(), tokens=[1] * 12))
+    machine.pin(PinPrefix(root=ROOTS[0].hex(), tokens=[1] * 12))
     books = machine.rig.core.books
     assert books.at_hand == 8 and books.promises.page_count == 10
     machine.what_is_promised_is_at_hand()
     machine.teardown()
+
+
+def test_what_was_pinned_before_is_no_excuse_for_a_promise_that_is_not_kept() -> None:
+    machine = PagerMachine()
+    machine.start()
+    machine.runs_from_start_to_end(0, [1] * 13, ROOTS[0])
+    machine.pin(PinPrefix(root=ROOTS[0].hex(), tokens=[1] * 12))
+    machine.admits(0, [0] * 13, ROOTS[0], more=23, read_cache=True, priority=0, first=4)
+    machine.what_is_promised_is_at_hand()
+    books = machine.rig.core.books
+    lease = next(iter(books.leases.values()))
+    assert books.at_hand == lease.promised_pages == 8
+    books.promises.give(lease, 9)
+    with pytest.raises(AssertionError, match="admitted to what is promised"):
+        machine.what_is_promised_is_at_hand()
