@@ -45,7 +45,7 @@ struct AttentionPlan {
 };
 
 void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan) {
-  plan->tiles = static_cast<Tile*>(malloc(sizeof(Tile) * static_cast<size_t>(call.rows)));
+  plan->tiles = pm::take<Tile>(static_cast<size_t>(call.rows));
   // Not so few tiles that threads are left without.
   const long joined_max = call.rows * call.pages.kv_heads / (2 * threads);
   plan->tile_count = make_tiles(call, joined_max, plan->tiles);
@@ -59,8 +59,7 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   if (!plan->by_span) return;
   SpanPlan& spans = plan->spans;
   spans = {plan->tiles, plan->tile_count, nullptr, nullptr, 0};
-  spans.first_unit =
-      static_cast<long*>(malloc(sizeof(long) * static_cast<size_t>(plan->tile_count + 1)));
+  spans.first_unit = pm::take<long>(static_cast<size_t>(plan->tile_count + 1));
   for (long i = 0; i < plan->tile_count; ++i) {
     spans.first_unit[i] = units;
     units += Spans(reach_of(call, plan->tiles[i])).count();
@@ -68,8 +67,8 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   }
   spans.first_unit[plan->tile_count] = units;
   spans.unit_floats = rows_max * call.group * state_floats(call.width);
-  spans.states = static_cast<float*>(
-      malloc(sizeof(float) * static_cast<size_t>(units * call.pages.kv_heads * spans.unit_floats)));
+  spans.states =
+      pm::take<float>(static_cast<size_t>(units * call.pages.kv_heads * spans.unit_floats));
 }
 
 template <typename T>

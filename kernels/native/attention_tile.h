@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "attention_block.h"
+#include "memory.h"
 
 namespace {
 
@@ -250,8 +251,8 @@ struct ThreadScratch {
     const long packed = queries * call.width, weights = queries * kBlock;
     const long keys = call.pages.page_size % kLanes ? call.pages.head_dim * kBlock : 0;
     const long floats = 2 * states + packed + weights + keys + queries;
-    memory = malloc(sizeof(float) * static_cast<size_t>(floats) +
-                    sizeof(Run) * static_cast<size_t>(queries) + 2 * 64);
+    memory = pm::take_memory(sizeof(float) * static_cast<size_t>(floats) +
+                             sizeof(Run) * static_cast<size_t>(queries) + 2 * 64);
     float* at = reinterpret_cast<float*>(aligned(reinterpret_cast<uintptr_t>(memory)));
     scratch.span = at;
     scratch.merged = at + states;

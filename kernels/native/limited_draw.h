@@ -8,6 +8,7 @@
 
 #include "draw.h"
 #include "limits.h"
+#include "memory.h"
 
 namespace {
 
@@ -161,7 +162,7 @@ long softmax_draw(const float* x, long x_stride, long x_rows, const PmDraws* dra
   const size_t floats = static_cast<size_t>(Candidates::memory_floats(width));
   float* memory = nullptr;
   if (own.min_p) {
-    memory = static_cast<float*>(malloc(sizeof(float) * floats * static_cast<size_t>(threads)));
+    memory = pm::take<float>(floats * static_cast<size_t>(threads));
   }
   for_rows(own.count, width * kDrawWork, threads, [=](long i) {
     const float* in = x + own.rows[i] * x_stride;

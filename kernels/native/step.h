@@ -301,7 +301,7 @@ struct Wanted {
 
   explicit Wanted(const PmRows& batch) {
     const size_t count = static_cast<size_t>(batch.wanted_count);
-    sequence = static_cast<int32_t*>(malloc(2 * sizeof(int32_t) * count + 1));
+    sequence = pm::take<int32_t>(2 * count);
     position = sequence + count;
     for (size_t i = 0; i < count; ++i) {
       sequence[i] = batch.sequence[batch.wanted[i]];
@@ -339,7 +339,7 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
   plan_attention(last, threads, &last_plan);
   const size_t counters_bytes =
       sizeof(StepCounter) * static_cast<size_t>(model->layer_count * kLayerCounters + 1);
-  auto* counters = static_cast<StepCounter*>(aligned_alloc(alignof(StepCounter), counters_bytes));
+  auto* counters = static_cast<StepCounter*>(pm::take_memory(counters_bytes, alignof(StepCounter)));
   memset(static_cast<void*>(counters), 0, counters_bytes);  // all of them at 0
   const StepCall step{*model, pages, *batch, memory, counters, attention, plan, last, last_plan,
                       hidden, logits, phase_us};
