@@ -88,11 +88,18 @@ def measure(before: Path, load_name: str, run_count: int, turn_count: int) -> di
     for _ in range(run_count):
         serving = {name: Side(tree, kind, load_name) for name, (tree, kind) in sides.items()}
         for number in range(turn_count):
-            for name in list(sides) if number % 2 else list(sides)[::-1]:
+            for name in turn_order(list(sides), number):
                 turns[name].append(serving[name].turn())
         for side in serving.values():
             side.end()
     return turns
+
+
+def turn_order(names: list[str], number: int) -> list[str]:
+    """Whoever goes first is another one each time, and nobody goes twice in a row: that would find
+    its own memory in the processor's caches."""
+    at = number % len(names)
+    return names[at:] + names[:at]
 
 
 def summary(turns: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
