@@ -2,10 +2,10 @@
 
 What leaves the tree leaves marks: 64-bit hashes (XXH3) of everything from the root to the end of
 some of its pages, with the reason. They are chained: each goes on from the one before, and the
-first from the hash of the path to the run.
+first from the hash of the path to the run, which goes on from block to block.
 
     root ------ path ------> [ 0 | 1 | 2 | 3 | 4 | 5 | 6 ]   run of pages that left
-                             1   2       4           7       marks after so many
+     | 256  | 256  |  ..     1   2       4           7       marks after so many
 
 A prompt is looked up from where its match ends, mark by mark. So what is told has left indeed,
 up to one hash in 2**64 or so; what a prompt shares only in part with a run is told to the last
@@ -18,7 +18,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import xxhash
 from xxhash import xxh3_64_intdigest
 
 from pagemesh.pager.leaving import Why
@@ -28,6 +27,11 @@ MARK_COUNT = 1 << 16
 """12 bytes each."""
 _PATHS_MAX = 1_024
 """What is hashed up to edges above those that left lately is kept for the next of them."""
+_BLOCK_PAGES = 256
+_PATH = 1
+"""Told apart from marks: paths go on with this bit of the hash before turned."""
+_CHAINS_MAX = 64
+"""The hashes of all blocks up to edges that left in part lately are kept for when more does."""
 _RUNS_MAX = 32
 """Runs that one prompt is followed through."""
 _CODE_BITS = 3
@@ -42,6 +46,7 @@ class Departed:
     def __init__(self, forest: Forest, page_size: int, mark_count: int = MARK_COUNT) -> None:
         self._forest = forest
         self._width = 4 * page_size
+        self._block_bytes = _BLOCK_PAGES * self._width
         self._mask = mark_count - 1
         # Zeros take no memory before they are written to; views are quicker with single items.
         self._keys = np.zeros(mark_count, np.uint64).data
@@ -50,13 +55,20 @@ class Departed:
         self._paths: dict[Node, tuple[int, int]] = {}
         """The depth of an edge above what left lately, and the hash up to its end. Edges only grow
         at that end, and one that gets shorter is forgotten."""
+        self._chains: dict[Node, list[int]] = {}
+        """The hash of nothing and those up to the end of each block, of an edge that got shorter.
+        Blocks are counted from the root, wherever edges are cut."""
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
         """The last ``page_count`` pages of ``node`` leave the tree (a ``Leaver``)."""
         width = self._width
         at = len(node.tokens) - page_count * width
         self._paths.pop(node, None)
-        key = self._path(node.parent) if not at else self._hash(node.parent, node.tokens[:at])
+        if at:
+            key = self._kept_key(node, node.depth - page_count)
+        else:
+            self._chains.pop(node, None)
+            key = self._path(node.parent)
         note = page_count << _CODE_BITS | _REASONS[why]
         self._is_empty = False
         keys, notes, mask = self._keys, self._notes, self._mask
@@ -72,21 +84,43 @@ class Departed:
         known = self._paths.get(node)
         if known is not None and known[0] == node.depth:
             return known[1]
-        key = self._hash(node, b"")
+        key = self._key(node, node.depth, self._chain(node))
         if len(self._paths) >= _PATHS_MAX:
             self._paths.clear()
         if node.depth:  # nobody says when a root is gone
             self._paths[node] = (node.depth, key)
         return key
 
-    def _hash(self, node: Node, rest: bytes) -> int:
-        """As ``_path``, with ``rest`` behind it."""
-        parts, above = [rest], node
-        while (further := above.parent) is not above:
-            parts.append(above.tokens)
-            above = further
-        seed = _seed(self._forest.tree_of(above).digest)
-        return xxh3_64_intdigest(b"".join(reversed(parts)), seed)
+    def _kept_key(self, node: Node, depth: int) -> int:
+        """The hash up to ``depth`` in ``node``, where that is about to end. A long edge that
+        leaves bit by bit is hashed once, and then a block at most each time."""
+        chain = self._chains.get(node)
+        if chain is None or len(chain) <= depth // _BLOCK_PAGES:
+            chain = self._chain(node)
+            if len(chain) > 1:
+                if len(self._chains) >= _CHAINS_MAX:
+                    self._chains.clear()
+                self._chains[node] = chain
+        del chain[depth // _BLOCK_PAGES + 1 :]
+        return self._key(node, depth, chain)
+
+    def _key(self, node: Node, depth: int, chain: list[int]) -> int:
+        """The hash up to ``depth`` in ``node``, of whose blocks ``chain`` has the hashes."""
+        block = depth // _BLOCK_PAGES
+        rest = _tokens(node, block * _BLOCK_PAGES, depth, self._width)
+        return xxh3_64_intdigest(rest, chain[block] ^ _PATH) if rest else chain[block]
+
+    def _chain(self, node: Node) -> list[int]:
+        """The hash of nothing, and those up to the end of each block above the end of ``node``."""
+        key = _seed(self._forest.tree_of(node).digest)
+        chain = [key]
+        whole = node.depth // _BLOCK_PAGES * _BLOCK_PAGES
+        if whole:
+            tokens, size = memoryview(_tokens(node, 0, whole, self._width)), self._block_bytes
+            for at in range(0, len(tokens), size):
+                key = xxh3_64_intdigest(tokens[at : at + size], key ^ _PATH)
+                chain.append(key)
+        return chain
 
     def lost_pages(
         self, root: bytes, tokens: bytes, match: Match, pages_max: int
@@ -97,9 +131,8 @@ class Departed:
         if self._is_empty:
             return lost
         width, view = self._width, memoryview(tokens)
-        first, hashed = match.pages, 0
+        first, path, hashed = match.pages, 0, -1
         known = None if match.edge_pages else self._paths.get(match.node)
-        path = None
         for _ in range(_RUNS_MAX):
             if first >= pages_max:
                 break
@@ -107,9 +140,11 @@ class Departed:
             if known is not None and known[0] == first:
                 key = known[1]
             else:
-                path = path or xxhash.xxh3_64(seed=_seed(root))
-                path.update(view[hashed:at])
-                key, hashed = path.intdigest(), at
+                if hashed < 0:
+                    path, hashed = _seed(root), 0
+                while (end := hashed + self._block_bytes) <= at:
+                    path, hashed = xxh3_64_intdigest(view[hashed:end], path ^ _PATH), end
+                key = xxh3_64_intdigest(view[hashed:at], path ^ _PATH) if at > hashed else path
             key = xxh3_64_intdigest(view[at : at + width], key)
             note = self._note(key)
             if not note:
@@ -133,7 +168,22 @@ class Departed:
         """Raise ``AssertionError`` unless each path that is kept has the hash of its tokens."""
         assert len(self._paths) <= _PATHS_MAX
         for node, (depth, key) in self._paths.items():
-            assert depth != node.depth or key == self._hash(node, b""), "another path's hash"
+            own = self._key(node, node.depth, self._chain(node))
+            assert depth != node.depth or key == own, "another path's hash"
+        assert len(self._chains) <= _CHAINS_MAX
+        for node, chain in self._chains.items():
+            assert chain == self._chain(node)[: len(chain)], "another path's blocks"
+
+
+def _tokens(node: Node, start: int, stop: int, width: int) -> bytes | memoryview:
+    """The packed tokens between two depths, of which ``stop`` is in ``node`` or at its end."""
+    parts, first = [], node.depth - len(node.pages)
+    while stop > start:
+        at = max(start - first, 0) * width
+        parts.append(memoryview(node.tokens)[at : (stop - first) * width])
+        stop, node = first, node.parent
+        first = node.depth - len(node.pages)
+    return parts[0] if len(parts) == 1 else b"".join(reversed(parts))
 
 
 @lru_cache(maxsize=1_024)

@@ -1,0 +1,83 @@
+"""Paths are hashed block by block, and what is told does not depend on it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.pager.rig import ROOT, Rig, Worker
+from tests.unit.pager.test_waterfall import ask
+from xxhash import xxh3_64_intdigest
+
+from pagemesh.pager import departed
+from pagemesh.pager.departed import Departed
+from pagemesh.pager.leaving import Why
+from pagemesh.pager.node import Node
+
+
+def long_edge(rig: Rig, pages: int, shared_pages: int = 0) -> Node:
+    """An idle edge of so many pages; ``shared_pages`` are above it, in an edge of their own."""
+    worker, shared = Worker(rig, "w", 1), 4 * shared_pages
+    for number in range(1 + bool(shared_pages)):
+        ask(worker, number, [*range(shared), *range(1_000 * number, 1_000 * number + 4 * pages)])
+    node = rig.core.books.forest.trees[ROOT].root
+    while node.children:
+        node = list(node.children.values())[-1]
+    return node
+
+
+@pytest.mark.parametrize("shared_pages", [0, 150])
+def test_an_edge_that_leaves_bit_by_bit_is_hashed_once_and_then_a_block_each_time(
+    monkeypatch: pytest.MonkeyPatch, shared_pages: int
+) -> None:
+    rig = Rig(2_000)
+    node = long_edge(rig, 600, shared_pages)
+    hashed: list[int] = []
+
+    def counting(data: bytes, seed: int) -> int:
+        hashed.append(len(data))
+        return xxh3_64_intdigest(data, seed)
+
+    monkeypatch.setattr(departed, "xxh3_64_intdigest", counting)
+    rig.core.books.forest.trim(node, 3, Why.EVICTED)
+    assert sum(hashed) <= 16 * (node.depth + 3 + 256)
+    for _ in range(190):
+        hashed.clear()
+        rig.core.books.forest.trim(node, 3, Why.EVICTED)
+        assert sum(hashed) <= 16 * (256 + 3)
+    rig.core._waterfalls.check()
+
+
+def test_what_is_told_is_the_same_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_collide = (1 << 22,)
+    monkeypatch.setattr(Departed.__init__, "__defaults__", few_collide)
+    told = []
+    for block_pages in (1, 3, 256):
+        monkeypatch.setattr(departed, "_BLOCK_PAGES", block_pages)
+        dice, rig = random.Random(7), Rig(48)
+        worker, stems = Worker(rig, "w", 1), [[stem] * 60 for stem in range(3)]
+        answers = []
+        for number in range(300):
+            stem = dice.choice(stems)[: 4 * dice.randrange(15)]
+            prompt = [*stem, *(dice.randrange(2) for _ in range(dice.randrange(1, 60)))]
+            answers.append(ask(worker, number, prompt).lost)
+        told.append(answers)
+    assert told[0] == told[1] == told[2]
+    assert sum(bool(lost) for lost in told[0]) > 50, "hardly anything was said to be lost"
+
+
+def test_blocks_of_few_edges_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departed, "_CHAINS_MAX", 2)
+    monkeypatch.setattr(departed, "_BLOCK_PAGES", 2)
+    rig = Rig(64)
+    worker = Worker(rig, "w", 1)
+    for number in range(5):
+        ask(worker, number, [number] * 33)
+    memory: Departed = rig.core._waterfalls._departed
+    for node in list(rig.core.books.forest.trees[ROOT].root.children.values()):
+        rig.core.books.forest.trim(node, 1, Why.EVICTED)
+        assert len(memory._chains) <= 2
+        memory.check()
+    for node in list(memory._chains):
+        rig.core.books.forest.trim(node, len(node.pages), Why.EVICTED)
+    assert not memory._chains, "what is gone is forgotten"
