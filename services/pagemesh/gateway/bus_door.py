@@ -23,6 +23,7 @@ import msgspec
 from pagemesh.gateway.api_errors import ApiError, from_fault
 from pagemesh.gateway.front import Caller, Front
 from pagemesh.gateway.http import models_json
+from pagemesh.gateway.render import too_large
 from pagemesh.gateway.tenants import bearer
 from pagemesh.runtime.bus import Bus, Delivery, Headers, Inbox, Subscription
 from pagemesh.runtime.clock import Clock
@@ -75,6 +76,11 @@ class _Answer:
         self._stack = contextlib.AsyncExitStack()
         self._probe: Inbox | None = None
 
+    @property
+    def bytes_max(self) -> int:
+        """Of one message."""
+        return self._bus.message_bytes_max - _HEADER_BYTES_MAX
+
     async def send(self, data: bytes, *, last: bool = False, error: ApiError | None = None) -> None:
         """Raises ``_CallerLeft``, or ``ApiError`` for what the bus cannot carry."""
         headers = {SEQUENCE: str(self._sequence + 1)}
@@ -83,9 +89,8 @@ class _Answer:
         if error is not None:
             headers |= _error_headers(error)
         try:
-            limit = self._bus.message_bytes_max - _HEADER_BYTES_MAX
-            if len(data) > limit:
-                raise ApiError(500, f"the answer exceeds the bus limit of {limit} bytes")
+            if len(data) > self.bytes_max:
+                raise too_large(self.bytes_max)
             now_ms = self._clock.now_ms()
             if last or now_ms - self._probed_ms < _PROBE_MS:
                 await self._bus.publish(self._delivery.reply, data, headers=headers)
@@ -201,7 +206,7 @@ class BusDoor:
         caller = Caller(door="bus", tenant=tenant, headers=delivery.headers)
         async with self._front.call(understood, caller) as call:
             if not understood.ask.stream:
-                await answer.send(await call.whole(), last=True)
+                await answer.send(await call.whole(answer.bytes_max), last=True)
                 return
             async for chunks in call.chunks():
                 for chunk in chunks:

@@ -23,7 +23,7 @@ from pagemesh.gateway.call_facts import CallFacts
 from pagemesh.gateway.life import Life, Outbox
 from pagemesh.gateway.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.prepare import Work, fit, tokenise
-from pagemesh.gateway.render import Renderer
+from pagemesh.gateway.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.spec import RequestLimits, RequestSpec, Usage
@@ -304,9 +304,9 @@ class Call:
             sum(part.cached_tokens for part in parts),
         )
 
-    async def whole(self) -> bytes:
-        """The answer in one piece. Raises ``ApiError``."""
-        collected = self._renderer.collect()
+    async def whole(self, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+        """The answer in one piece of about ``bytes_max`` at most. Raises ``ApiError``."""
+        collected = self._renderer.collect(self._prompts, bytes_max)
         while self._open_count:
             for prompt_index, event in await self._outbox.take():
                 match event:
@@ -317,10 +317,13 @@ class Call:
                         self._facts.finish_reasons.append(event.finish)
                         collected.ended(prompt_index, event)
                     case ev.PromptScored(logprobs):
-                        collected.prompt_scores[prompt_index] = logprobs
+                        collected.scored(prompt_index, logprobs)
                     case ev.Ended():
                         self._ended(event)
-        return self._renderer.response(collected, self._prompts, self.usage)
+        usage = self.usage
+        return await off_loop(
+            collected.size_bytes, lambda: self._renderer.response(collected, self._prompts, usage)
+        )
 
     async def chunks(self) -> AsyncIterator[list[bytes]]:
         """The answer as JSON chunks, those that are there together in one list. Raises
@@ -331,6 +334,8 @@ class Call:
             failed: ApiError | None = None
             for prompt_index, event in await self._outbox.take():
                 try:
+                    if self.ask.echo:
+                        out += await self._echo(prompt_index, event)
                     out += self._render(prompt_index, event)
                 except ApiError as error:
                     failed = error
@@ -343,14 +348,22 @@ class Call:
         if self.ask.include_usage:
             yield [self._renderer.usage_chunk(self.usage)]
 
+    async def _echo(self, prompt_index: int, event: object) -> list[bytes]:
+        """The chunks of a prompt, once something of its answer is there."""
+        if prompt_index in self._echoed or isinstance(event, ev.Ended):
+            return []
+        self._echoed.add(prompt_index)
+        scores = event.logprobs if isinstance(event, ev.PromptScored) else None
+        prompt = self._prompts[prompt_index]
+        value_bytes = 0 if scores is None else len(scores.chosen + scores.top_values)
+        return await off_loop(
+            (SCORE_BYTES // 4 * value_bytes + TOKEN_BYTES * len(prompt)) * self.ask.n,
+            lambda: self._renderer.echoed(prompt_index, prompt, scores),
+        )
+
     def _render(self, prompt_index: int, event: object) -> list[bytes]:
         """The chunks of ``event``, if there is something to show."""
         out: list[bytes] = []
-        echoes = self.ask.echo and prompt_index not in self._echoed
-        if echoes and not isinstance(event, ev.Ended):
-            scores = event.logprobs if isinstance(event, ev.PromptScored) else None
-            self._echoed.add(prompt_index)
-            out += self._renderer.echoed(prompt_index, self._prompts[prompt_index], scores)
         match event:
             case ev.Deliver():
                 self._facts.delivered(event, self._clock.now_us())

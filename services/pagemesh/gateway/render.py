@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from pagemesh.gateway.api_errors import ApiError
 from pagemesh.gateway.events import ChoiceEnded, Deliver
 from pagemesh.gateway.openai_api import Ask
+from pagemesh.gateway.scores import ChatScores, TextScores, Written, new_scores
 from pagemesh.gateway.spec import Usage
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import TopLogprobs
 
-_LOGPROB_MIN = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Of an answer in one piece, which waits here until its end."""
+SCORE_BYTES = 64
+"""About what one log-probability takes in JSON, with its token."""
+TOKEN_BYTES = 8
+"""About what a token takes, its id or its text."""
 DONE = b"data: [DONE]\n\n"
 _MARK = "text"
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The scores of one token."""
-
-    token: int
-    logprob: float | None
-    """None: the first token of a prompt has none."""
-    top: tuple[tuple[int, float], ...]
-
-
-def rows(tokens: Iterable[int], scores: TopLogprobs) -> list[Row]:
-    """``scores`` token by token; the first ``width`` alternatives of each."""
-    width = scores.width
-    chosen = np.frombuffer(scores.chosen, "<f4").tolist()
-    ids = np.frombuffer(scores.top_tokens, "<u4").tolist()
-    values = np.frombuffer(scores.top_values, "<f4").tolist()
-    return [
-        Row(
-            token,
-            _finite(logprob),
-            tuple(
-                (ids[at], _finite(values[at])) for at in range(index * width, index * width + width)
-            ),
-        )
-        for index, (token, logprob) in enumerate(zip(tokens, chosen, strict=False))
-    ]
-
-
-def _finite(value: float) -> float:
-    return value if value > _LOGPROB_MIN else _LOGPROB_MIN
 
 
 @dataclass(slots=True)
@@ -61,7 +35,7 @@ class _Collected:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    scores: ChatScores | TextScores | None = None
     finish: Literal["stop", "length"] = "length"
     stop_reason: str | int | None = None
     logprob_sum: float = 0.0
@@ -88,36 +62,55 @@ class Renderer:
 
     # One response -----------------------------------------------------------------------------
 
-    def collect(self) -> Collector:
-        return Collector(self._ask)
+    def collect(self, prompts: list[U32], bytes_max: int = ANSWER_BYTES_MAX) -> Collector:
+        """Raises ``ApiError`` when ``prompts``, as often as they are to be told, are too large."""
+        made = Collector(self._ask, self._tokens.written, bytes_max)
+        if self._ask.echo or self._ask.return_token_ids:
+            made.told(sum(map(len, prompts)))
+        return made
 
     def response(self, collected: Collector, prompts: list[U32], usage: Usage) -> bytes:
         """The whole answer. ``prompts`` are the token ids that were asked about."""
         ask = self._ask
+        made = collected.given
         choices: list[dict[str, Any]] = []
-        for index, one in enumerate(collected.given):
-            prompt = prompts[index // ask.n]
-            choices.append(self._choice(index, one, prompt, collected))
+        for prompt_index, prompt in enumerate(prompts):
+            text = self._tokens.decode(prompt.tolist()) if ask.echo else ""
+            ids = _ids(prompt) if ask.return_token_ids and not ask.chat else None
+            first = prompt_index * ask.n
+            for index, one in enumerate(made[first : first + ask.n], first):
+                scores = self._scores_of(one, prompt, collected.prompt_scores.get(prompt_index))
+                choice = self._choice(index, one, text, scores)
+                if ids is not None:
+                    choice["prompt_token_ids"] = ids
+                choices.append(choice)
         body: dict[str, Any] = {**self._head, "object": self._kind, "choices": choices}
         body["usage"] = usage_json(usage)
         if ask.return_token_ids and ask.chat:
-            body["prompt_token_ids"] = prompts[0].tolist()
+            body["prompt_token_ids"] = _ids(prompts[0])
         return msgspec.json.encode(body)
 
+    def _scores_of(
+        self, one: _Collected, prompt: U32, prompt_scores: TopLogprobs | None
+    ) -> msgspec.Raw | None:
+        if one.scores is None:
+            return None
+        if not (self._ask.echo and isinstance(one.scores, TextScores)):
+            return one.scores.json()
+        whole = self._prompt_scores(prompt, prompt_scores)
+        whole.follow(one.scores)
+        return whole.json()
+
     def _choice(
-        self, index: int, one: _Collected, prompt: U32, collected: Collector
+        self, index: int, one: _Collected, echoed: str, logprobs: msgspec.Raw | None
     ) -> dict[str, Any]:
         ask = self._ask
-        text = "".join(one.texts)
-        found = one.rows
-        if ask.echo:
-            text = self._tokens.decode(prompt.tolist()) + text
-            found = self._prompt_rows(prompt, collected.prompt_scores.get(index // ask.n)) + found
+        text = echoed + "".join(one.texts)
         choice: dict[str, Any] = {
             "index": index,
             "finish_reason": one.finish,
             "stop_reason": one.stop_reason,
-            "logprobs": self._logprobs(index, found) if ask.logprobs is not None else None,
+            "logprobs": logprobs,
         }
         if ask.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -125,8 +118,6 @@ class Renderer:
             choice["text"] = text
         if ask.return_token_ids:
             choice["token_ids"] = one.token_ids
-            if not ask.chat:
-                choice["prompt_token_ids"] = prompt.tolist()
         return choice
 
     # Chunks -----------------------------------------------------------------------------------
@@ -136,9 +127,9 @@ class Renderer:
         if not self._ask.chat:
             return []
         chunks = []
+        extra = {"prompt_token_ids": _ids(prompts[0])} if self._ask.return_token_ids else {}
         for index in range(len(prompts) * self._ask.n):
             choice = self._chunk_choice(index, {"role": "assistant", "content": ""}, None)
-            extra = {"prompt_token_ids": prompts[0].tolist()} if self._ask.return_token_ids else {}
             chunks.append(self._chunk([choice], **extra))
         return chunks
 
@@ -149,7 +140,7 @@ class Renderer:
         for index in range(prompt_index * self._ask.n, (prompt_index + 1) * self._ask.n):
             logprobs = None
             if self._ask.logprobs is not None:
-                logprobs = self._logprobs(index, self._prompt_rows(prompt, scores))
+                logprobs = self._next_scores(index, self._prompt_scores(prompt, scores))
             chunks.append(self._chunk([self._chunk_choice(index, text, logprobs)]))
         return chunks
 
@@ -165,7 +156,9 @@ class Renderer:
             around = self._around.get(index) or self._text_around(index)
             return around[0] + _encode(event.text) + around[1]
         if event.logprobs is not None:
-            logprobs = self._logprobs(index, rows(event.tokens[:shown].tolist(), event.logprobs))
+            found = new_scores(self._tokens.written, chat=self._ask.chat)
+            found.add(event.tokens[:shown].tolist(), event.logprobs)
+            logprobs = self._next_scores(index, found)
         content: Any = {"content": event.text} if self._ask.chat else event.text
         choice = self._chunk_choice(index, content, logprobs)
         if self._ask.return_token_ids:
@@ -205,54 +198,37 @@ class Renderer:
 
     # Log-probabilities ------------------------------------------------------------------------
 
-    def _prompt_rows(self, prompt: U32, scores: TopLogprobs | None) -> list[Row]:
-        ids = prompt.tolist()
-        if scores is None:
-            return []
-        return [Row(ids[0], None, ()), *rows(ids[1:], scores)]
+    def _prompt_scores(self, prompt: U32, scores: TopLogprobs | None) -> TextScores:
+        ids, found = prompt.tolist(), TextScores(self._tokens.written)
+        if scores is not None:
+            found.add_unscored(ids[0])
+            found.add(ids[1:], scores)
+        return found
 
-    def _logprobs(self, index: int, found: list[Row]) -> dict[str, Any]:
-        if self._ask.chat:
-            return {"content": [self._chat_row(row) for row in found], "refusal": None}
-        names = [self._tokens.token_text(row.token) for row in found]
+    def _next_scores(self, index: int, found: ChatScores | TextScores) -> msgspec.Raw:
+        """Those of the next chunk of a choice."""
+        if isinstance(found, ChatScores):
+            return found.json()
         offset = self._offsets.get(index, 0)
-        offsets = []
-        for name in names:
-            offsets.append(offset)
-            offset += len(name)
-        self._offsets[index] = offset
-        return {
-            "tokens": names,
-            "token_logprobs": [row.logprob for row in found],
-            "top_logprobs": [self._top_names(row) for row in found],
-            "text_offset": offsets,
-        }
-
-    def _top_names(self, row: Row) -> dict[str, float] | None:
-        """Alternatives by text, with the chosen token among them."""
-        if row.logprob is None:
-            return None
-        top = {self._tokens.token_text(token): value for token, value in reversed(row.top)}
-        top.setdefault(self._tokens.token_text(row.token), row.logprob)
-        return top
-
-    def _chat_row(self, row: Row) -> dict[str, Any]:
-        one = self._chat_token(row.token, row.logprob or 0.0)
-        one["top_logprobs"] = [self._chat_token(token, value) for token, value in row.top]
-        return one
-
-    def _chat_token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._tokens.token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+        self._offsets[index] = offset + found.character_count
+        return found.json(offset)
 
 
 class Collector:
     """Gathers the events of a call that is answered in one piece."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(
+        self, ask: Ask, written: Callable[[int], Written], bytes_max: int = ANSWER_BYTES_MAX
+    ) -> None:
         self._ask = ask
+        self._bytes_max = bytes_max
         self._choices = [_Collected() for _ in range(len(ask.prompts) * ask.best_of)]
+        if ask.logprobs is not None:
+            for one in self._choices:
+                one.scores = new_scores(written, chat=ask.chat)
         self.prompt_scores: dict[int, TopLogprobs] = {}
+        self.size_bytes = 0
+        """About what the answer takes in JSON so far."""
 
     @property
     def given(self) -> list[_Collected]:
@@ -268,22 +244,56 @@ class Collector:
         return best
 
     def delivered(self, prompt_index: int, event: Deliver) -> None:
+        """Raises ``ApiError`` when the answer becomes too large to be kept."""
         one = self._choices[prompt_index * self._ask.best_of + event.choice]
         one.texts.append(event.text)
-        one.token_ids += event.tokens.tolist()
+        self._grown(len(event.text))
+        if self._ask.return_token_ids:
+            one.token_ids += event.tokens.tolist()
+            self._grown(TOKEN_BYTES * len(event.tokens))
         if event.logprobs is not None:
             chosen = np.frombuffer(event.logprobs.chosen, "<f4")
             one.logprob_sum += float(chosen.sum(dtype=np.float64))
             one.scored_count += len(chosen)
-            if self._ask.logprobs is not None:
-                shown = len(event.tokens) - event.hidden_count
-                one.rows += rows(event.tokens[:shown].tolist(), event.logprobs)
+            if one.scores is not None:
+                before_bytes, shown = one.scores.size_bytes, len(event.tokens) - event.hidden_count
+                one.scores.add(event.tokens[:shown].tolist(), event.logprobs)
+                self._grown(one.scores.size_bytes - before_bytes)
+
+    def told(self, prompt_tokens: int) -> None:
+        """So many tokens of prompts are told with every choice. Raises ``ApiError`` as
+        ``delivered`` does."""
+        self._grown(TOKEN_BYTES * prompt_tokens * self._ask.n)
+
+    def scored(self, prompt_index: int, scores: TopLogprobs) -> None:
+        """A prompt's. Raises ``ApiError`` as ``delivered`` does."""
+        self.prompt_scores[prompt_index] = scores
+        value_count = len(scores.chosen + scores.top_values) // 4
+        self._grown(SCORE_BYTES * value_count * self._ask.n)
+
+    def _grown(self, by_bytes: int) -> None:
+        self.size_bytes += by_bytes
+        if self.size_bytes > self._bytes_max:
+            raise too_large(self._bytes_max)
 
     def ended(self, prompt_index: int, event: ChoiceEnded) -> None:
         one = self._choices[prompt_index * self._ask.best_of + event.choice]
         one.texts.append(event.text)
         one.finish = event.finish
         one.stop_reason = event.stop_reason
+
+
+def too_large(bytes_max: int) -> ApiError:
+    """What is told of an answer that no piece of ``bytes_max`` can hold."""
+    text = (
+        f"the answer exceeds {bytes_max} bytes: ask for a stream, or for fewer choices, tokens or "
+        "log-probabilities"
+    )
+    return ApiError(400, text, code="answer_too_large")
+
+
+def _ids(tokens: U32) -> msgspec.Raw:
+    return msgspec.Raw(_encode(tokens.tolist()))
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

@@ -7,6 +7,7 @@ loaded here. The folder must have a ``tokenizer.json``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from pagemesh.gateway.detokenise import Detokeniser, StreamText
+from pagemesh.gateway.scores import Written
 from pagemesh.gateway.stops import StopMatcher
 from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
 from pagemesh.gateway.token_bytes import bytes_per_token_max
@@ -24,6 +26,8 @@ from pagemesh.wire.tokens import U32
 
 _LONG_CHARS = 2_048
 """From here on waking another thread costs less than it saves."""
+_WRITTEN_MAX = 1 << 15
+"""Tokens whose JSON is remembered, some 300 bytes each."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -52,6 +56,8 @@ class Tokens:
         self._cuts = cuts_of(tokenizer)
         self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         self._memory = TokenMemory()
+        self.written = lru_cache(_WRITTEN_MAX)(self._write)
+        """A token by itself (``Written``), as shown beside its log-probability."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -135,11 +141,6 @@ class Tokens:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def token_text(self, token: int) -> str:
-        """One token by itself, as shown beside log-probabilities; incomplete characters are
-        replacement characters there."""
-        return self.token_bytes(token).decode("utf-8", "replace")
-
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for."""
         raw = self._tokenizer.id_to_token(token)
@@ -150,6 +151,9 @@ class Tokens:
         if self._byte_level and all(letter in _BYTE_OF for letter in raw):
             return bytes(_BYTE_OF[letter] for letter in raw)
         return str(raw).replace("\u2581", " ").encode()
+
+    def _write(self, token: int) -> Written:
+        return Written.of(self.token_bytes(token))
 
     def stream(
         self,

@@ -9,13 +9,18 @@ import numpy as np
 from pagemesh.gateway.events import ChoiceEnded, Deliver
 from pagemesh.gateway.openai_api import parse_completion
 from pagemesh.gateway.render import Collector
+from pagemesh.gateway.scores import Written
 from pagemesh.wire.work_messages import TopLogprobs
+
+
+def unasked(token: int) -> Written:
+    raise AssertionError(f"nobody asked to see the score of {token}")
 
 
 def collected(logprobs: list[list[float]], *, n: int, hidden: int = 0) -> Collector:
     """Of one prompt, a choice for each list; the text of a choice is its number."""
     body = {"prompt": "x", "n": n, "best_of": len(logprobs)}
-    made = Collector(parse_completion(json.dumps(body).encode(), served="tiny"))
+    made = Collector(parse_completion(json.dumps(body).encode(), served="tiny"), unasked)
     for choice, own in enumerate(logprobs):
         scores = TopLogprobs(chosen=np.array(own, "<f4").tobytes())
         ids = np.arange(len(own), dtype="<u4")

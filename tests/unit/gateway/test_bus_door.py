@@ -179,3 +179,17 @@ async def test_the_service_is_discoverable_and_counts_its_calls(
     stats = json.loads((await client.request("$SRV.STATS.pagemesh", b"", timeout=5)).data)
     counts = {e["name"]: (e["num_requests"], e["num_errors"]) for e in stats["endpoints"]}
     assert counts == {"chat": (0, 0), "completions": (1, 1), "models": (1, 0)}
+
+
+async def test_an_answer_that_the_bus_cannot_carry_ends_as_soon_as_that_is_known(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_door, "_HEADER_BYTES_MAX", mesh.bus.message_bytes_max - 2_000)
+    mesh.worker.pause_s = 0.001
+    body = {"prompt": "abc", "max_tokens": 3_000, "logprobs": 5}
+    reply = await client.request(subjects.COMPLETIONS, json.dumps(body).encode(), timeout=5)
+    error = json.loads(reply.data)["error"]
+    assert error["code"] == "answer_too_large" and "exceeds 2000 bytes" in error["message"]
+    assert reply.headers is not None and reply.headers["nats-service-error-code"] == "400"
+    await eventually(lambda: not mesh.worker.running_count)
+    assert mesh.worker.counter < 500

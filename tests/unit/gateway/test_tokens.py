@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.gateway.support import END
 
+from pagemesh.gateway.scores import Written
 from pagemesh.gateway.templates import TemplateRefused
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.wire.errors import ConfigError
@@ -50,7 +51,7 @@ def test_text_and_tokens_go_both_ways(tokens: Tokens) -> None:
     assert tokens.decode(ids.tolist()) == "the h\u00e9llo\n"
     whole = b"".join(tokens.token_bytes(token) for token in ids.tolist())
     assert whole.decode() == "the h\u00e9llo\n"
-    assert tokens.token_text(ids.tolist()[0]) == "the"
+    assert tokens.written(ids.tolist()[0]) == Written.of(b"the")
 
 
 def test_a_long_text_is_tokenised_as_its_parts_are(tokens: Tokens) -> None:

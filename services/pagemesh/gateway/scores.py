@@ -1,0 +1,145 @@
+"""Log-probabilities as OpenAI's JSON, written as they come. Pure.
+
+An answer may hold millions of them. As objects they took two kilobytes a token, and to write
+them all at the end of the answer kept everybody else waiting for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from pagemesh.wire.work_messages import TopLogprobs
+
+LOGPROB_MIN = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Written(NamedTuple):
+    """One token in JSON."""
+
+    name: bytes
+    """Its text, a string."""
+    character_count: int
+    """Of its text."""
+    opening: bytes
+    """Of its object in a chat: what comes before its log-probability."""
+
+    @classmethod
+    def of(cls, raw: bytes) -> Written:
+        """The token that stands for the bytes ``raw``; incomplete characters are replacement
+        characters in its text."""
+        text = raw.decode("utf-8", "replace")
+        name = _encode(text)
+        opening = b'{"token":%b,"bytes":%b,"logprob":' % (name, _encode(list(raw)))
+        return cls(name, len(text), opening)
+
+
+class ChatScores:
+    """Those of a chat: an object for each token, its alternatives within. ``written`` looks up
+    a token by its id."""
+
+    def __init__(self, written: Callable[[int], Written]) -> None:
+        self.size_bytes = 0
+        """About what they take in JSON so far."""
+        self._written = written
+        self._rows: list[bytes] = []
+
+    def add(self, tokens: Sequence[int], scores: TopLogprobs) -> None:
+        """Those of ``tokens``, which come next; what ``scores`` has beyond them is left out."""
+        written, width = self._written, scores.width
+        ids = np.frombuffer(scores.top_tokens, "<u4").tolist()
+        tops = [
+            written(token).opening + value + b"}"
+            for token, value in zip(ids, _numbers(scores.top_values), strict=True)
+        ]
+        for index, (token, value) in enumerate(zip(tokens, _numbers(scores.chosen), strict=False)):
+            top = b",".join(tops[index * width : index * width + width])
+            row = b'%b%b,"top_logprobs":[%b]}' % (written(token).opening, value, top)
+            self.size_bytes += len(row)
+            self._rows.append(row)
+
+    def json(self) -> msgspec.Raw:
+        return msgspec.Raw(b'{"content":[%b],"refusal":null}' % b",".join(self._rows))
+
+
+class TextScores:
+    """Those of a completion: four lists, whose alternatives go by their text."""
+
+    def __init__(self, written: Callable[[int], Written]) -> None:
+        self.size_bytes = 0
+        self._written = written
+        self._names: list[bytes] = []
+        self._values: list[bytes] = []
+        self._tops: list[bytes] = []
+        self._character_counts: list[int] = []
+
+    @property
+    def character_count(self) -> int:
+        """Of the texts of all tokens."""
+        return sum(self._character_counts)
+
+    def add_unscored(self, token: int) -> None:
+        """The first token of a prompt, which has no score."""
+        self._add(token, b"null", b"null")
+
+    def add(self, tokens: Sequence[int], scores: TopLogprobs) -> None:
+        """As ``ChatScores.add``."""
+        written, width = self._written, scores.width
+        ids = np.frombuffer(scores.top_tokens, "<u4").tolist()
+        values = _numbers(scores.top_values)
+        for index, (token, value) in enumerate(zip(tokens, _numbers(scores.chosen), strict=False)):
+            span = slice(index * width, index * width + width)
+            pairs = zip(reversed(ids[span]), reversed(values[span]), strict=True)
+            top = {written(other).name: score for other, score in pairs}  # the likelier one wins
+            top.setdefault(written(token).name, value)
+            shown = b",".join([b"%b:%b" % pair for pair in top.items()])
+            self._add(token, value, b"{%b}" % shown)
+
+    def follow(self, others: TextScores) -> None:
+        """Add those of the tokens that come next."""
+        self.size_bytes += others.size_bytes
+        self._names += others._names
+        self._values += others._values
+        self._tops += others._tops
+        self._character_counts += others._character_counts
+
+    def json(self, first_offset: int = 0) -> msgspec.Raw:
+        """``first_offset``: characters before the first token."""
+        offsets = list(accumulate(self._character_counts, initial=first_offset))[:-1]
+        return msgspec.Raw(
+            b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":%b}'
+            % (
+                b",".join(self._names),
+                b",".join(self._values),
+                b",".join(self._tops),
+                _encode(offsets),
+            )
+        )
+
+    def _add(self, token: int, value: bytes, top: bytes) -> None:
+        found = self._written(token)
+        self.size_bytes += len(found.name) + len(value) + len(top)
+        self._names.append(found.name)
+        self._values.append(value)
+        self._tops.append(top)
+        self._character_counts.append(found.character_count)
+
+
+def new_scores(written: Callable[[int], Written], *, chat: bool) -> ChatScores | TextScores:
+    """Of a choice."""
+    return ChatScores(written) if chat else TextScores(written)
+
+
+def _numbers(packed: bytes) -> list[bytes]:
+    """Each of packed float32 values in JSON."""
+    if not packed:
+        return []
+    values = np.frombuffer(packed, "<f4").astype(np.float64)
+    values[~(values > LOGPROB_MIN)] = LOGPROB_MIN
+    return _encode(values.tolist())[1:-1].split(b",")

@@ -1,0 +1,99 @@
+"""Answers of megabytes: bounded, and made where they hold nobody else up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.unit.gateway.fake_mesh import FakeMesh
+from tests.unit.gateway.support import eventually
+
+from pagemesh.gateway.front import Call
+from pagemesh.gateway.render import Renderer
+
+TEXT = "/v1/completions"
+SCORED = {"prompt": "abcdef", "max_tokens": 200, "logprobs": 20}
+PLAIN = {"prompt": "abcdef", "max_tokens": 20}
+
+
+@pytest.fixture
+async def http(mesh: FakeMesh) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=30) as made:
+        yield made
+
+
+def keep_at_most(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> None:
+    monkeypatch.setattr(Call.whole, "__defaults__", (bytes_max,))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"logprobs": 20}, {"return_token_ids": True}, {"n": 4}, {"logprobs": 9, "echo": True}],
+    ids=["scores", "token ids", "choices", "the prompt's scores"],
+)
+async def test_an_answer_too_large_for_one_piece_is_ended_and_says_what_to_do(
+    mesh: FakeMesh, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    body = {"prompt": "abcdef", "max_tokens": 1_000}
+    keep_at_most(monkeypatch, 2_000)
+    assert (await http.post(TEXT, json=body)).status_code == 200
+    mesh.worker.pause_s = 0.001
+    answer = await http.post(TEXT, json=body | more)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "answer_too_large")
+    assert "ask for a stream" in error["message"]
+    await eventually(lambda: not mesh.worker.running_count)
+    streamed = await http.post(TEXT, json=body | more | {"stream": True})
+    assert streamed.status_code == 200 and streamed.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_long_prompt_told_with_every_choice_counts_before_anything_is_made(
+    mesh: FakeMesh, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_at_most(monkeypatch, 20_000)
+    mesh.worker.pause_s = 0.01
+    body = {"prompt": [5] * 1_000, "max_tokens": 1_000, "n": 3}
+    for more in ({"echo": True}, {"return_token_ids": True}):
+        answer = await http.post(TEXT, json=body | more)
+        assert answer.json()["error"]["code"] == "answer_too_large"
+        await eventually(lambda: not mesh.worker.running_count)
+        assert mesh.worker.counter < 100
+        mesh.worker.counter = 0
+
+
+async def test_each_choice_tells_its_own_prompt(http: httpx.AsyncClient) -> None:
+    body = {"prompt": ["abc", "xy"], "n": 2, "echo": True, "max_tokens": 1}
+    answer = await http.post(TEXT, json=body | {"return_token_ids": True, "logprobs": 1})
+    choices = answer.json()["choices"]
+    assert [choice["text"] for choice in choices] == ["abcc", "abcc", "xyy", "xyy"]
+    assert [len(choice["prompt_token_ids"]) for choice in choices] == [3, 3, 2, 2]
+    assert [choice["logprobs"]["tokens"][:-1] for choice in choices] == [
+        ["a", "b", "c"], ["a", "b", "c"], ["x", "y"], ["x", "y"],
+    ]  # fmt: skip
+
+
+def noting(method: Callable[..., Any], threads: list[int]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return method(*arguments)
+
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("response", {}), ("response", {"echo": True}), ("echoed", {"echo": True, "stream": True})],
+)
+async def test_what_takes_long_to_write_is_written_beside_the_event_loop(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, method: str, more: dict[str, Any]
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(Renderer, method, noting(getattr(Renderer, method), threads))
+    long = {**SCORED, "prompt": "abcdef" * 50} | more
+    assert (await http.post(TEXT, json=PLAIN | more)).status_code == 200
+    assert (await http.post(TEXT, json=long)).status_code == 200
+    loop = threading.get_ident()
+    assert [thread == loop for thread in threads] == [True, False]

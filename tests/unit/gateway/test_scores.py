@@ -1,0 +1,112 @@
+"""Log-probabilities in JSON: as anybody would encode them, and as they come."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pagemesh.gateway.scores import LOGPROB_MIN, ChatScores, TextScores, Written
+from pagemesh.wire.work_messages import TopLogprobs
+
+RAW = [b"a", b"the", b' "quoted"\n', b"\xf0\x9f\x98", "\u00e9".encode(), b"", b"a", b"\\", b"\x00"]
+"""Bytes by token: one is half a character, two are the same text."""
+
+
+def written(token: int) -> Written:
+    return Written.of(RAW[token])
+
+
+def text_of(token: int) -> str:
+    return RAW[token].decode("utf-8", "replace")
+
+
+def made_up(count: int, width: int, seed: int) -> tuple[list[int], list[float], Any, Any]:
+    """Tokens, their values, and ``width`` alternatives of each with theirs."""
+    draw = random.Random(seed)
+
+    def values(size: int) -> list[float]:
+        choices = [0.0, -1e-30, -0.1, -12.5, -9999.0, -1e30, float("-inf"), float("nan")]
+        return [float(np.float32(draw.choice(choices))) for _ in range(size)]
+
+    tokens = [draw.randrange(len(RAW)) for _ in range(count)]
+    tops = [[draw.randrange(len(RAW)) for _ in range(width)] for _ in range(count)]
+    return tokens, values(count), tops, [values(width) for _ in range(count)]
+
+
+def packed(chosen: list[float], tops: Any, top_values: Any, width: int) -> TopLogprobs:
+    return TopLogprobs(
+        chosen=np.array(chosen, "<f4").tobytes(),
+        width=width,
+        top_tokens=np.array(tops, "<u4").tobytes(),
+        top_values=np.array(top_values, "<f4").tobytes(),
+    )
+
+
+def shown(value: float) -> float:
+    return value if value > LOGPROB_MIN else LOGPROB_MIN
+
+
+def chat_token(token: int, value: float) -> dict[str, Any]:
+    return {"token": text_of(token), "bytes": list(RAW[token]), "logprob": shown(value)}
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_chats_scores_are_those_of_every_token_and_its_alternatives(
+    count: int, width: int
+) -> None:
+    scores, expected = ChatScores(written), []
+    for seed in range(3):
+        tokens, chosen, tops, values = made_up(count, width, seed)
+        scores.add(tokens, packed(chosen, tops, values, width))
+        for index, token in enumerate(tokens):
+            pairs = zip(tops[index], values[index], strict=True)
+            row = chat_token(token, chosen[index])
+            expected.append(row | {"top_logprobs": [chat_token(*pair) for pair in pairs]})
+    found = msgspec.json.encode({"logprobs": scores.json()})
+    assert json.loads(found) == {"logprobs": {"content": expected, "refusal": None}}
+    assert 0 <= len(found) - scores.size_bytes < 64 + len(expected)
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_a_completions_scores_are_four_lists_and_offsets_count_characters(width: int) -> None:
+    prompt, scores = TextScores(written), TextScores(written)
+    prompt.add_unscored(1)
+    names, values_shown, tops_shown = ["the"], [None], [None]
+    for part, seed in ((prompt, 1), (scores, 2), (scores, 3)):
+        tokens, chosen, tops, values = made_up(6, width, seed)
+        part.add(tokens, packed(chosen, tops, values, width))
+        for index, token in enumerate(tokens):
+            top: dict[str, float] = {}
+            for other, value in zip(tops[index], values[index], strict=True):
+                top.setdefault(text_of(other), shown(value))
+            top.setdefault(text_of(token), shown(chosen[index]))
+            names.append(text_of(token))
+            values_shown.append(shown(chosen[index]))  # type: ignore[arg-type]
+            tops_shown.append(top)  # type: ignore[arg-type]
+    prompt.follow(scores)
+    offsets = [10 + sum(map(len, names[:index])) for index in range(len(names))]
+    assert json.loads(bytes(prompt.json(first_offset=10))) == {
+        "tokens": names,
+        "token_logprobs": values_shown,
+        "top_logprobs": tops_shown,
+        "text_offset": offsets,
+    }
+    assert prompt.character_count == sum(map(len, names))
+
+
+def test_what_is_scored_beyond_the_tokens_that_are_shown_is_left_out() -> None:
+    for scores in (ChatScores(written), TextScores(written)):
+        scores.add([0], packed([-1.0, -2.0], [[1], [2]], [[-0.5], [-0.25]], 1))
+        text = bytes(scores.json()).decode()
+        assert "-1.0" in text and "-2.0" not in text and "-0.25" not in text
+
+
+def test_no_scores_are_empty_lists() -> None:
+    assert json.loads(bytes(ChatScores(written).json()))["content"] == []
+    assert set(map(str, json.loads(bytes(TextScores(written).json())).values())) == {"[]"}
