@@ -28,6 +28,8 @@ _LONG_CHARS = 2_048
 """From here on waking another thread costs less than it saves."""
 _WRITTEN_MAX = 1 << 15
 """Tokens whose JSON is remembered, some 300 bytes each."""
+_MARK = "THE_MESSAGE_IS_OPEN_HERE "
+"""Ends in a blank, which shows whether a template trims what it is given."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -91,16 +93,29 @@ class Tokens:
         """
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        text = self._template.render(
+        if continue_final_message:
+            return self._render_open(self._template, messages, add_generation_prompt, extra)
+        return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, extra=extra
         )
-        if continue_final_message:
-            last = str(messages[-1]["content"]).strip()
-            at = text.rfind(last)
-            if at < 0:
-                raise TemplateRefused("the template does not show the final message as it is")
-            text = text[: at + len(last)]
-        return text
+
+    def _render_open(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> str:
+        """Up to the end of the last message, which a mark finds: its words alone may stand in
+        what the template puts behind them, and there may be none. As ``transformers`` does it."""
+        last = str(messages[-1]["content"])
+        marked = [*messages[:-1], {**messages[-1], "content": last + _MARK}]
+        text = template.render(marked, add_generation_prompt=add_generation_prompt, extra=extra)
+        at = text.rfind(_MARK.strip())
+        if at < 0 or last.strip() not in text:
+            raise TemplateRefused("the template does not show the final message as it is")
+        kept = text[:at]
+        return kept if text.startswith(_MARK, at) else kept.rstrip()  # it trims what it shows
 
     def encode(self, text: str, *, add_special_tokens: bool, owner: bytes = b"") -> U32:
         """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile.

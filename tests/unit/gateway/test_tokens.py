@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.gateway.support import END
+from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer
 
 from pagemesh.gateway.scores import Written
-from pagemesh.gateway.templates import TemplateRefused
+from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
 from pagemesh.gateway.tokens import Tokens
 from pagemesh.wire.errors import ConfigError
+
+TRIMMING = TEMPLATE.replace("message['content']", "message['content'] | trim")
 
 
 @pytest.fixture
@@ -40,10 +42,34 @@ def test_the_gateway_loads_neither_torch_nor_transformers(model_folder: Path) ->
 def test_a_chat_becomes_the_prompt_of_its_template(tokens: Tokens) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well "}]
     assert tokens.render_chat(messages) == f"[user]hi{END}[assistant]well {END}[assistant]"
+
+
+@pytest.mark.parametrize("source", [TEMPLATE, TRIMMING], ids=["as it is", "trimmed"])
+@pytest.mark.parametrize("last", ["well", "well ", " well\n", "", "e", "end", "|", END, "hi"])
+def test_a_final_message_is_left_open_as_transformers_leaves_it(source: str, last: str) -> None:
+    tokens = Tokens(byte_tokenizer(), template=ChatTemplate(source, {}), end_tokens=frozenset())
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": last}]
+    given = [dict(message) for message in messages]
     open_end = tokens.render_chat(
         messages, add_generation_prompt=False, continue_final_message=True
     )
-    assert open_end == f"[user]hi{END}[assistant]well"
+    assert messages == given, "what is asked for stays as it is"
+    if source == TEMPLATE:
+        assert open_end == f"[user]hi{END}[assistant]{last}"
+    [theirs], _ = render_jinja_template(
+        [messages], chat_template=source, continue_final_message=True
+    )
+    assert open_end == theirs
+
+
+def test_a_final_message_that_the_template_does_not_show_cannot_go_on(tokens: Tokens) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    for source in ("{{ messages[0].content }}", "{{ messages[-1].content | lower }}", "Well"):
+        shy = Tokens(byte_tokenizer(), template=ChatTemplate(source, {}), end_tokens=frozenset())
+        with pytest.raises(TemplateRefused, match="final message"):
+            shy.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
 
 
 def test_text_and_tokens_go_both_ways(tokens: Tokens) -> None:
