@@ -83,7 +83,7 @@ def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
 
 def unsupported(param: str, what: str = "") -> ApiError:
     name = what or param
-    return ApiError(400, f"{name} is not supported yet", param, "unsupported_parameter")
+    return ApiError(400, f"not supported yet: {name}", param, "unsupported_parameter")
 
 
 def from_fault(fault: Fault) -> ApiError:

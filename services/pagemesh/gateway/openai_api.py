@@ -241,6 +241,8 @@ def _content(message: ChatMessage, where: str) -> str:
     for index, part in enumerate(content):
         kind = part.get("type")
         text = part.get("text", part.get("refusal"))
+        if kind is None:
+            raise bad(f"{where}.content[{index}].type", "type is missing")
         if kind not in ("text", "input_text", "refusal"):
             raise unsupported(f"{where}.content[{index}].type", f"content type {str(kind)[:64]!r}")
         if not isinstance(text, str):

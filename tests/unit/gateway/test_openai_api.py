@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -185,6 +186,8 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
         ({"messages": [{"role": "nobody", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+         "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x", "odd": 1}]}, "messages[0].odd"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"n": 129}, "n"),
@@ -315,3 +318,15 @@ def test_every_fault_has_a_status_and_all_four_fields(fault: Fault, status: int)
     assert error.status == status
     assert ("retry-after" in error.headers) == (status == 503)
     assert set(msgspec.json.decode(error.body())["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([{"text": "x"}], "type is missing"),
+        ([{"type": "image_url"}], "not supported yet: content type 'image_url'"),
+    ],
+)
+def test_a_part_without_a_type_is_told_so(content: list[Any], told: str) -> None:
+    with pytest.raises(ApiError, match=re.escape(told)):
+        chat(messages=[{"role": "user", "content": content}])
