@@ -38,6 +38,8 @@ from tests.integration.mesh import Mesh
 
 DEFAULT_MODEL = "S"
 POOL_BYTES = 2 << 30
+SETTLE_S = 1.5
+"""After each round, before anything else is measured: a worker of vLLM spins for a second more."""
 
 
 def main() -> None:
@@ -131,6 +133,7 @@ async def measure(
                 found = await run_round(server, WORKLOADS[name], words, seed)
                 rounds[server.name].append(found)
                 print(f"{label} {name}: {server.name} {found.as_json()}", flush=True)
+                await asyncio.sleep(SETTLE_S)
                 machine = floor.probe(threads)
                 floors.append(floor.floor_tokens_s(shape, WORKLOADS[name], machine))
         lines.append(table.row(label, name, rounds, floors))

@@ -95,8 +95,10 @@ def router() -> Iterator[Router]:
     made.check()
 
 
-def chosen(router: Router, asked: ChooseRoute, *, read_cache: bool = True) -> Route:
-    found = router.choose("tiny", SALT, asked, read_cache=read_cache)
+def chosen(
+    router: Router, asked: ChooseRoute, *, now_ms: int = 0, read_cache: bool = True
+) -> Route:
+    found = router.choose("tiny", SALT, asked, now_ms, read_cache=read_cache)
     assert isinstance(found, Route), found
     return found
 
@@ -135,14 +137,14 @@ def test_with_one_role_missing_the_other_does_all(router: Router, role: Role) ->
 def test_with_nobody_ready_it_says_so(router: Router) -> None:
     router.announced(worker("p", "prefill", state="starting"))
     router.announced(worker("d", "decode", state="draining"))
-    found = router.choose("tiny", SALT, want())
+    found = router.choose("tiny", SALT, want(), 0)
     assert isinstance(found, NotReady) and found.retry_after_ms > 0
-    assert isinstance(router.choose("other", SALT, want()), NotReady)
+    assert isinstance(router.choose("other", SALT, want(), 0), NotReady)
 
 
 def test_what_fits_no_pool_is_told_so(router: Router) -> None:
     router.announced(worker("d", "decode"))
-    assert isinstance(router.choose("tiny", SALT, want(growth=2_000)), NoCapacity)
+    assert isinstance(router.choose("tiny", SALT, want(growth=2_000), 0), NoCapacity)
 
 
 def test_the_host_that_has_the_prefix_is_preferred_until_its_queue_is_longer(
@@ -194,7 +196,7 @@ def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -
 
 def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
     router.announced(worker("d", "decode"))
-    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Busy)
+    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32), 0), Busy)
     assert names(chosen(router, want(model_root=FACTS.model_root))) == ("d", "")
 
 
@@ -211,14 +213,14 @@ def test_who_is_lost_is_not_chosen_and_a_late_loss_of_an_older_life_is_ignored(
     router.lost(Worker("d", 99))
     assert names(chosen(router, want())) == ("d", "")
     router.lost(Worker("d", 1))
-    assert isinstance(router.choose("tiny", SALT, want()), Busy)
+    assert isinstance(router.choose("tiny", SALT, want(), 0), Busy)
     assert router.models() == {}
 
 
 def test_who_does_not_listen_is_not_chosen_until_it_announces_itself(router: Router) -> None:
     router.announced(worker("d", "decode"))
     router.absent(Worker("d", 1))
-    assert isinstance(router.choose("tiny", SALT, want()), Busy)
+    assert isinstance(router.choose("tiny", SALT, want(), 0), Busy)
     router.announced(worker("d", "decode"))
     assert names(chosen(router, want())) == ("d", "")
 
@@ -227,7 +229,7 @@ def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
     for one in (worker("d", "decode"), pager("a")):
         router.announced(one)
     router.pages_changed(stored("a", 1, 20))
-    other = router.choose("tiny", b"o" * 32, want())
+    other = router.choose("tiny", b"o" * 32, want(), 0)
     assert isinstance(other, Route) and other.predicted_tokens == 0
 
 
