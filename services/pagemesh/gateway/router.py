@@ -162,7 +162,9 @@ class Router:
             return NoCapacity(f"{need_tokens} tokens exceed the page pool of every worker")
         priced = [
             (cost, order, route)
-            for order, (cost, route) in enumerate(self._routes(fitting, salt, want, now_ms, read_cache))
+            for order, (cost, route) in enumerate(
+                self._routes(fitting, salt, want, now_ms, read_cache)
+            )
         ]
         _, _, route = min(priced, key=lambda entry: entry[:2])
         self._note_sent(route, want, now_ms)

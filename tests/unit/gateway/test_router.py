@@ -13,6 +13,7 @@ from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.page_index import IndexState, PageIndex
 from pagemesh.gateway.router import Router, RouterLimits
+from pagemesh.gateway.sent_prompts import LIFE_MS
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
@@ -31,6 +32,8 @@ FACTS = ModelFacts(
     pool_pages=100,
     deterministic=True,
 )
+LATER_MS = LIFE_MS
+"""When nothing that was sent at 0 is on its way any more."""
 TOKENS = np.arange(320, dtype="<u4") % 300
 KEYS = prefix_keys(SECRET, tenant_root(FACTS.model_root, SALT), TOKENS, PAGE)
 
@@ -118,13 +121,30 @@ def test_a_long_prompt_goes_to_prefill_and_is_handed_to_decode(router: Router) -
 def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> None:
     for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
         router.announced(one)
-    assert names(chosen(router, want(64))) == ("d", "")
     assert names(chosen(router, want(65))) == ("p", "d")
+    assert names(chosen(router, want(64))) == ("d", "")
     router.pages_changed(stored("a", 1, 18))
-    route = chosen(router, want())
+    route = chosen(router, want(), now_ms=LATER_MS)
     assert names(route) == ("d", "")
     assert route.predicted_tokens == 18 * PAGE
     assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
+
+
+def test_what_is_on_its_way_to_a_host_counts_as_cached_there(router: Router) -> None:
+    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
+        router.announced(one)
+    assert names(chosen(router, want())) == ("p", "d")
+    second = chosen(router, want(310))
+    assert names(second) == ("d", "")
+    assert second.predicted_tokens == 19 * PAGE
+    assert names(chosen(router, want(310), now_ms=LATER_MS)) == ("p", "d")
+
+
+def test_a_second_try_does_not_count_on_what_the_first_was_to_compute(router: Router) -> None:
+    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
+        router.announced(one)
+    assert names(chosen(router, want())) == ("p", "d")
+    assert names(chosen(router, want(avoid=frozenset({Worker("x", 1)})))) == ("p", "d")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -169,7 +189,7 @@ def test_a_route_tells_what_it_passed_over_on_another_host(router: Router) -> No
     best = chosen(router, want())
     assert (best.predicted_tokens, best.elsewhere_tokens) == (10 * PAGE, 0)
     router.announced(worker("d-b", "decode", host="b", waiting=500))
-    quick = chosen(router, want())
+    quick = chosen(router, want(), now_ms=LATER_MS)
     assert (quick.predicted_tokens, quick.elsewhere_tokens) == (4 * PAGE, 6 * PAGE)
 
 
