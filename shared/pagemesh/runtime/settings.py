@@ -240,6 +240,11 @@ class WorkerConfig:
         "ends, to be started again",
         minimum=1_000, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
+    stream_ms: int = setting(
+        20, "STREAM_MS", "tokens that come sooner after one another than this are sent together; "
+        "0: each alone, which takes longer where steps are short",
+        minimum=0, maximum=1_000,
+    )  # fmt: skip
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )

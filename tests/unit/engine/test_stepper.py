@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
-from pagemesh.engine.worker.stepper import REPORT_MS, Stepper, StepsDone
+from pagemesh.engine.worker.stepper import Stepper, StepsDone
 from pagemesh.engine.worker.turns import NoTurns
 from pagemesh.runtime.clock import ManualClock
 from pagemesh.wire.errors import Gone
@@ -20,6 +20,7 @@ from pagemesh.wire.work_messages import Sampling
 KEY = SequenceKey(request="1" * 32, attempt=1, choice=0)
 STOP = 7
 STEP_US_MAX = 60_000_000
+STREAM_MS = 4
 
 
 class Counting:
@@ -57,12 +58,15 @@ def plan(repeat_count: int, *, stops: frozenset[int] = frozenset()) -> StepPlan:
     return StepPlan(1, (row,), repeat_count=repeat_count)
 
 
-async def reports_of(executor: Counting, first: StepPlan, *, end_after: int = 0) -> list[StepsDone]:
+async def reports_of(
+    executor: Counting, first: StepPlan, *, end_after: int = 0, stream_ms: int = STREAM_MS
+) -> list[StepsDone]:
     """What the loop hears until the run is over; ``end_after`` reports it is ended."""
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
         executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
         on_crash=heard.put_nowait, on_pool_missing=lambda _: None, clock=executor.clock,
+        stream_ms=stream_ms,
     )  # fmt: skip
     reports: list[StepsDone] = []
     try:
@@ -90,10 +94,29 @@ async def test_a_run_goes_on_by_itself_as_often_as_it_may() -> None:
 
 
 async def test_fast_steps_are_reported_together_and_slow_ones_at_once() -> None:
-    fast = await reports_of(Counting(REPORT_MS // 4), plan(9))
-    assert [len(report.steps) for report in fast] == [4, 4, 2]
-    slow = await reports_of(Counting(2 * REPORT_MS), plan(4))
+    fast = await reports_of(Counting(STREAM_MS // 4), plan(9))
+    assert [len(report.steps) for report in fast] == [1, 4, 4, 1]
+    slow = await reports_of(Counting(2 * STREAM_MS), plan(4))
     assert [len(report.steps) for report in slow] == [1, 1, 1, 1, 1]
+    each = await reports_of(Counting(STREAM_MS // 4), plan(4), stream_ms=0)
+    assert [len(report.steps) for report in each] == [1, 1, 1, 1, 1]
+
+
+async def test_the_first_step_of_a_run_is_reported_at_once_however_soon_it_comes() -> None:
+    executor = Counting()
+    heard: asyncio.Queue[StepsDone] = asyncio.Queue()
+    stepper = Stepper(
+        executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        on_crash=lambda error: pytest.fail(repr(error)), on_pool_missing=lambda _: None,
+        clock=executor.clock, stream_ms=STREAM_MS,
+    )  # fmt: skip
+    try:
+        for _ in range(2):
+            stepper.run(plan(2))
+            reports = [await asyncio.wait_for(heard.get(), 10.0) for _ in range(2)]
+            assert [len(report.steps) for report in reports] == [1, 2]
+    finally:
+        await stepper.close()
 
 
 async def test_a_stop_token_ends_a_run() -> None:
@@ -139,6 +162,7 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     stepper = Stepper(
         executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
         on_crash=heard.put_nowait, on_pool_missing=heard.put_nowait, clock=executor.clock,
+        stream_ms=STREAM_MS,
     )  # fmt: skip
     try:
         revoked: list[bool] = []

@@ -88,6 +88,8 @@ class Surroundings:
     turns: Turns
     step_us_max: int
     """What a step may take."""
+    stream_ms: int
+    """Tokens are reported at most this often, while nobody joins."""
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
@@ -128,6 +130,7 @@ class WorkerBehaviour(Behaviour[Input]):
             on_crash=lambda error: around.admit(Crashed(error)),
             on_pool_missing=self._pool_missing,
             clock=around.clock,
+            stream_ms=around.stream_ms,
         )
 
     async def handle(self, event: Input) -> None:

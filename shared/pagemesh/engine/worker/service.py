@@ -173,6 +173,7 @@ class Worker:
             vocab_tokens=model.config.vocab_tokens,
             turns=turns,
             step_us_max=1_000 * worker.step_ms_max,
+            stream_ms=worker.stream_ms,
             admit=self._tell,
             on_pool=self._on_pool,
             on_state=self.presence.announce_soon,

@@ -4,7 +4,7 @@
 
 Between two steps of a run the thread asks nobody: a way through the event loop and back costs
 as much as a step of a small model. Nor does it report more often than any reader could follow,
-since the loop's work on a report takes the interpreter from the steps that come next.
+since all that happens to a report, up to the client, takes cores from the steps that come next.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from pagemesh.kernels.dispatch import use_threads
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
-
-REPORT_MS = 4
-"""Steps of a run that end sooner than this after a report wait for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +79,19 @@ class Stepper:
         on_crash: Callable[[BaseException], None],
         on_pool_missing: Callable[[SessionOpened], None],
         clock: Clock,
+        stream_ms: int,
     ) -> None:
+        """``stream_ms``: steps of a run that end sooner than this after a report wait for the
+        next one; not the first, which others may have waited for."""
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
         self._on_pool_missing = on_pool_missing
         self._clock = clock
+        self._stream_us = 1_000 * stream_ms
         self._pool_missing = False
         self._loop = asyncio.get_running_loop()
         self._end_run = threading.Event()
-        self._reported_us = 0
         self._turns = turns
         self._readers = NO_READERS
         self._watch = StepWatch(step_us_max)
@@ -142,13 +142,14 @@ class Stepper:
     def _run(self, first: StepPlan) -> None:
         plan: StepPlan | None = first
         steps: list[tuple[StepPlan, StepResult]] = []
+        due_us = 0
         while plan is not None:
             result = revoked(plan) if self._pool_missing else self._compute(plan)
             steps.append((plan, result))
             plan = None if self._end_run.is_set() else plan_after(plan, result)
             now_us = self._clock.now_us()
-            if plan is None or now_us - self._reported_us >= 1_000 * REPORT_MS:
-                self._reported_us = now_us
+            if plan is None or now_us >= due_us:
+                due_us = now_us + self._stream_us
                 done = StepsDone(tuple(steps), plan is not None, self._readers)
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
