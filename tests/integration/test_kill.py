@@ -104,3 +104,27 @@ def test_every_stream_survives_the_death_of_a_service(pool_dir: Path, tiny_model
             calm = asyncio.run(run_all(mesh, prompts))
             check_unhurt(hurt, calm, f"kill -9 of {victim}")
             mesh.wait_idle()
+
+
+def empty_folder(mesh: Mesh) -> None:
+    """As systemd does with the shared memory of a user who has logged out; then the pager dies."""
+    for path in list(mesh.pool_dir.rglob("*")):
+        if path.suffix in {".pool", ".lock", ".holders"}:
+            path.unlink()
+    mesh.kill("pager")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_stream_survives_that_somebody_empties_the_pool_folder(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20) as mesh:
+        prompts = prompts_of(5)
+        hurt = asyncio.run(run_all(mesh, prompts, functools.partial(empty_folder, mesh)))
+        mesh.wait_for(lambda: len(list(mesh.pool_dir.rglob("worker-*.lock"))) == 2, "new locks")
+        mesh.wait_ready()
+        mesh.wait_idle()
+        calm = asyncio.run(run_all(mesh, prompts))
+        check_unhurt(hurt, calm, "the loss of its files")
+        mesh.wait_idle()

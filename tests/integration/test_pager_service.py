@@ -251,6 +251,28 @@ async def test_kill_9_and_restart_keep_the_cache_warm_and_the_leases(pager: Page
     worker.lock.close()
 
 
+async def test_a_pool_that_somebody_removed_is_made_anew_and_those_who_had_it_open_again(
+    pager: Pager,
+) -> None:
+    here, later = Client(pager, "here", 61), Client(pager, "later", 62)
+    first = await here.open()
+    lease = await here.admit(1, TOKENS, 48)
+    os.unlink(first.pool_path)
+    assert await here.commit(lease, TOKENS) == 32, "who has it goes on"
+    opened = await later.open()
+    assert opened.pool_incarnation != first.pool_incarnation
+    with PoolFile.attach(Path(opened.pool_path)) as pool:
+        assert pool.superblock.incarnation == opened.pool_incarnation
+    with pytest.raises(Stale):
+        await here.commit(lease, TOKENS)
+    assert (await here.open()).pool_incarnation == opened.pool_incarnation
+    for client in (here, later):
+        warm = await client.admit(client.incarnation, TOKENS, 48)
+        await client.release(warm, TOKENS)
+        client.lock.close()
+    assert not (await pager.report()).leases
+
+
 async def test_kill_9_keeps_what_has_a_time_to_live_until_that_is_over(pager: Pager) -> None:
     worker = Client(pager, "worker", 25)
     await worker.open()

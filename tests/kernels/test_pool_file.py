@@ -60,6 +60,15 @@ def test_a_pool_has_one_pager_at_a_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pool_that_was_removed_or_replaced_is_not_in_place(tmp_path: Path) -> None:
+    with PoolFile.create(pool_path(tmp_path), superblock()) as pool:
+        assert pool.is_in_place
+        pool.path.unlink()
+        assert not pool.is_in_place
+        with PoolFile.create(pool.path, superblock()) as other:
+            assert other.is_in_place and not pool.is_in_place
+
+
 def test_closing_gives_up_the_lock_while_views_keep_the_memory(tmp_path: Path) -> None:
     pool = PoolFile.create(pool_path(tmp_path), superblock())
     view = pool.pages

@@ -29,7 +29,7 @@ from pagemesh.pager.holders import Holders
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
 from pagemesh.pager.pool_memory import PoolMemory
-from pagemesh.pager.pool_opening import adopt_pool, make_pool
+from pagemesh.pager.pool_opening import adopt_pool, is_removed, make_pool, suits
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.state import PagerCore
@@ -51,7 +51,7 @@ from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Denied, Fault, Malformed, Stale
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import OpenSession, PoolSpec
+from pagemesh.wire.pager_messages import OpenSession
 from pagemesh.wire.pager_reports import InspectPager, PagesSnapshot, SnapshotWanted
 from pagemesh.wire.pool_format import IN_FILE
 
@@ -110,6 +110,10 @@ class PagerActor(Behaviour[PagerEvent]):
             await self._start(store, adopted=True)
 
     async def end(self) -> None:
+        await self._end_life()
+        self._holders.close()
+
+    async def _end_life(self) -> None:
         life, self._life = self._life, None
         if life is not None:
             if life.disk is not None:
@@ -226,30 +230,22 @@ class PagerActor(Behaviour[PagerEvent]):
         """See that there is a pool for the session and that the worker is who it says."""
         if not self._holders.is_locked(message.lock_name):
             raise Denied(f"the lock {message.lock_name} is not held: lock it, then open a session")
+        if self._life is not None and is_removed(self._life.store):
+            await self._end_life()
         life = self._life
         if life is not None:
             # A lock has one holder, so whoever was known under it before is dead.
             for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
                 await self._feed(life, ev.HolderDied(incarnation))
             facts = life.store.facts
-            if self._suits(life, message.pool) or life.core.books.sessions:
+            if suits(self._settings, facts, message.pool) or life.core.books.sessions:
                 if facts.place == message.pool.place != IN_FILE:
                     await asyncio.to_thread(self._memory.hand_over, facts, message.lock_name)
                 return
             _log.info("pager.pool_replaced", path=life.store.facts.path)
-            await self.end()
+            await self._end_life()
         store = await make_pool(self._settings, self._memory, message)
         await self._start(store, adopted=False)
-
-    def _suits(self, life: _Life, spec: PoolSpec) -> bool:
-        """Whether the pool is what ``spec`` and our settings would make anew."""
-        facts = life.store.facts
-        pages = self._settings.pool_bytes // spec.page_bytes
-        return (facts.layout_digest, facts.place, facts.page_count) == (
-            spec.layout_digest,
-            spec.place,
-            pages,
-        )
 
     async def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:
         life = self._life

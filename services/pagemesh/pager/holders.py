@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.kernels.native.locks import holder_is_dead, is_free, open_lock
 from pagemesh.pager.events import Holder
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.pool_format import LOCK_SUFFIX
@@ -33,38 +33,63 @@ class Holders:
         self._folder = folder
         self._path = folder / f"{host}.holders"
         self._known: dict[int, Holder] = {}
+        self._locks: dict[int, int] = {}
+        """Open files of theirs: one that is removed goes on saying whether its holder lives."""
         for line in self._read():
-            self._known[line.incarnation] = line
+            self._know(line)
 
     def living(self) -> tuple[Holder, ...]:
         """Those whose lock is held; the others are forgotten."""
         for holder in list(self._known.values()):
             if self.is_dead(holder.incarnation):
-                del self._known[holder.incarnation]
+                self._leave(holder.incarnation)
         return tuple(self._known.values())
 
     def remember(self, holder: Holder) -> None:
         if self._known.get(holder.incarnation) != holder:
-            self._known[holder.incarnation] = holder
+            self._know(holder)
             self._write()
 
     def forget(self, incarnation: int) -> None:
-        if self._known.pop(incarnation, None) is not None:
+        if incarnation in self._known:
+            self._leave(incarnation)
             self._write()
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        for incarnation in list(self._known):
+            self._leave(incarnation)
+
+    def _know(self, holder: Holder) -> None:
+        self._leave(holder.incarnation)
+        self._known[holder.incarnation] = holder
+        with contextlib.suppress(FileNotFoundError):
+            self._locks[holder.incarnation] = open_lock(self._lock_path(holder.lock_name))
+
+    def _leave(self, incarnation: int) -> None:
+        self._known.pop(incarnation, None)
+        lock = self._locks.pop(incarnation, None)
+        if lock is not None:
+            os.close(lock)
 
     def is_dead(self, incarnation: int) -> bool:
         """Whether the incarnation's lock is free and its process gone, or nobody knows of it."""
         holder = self._known.get(incarnation)
         if holder is None:
             return True
-        return not self.is_locked(holder.lock_name) and self._has_exited(holder.lock_name)
+        lock = self._locks.get(incarnation)
+        free = is_free(lock) if lock is not None else not self.is_locked(holder.lock_name)
+        return free and self._has_exited(holder.lock_name)
 
     def is_locked(self, lock_name: str) -> bool:
         return not holder_is_dead(self._lock_path(lock_name))
 
     def owner(self, lock_name: str) -> int:
         """The process that holds the lock; 0: none that can be seen."""
-        return lock_owner(self._lock_path(lock_name))
+        try:
+            return lock_owner(self._lock_path(lock_name).stat().st_ino)
+        except OSError:
+            return 0
 
     def replaced_by(self, lock_name: str, incarnation: int) -> list[int]:
         """Other incarnations known under a lock that ``incarnation`` holds now: each must have
@@ -78,7 +103,8 @@ class Holders:
     def kill(self, incarnation: int) -> bool:
         """SIGKILL the process that holds the incarnation's lock, if it can be found."""
         holder = self._known.get(incarnation)
-        pid = self.owner(holder.lock_name) if holder is not None else 0
+        lock = self._locks.get(incarnation)
+        pid = lock_owner(os.fstat(lock).st_ino) if lock is not None else 0
         if pid <= 1 or pid == os.getpid():
             return False
         _log.warning("pager.kills_holder", worker=holder.worker if holder else "", pid=pid)
@@ -107,10 +133,9 @@ class Holders:
         fresh.replace(self._path)
 
 
-def lock_owner(path: Path) -> int:
-    """The process id that holds the lock of ``path``, 0 when nobody (visible) does."""
+def lock_owner(inode: int) -> int:
+    """The process id that holds the lock of a file, 0 when nobody (visible) does."""
     try:
-        inode = path.stat().st_ino
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return 0

@@ -10,11 +10,12 @@ import asyncio
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.holders import Holders
+from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import ConfigError, Fault, NoCapacity
-from pagemesh.wire.pager_messages import OpenSession
+from pagemesh.wire.pager_messages import OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 
 _log = get_logger(__name__)
@@ -70,6 +71,26 @@ async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSe
             store.file.remove()
             raise
     return store
+
+
+def suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
+    """Whether a pool is what ``spec`` and our settings would make anew."""
+    pages = settings.pool_bytes // spec.page_bytes
+    return (facts.layout_digest, facts.place, facts.page_count) == (
+        spec.layout_digest, spec.place, pages,
+    )  # fmt: skip
+
+
+def is_removed(store: PoolStore) -> bool:
+    """Whether somebody has removed the pool under us, so that no worker could attach to it. Those
+    that have it mapped open again, and all go on in another."""
+    if store.file.is_in_place:
+        return False
+    _log.error(
+        "pager.pool_removed", path=store.facts.path,
+        next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
+    )  # fmt: skip
+    return True
 
 
 def _no_disk(disk: DiskPlace, place: str) -> str:

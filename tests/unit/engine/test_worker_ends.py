@@ -49,7 +49,7 @@ async def test_a_step_that_never_ends_ends_the_process(
 
     monkeypatch.setattr(ModelExecutor, "run", hangs)
     mesh.config = replace(mesh.config, worker=replace(mesh.config.worker, step_ms_max=300))
-    monkeypatch.setattr(service, "_end_process", ended.set)
+    monkeypatch.setattr(service, "_end_hung", ended.set)
     try:
         async with mesh.worker("decode", "solo"):
             await mesh.submit("solo", make_submit(some_tokens(5, vocab=VOCAB)))
@@ -65,11 +65,23 @@ def test_the_process_of_a_step_that_hangs_ends_at_once_and_says_so() -> None:
 import threading
 from pagemesh.engine.worker import service
 threading.Thread(target=threading.Event().wait).start()
-service._end_process()
+service._end_hung()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == EXIT_CRASHED
     assert "worker.step_hung" in ended.stdout + ended.stderr
+
+
+async def test_a_worker_whose_lock_somebody_removed_ends_the_process(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could tell that it lives: no pager would have it, or its pages would be others'."""
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(service, "_end_process", lambda why, advice: ended.put_nowait(why))
+    async with mesh.worker("decode", "solo"):
+        [lock] = mesh.config.host.pool_dir.glob("worker-*.lock")
+        lock.rename(lock.with_suffix(".moved"))
+        assert await asyncio.wait_for(ended.get(), 10) == "worker.lock_removed"
 
 
 async def test_a_call_that_crashes_ends_the_worker(

@@ -30,6 +30,14 @@ def unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether ``path`` is the file that was opened, and no other, and still there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
 class HolderLock:
     """This process's proof of life: a locked file, 0600, removed on ``close``.
 
@@ -42,6 +50,11 @@ class HolderLock:
         if not try_lock(self._descriptor):
             os.close(self._descriptor)
             raise ConfigError(f"{path} is locked by another process; give each a name of its own")
+
+    @property
+    def was_removed(self) -> bool:
+        """Whether somebody removed the file, so that nobody can tell that this process lives."""
+        return self._descriptor >= 0 and not is_at(self.path, self._descriptor)
 
     def close(self) -> None:
         """Remove the file, then let go. Idempotent."""
@@ -65,10 +78,23 @@ class HolderLock:
 def holder_is_dead(path: Path) -> bool:
     """True when nobody holds the lock of ``path``: its process has ended (or never began)."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_lock(path)
     except FileNotFoundError:
         return True
     try:
-        return try_lock(descriptor)
+        return is_free(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor to ask ``is_free`` of. Raises ``FileNotFoundError``."""
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def is_free(descriptor: int) -> bool:
+    """Whether nobody else holds the lock of an open file; it is not held afterwards."""
+    free = try_lock(descriptor)
+    if free:
+        unlock(descriptor)
+    return free

@@ -79,7 +79,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         if engine.maker is not None:
             path = config.host.pool_dir / f"{lock_name}{MEMORY_SUFFIX}"
             box = stack.enter_context(contextlib.closing(MemoryBox(engine.maker, path)))
-        await worker.serve(engine, box, lock_name, _turns(config.worker, lock.path), stop)
+        await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
 
 
 class Worker:
@@ -94,6 +94,7 @@ class Worker:
         self._incarnation = incarnation
         self._clock = MonotonicClock()
         self._model: ServedModel | None = None
+        self._lock: HolderLock | None = None
         self._core: WorkerCore | None = None
         self._actor: Actor[Input] | None = None
         self._pool_pages = 0
@@ -107,13 +108,13 @@ class Worker:
         self,
         engine: Engine,
         box: MemoryBox | None,
-        lock_name: str,
+        lock: HolderLock,
         turns: Turns,
         stop: Stop,
     ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
-        self._model = engine.model
-        self._core = self._make_core(engine.model, lock_name)
+        self._model, self._lock = engine.model, lock
+        self._core = self._make_core(engine.model, lock.path.stem)
         actor = self._actor = self._make_actor(self._core, engine, box, turns)
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
@@ -179,7 +180,7 @@ class Worker:
             on_state=self.presence.announce_soon,
             on_drained=self._drained.set,
             on_patience=self._ticks.stir,
-            on_hung=_end_process,
+            on_hung=_end_hung,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         executor = ModelExecutor(engine.decoder, model.layout, engine.device, box)
@@ -208,6 +209,8 @@ class Worker:
         self._actor.admit(delivery)
 
     def _tick(self) -> None:
+        if self._lock is not None and self._lock.was_removed:
+            _end_process("worker.lock_removed", "leave PAGEMESH_POOL_DIR alone")
         if self._actor is not None and self._actor.statistics().queued_count < DELIVERY_COUNT_MAX:
             self._tell(Tick())
 
@@ -261,10 +264,14 @@ class Worker:
         return "ready" if self._core is not None and self._core.ready else "starting"
 
 
-def _end_process() -> None:
+def _end_hung() -> None:
+    _end_process("worker.step_hung", "--step-ms-max says for how long one may take")
+
+
+def _end_process(why: str, advice: str) -> None:
     """At once: to end in order would mean to wait for the step. The process's lock is freed, and
     requests go on elsewhere, or when it was started again."""
-    _log.critical("worker.step_hung", next="the process ends, so that it can be started again")
+    _log.critical(why, next=f"the process ends, so that it can be started again; {advice}")
     os._exit(EXIT_CRASHED)
 
 
