@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import random
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,3 +131,21 @@ def test_every_stream_survives_that_somebody_empties_the_pool_folder(
         calm = asyncio.run(run_all(mesh, prompts))
         check_unhurt(hurt, calm, "the loss of its files")
         mesh.wait_idle()
+
+
+def stop_for_a_while(mesh: Mesh) -> None:
+    pid = mesh.kill("pager", number=signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_pager_that_was_stopped_for_longer_than_a_session_takes_nothing_back(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    short = {"PAGEMESH_SESSION_TTL_MS": "1500"}
+    with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20, env=short) as mesh:
+        asyncio.run(run_all(mesh, prompts_of(6), functools.partial(stop_for_a_while, mesh)))
+        mesh.wait_idle()
+        assert "session_expired" not in mesh.log

@@ -96,6 +96,7 @@ class PagerActor(Behaviour[PagerEvent]):
         self._board = board
         self._holders = Holders(settings.folder, settings.host, memory.has_exited)
         self._life: _Life | None = None
+        self._absence = patience.Absence()
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
@@ -364,9 +365,9 @@ class PagerActor(Behaviour[PagerEvent]):
     # Now and then
 
     async def _tick(self) -> None:
-        life = self._life
+        life, away_ms = self._life, self._absence.at_tick(self._clock.now_ms())
         if life is not None:
-            await self._feed(life, ev.Tick())
+            await self._feed(life, ev.Tick(away_ms))
             await self._publish_pages(life)
             self._sample(life)
 

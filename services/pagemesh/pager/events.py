@@ -119,7 +119,10 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Several times a second."""
+    """Time passed. Several times a second; but that nobody was heard for ``away_ms``, since the
+    pager itself was stopped."""
+
+    away_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

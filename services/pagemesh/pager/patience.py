@@ -11,6 +11,20 @@ TICK_MS = 50
 CALM_TICK_MS = 100
 """While listeners have to hear of pages that were stored or dropped."""
 IDLE_TICK_MS = 500
+_LATE_MS_MAX = 1_000
+
+
+class Absence:
+    """Tells from its ticks how long a pager was away: stopped with its machine or by somebody."""
+
+    def __init__(self) -> None:
+        self._ticked_ms: int | None = None
+
+    def at_tick(self, now_ms: int) -> int:
+        """Milliseconds by which this tick comes too late; 0 when that is nothing unusual."""
+        before_ms, self._ticked_ms = self._ticked_ms, now_ms
+        late_ms = now_ms - before_ms - IDLE_TICK_MS if before_ms is not None else 0
+        return late_ms if late_ms > _LATE_MS_MAX else 0
 
 
 def patience_ms(books: Books) -> int:

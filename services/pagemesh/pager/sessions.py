@@ -112,6 +112,20 @@ class Sessions:
             self.forget_if_over(session)
         return Ok()
 
+    def was_away(self, away_ms: int) -> None:
+        """Nobody was heard meanwhile, so that it counts as nobody's silence."""
+        if not away_ms:
+            return
+        books = self._books
+        for session in books.sessions.values():
+            latest_ms = books.now_ms + books.limits.session_ttl_ms
+            session.expires_ms = min(session.expires_ms + away_ms, latest_ms)
+            session.since_ms = min(session.since_ms + away_ms, books.now_ms)
+        for lease in books.revoked.values():
+            lease.revoked_ms = min(lease.revoked_ms + away_ms, books.now_ms)
+        for ticket in books.tickets.values():
+            ticket.expires_ms += away_ms
+
     def expire(self) -> None:
         """End sessions that fell silent."""
         now_ms = self._books.now_ms

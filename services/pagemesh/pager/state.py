@@ -187,7 +187,8 @@ class PagerCore:
                 self._sessions.bury(incarnation)
             case Recovered():
                 self._recovery.recover(event)
-            case Tick():
+            case Tick(away_ms):
+                self._sessions.was_away(away_ms)
                 self._tick()
             case Sweep():
                 self._sweeps.work()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.pager.rig import Rig, Worker
 
-from pagemesh.pager.patience import IDLE_TICK_MS, TICK_MS, patience_ms
+from pagemesh.pager.patience import IDLE_TICK_MS, TICK_MS, Absence, patience_ms
 from pagemesh.wire.pager_messages import Queued
 
 
@@ -33,3 +33,10 @@ def test_a_session_that_is_about_to_end_gets_its_tick_in_time() -> None:
     assert patience_ms(rig.core.books) == 120
     rig.tick(120)
     assert patience_ms(rig.core.books) == TICK_MS  # its pages drain until it is proven dead
+
+
+def test_a_tick_that_comes_far_too_late_says_for_how_long_the_pager_was_away() -> None:
+    absence = Absence()
+    assert [absence.at_tick(now_ms) for now_ms in (90_000, 90_050, 90_550, 92_000)] == [0] * 4
+    assert absence.at_tick(102_000) == 10_000 - IDLE_TICK_MS
+    assert absence.at_tick(102_050) == 0

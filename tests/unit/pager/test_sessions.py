@@ -5,9 +5,20 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.unit.pager.rig import LAYOUT, LIMITS, ROOT, Rig, Worker, code_of, is_queued, order_of
+from tests.unit.pager.rig import (
+    LAYOUT,
+    LIMITS,
+    ROOT,
+    Rig,
+    Worker,
+    code_of,
+    fill_of,
+    is_queued,
+    key_of,
+    order_of,
+)
 
-from pagemesh.pager.events import ForgetHolder, KillHolder, ProbeHolder, RememberHolder
+from pagemesh.pager.events import ForgetHolder, KillHolder, ProbeHolder, RememberHolder, Tick
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.pager_messages import (
     Declare,
@@ -210,3 +221,30 @@ class TestHoldings:
     ) -> None:
         answer = declare(rig, worker, part=part, parts=parts)
         assert isinstance(answer, Refused) and answer.code == "Malformed"
+
+
+def test_what_passes_while_the_pager_itself_is_stopped_is_nobodys_silence(rig: Rig) -> None:
+    worker, other = Worker(rig, "w", 1), Worker(rig, "other", 2)
+    lease = worker.granted(1, range(8))
+    offered = other.offered(other.granted(2, range(20, 28)), fill_of(range(20, 28)))
+    rig.now_ms += 60_000
+    rig.handle(Tick(away_ms=59_900))
+    assert isinstance(worker.heartbeat(lease), Ok)
+    assert worker.redeemed(key_of(2), offered).lease == offered.handle.lease
+    assert not rig.taken(Revoke)
+    rig.tick(LIMITS.session_ttl_ms)
+    assert {revoke.reason for revoke in rig.taken(Revoke)} == {"session_expired"}
+
+
+def test_who_was_to_let_go_has_the_time_for_it_that_the_pager_was_stopped(rig: Rig) -> None:
+    slow = Worker(rig, "slow", 1)
+    slow.granted(1, range(60), 64)
+    rig.tick(LIMITS.session_ttl_ms)
+    asking = Worker(rig, "asking", 2)
+    rig.now_ms += LIMITS.drain_ms_max + 100
+    assert is_queued(asking.admit(2, range(8)))
+    assert KillHolder(1) not in rig.handle(Tick(away_ms=LIMITS.drain_ms_max))
+    rig.now_ms += LIMITS.drain_ms_max - 100
+    asking.heartbeat()
+    assert is_queued(asking.admit(2, range(8)))
+    assert KillHolder(1) in rig.tick()
