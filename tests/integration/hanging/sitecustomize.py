@@ -18,10 +18,11 @@ _LOOK_S = 0.01
 
 
 def _hang_when_told(order: Path) -> None:
-    while not order.exists():
+    loaded: Any = None
+    while not hasattr(loaded, "ModelExecutor") or not order.exists():  # it may just have started
         time.sleep(_LOOK_S)
+        loaded = sys.modules.get("pagemesh.engine.executor")
     left_count = int(order.read_text())
-    loaded: Any = sys.modules["pagemesh.engine.executor"]
     compute = loaded.ModelExecutor.run
 
     def run(executor: object, plan: object) -> object:
