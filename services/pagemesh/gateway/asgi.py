@@ -24,6 +24,7 @@ from pagemesh.runtime.logs import get_logger
 BODY_READ_S_MAX = 30.0
 WRITE_S_MAX = 30.0
 """How long a client may leave one piece of an answer unread."""
+PIECE_BYTES_MAX = 256 << 10
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HEADERS = "pagemesh.headers"
@@ -75,9 +76,16 @@ def _too_large(bytes_max: int) -> ApiError:
 async def send_json(
     send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> None:
-    """A whole answer."""
+    """A whole answer. A long one goes in pieces, so that of what a client leaves unread little is
+    kept, and not for long. Raises ``ClientLeft`` then."""
     await start(send, status, {"content-type": "application/json", **(headers or {})}, len(body))
-    await send({"type": "http.response.body", "body": body})
+    if len(body) <= PIECE_BYTES_MAX:
+        await send({"type": "http.response.body", "body": body})
+        return
+    async with Pieces(send) as pieces:
+        for first in range(0, len(body), PIECE_BYTES_MAX):
+            end = first + PIECE_BYTES_MAX
+            await pieces.write(body[first:end], more=end < len(body))
 
 
 async def send_error(send: Send, error: ApiError) -> None:
