@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
 
 def has_root_place(books: Books, digest: bytes) -> bool:
     """Whether ``tree_of`` can answer."""
-    known = digest in books.forest.trees
-    return known or bool(books.roots) or _spare_tree(books) is not None
+    trees = books.forest.trees
+    return (
+        digest in trees or bool(books.roots) or any(_may_go(books, one) for one in trees.values())
+    )
 
 
 def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
     """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
-    that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an
-    empty one, else the one that was not asked for the longest, so that roots seen once do
-    not drive out those in use."""
+    that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an empty
+    one, else of the tenant with the most trees the one that was not asked for the longest, so that
+    roots seen once do not drive out those in use, nor many salts of one tenant what others have."""
     trees = books.forest.trees
     tree = trees.pop(digest, None)
     if tree is not None:
@@ -66,14 +69,18 @@ def _held_pages(books: Books, tree: Tree) -> int:
     return sum(len(one.held_pages) + one.promised_pages for one in leases)
 
 
+def _may_go(books: Books, tree: Tree) -> bool:
+    return tree.is_unused or (tree.is_spare and books.may_evict())
+
+
 def _spare_tree(books: Books) -> Tree | None:
-    spare = None
-    for tree in books.forest.trees.values():  # the longest unused first
+    trees = books.forest.trees.values()  # the longest unused first
+    for tree in trees:
         if tree.is_unused:
             return tree
-        if spare is None and tree.is_spare and books.may_evict():
-            spare = tree
-    return spare
+    counts = Counter(tree.tenant for tree in trees)
+    spare = (tree for tree in trees if _may_go(books, tree))
+    return max(spare, key=lambda tree: counts[tree.tenant], default=None)
 
 
 def hide(books: Books, pages: Pages) -> None:

@@ -16,6 +16,7 @@ from tests.unit.pager.rig import (
 )
 from tests.unit.pager.test_lifecycles import waiter
 
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Admit, Extended, Granted, Queued
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX
@@ -204,6 +205,23 @@ class TestWaiting:
         assert code_of(worker.admit(10_000, range(28))) == "Busy"
         for number in range(1, 1 + LIMITS.waiter_count_max):
             rig.core.books.waiting.discard(1, key_of(number))
+
+
+def test_many_roots_of_one_tenant_do_not_drive_out_what_another_has() -> None:
+    """As many salts as a client can think of, with a page each."""
+    worker = Worker(Rig(ROOT_COUNT_MAX + 40), "w", 1)
+    alice, bob = CacheTerms(tenant="alice"), CacheTerms(tenant="bob")
+    kept = worker.granted(1, range(9), root=bytes(32), terms=bob)
+    worker.release(kept, range(9))
+    worker.rig.core.check = lambda: None  # type: ignore[method-assign]
+    for number in range(2, ROOT_COUNT_MAX + 10):
+        lease = worker.granted(number, range(5), root=number.to_bytes(32, "big"), terms=alice)
+        worker.release(lease, range(5))
+    del worker.rig.core.check
+    assert len(worker.rig.core.books.forest.trees) == ROOT_COUNT_MAX
+    assert worker.granted(9_000, range(9), root=bytes(32), terms=bob).cached_tokens == 8
+    first = worker.granted(9_001, range(5), root=(2).to_bytes(32, "big"), terms=alice)
+    assert first.cached_tokens == 0, "its own oldest made room"
 
 
 def test_roots_seen_once_do_not_drive_out_the_one_in_use() -> None:
