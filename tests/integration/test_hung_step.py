@@ -18,21 +18,23 @@ HUNG = "worker.step_hung"
 KILLED = "no sign of life"
 
 
-@pytest.fixture(scope="module")
-def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
     """Where a file with the name of a role makes a step of that role hang, after as many as it
     says."""
-    return tmp_path_factory.mktemp("orders")
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
 
 
-@pytest.fixture(scope="module")
-def mesh(module_pool_dir: Path, tiny_model: Path, orders: Path) -> Iterator[Mesh]:
+@pytest.fixture
+def mesh(pool_dir: Path, tiny_model: Path, orders: Path) -> Iterator[Mesh]:
+    """One for each test: a worker that was started again may be left out for a while."""
     env = {"PYTHONPATH": str(Path(__file__).parent / "hanging"), "HANGING_STEPS": str(orders)}
     flags = ("--step-ms-max", str(STEP_MS_MAX))
     with Mesh(
-        module_pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20,
-        env=env, flags=flags,
-    ) as made:  # fmt: skip
+        pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, env=env, flags=flags
+    ) as made:
         yield made
 
 
@@ -46,7 +48,7 @@ def test_every_stream_survives_a_step_that_hangs(
     mesh: Mesh, orders: Path, victim: str, after_steps: int, seed: int
 ) -> None:
     prompts, order = prompts_of(seed), orders / victim
-    hanging, said_count = mesh.pid(victim), mesh.log.count(HUNG)
+    hanging = mesh.pid(victim)
     order.with_suffix(".new").write_text(str(after_steps))
     order.with_suffix(".new").rename(order)
     mesh.wait_for(lambda: not order.exists(), "the order to be taken")
@@ -55,7 +57,7 @@ def test_every_stream_survives_a_step_that_hangs(
     spent_s = time.monotonic() - began_s
     mesh.wait_for(lambda: mesh.pid(victim) != hanging, f"another {victim}")
     assert not psutil.pid_exists(hanging)
-    assert mesh.log.count(HUNG) == said_count + 1
+    assert mesh.log.count(HUNG) == 1, mesh.log[-4_000:]
     assert KILLED not in mesh.log, "its event loop went on beating"
     assert spent_s > STEP_MS_MAX / 1_000, "until then it may have been a long step"
     mesh.wait_ready()
