@@ -204,6 +204,39 @@ long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages, cons
                      float* workspace, float* hidden, float* logits, double* phase_us,
                      int threads);
 
+// Steps of one token a row, each row going on with what it drew (contract: decoder_step).
+struct PmRun {
+  const PmDecoder* decoder;
+  const PmPages* const* pages;
+  const PmRows* batch;  // of the first step; all of its rows are wanted, one a sequence
+  float* workspace;
+  float* hidden;
+  float* logits;        // of the last step
+  int64_t* tokens;      // these three are what `batch` reads, written over for each step
+  int32_t* position;
+  int64_t* slots;
+  const PmDraws* draws;  // uniforms: [step_count][rows]; null: the first of the highest is drawn
+  double* sums;          // [rows][blocks]
+  const int64_t* stops;  // of row i: [stop_indptr[i], stop_indptr[i + 1])
+  const int64_t* stop_indptr;
+  const uint64_t* lease_words;  // see pm_words_same, asked after each step
+  long lease_word_count;
+  const uint32_t* lease_slots;
+  const uint64_t* leases;
+  uint8_t* same;
+  const uint32_t* end;               // not 0: no further step
+  const uint64_t* const* waiting;    // words; not 0: somebody waits for the cores
+  long waiting_count;
+  long step_count;
+  double for_us;     // no further step is begun after so long
+  int64_t* drawn;    // [step_count][rows]; of the last step it means nothing
+  double* took_us;   // [step_count]
+};
+// How many steps were done, at least one; or minus what is wrong with the first (PmBad). A run
+// ends before its time where somebody has to decide, with the logits of its last step: a row drew
+// a token that stops it or none at all, has no slot for another, or its lease has ended.
+long pm_decoder_run(const PmRun* run, int threads);
+
 // --- What the machine can do (for benchmarks) -------------------------------------------------
 // Reads `floats` (a multiple of 16) floats, once and in order. Returns what some thread's share of
 // them sums to, so that no read can be left out.

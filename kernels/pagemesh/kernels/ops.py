@@ -2,6 +2,7 @@
 
 from pagemesh.kernels.batch import RaggedBatch, ragged_batch
 from pagemesh.kernels.decoder_step import DecoderPlan, DecoderStep, LayerWeights
+from pagemesh.kernels.decoder_step.run import Heat, RunDone, RunTerms
 from pagemesh.kernels.dispatch import backend, identity
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.kv_write import kv_write
@@ -21,11 +22,14 @@ __all__ = [
     "DecoderPlan",
     "DecoderStep",
     "DrawLimits",
+    "Heat",
     "KvPool",
     "LayerWeights",
     "PackedLinear",
     "PageLayout",
     "RaggedBatch",
+    "RunDone",
+    "RunTerms",
     "backend",
     "identity",
     "kv_write",

@@ -11,18 +11,20 @@ writable pages are given to nobody until this worker acknowledges, which is afte
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagemesh.engine import run_ahead
 from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.step_arrays import ArrayKeeper, targets, wanted_count
 from pagemesh.engine.worker.plan import (
+    Ahead,
     Drawn,
     RowResult,
     StepPlan,
@@ -30,11 +32,16 @@ from pagemesh.engine.worker.plan import (
     StepRow,
     TokenScores,
 )
-from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch
+from pagemesh.kernels.native.headers import LeaseWatch
+from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, RunDone, RunTerms
 from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+RunSteps = Callable[
+    [torch.Tensor, RaggedBatch, torch.Tensor, KvPool, RunTerms], tuple[torch.Tensor, RunDone]
+]
+"""See ``kernels.decoder_step.run``."""
 _SCORED_ROWS_MAX = 64
 """Rows of logits held at once while a prompt is scored: a vocabulary wide each."""
 
@@ -53,6 +60,11 @@ class StepDecoder(Protocol):
         logits: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See ``forward.Decoder.step``."""
+        ...
+
+    @property
+    def run(self) -> RunSteps | None:
+        """Steps that follow one another in one call, for those who can."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -125,6 +137,30 @@ class ModelExecutor:
             ),
             duration_us=(time.perf_counter_ns() - started_ns) // 1_000,
         )
+
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
+        """Compute a plan and, where one native call can, what follows it for ``ahead``: plans and
+        results, with the bits that each would have alone. Raises like ``run``."""
+        pool, fence = self._pool, self._fence
+        run = self._decoder.run if ahead.for_us > 0.0 and run_ahead.can_run(plan) else None
+        if pool is None or fence is None or run is None:
+            return ((plan, self.run(plan)),)
+        stood = fence.enter(plan.rows)
+        if not all(stood):
+            return ((plan, self.run(plan)),)
+        terms = run_ahead.terms_of(plan, fence.watch, ahead)
+        with torch.inference_mode():
+            made = self._arrays.arrays(plan.rows)
+            logits, done = run(made.tokens, made.batch, made.wanted, pool.pages, terms)
+            steps, last = run_ahead.unrolled(plan, done)
+            drawn = self._draw(last.rows, logits, made.ends - 1, logits)
+        rows = tuple(
+            RowResult(row.key, row.lease, not stands, own if stands else ())
+            for row, own, stands in zip(
+                last.rows, drawn, fence.leave(last.rows, stood), strict=True
+            )
+        )
+        return (*steps, (last, StepResult(last.step, rows, int(done.took_us[-1]))))
 
     def _compute(self, pool: WorkerPool, rows: Sequence[StepRow]) -> list[RowResult]:
         if not rows:
@@ -214,6 +250,11 @@ class Fence:
             if checked.get(row.lease) != row.granted_at
         ]
         return self._check()
+
+    @property
+    def watch(self) -> LeaseWatch:
+        """Of the rows of the step at hand."""
+        return self._watch
 
     def leave(self, rows: Sequence[StepRow], stood: Sequence[bool]) -> list[bool]:
         """The same, for the same rows, after the step; what fell once has fallen."""

@@ -181,6 +181,8 @@ class FallbackDecoder:
         self._name: str = model.base_model_prefix
         self._body: Callable[..., Any] = getattr(model, self._name)
 
+    run = None
+
     def step(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, *, logits: bool
     ) -> tuple[Tensor, Tensor | None]:

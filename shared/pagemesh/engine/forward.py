@@ -62,6 +62,7 @@ class Decoder:
         self.deterministic = deterministic
         self._cosine, self._sine = rotation_tables(config.rope, config.context_tokens_max)
         self._whole = DecoderStep(self._plan()) if backend() is Backend.NATIVE else None
+        self.run = self._whole.run if self._whole is not None else None
 
     def step(
         self,

@@ -233,7 +233,7 @@ def _draw_hot(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[I64, B
 def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
     """Of all samples, when there is one that is limited."""
     values = [sample.sampling for sample in samples]
-    if not any(_is_limited(one, vocab) for one in values):
+    if not any(is_limited(one, vocab) for one in values):
         return None
     return DrawLimits(
         torch.tensor([one.min_p for one in values], dtype=torch.float32),
@@ -242,7 +242,8 @@ def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
     )
 
 
-def _is_limited(values: Sampling, vocab: int) -> bool:
+def is_limited(values: Sampling, vocab: int) -> bool:
+    """Whether not all of ``vocab`` tokens may be drawn."""
     return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
 
 

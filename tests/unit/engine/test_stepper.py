@@ -8,7 +8,15 @@ import time
 import numpy as np
 import pytest
 
-from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
+from pagemesh.engine.worker.plan import (
+    Ahead,
+    Drawn,
+    RowResult,
+    Sample,
+    StepPlan,
+    StepResult,
+    StepRow,
+)
 from pagemesh.engine.worker.stepper import Stepper, StepsDone
 from pagemesh.engine.worker.turns import NoTurns
 from pagemesh.runtime.clock import ManualClock
@@ -45,6 +53,9 @@ class Counting:
         time.sleep(0.001)
         drawn = (Drawn(KEY, row.start + 1),)
         return StepResult(plan.step, (RowResult(KEY, row.lease, revoked=False, drawn=drawn),))
+
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
+        return ((plan, self.run(plan)),)
 
     def close(self) -> None: ...
 

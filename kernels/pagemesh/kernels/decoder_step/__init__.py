@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.decoder_step.run import NativeRun, RunDone, RunTerms
 from pagemesh.kernels.dispatch import native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.linear import PackedLinear
@@ -94,6 +95,7 @@ class DecoderStep:
         self._decoder = ctypes.byref(self._struct)
         self._workspace = torch.empty(0)
         self._workspace_of = (0, 0)
+        self._workspace_at = 0
         self._out = torch.empty(0)
         self._inputs: tuple[object, ...] = (None,) * 6
         self._arguments: tuple[object, ...] = ()
@@ -127,10 +129,35 @@ class DecoderStep:
             *self._arguments, None if phase_us is None else phase_us.data_ptr(), thread_count
         )
         if bad:
-            row = bad & 0xFFFF_FFFF
-            token = int(tokens[row]) if bad >> 32 == 1 else 0
-            raise IndexError(_BAD[bad >> 32].format(token, row))
+            raise _refusal(bad, tokens)
         return hidden, scores
+
+    def run(
+        self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, terms: RunTerms
+    ) -> tuple[Tensor, RunDone]:
+        """Steps that follow one another, see ``decoder_step.run``: the logits of the last, and
+        what those before drew. Every row is a token of a sequence of its own, and wanted;
+        ``tokens`` and the batch's positions and slots are written over. Raises like a step."""
+        rows, thread_count = batch.rows, threads()
+        if not rows == batch.sequences == len(wanted):
+            raise ValueError(f"a run takes one wanted token a sequence, got {rows} tokens")
+        inputs = (tokens, batch, wanted, pool.layer_pointers, True, thread_count)
+        if not all(map(operator.is_, inputs, self._inputs)):
+            self._prepare(tokens, batch, wanted, pool, True, thread_count)
+            self._inputs = inputs
+        hidden, logits = self._results
+        assert logits is not None
+        run = NativeRun(terms, rows, logits.shape[1])
+        struct = run.struct(
+            ctypes.addressof(self._struct), ctypes.addressof(pool.layer_pointers),
+            ctypes.addressof(self._rows),
+            (self._workspace_at, hidden.data_ptr(), logits.data_ptr()),
+            (tokens.data_ptr(), batch.row_position.data_ptr(), batch.slots.data_ptr()),
+        )  # fmt: skip
+        done = native().pm_decoder_run(ctypes.byref(struct), thread_count)
+        if done < 0:
+            raise _refusal(-done, tokens)
+        return logits, run.done(done)
 
     def _prepare(
         self,
@@ -148,7 +175,7 @@ class DecoderStep:
             batch.table_indptr.data_ptr(), wanted.data_ptr(),
             batch.rows, batch.sequences, wanted.shape[0],
         )  # fmt: skip
-        workspace = self._reserve(batch.rows, thread_count)
+        workspace = self._workspace_at = self._reserve(batch.rows, thread_count)
         hidden, scores = self._results = self._make_results(wanted.shape[0], logits)
         self._arguments = (
             self._decoder, pool.layer_pointers, ctypes.byref(self._rows), workspace,
@@ -188,6 +215,12 @@ class DecoderStep:
         if not logits:
             return hidden, None
         return hidden, self._out[hidden_floats:size].view(count, vocab)
+
+
+def _refusal(bad: int, tokens: Tensor) -> IndexError:
+    row = bad & 0xFFFF_FFFF
+    token = int(tokens[row]) if bad >> 32 == 1 else 0
+    return IndexError(_BAD[bad >> 32].format(token, row))
 
 
 def phases() -> Tensor:

@@ -201,10 +201,12 @@ class LeaseWatch:
             raise ValueError(f"{count} slots for {len(self._expected)} leases")
         self._same = np.zeros(count, np.uint8)
         self._ask = native.pm_words_same
-        self._arguments = (
+        self.addresses = (
             words_address, LEASE_SLOT_COUNT_MAX, address_of(self._slots),
-            address_of(self._expected), count, address_of(self._same),
+            address_of(self._expected), address_of(self._same),
         )  # fmt: skip
+        """Of the words, and of slots, leases and what is found of each; and how many words."""
+        self._arguments = (*self.addresses[:4], count, self.addresses[4])
 
     def standing(self) -> list[bool]:
         """For each slot: does its word hold its lease now? Unknown slots hold none."""

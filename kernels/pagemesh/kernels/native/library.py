@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -135,6 +135,38 @@ class DrawsStruct(ctypes.Structure):
     ]
 
 
+class RunStruct(ctypes.Structure):
+    """``PmRun``: steps that follow one another, and when they end."""
+
+    _fields_ = [
+        ("decoder", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("batch", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("position", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("draws", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("stops", ctypes.c_void_p),
+        ("stop_indptr", ctypes.c_void_p),
+        ("lease_words", ctypes.c_void_p),
+        ("lease_word_count", ctypes.c_long),
+        ("lease_slots", ctypes.c_void_p),
+        ("leases", ctypes.c_void_p),
+        ("same", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+        ("waiting", ctypes.c_void_p),
+        ("waiting_count", ctypes.c_long),
+        ("step_count", ctypes.c_long),
+        ("for_us", ctypes.c_double),
+        ("drawn", ctypes.c_void_p),
+        ("took_us", ctypes.c_void_p),
+    ]
+
+
 STEP_PHASES = 3
 """``PM_PHASES``: what a step's time is told apart by."""
 _P, _L, _I, _U32, _U64, _F = (
@@ -179,6 +211,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     ),
     "pm_page_copy": (_L, (_P, _L, _L, _P, _P, _L, _I)),
     "pm_decoder_workspace": (_L, (_P, _L, _I)),
+    "pm_decoder_run": (_L, (_P, _I)),
     "pm_decoder_step": (_L, (_P, _P, _P, _P, _P, _P, _P, _I)),
     "pm_probe_stream": (_F, (_P, _L, _I)),
     "pm_probe_arithmetic": (_L, (_L, _I)),

@@ -37,6 +37,8 @@ class CudaDecoder:
         self._graphs: DecodeGraphs | None = None
         self._pool: KvPool | None = None
 
+    run = None
+
     def step(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, *, logits: bool
     ) -> tuple[Tensor, Tensor | None]:

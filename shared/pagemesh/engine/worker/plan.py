@@ -9,10 +9,11 @@ end the run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.tokens import U32
@@ -167,6 +168,17 @@ class Readers:
 
 
 NO_READERS = Readers()
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """How long a run may go on before anybody is asked; a step that has begun is finished."""
+
+    for_us: float = 0.0
+    end: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(1, np.uint32))
+    """One word; not 0: no further step. Others write it while the run goes on."""
+    waiting: tuple[int, ...] = ()
+    """Addresses of 64-bit words; not 0: others wait for the cores."""
 
 
 class Executor(Protocol):

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagemesh.engine.worker.plan import (
     NO_READERS,
+    Ahead,
     Executor,
     Readers,
     RowResult,
@@ -46,6 +49,10 @@ class StepsDone:
 
 class PoolingExecutor(Executor, Protocol):
     """An executor that can be given a pool."""
+
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
+        """Compute ``plan`` and as much of its run as ``ahead`` allows, at least one step."""
+        ...
 
     def use_opened(self, opened: SessionOpened) -> None:
         """Map the pool that a pager named. Raises ``PagemeshError``."""
@@ -91,7 +98,8 @@ class Stepper:
         self._stream_us = 1_000 * stream_ms
         self._pool_missing = False
         self._loop = asyncio.get_running_loop()
-        self._end_run = threading.Event()
+        self._end_run: NDArray[np.uint32] = np.zeros(1, np.uint32)
+        """Not 0: no further step of the run. Native code looks at it too."""
         self._turns = turns
         self._readers = NO_READERS
         self._watch = StepWatch(step_us_max)
@@ -109,7 +117,7 @@ class Stepper:
 
     def run(self, plan: StepPlan) -> None:
         """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
-        self._end_run.clear()
+        self._end_run[0] = 0
         self._hand_over(lambda: self._run(plan))
 
     def is_hung(self) -> bool:
@@ -121,7 +129,7 @@ class Stepper:
 
     def end_run(self) -> None:
         """Let no further step of the run begin."""
-        self._end_run.set()
+        self._end_run[0] = 1
 
     async def close(self) -> None:
         """Wait for the step that runs, forget what is queued, let the pool go."""
@@ -144,9 +152,11 @@ class Stepper:
         steps: list[tuple[StepPlan, StepResult]] = []
         due_us = 0
         while plan is not None:
-            result = revoked(plan) if self._pool_missing else self._compute(plan)
-            steps.append((plan, result))
-            plan = None if self._end_run.is_set() else plan_after(plan, result)
+            if self._pool_missing:
+                steps.append((plan, revoked(plan)))
+            else:
+                steps.extend(self._compute(plan, due_us))
+            plan = None if self._end_run[0] else plan_after(*steps[-1])
             now_us = self._clock.now_us()
             if plan is None or now_us >= due_us:
                 due_us = now_us + self._stream_us
@@ -154,18 +164,22 @@ class Stepper:
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        """Run a step when it is its turn."""
+    def _compute(self, plan: StepPlan, due_us: int) -> Sequence[tuple[StepPlan, StepResult]]:
+        """Run a step when it is its turn, and those after it that end before ``due_us``."""
         self._readers = self._turns.enter(plan.drawing_rows)
         self._begun += 1
         self._computing = True
+        steps: Sequence[tuple[StepPlan, StepResult]] = ()
         try:
-            result = self._executor.run(plan)
-            self._longest_us = max(self._longest_us, result.duration_us)
-            return result
+            for_us = due_us - self._clock.now_us()
+            steps = self._executor.run_on(
+                plan, Ahead(for_us, self._end_run, self._turns.others_waiting())
+            )
+            self._longest_us = max(self._longest_us, *(r.duration_us for _, r in steps))
+            return steps
         finally:
             self._computing = False
-            self._turns.leave()
+            self._turns.leave(len(steps))
 
     def _hand_over(self, work: Callable[[], None]) -> None:
         def on_thread(future: Future[None]) -> None:

@@ -63,8 +63,12 @@ class Turns(Protocol):
         """Wait until a step may begin. Returns whose steps take turns with it."""
         ...
 
-    def leave(self) -> None:
-        """The step is over."""
+    def others_waiting(self) -> tuple[int, ...]:
+        """Addresses of words that are 0 while nobody waits for the cores. Good until ``leave``."""
+        ...
+
+    def leave(self, step_count: int = 1) -> None:
+        """So many steps are over, one after the other; 0: none came to its end."""
         ...
 
     def close(self) -> None: ...
@@ -79,7 +83,10 @@ class NoTurns:
     def enter(self, drawing_rows: int) -> Readers:
         return NO_READERS
 
-    def leave(self) -> None: ...
+    def others_waiting(self) -> tuple[int, ...]:
+        return ()
+
+    def leave(self, step_count: int = 1) -> None: ...
 
     def close(self) -> None: ...
 
@@ -124,9 +131,16 @@ class SharedTurns:
         own.changed()
         return readers
 
-    def leave(self) -> None:
+    def others_waiting(self) -> tuple[int, ...]:
+        own = self._own
+        return tuple(
+            other.address_of(_WANTED) for other in self._others.values() if other.mask & own.mask
+        )
+
+    def leave(self, step_count: int = 1) -> None:
         own, now_ns = self._own, self._now_ns()
-        own.words[_TOOK_US] = (now_ns - own.words[_STARTED]) // 1_000
+        took_us = (now_ns - own.words[_STARTED]) // 1_000
+        own.words[_TOOK_US] = took_us // max(1, step_count)
         own.words[_ENDED] = now_ns
         own.words[_STARTED] = 0
         own.changed()
@@ -199,6 +213,9 @@ class _Words:
         self.mask = int.from_bytes(self._map[8 * _CORES : _BYTES], "little")
         self.passed_ns = 0
         """A turn of its own that this worker waited for long enough."""
+
+    def address_of(self, word: int) -> int:
+        return self._address + 8 * word
 
     def turn_before(self, since_ns: int, is_first: bool) -> int:
         """When its running step began, or since when it waits if that is before ``since_ns``

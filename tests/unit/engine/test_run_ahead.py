@@ -1,0 +1,175 @@
+"""Steps of a run in one native call have the bits of steps one by one, and end where they must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.engine.harness import some_tokens
+from tests.unit.engine.models import VOCAB, save_twin, twins
+from tests.unit.engine.test_executor import Host, make_row
+
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.engine.run_ahead import can_run
+from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
+from pagemesh.kernels.native.headers import address_of
+from pagemesh.wire.work_messages import Sampling
+
+LONG_US = 60e6
+GREEDY = Sampling(temperature=0.0, max_tokens=64)
+HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
+LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
+Steps = tuple[tuple[StepPlan, StepResult], ...]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, object]:
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    twin = save_twin(folder, twins()["qwen2-bias"])
+    return load_model(folder, name="m", page_size=16, cache=folder.parent / "cache"), twin
+
+
+@pytest.fixture
+def host(model: tuple[LoadedModel, object], tmp_path: Path) -> Iterator[Host]:
+    made = Host(*model, tmp_path)
+    yield made
+    made.executor.close()
+    made.file.remove()
+
+
+def plan_of(
+    host: Host, *samplings: Sampling, repeat_count: int, stops: frozenset[int] = frozenset()
+) -> StepPlan:
+    """The first step of a run of so many sequences, their prompts computed but for a token."""
+    rows: list[StepRow] = []
+    for lease, sampling in enumerate(samplings, start=1):
+        prompt = some_tokens(20 + 7 * lease, vocab=VOCAB)
+        table = host.grant(lease, len(prompt) + repeat_count + 1)
+        host.run(make_row(lease, table, prompt, 0, len(prompt) - 1))
+        row = make_row(lease, table, prompt, len(prompt) - 1, 1, sampling=sampling)
+        rows.append(replace(row, stops=stops))
+    return StepPlan(1, tuple(rows), repeat_count=repeat_count)
+
+
+def one_by_one(host: Host, plan: StepPlan) -> Steps:
+    steps = []
+    following: StepPlan | None = plan
+    while following is not None:
+        result = host.executor.run(following)
+        steps.append((following, result))
+        following = plan_after(following, result)
+    return tuple(steps)
+
+
+def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
+    """The whole run, in as many calls as it takes."""
+    steps: list[tuple[StepPlan, StepResult]] = []
+    following: StepPlan | None = plan
+    while following is not None:
+        steps.extend(host.executor.run_on(following, Ahead(for_us)))
+        following = plan_after(*steps[-1])
+    return tuple(steps)
+
+
+def drawn(steps: Steps) -> list[list[int]]:
+    return [[row.drawn[0].token for row in result.rows] for _, result in steps]
+
+
+def starts(steps: Steps) -> list[list[int]]:
+    return [[row.start for row in plan.rows] for plan, _ in steps]
+
+
+@pytest.mark.parametrize(
+    "samplings",
+    [(GREEDY,), (GREEDY,) * 3, (HOT, HOT), (HOT, LIMITED, HOT)],
+    ids=["one greedy", "greedy", "hot", "limited"],
+)
+def test_a_run_draws_what_its_steps_draw_one_by_one(
+    host: Host, samplings: tuple[Sampling, ...]
+) -> None:
+    plan = plan_of(host, *samplings, repeat_count=20)  # past the ends of pages
+    alone = one_by_one(host, plan)
+    kept = host.pool.pages.memory.clone()
+    whole = host.executor.run_on(plan, Ahead(LONG_US))
+    assert len(whole) == len(alone) == 21
+    assert drawn(whole) == drawn(alone) and starts(whole) == starts(alone)
+    assert [result.rows for _, result in whole] == [result.rows for _, result in alone]
+    assert all(result.duration_us > 0 for _, result in whole)
+    assert torch.equal(host.pool.pages.memory, kept)
+    assert drawn(ahead(host, plan, for_us=1.0)) == drawn(alone)
+
+
+def test_a_stop_ends_a_run_with_the_step_that_drew_it(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=20)
+    tokens = drawn(one_by_one(host, plan))
+    stop = tokens[7][1]
+    at = next(step for step, own in enumerate(tokens) if stop in own)
+    stopping = plan_of(host, GREEDY, GREEDY, repeat_count=20, stops=frozenset({stop}))
+    assert drawn(host.executor.run_on(stopping, Ahead(LONG_US))) == tokens[: at + 1]
+
+
+def test_a_run_ends_after_the_step_at_which_somebody_wants_it_to(host: Host) -> None:
+    plan = plan_of(host, GREEDY, repeat_count=20)
+    wanted = np.ones(1, np.uint32)
+    assert len(host.executor.run_on(plan, Ahead(LONG_US, wanted))) == 1
+    word = np.ones(1, np.uint64)
+    assert len(host.executor.run_on(plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 1
+    word[0] = 0
+    assert len(host.executor.run_on(plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 21
+    assert len(host.executor.run_on(plan, Ahead(0.0))) == 1
+
+
+def test_a_lease_that_ended_ends_a_run_and_what_its_row_computed_counts_for_nothing(
+    host: Host,
+) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=20)
+    run = host.decoder.run
+
+    class Ending:
+        def __init__(self) -> None:
+            self.run = self.revoking
+
+        def revoking(self, *arguments: object) -> object:
+            host.file.headers.set_lease_word(2, 99)
+            return run(*arguments)  # type: ignore[arg-type, misc]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(host.decoder, name)
+
+    host.executor._decoder = Ending()  # type: ignore[assignment]
+    ((_, result),) = host.executor.run_on(plan, Ahead(LONG_US))
+    assert [row.revoked for row in result.rows] == [False, True]
+    assert result.rows[1].drawn == () and result.rows[0].drawn
+
+
+def test_logits_that_are_no_numbers_end_a_run_with_their_row_poisoned(host: Host) -> None:
+    for sampling in (GREEDY, HOT):
+        plan = plan_of(host, sampling, sampling, repeat_count=20)
+        page = int(plan.rows[1].page_table[0])
+        host.pool.pages.memory.view(host.pool.page_count, -1)[page].view(torch.float32).fill_(
+            float("nan")
+        )
+        ((_, result),) = host.executor.run_on(plan, Ahead(LONG_US))
+        assert [row.poisoned for row in result.rows] == [False, True]
+
+
+def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=5)
+    assert can_run(plan)
+    for other in (
+        HOT,  # beside one that is greedy
+        Sampling(temperature=0.0, max_tokens=64, logprobs=0),
+        Sampling(temperature=0.0, max_tokens=64, presence_penalty=0.5),
+        Sampling(temperature=0.0, max_tokens=64, min_tokens=3),
+        Sampling(temperature=0.0, max_tokens=64, logit_bias={3: 1.0}),
+    ):
+        mixed = plan_of(host, GREEDY, other, repeat_count=5)
+        assert not can_run(mixed)
+        assert len(host.executor.run_on(mixed, Ahead(LONG_US))) == 1
+        assert drawn(ahead(host, mixed)) == drawn(one_by_one(host, mixed))
+    assert not can_run(replace(plan, repeat_count=0))
+    assert not can_run(replace(plan, copies=((1, 2),)))
