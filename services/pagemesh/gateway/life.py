@@ -228,10 +228,7 @@ class Life:
         if self._around.bus.state is not BusState.CONNECTED:
             return Disconnected("the bus is away", retry_after_ms=1_000)
         read_cache = self.core.spec.read_cache
-        now_ms = self._around.clock.now_ms()
-        return self._around.router.choose(
-            self._model, self._salt, command, now_ms, read_cache=read_cache
-        )
+        return self._around.router.choose(self._model, self._salt, command, read_cache=read_cache)
 
     async def _submit(self, command: ev.SendSubmit) -> None:
         start_us = self._around.clock.now_us()

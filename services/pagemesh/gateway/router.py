@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.key_memory import KeyMemory
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
-from pagemesh.gateway.sent_prompts import SentPrompts
 from pagemesh.wire.errors import Fault, NoCapacity, NotReady
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
@@ -74,7 +73,6 @@ class Router:
     _workers: dict[str, _Known] = field(default_factory=dict)
     _hosts: dict[str, _Host] = field(default_factory=dict)
     _keys: KeyMemory = field(init=False, repr=False)
-    _sent: SentPrompts = field(default_factory=SentPrompts, repr=False)
 
     def __post_init__(self) -> None:
         self._keys = KeyMemory(self.secret)
@@ -143,7 +141,7 @@ class Router:
     # Choosing ---------------------------------------------------------------------------------
 
     def choose(
-        self, model: str, salt: bytes, want: ChooseRoute, now_ms: int, *, read_cache: bool = True
+        self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
     ) -> Route | Fault:
         """The cheapest route, or the fault that says why there is none."""
         usable = [
@@ -162,17 +160,15 @@ class Router:
             return NoCapacity(f"{need_tokens} tokens exceed the page pool of every worker")
         priced = [
             (cost, order, route)
-            for order, (cost, route) in enumerate(
-                self._routes(fitting, salt, want, now_ms, read_cache)
-            )
+            for order, (cost, route) in enumerate(self._routes(fitting, salt, want, read_cache))
         ]
         _, _, route = min(priced, key=lambda entry: entry[:2])
-        self._note_sent(route, want, now_ms)
+        self._note_sent(route, want)
         most_tokens = max(other.predicted_tokens for _, _, other in priced)
         return replace(route, elsewhere_tokens=most_tokens - route.predicted_tokens)
 
     def _routes(
-        self, usable: list[_Known], salt: bytes, want: ChooseRoute, now_ms: int, read_cache: bool
+        self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool
     ) -> Iterator[tuple[float, Route]]:
         """Every sensible route and its cost in tokens."""
         models = {known.facts.model_root: known.facts for known in usable}
@@ -180,7 +176,7 @@ class Router:
             root = tenant_root(model_root, salt)
             same = [known for known in usable if known.facts.model_root == model_root]
             names = dict.fromkeys(known.host for known in same)
-            found = self._cached_pages(names, root, facts, want, now_ms) if read_cache else {}
+            found = self._cached_pages(names, root, facts, want) if read_cache else {}
             for name in names:
                 cached = min(found.get(name, 0) * facts.page_size, len(want.tokens) - 1)
                 here = [known for known in same if known.host == name]
@@ -192,23 +188,13 @@ class Router:
                     yield cost, Route(known.worker, other, model_root, root, cached)
 
     def _cached_pages(
-        self,
-        names: Iterable[str],
-        root: bytes,
-        facts: ModelFacts,
-        want: ChooseRoute,
-        now_ms: int,
+        self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
     ) -> dict[str, int]:
-        """By host: how many pages of the prompt are cached in a row from its start, or are being
-        computed there, so far as is known."""
-        size = facts.page_size
+        """By host: how many pages of the prompt are cached in a row from its start, so far as
+        is known."""
         indexes = {name: self._hosts[name].index for name in names if name in self._hosts}
-        head = want.tokens[: _KEYED_PAGES_MAX * size]
-        found = self._keys.cached_pages(root, head, size, indexes)
-        for name in () if want.avoid else names:  # what failed there may have been just that
-            coming = self._sent.coming_pages(name, root, want.tokens, size, now_ms)
-            found[name] = max(found.get(name, 0), coming)
-        return found
+        head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
+        return self._keys.cached_pages(root, head, facts.page_size, indexes)
 
     def _pairs(
         self, here: list[_Known], want: ChooseRoute, cached: int
@@ -236,10 +222,8 @@ class Router:
         grown = want.choice_count * want.growth_tokens + len(want.tokens) - cached
         return max(0, grown - host.free_pages * facts.page_size)
 
-    def _note_sent(self, route: Route, want: ChooseRoute, now_ms: int) -> None:
+    def _note_sent(self, route: Route, want: ChooseRoute) -> None:
         known = self._workers[route.worker.name]
-        page_size = known.facts.page_size
-        self._sent.note(known.host, route.root, want.tokens, page_size, now_ms)
         known.sent_tokens += len(want.tokens) - route.predicted_tokens
         known.sent_count += want.choice_count
         if route.decode is not None:
@@ -258,7 +242,6 @@ class Router:
         """Raises ``AssertionError`` when an invariant is broken."""
         assert len(self._workers) <= self.limits.workers_max
         self._keys.check()
-        self._sent.check()
         for host in self._hosts.values():
             host.index.check()
 

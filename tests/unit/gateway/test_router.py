@@ -13,7 +13,6 @@ from pagemesh.gateway.events import ChooseRoute, Route, Worker
 from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.page_index import IndexState, PageIndex
 from pagemesh.gateway.router import Router, RouterLimits
-from pagemesh.gateway.sent_prompts import LIFE_MS
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
@@ -32,8 +31,6 @@ FACTS = ModelFacts(
     pool_pages=100,
     deterministic=True,
 )
-LATER_MS = LIFE_MS
-"""When nothing that was sent at 0 is on its way any more."""
 TOKENS = np.arange(320, dtype="<u4") % 300
 KEYS = prefix_keys(SECRET, tenant_root(FACTS.model_root, SALT), TOKENS, PAGE)
 
@@ -98,10 +95,8 @@ def router() -> Iterator[Router]:
     made.check()
 
 
-def chosen(
-    router: Router, asked: ChooseRoute, *, now_ms: int = 0, read_cache: bool = True
-) -> Route:
-    found = router.choose("tiny", SALT, asked, now_ms, read_cache=read_cache)
+def chosen(router: Router, asked: ChooseRoute, *, read_cache: bool = True) -> Route:
+    found = router.choose("tiny", SALT, asked, read_cache=read_cache)
     assert isinstance(found, Route), found
     return found
 
@@ -121,30 +116,13 @@ def test_a_long_prompt_goes_to_prefill_and_is_handed_to_decode(router: Router) -
 def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> None:
     for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
         router.announced(one)
-    assert names(chosen(router, want(65))) == ("p", "d")
     assert names(chosen(router, want(64))) == ("d", "")
+    assert names(chosen(router, want(65))) == ("p", "d")
     router.pages_changed(stored("a", 1, 18))
-    route = chosen(router, want(), now_ms=LATER_MS)
+    route = chosen(router, want())
     assert names(route) == ("d", "")
     assert route.predicted_tokens == 18 * PAGE
     assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
-
-
-def test_what_is_on_its_way_to_a_host_counts_as_cached_there(router: Router) -> None:
-    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
-        router.announced(one)
-    assert names(chosen(router, want())) == ("p", "d")
-    second = chosen(router, want(310))
-    assert names(second) == ("d", "")
-    assert second.predicted_tokens == 19 * PAGE
-    assert names(chosen(router, want(310), now_ms=LATER_MS)) == ("p", "d")
-
-
-def test_a_second_try_does_not_count_on_what_the_first_was_to_compute(router: Router) -> None:
-    for one in (worker("p", "prefill"), worker("d", "decode"), pager("a")):
-        router.announced(one)
-    assert names(chosen(router, want())) == ("p", "d")
-    assert names(chosen(router, want(avoid=frozenset({Worker("x", 1)})))) == ("p", "d")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -157,14 +135,14 @@ def test_with_one_role_missing_the_other_does_all(router: Router, role: Role) ->
 def test_with_nobody_ready_it_says_so(router: Router) -> None:
     router.announced(worker("p", "prefill", state="starting"))
     router.announced(worker("d", "decode", state="draining"))
-    found = router.choose("tiny", SALT, want(), 0)
+    found = router.choose("tiny", SALT, want())
     assert isinstance(found, NotReady) and found.retry_after_ms > 0
-    assert isinstance(router.choose("other", SALT, want(), 0), NotReady)
+    assert isinstance(router.choose("other", SALT, want()), NotReady)
 
 
 def test_what_fits_no_pool_is_told_so(router: Router) -> None:
     router.announced(worker("d", "decode"))
-    assert isinstance(router.choose("tiny", SALT, want(growth=2_000), 0), NoCapacity)
+    assert isinstance(router.choose("tiny", SALT, want(growth=2_000)), NoCapacity)
 
 
 def test_the_host_that_has_the_prefix_is_preferred_until_its_queue_is_longer(
@@ -189,7 +167,7 @@ def test_a_route_tells_what_it_passed_over_on_another_host(router: Router) -> No
     best = chosen(router, want())
     assert (best.predicted_tokens, best.elsewhere_tokens) == (10 * PAGE, 0)
     router.announced(worker("d-b", "decode", host="b", waiting=500))
-    quick = chosen(router, want(), now_ms=LATER_MS)
+    quick = chosen(router, want())
     assert (quick.predicted_tokens, quick.elsewhere_tokens) == (4 * PAGE, 6 * PAGE)
 
 
@@ -216,7 +194,7 @@ def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -
 
 def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
     router.announced(worker("d", "decode"))
-    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32), 0), Busy)
+    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Busy)
     assert names(chosen(router, want(model_root=FACTS.model_root))) == ("d", "")
 
 
@@ -233,14 +211,14 @@ def test_who_is_lost_is_not_chosen_and_a_late_loss_of_an_older_life_is_ignored(
     router.lost(Worker("d", 99))
     assert names(chosen(router, want())) == ("d", "")
     router.lost(Worker("d", 1))
-    assert isinstance(router.choose("tiny", SALT, want(), 0), Busy)
+    assert isinstance(router.choose("tiny", SALT, want()), Busy)
     assert router.models() == {}
 
 
 def test_who_does_not_listen_is_not_chosen_until_it_announces_itself(router: Router) -> None:
     router.announced(worker("d", "decode"))
     router.absent(Worker("d", 1))
-    assert isinstance(router.choose("tiny", SALT, want(), 0), Busy)
+    assert isinstance(router.choose("tiny", SALT, want()), Busy)
     router.announced(worker("d", "decode"))
     assert names(chosen(router, want())) == ("d", "")
 
@@ -249,7 +227,7 @@ def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
     for one in (worker("d", "decode"), pager("a")):
         router.announced(one)
     router.pages_changed(stored("a", 1, 20))
-    other = router.choose("tiny", b"o" * 32, want(), 0)
+    other = router.choose("tiny", b"o" * 32, want())
     assert isinstance(other, Route) and other.predicted_tokens == 0
 
 
