@@ -8,6 +8,7 @@
 namespace {
 
 constexpr long kNoColumn = -1;
+constexpr long kAloneColumns = 1L << 16;  // what one thread looks at sooner than others wake
 
 double now_us() {
   timespec now;
@@ -32,7 +33,7 @@ long highest_column(const float* row, long width) {
 bool draw_rows(const PmRun& run, long step, int64_t* to, int threads) {
   const long rows = run.batch->rows, width = run.decoder->vocab;
   if (!run.draws) {
-    pm::parallel(threads, [&] {
+    pm::parallel(rows * width <= kAloneColumns ? 1 : threads, [&] {
       for (long row = pm::thread_index(); row < rows; row += pm::thread_count()) {
         to[row] = highest_column(run.logits + row * width, width);
       }

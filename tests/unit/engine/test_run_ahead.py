@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.engine.run_ahead import can_run
 from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
 from pagemesh.kernels.native.headers import address_of
+from pagemesh.kernels.ops import Heat, RunTerms
 from pagemesh.wire.work_messages import Sampling
 
 LONG_US = 60e6
@@ -144,6 +147,55 @@ def test_a_lease_that_ended_ends_a_run_and_what_its_row_computed_counts_for_noth
     ((_, result),) = host.executor.run_on(plan, Ahead(LONG_US))
     assert [row.revoked for row in result.rows] == [False, True]
     assert result.rows[1].drawn == () and result.rows[0].drawn
+
+
+def test_a_lease_that_ends_in_the_middle_of_a_run_ends_it_with_the_step_at_hand(
+    host: Host,
+) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=200)
+    alone = drawn(one_by_one(host, plan))
+    page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
+    page.zero_()
+    begun = page.numpy()
+
+    def revoke() -> None:
+        deadline_s = time.monotonic() + 10.0
+        while not begun[:64].any() and time.monotonic() < deadline_s:
+            continue
+        host.file.headers.set_lease_word(2, 99)
+
+    revoking = threading.Thread(target=revoke)
+    revoking.start()
+    whole = host.executor.run_on(plan, Ahead(LONG_US))
+    revoking.join()
+    assert 1 < len(whole) < 201, "revoked before or after the run"
+    assert drawn(whole[:-1]) == alone[: len(whole) - 1]
+    assert [row.revoked for row in whole[-1][1].rows] == [False, True]
+
+
+def test_a_run_ends_where_a_table_does(host: Host) -> None:
+    plan = plan_of(host, GREEDY, repeat_count=3)
+    table = plan.rows[0].page_table
+    slots = len(table) * 16 - plan.rows[0].start
+    longer = replace(plan, repeat_count=slots + 5)
+    assert len(host.executor.run_on(longer, Ahead(LONG_US))) == slots
+
+
+def test_terms_that_do_not_fit_are_refused_before_anything_is_written(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=3)
+    made = host.executor._arrays.arrays(plan.rows)
+    leases = host.pool.watch([1, 2], [1, 2])
+    run = host.decoder.run
+    assert run is not None
+    for terms in (
+        RunTerms(3, host.pool.watch([1], [1]), [(), ()]),
+        RunTerms(3, leases, [()]),
+        RunTerms(0, leases, [(), ()]),
+        RunTerms(3, leases, [(), ()], end=np.zeros(2, np.uint32)),
+        RunTerms(3, leases, [(), ()], Heat(np.ones(2, np.float32), np.zeros((2, 2)))),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            run(made.tokens, made.batch, made.wanted, host.pool.pages, terms)
 
 
 def test_logits_that_are_no_numbers_end_a_run_with_their_row_poisoned(host: Host) -> None:

@@ -16,9 +16,10 @@ from pagemesh.engine.worker.plan import (
     StepPlan,
     StepResult,
     StepRow,
+    plan_after,
 )
 from pagemesh.engine.worker.stepper import Stepper, StepsDone
-from pagemesh.engine.worker.turns import NoTurns
+from pagemesh.engine.worker.turns import NoTurns, Turns
 from pagemesh.runtime.clock import ManualClock
 from pagemesh.wire.errors import Gone
 from pagemesh.wire.messages import SequenceKey
@@ -40,6 +41,7 @@ class Counting:
         self.clock = ManualClock()
         self.crash_at = crash_at
         self.starts: list[int] = []
+        self.call_steps: list[int] = []
 
     def use_opened(self, opened: SessionOpened) -> None:
         raise AssertionError("no pool is wanted")
@@ -55,7 +57,14 @@ class Counting:
         return StepResult(plan.step, (RowResult(KEY, row.lease, revoked=False, drawn=drawn),))
 
     def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
-        return ((plan, self.run(plan)),)
+        began_us, steps = self.clock.now_us(), [(plan, self.run(plan))]
+        while not ahead.end[0] and self.clock.now_us() - began_us < ahead.for_us:
+            following = plan_after(*steps[-1])
+            if following is None:
+                break
+            steps.append((following, self.run(following)))
+        self.call_steps.append(len(steps))
+        return tuple(steps)
 
     def close(self) -> None: ...
 
@@ -70,12 +79,13 @@ def plan(repeat_count: int, *, stops: frozenset[int] = frozenset()) -> StepPlan:
 
 
 async def reports_of(
-    executor: Counting, first: StepPlan, *, end_after: int = 0, stream_ms: int = STREAM_MS
-) -> list[StepsDone]:
+    executor: Counting, first: StepPlan, *, end_after: int = 0, stream_ms: int = STREAM_MS,
+    step_us_max: int = STEP_US_MAX, turns: Turns | None = None,
+) -> list[StepsDone]:  # fmt: skip
     """What the loop hears until the run is over; ``end_after`` reports it is ended."""
     heard: asyncio.Queue[StepsDone | BaseException] = asyncio.Queue()
     stepper = Stepper(
-        executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        executor, turns=turns or NoTurns(1), step_us_max=step_us_max, on_steps=heard.put_nowait,
         on_crash=heard.put_nowait, on_pool_missing=lambda _: None, clock=executor.clock,
         stream_ms=stream_ms,
     )  # fmt: skip
@@ -111,6 +121,33 @@ async def test_fast_steps_are_reported_together_and_slow_ones_at_once() -> None:
     assert [len(report.steps) for report in slow] == [1, 1, 1, 1, 1]
     each = await reports_of(Counting(STREAM_MS // 4), plan(4), stream_ms=0)
     assert [len(report.steps) for report in each] == [1, 1, 1, 1, 1]
+
+
+async def test_what_is_reported_together_is_asked_for_in_one_call() -> None:
+    executor = Counting(STREAM_MS // 4)
+    reports = await reports_of(executor, plan(9))
+    assert executor.call_steps == [len(report.steps) for report in reports] == [1, 4, 4, 1]
+
+
+async def test_a_call_takes_no_longer_than_a_part_of_what_a_step_may() -> None:
+    executor = Counting(1)
+    await reports_of(executor, plan(9), stream_ms=1_000, step_us_max=8_000)
+    assert executor.call_steps == [1, 2, 2, 2, 2, 1]
+
+
+class Wanted(NoTurns):
+    """Somebody always waits."""
+
+    def is_wanted(self) -> bool:
+        return True
+
+
+async def test_nothing_that_was_drawn_waits_for_the_turn_of_another() -> None:
+    executor = Counting(1)
+    reports = await reports_of(executor, plan(9), step_us_max=8_000, turns=Wanted(1))
+    assert [len(report.steps) for report in reports] == [1, 2, 2, 2, 2, 1]
+    alone = await reports_of(Counting(1), plan(9), step_us_max=8_000, stream_ms=1_000)
+    assert [len(report.steps) for report in alone] == [1, 9]
 
 
 async def test_the_first_step_of_a_run_is_reported_at_once_however_soon_it_comes() -> None:

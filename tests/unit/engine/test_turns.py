@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pagemesh.engine.worker.plan import NO_READERS, Readers
@@ -112,6 +114,42 @@ def enter(start: Starter, clock: Hand) -> Iterator[Enterer]:
 def test_a_step_may_use_all_cores(start: Starter) -> None:
     assert start("a").thread_count == 8
     assert start("b", [3]).thread_count == 1
+
+
+def test_a_run_can_see_who_waits_for_its_cores(enter: Enterer, start: Starter) -> None:
+    one, two, elsewhere = start("a", [0, 1]), start("b", [1, 2]), start("c", [3])
+    one.enter(1)
+    (word,) = one.others_waiting()
+    wanted = ctypes.c_uint64.from_address(word)
+    assert not wanted.value and not one.is_wanted()
+    elsewhere.enter(1)
+    waiting = enter(two)
+    assert waiting.waits()
+    assert wanted.value and one.is_wanted()
+    one.leave(3)
+    assert waiting.goes()
+    assert not wanted.value and not one.is_wanted()
+
+
+def test_who_died_waiting_is_seen_by_no_run(start: Starter, tmp_path: Path, clock: Hand) -> None:
+    one, _ = start("a"), start("b", dead=True)
+    words = np.memmap(tmp_path / "worker-b.lock", "<u8", "r+")
+    one.enter(1)
+    one.leave()
+    words[1] = clock() - 1
+    one.enter(1)
+    assert one.others_waiting() == () and not one.is_wanted()
+    one.leave()
+
+
+def test_the_steps_of_a_call_share_what_it_took(start: Starter, clock: Hand) -> None:
+    one, two = start("a"), start("b")
+    one.enter(4)
+    clock.advance(8_000_000)
+    one.leave(4)
+    two.enter(0)
+    two.leave()
+    assert two.enter(0) == Readers(4, 2_000)
 
 
 def test_nobody_waits_for_workers_that_do_not_compute(start: Starter) -> None:

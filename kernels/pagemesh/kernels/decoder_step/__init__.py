@@ -141,6 +141,10 @@ class DecoderStep:
         rows, thread_count = batch.rows, threads()
         if not rows == batch.sequences == len(wanted):
             raise ValueError(f"a run takes one wanted token a sequence, got {rows} tokens")
+        if batch.row_position.dtype is not torch.int32 or not batch.row_position.is_contiguous():
+            raise ValueError(
+                f"positions: expected contiguous int32, got {batch.row_position.dtype}"
+            )
         inputs = (tokens, batch, wanted, pool.layer_pointers, True, thread_count)
         if not all(map(operator.is_, inputs, self._inputs)):
             self._prepare(tokens, batch, wanted, pool, True, thread_count)

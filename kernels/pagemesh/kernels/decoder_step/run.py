@@ -5,8 +5,9 @@ first of the highest, or by ``softmax_draw``. Between two steps nothing of Pytho
 that streams its weights the interpreter would find its caches empty each time.
 
 A run ends where somebody has to decide: after ``step_count`` steps or ``for_us``, when ``end`` or
-a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one of its stops or
-its logits are no numbers. What the last step draws is for the caller, from its logits.
+a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one of its stops, has
+no slot for another token or logits that are no numbers, and before a step that would be refused.
+What the last step draws is for the caller, from its logits.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ class NativeRun:
     """The arguments of one run, and the memory that they point to."""
 
     def __init__(self, terms: RunTerms, rows: int, vocab: int) -> None:
-        if len(terms.stops) != rows:
-            raise ValueError(f"stops: expected {rows} rows, got {len(terms.stops)}")
+        for name, count in (("stops", len(terms.stops)), ("leases", len(terms.leases))):
+            if count != rows:
+                raise ValueError(f"{name}: expected {rows} rows, got {count}")
+        if terms.step_count < 1:
+            raise ValueError(f"step_count: expected at least 1, got {terms.step_count}")
+        _check("end", terms.end, (1,), np.uint32)
         self._terms = terms
         self._drawn = np.zeros((terms.step_count, rows), np.int64)
         self._took_us = np.zeros(terms.step_count, np.float64)

@@ -208,6 +208,9 @@ class LeaseWatch:
         """Of the words, and of slots, leases and what is found of each; and how many words."""
         self._arguments = (*self.addresses[:4], count, self.addresses[4])
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def standing(self) -> list[bool]:
         """For each slot: does its word hold its lease now? Unknown slots hold none."""
         self._ask(*self._arguments)

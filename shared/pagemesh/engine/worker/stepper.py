@@ -103,6 +103,7 @@ class Stepper:
         self._turns = turns
         self._readers = NO_READERS
         self._watch = StepWatch(step_us_max)
+        self._run_us_max = step_us_max // 4  # the watch takes the steps of one call for one
         self._begun, self._longest_us, self._computing = 0, 0, False
         # Bounds are per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(
@@ -158,20 +159,20 @@ class Stepper:
                 steps.extend(self._compute(plan, due_us))
             plan = None if self._end_run[0] else plan_after(*steps[-1])
             now_us = self._clock.now_us()
-            if plan is None or now_us >= due_us:
+            if plan is None or now_us >= due_us or self._turns.is_wanted():
                 due_us = now_us + self._stream_us
                 done = StepsDone(tuple(steps), plan is not None, self._readers)
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
 
     def _compute(self, plan: StepPlan, due_us: int) -> Sequence[tuple[StepPlan, StepResult]]:
-        """Run a step when it is its turn, and those after it that end before ``due_us``."""
+        """Run a step when it is its turn, and those after it that begin before ``due_us``."""
         self._readers = self._turns.enter(plan.drawing_rows)
         self._begun += 1
         self._computing = True
         steps: Sequence[tuple[StepPlan, StepResult]] = ()
         try:
-            for_us = due_us - self._clock.now_us()
+            for_us = min(due_us - self._clock.now_us(), self._run_us_max)
             steps = self._executor.run_on(
                 plan, Ahead(for_us, self._end_run, self._turns.others_waiting())
             )

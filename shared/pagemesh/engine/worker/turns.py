@@ -67,6 +67,10 @@ class Turns(Protocol):
         """Addresses of words that are 0 while nobody waits for the cores. Good until ``leave``."""
         ...
 
+    def is_wanted(self) -> bool:
+        """Whether one of them does."""
+        ...
+
     def leave(self, step_count: int = 1) -> None:
         """So many steps are over, one after the other; 0: none came to its end."""
         ...
@@ -85,6 +89,9 @@ class NoTurns:
 
     def others_waiting(self) -> tuple[int, ...]:
         return ()
+
+    def is_wanted(self) -> bool:
+        return False
 
     def leave(self, step_count: int = 1) -> None: ...
 
@@ -134,7 +141,16 @@ class SharedTurns:
     def others_waiting(self) -> tuple[int, ...]:
         own = self._own
         return tuple(
-            other.address_of(_WANTED) for other in self._others.values() if other.mask & own.mask
+            other.address_of(_WANTED)
+            for other in self._others.values()
+            if other.mask & own.mask and not other.waits_in_vain()
+        )
+
+    def is_wanted(self) -> bool:
+        own = self._own
+        return any(
+            other.words[_WANTED] and other.mask & own.mask and not other.waits_in_vain()
+            for other in self._others.values()
         )
 
     def leave(self, step_count: int = 1) -> None:
@@ -224,6 +240,11 @@ class _Words:
         if started_ns:
             return started_ns
         return wanted_ns if wanted_ns < since_ns + is_first else 0
+
+    def waits_in_vain(self) -> bool:
+        """Whether it is dead, or stood still too long: this worker passed over its turn."""
+        wanted_ns = self.words[_WANTED]
+        return bool(wanted_ns) and wanted_ns == self.passed_ns
 
     def is_active(self, now_ns: int) -> bool:
         """Whether it computes, waits to, or is about to."""
