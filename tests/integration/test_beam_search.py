@@ -4,6 +4,7 @@ happens on the way."""
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,13 @@ def test_a_beam_search_over_http_finds_what_transformers_finds(pool_dir: Path) -
 def test_a_beam_search_survives_the_death_of_whoever_searches(pool_dir: Path) -> None:
     body = body_of(TEXTS[1], max_tokens=400, ignore_eos=True, best_of=8)
     with Mesh(pool_dir, deterministic=True, pool_bytes=32 << 20) as mesh:
+        began_s = time.monotonic()
         calm = answers_of(asyncio.run(_together(mesh.url, [body]))[0])
+        calm_s = time.monotonic() - began_s
 
         async def hurt() -> httpx.Response:
             task = asyncio.create_task(_together(mesh.url, [body]))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.4 * calm_s)
             assert not task.done(), "it was over before the kill"
             await asyncio.to_thread(mesh.kill, "decode")
             return (await task)[0]
