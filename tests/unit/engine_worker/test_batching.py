@@ -253,10 +253,11 @@ def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports()
     for count in range(1, 100):
         costs.observe(drawing([10]), 1_000)
         costs.observe(drawing([10]) + prompt(0, count), 1_000 + 100 * count)
-    chosen = batching(costs).choose(
-        [wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS
-    )
-    assert chosen[-1].count == pytest.approx((2 * IDLE_US_MIN - 1_000) / 100, abs=10)
+    for stream_ms, time_us in ((0, IDLE_US_MIN), (2, IDLE_US_MIN), (10, 10_000)):
+        chosen = batching(costs, stream_ms=stream_ms).choose(
+            [wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS
+        )
+        assert chosen[-1].count == pytest.approx((2 * time_us - 1_000) / 100, abs=10)
 
 
 def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> None:

@@ -37,7 +37,7 @@ CHUNK_TOKENS_STEP = 8
 UNKNOWN_TOKENS_MAX = 64
 """Prompt tokens beside drawing rows before it is known what they cost."""
 IDLE_US_MIN = 4_000
-"""A step without prompts counts as no shorter: tokens are reported no more often."""
+"""A step without prompts counts as no shorter than this, or than the time between two reports."""
 ALONE_US_MIN = 20_000
 """What a step of prompts alone may take, where no target is set: nobody reads faster."""
 PROMPT_WEIGHT = 4
@@ -79,6 +79,8 @@ class Batching:
     """Tokens of one sequence in one step."""
     rows_max: int
     itl_target_ms: int = 0
+    stream_ms: int = 0
+    """Tokens are sent at most this often."""
     costs: StepCosts = field(default_factory=StepCosts)
     readers: Readers = field(default=NO_READERS, init=False)
     """Of other workers of the host, lately."""
@@ -161,7 +163,8 @@ class Batching:
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us
         ratio = PROMPT_WEIGHT * waiting_count / (len(starts) + self.readers.rows)
-        least_us = 2.0 * max(alone_us, IDLE_US_MIN) - alone_us
+        idle_us = max(IDLE_US_MIN, 1_000 * self.stream_ms)
+        least_us = 2.0 * max(alone_us, idle_us) - alone_us
         if not draws:
             least_us = max(least_us, ALONE_US_MIN)
         return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * alone_us)

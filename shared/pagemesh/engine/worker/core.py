@@ -69,6 +69,7 @@ class WorkerCore:
             chunk_tokens_max=role.chunk_tokens_max,
             rows_max=limits.step_rows_max,
             itl_target_ms=limits.itl_target_ms,
+            stream_ms=limits.stream_ms,
         )
         self._drain_until_ms = 0.0
         self._drained = False

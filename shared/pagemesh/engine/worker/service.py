@@ -155,6 +155,7 @@ class Worker:
             sequences_max=worker.sequence_count_max + worker.waiting_count_max,
             step_rows_max=worker.sequence_count_max,
             itl_target_ms=worker.itl_target_ms,
+            stream_ms=worker.stream_ms,
         )
         who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec, model.name)
         return WorkerCore(who, self._role, limits, new_ticket_id)

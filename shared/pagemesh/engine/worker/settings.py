@@ -46,6 +46,8 @@ class WorkerLimits:
     step_rows_max: int = 256
     itl_target_ms: int = 0
     """The longest a step with prompts should take while somebody draws; 0: see ``batching``."""
+    stream_ms: int = 0
+    """Tokens are sent at most this often, so that prompts beside them may take as long."""
     growth_pages: int = 2
     """Pages asked for ahead of need, at admission and while decoding."""
     prompt_chunks: int = 2
