@@ -1,7 +1,7 @@
 // Steps that follow one another without anybody being asked: what a row draws is its next token.
 #include <math.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pagemesh_native.h"
 #include "parallel.h"
 
@@ -9,12 +9,6 @@ namespace {
 
 constexpr long kNoColumn = -1;
 constexpr long kAloneColumns = 1L << 16;  // what one thread looks at sooner than others wake
-
-double now_us() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
-}
 
 // The first of the highest; kNoColumn when that is no finite number or there is any that is none.
 long highest_column(const float* row, long width) {
@@ -104,7 +98,7 @@ bool advance(const PmRun& run, const int64_t* drawn) {
 extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
   const PmRun& run = *given;
   const long rows = run.batch->rows;
-  const double began_us = now_us();
+  const double began_us = pm::now_us();
   double since_us = began_us;
   long done = 0;
   while (true) {
@@ -113,12 +107,12 @@ extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
     if (bad) return done ? done : -bad;
     int64_t* drawn = run.drawn + done * rows;
     const bool last = ++done == run.step_count || is_wanted_elsewhere(run) ||
-                      now_us() - began_us >= run.for_us || !leases_stand(run) ||
+                      pm::now_us() - began_us >= run.for_us || !leases_stand(run) ||
                       !draw_rows(run, done - 1, drawn, threads);
     bool stops = last;
     for (long row = 0; row < rows && !stops; ++row) stops = is_stop(run, row, drawn[row]);
     if (!stops) stops = !advance(run, drawn);
-    const double at_us = now_us();
+    const double at_us = pm::now_us();
     run.took_us[done - 1] = at_us - since_us;
     since_us = at_us;
     if (stops) return done;

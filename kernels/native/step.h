@@ -5,8 +5,8 @@
 #pragma once
 
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "kv_write.h"
 #include "step_memory.h"
 
@@ -47,17 +47,11 @@ struct Hand {
   double since_us;
 };
 
-double now_us() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
-}
-
 // Everybody is done with a phase.
 void end_phase(Hand& hand, PmPhase phase) {
   pm::barrier();
   if (!hand.phase_us) return;
-  const double now = now_us();
+  const double now = pm::now_us();
   hand.phase_us[phase] += now - hand.since_us;
   hand.since_us = now;
 }
@@ -350,7 +344,7 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
               memory.own_split + thread * memory.own_split_floats,
               memory.carry + thread * kCarryFloats,
               memory.own + thread * kOwnFloats, scratch.scratch,
-              thread == 0 ? phase_us : nullptr, now_us()};
+              thread == 0 ? phase_us : nullptr, pm::now_us()};
     step_share(step, hand);
   });
   free(counters);
