@@ -38,7 +38,9 @@ _POLL_S = 0.05
 
 class Mesh:
     """``pool_dir`` is the test's own folder; ``env`` are further ``PAGEMESH_*`` variables and
-    ``flags`` further flags of ``up``. What ``up`` said on stderr is in ``log``."""
+    ``flags`` further flags of ``up``. With ``handover``, prompts go to the prefill worker whatever
+    the decode worker has to do; without, that computes most of those that come together. What
+    ``up`` said on stderr is in ``log``."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Mesh:
         decode: int = 1,
         deterministic: bool = False,
         pool_bytes: int = 8 << 20,
+        handover: bool = False,
         env: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
     ) -> None:
@@ -64,6 +67,7 @@ class Mesh:
             "PAGEMESH_DETERMINISTIC": "true" if deterministic else "false",
             "PAGEMESH_MODEL": str(model) if model else "",
             "PAGEMESH_CACHE_DIR": str(pool_dir.parent / "prepared"),
+            "PAGEMESH_DISAGGREGATE": "always" if handover else "auto",
             **(env or {}),
         }
         counts = ("--prefill", str(prefill), "--decode", str(decode))

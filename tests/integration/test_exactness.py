@@ -58,16 +58,24 @@ def test_every_way_gives_the_same_bits_in_deterministic_mode(
 
     chunked = {"PAGEMESH_STEP_TOKENS_MAX": "48"}
     with Mesh(
-        pool_dir, model=tiny_model, deterministic=True, env=chunked, pool_bytes=32 << 20
+        pool_dir,
+        model=tiny_model,
+        deterministic=True,
+        pool_bytes=32 << 20,
+        handover=True,
+        env=chunked,
     ) as mesh:
-        assert same(cold, answers(mesh, MODEL, plain)), "small chunks"
+        assert same(cold, answers(mesh, MODEL, plain)), "small chunks, all handed over"
 
     small = PAGE_BYTES * SMALL_POOL_PAGES
-    with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=small) as mesh:
-        assert same(cold, answers(mesh, MODEL, plain)), "under preemption"
-        report = mesh.wait_idle()
-        assert report.total_pages == SMALL_POOL_PAGES
-        assert report.preempted_count > 0
+    for handover in (True, False):
+        with Mesh(
+            pool_dir, model=tiny_model, deterministic=True, pool_bytes=small, handover=handover
+        ) as mesh:
+            assert same(cold, answers(mesh, MODEL, plain)), f"under preemption, {handover=}"
+            report = mesh.wait_idle()
+            assert report.total_pages == SMALL_POOL_PAGES
+            assert report.preempted_count > 0
 
 
 @pytest.mark.slow
@@ -76,8 +84,8 @@ def test_every_greedy_token_is_valid_in_fast_mode(
     pool_dir: Path, tiny_model: Path, prompts: list[tuple[int, ...]], reference: Reference
 ) -> None:
     small = PAGE_BYTES * SMALL_POOL_PAGES
-    for pool_bytes in (32 << 20, small):
-        with Mesh(pool_dir, model=tiny_model, pool_bytes=pool_bytes) as mesh:
+    for pool_bytes, handover in ((32 << 20, True), (small, False)):
+        with Mesh(pool_dir, model=tiny_model, pool_bytes=pool_bytes, handover=handover) as mesh:
             for _ in range(2):
                 assert_greedy(reference, prompts, answers(mesh, MODEL, asks_for(prompts)))
             mesh.wait_idle()

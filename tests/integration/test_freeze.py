@@ -22,7 +22,12 @@ KILLED = "no sign of life for 3 s; killed"
 def mesh(module_pool_dir: Path, tiny_model: Path) -> Iterator[Mesh]:
     flags = ("--silence-ms-max", str(SILENCE_MS_MAX))
     with Mesh(
-        module_pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, flags=flags
+        module_pool_dir,
+        model=tiny_model,
+        deterministic=True,
+        pool_bytes=32 << 20,
+        handover=True,
+        flags=flags,
     ) as made:
         yield made
 

@@ -33,7 +33,13 @@ def mesh(pool_dir: Path, tiny_model: Path, orders: Path) -> Iterator[Mesh]:
     env = {"PYTHONPATH": str(Path(__file__).parent / "hanging"), "HANGING_STEPS": str(orders)}
     flags = ("--step-ms-max", str(STEP_MS_MAX))
     with Mesh(
-        pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, env=env, flags=flags
+        pool_dir,
+        model=tiny_model,
+        deterministic=True,
+        pool_bytes=32 << 20,
+        handover=True,
+        env=env,
+        flags=flags,
     ) as made:
         yield made
 

@@ -76,15 +76,16 @@ def metric(first_port: int, service: str, name: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("handover", [True, False])
 def test_sixteen_identical_prompts_at_once_compute_the_prefix_once(
-    pool_dir: Path, tiny_model: Path, trace_receiver: Receiver
+    pool_dir: Path, tiny_model: Path, trace_receiver: Receiver, handover: bool
 ) -> None:
     port = free_ports(len(PORTS) + 1)
     env = {
         "PAGEMESH_STEP_TOKENS_MAX": "16", "PAGEMESH_METRICS_PORT": str(port),
         "PAGEMESH_OTLP": trace_receiver.url,
     }  # fmt: skip
-    with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20, env=env) as mesh:
+    with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20, handover=handover, env=env) as mesh:
         answers = asyncio.run(complete_at_once(mesh, max_tokens=1))
         assert sorted(map(cached, answers)) == [0, *[SHARED_TOKENS] * (CLIENT_COUNT - 1)]
         computed = sum(
@@ -100,19 +101,20 @@ def test_sixteen_identical_prompts_at_once_compute_the_prefix_once(
         assert metric(port, "pager", "pagemesh_pager_in_flight_waiters") == 0
         mesh.wait_idle()
         spans = trace_receiver.wait_for(
-            lambda spans: len(waits(spans)) >= CLIENT_COUNT // 2, timeout_s=20.0
+            lambda spans: len(waits(spans, handover)) >= CLIENT_COUNT // 2, timeout_s=20.0
         )
-    saved = {span.attributes["pagemesh.in_flight.tokens"] for span in waits(spans)}
+    saved = {span.attributes["pagemesh.in_flight.tokens"] for span in waits(spans, handover)}
     assert saved <= set(range(PAGE_SIZE, SHARED_TOKENS + 1, PAGE_SIZE)), "those not there yet"
-    assert any(span.attributes["pagemesh.in_flight.waited_ms"] for span in waits(spans))
+    assert any(span.attributes["pagemesh.in_flight.waited_ms"] for span in waits(spans, handover))
 
 
-def waits(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+def waits(spans: list[ReceivedSpan], handover: bool) -> list[ReceivedSpan]:
     """The sequences that waited for what another one computed."""
+    name = "prefill sequence" if handover else "decode sequence"
     return [
         span
         for span in spans
-        if span.name == "prefill sequence" and "pagemesh.in_flight.tokens" in span.attributes
+        if span.name == name and "pagemesh.in_flight.tokens" in span.attributes
     ]
 
 
@@ -138,7 +140,9 @@ def test_when_the_one_that_computes_for_all_is_killed_the_rest_is_computed_once_
     pool_dir: Path, tiny_model: Path
 ) -> None:
     env = {"PAGEMESH_STEP_TOKENS_MAX": "4"}
-    with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, env=env) as mesh:
+    with Mesh(
+        pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, handover=True, env=env
+    ) as mesh:
         answers = asyncio.run(kill_in_the_middle(mesh))
         assert all(tokens_of(answer) == tokens_of(answers[0]) for answer in answers)
         uncached = sum(len(PROMPT) - cached(answer) for answer in answers)

@@ -97,9 +97,16 @@ def prompts_of(seed: int) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_stream_survives_the_death_of_a_service(pool_dir: Path, tiny_model: Path) -> None:
-    with Mesh(pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20) as mesh:
-        for seed, victim in enumerate(("prefill", "decode", "pager")):
+@pytest.mark.parametrize(
+    ("handover", "victims"), [(True, ("prefill", "decode", "pager")), (False, ("decode", "pager"))]
+)
+def test_every_stream_survives_the_death_of_a_service(
+    pool_dir: Path, tiny_model: Path, handover: bool, victims: tuple[str, ...]
+) -> None:
+    with Mesh(
+        pool_dir, model=tiny_model, deterministic=True, pool_bytes=32 << 20, handover=handover
+    ) as mesh:
+        for seed, victim in enumerate(victims):
             prompts = prompts_of(seed)
             hurt = asyncio.run(run_all(mesh, prompts, functools.partial(mesh.kill, victim)))
             mesh.wait_ready()

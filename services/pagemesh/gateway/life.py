@@ -126,6 +126,8 @@ class Life:
         self._queue: deque[ev.Event] = deque()
         self._feeding = False
         self._ended = False
+        self._routes: list[tuple[ev.Route, int]] = []
+        """Those taken, and how many choices are still on their way there."""
         self._overrun = False
         """Something for the client was not taken: what comes after it must not be either."""
         self._timer: asyncio.TimerHandle | None = None
@@ -174,6 +176,7 @@ class Life:
             return
         self._ended = True
         self._queue.clear()
+        self._leave(sum(count for _, count in self._routes))
         if self._overrun:  # even when the core completed: the client does not have it all
             ended = ev.Ended(ev.Cancelled())
         self._outbox.put(self._prompt_index, ended)
@@ -202,6 +205,7 @@ class Life:
 
     def _choose(self, command: ev.ChooseRoute) -> None:
         start_us = self._around.clock.now_us()
+        self._leave(command.choice_count)
         attributes: dict[str, str | int] = {semconv.PAGEMESH_REQUEST: self.core.spec.request}
         error = ""
         found = self._route(command)
@@ -211,6 +215,7 @@ class Life:
             self._queue.append(ev.Unroutable(found, expected))
         else:
             self._queue.append(ev.Routed(found))
+            self._routes.append((found, command.choice_count))
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name
             attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
             attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = found.elsewhere_tokens
@@ -229,6 +234,16 @@ class Life:
             return Disconnected("the bus is away", retry_after_ms=1_000)
         read_cache = self.core.spec.read_cache
         return self._around.router.choose(self._model, self._salt, command, read_cache=read_cache)
+
+    def _leave(self, choice_count: int) -> None:
+        """So many choices are no longer where they were sent first."""
+        while self._routes and choice_count:
+            route, count = self._routes.pop(0)
+            gone = min(count, choice_count)
+            self._around.router.left(route, gone)
+            choice_count -= gone
+            if gone < count:
+                self._routes.insert(0, (route, count - gone))
 
     async def _submit(self, command: ev.SendSubmit) -> None:
         start_us = self._around.clock.now_us()

@@ -5,7 +5,8 @@ there is the pager's business. Pure: fed with announcements and page events, ask
 ``Route``.
 
 Both workers of a route live on one host, where a handover moves no page. A short uncached
-suffix goes straight to a decode worker; when one role is missing the other does all.
+suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
+prefill workers and has company already (ADR 0025); when one role is missing the other does all.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _RUNNING_COST_TOKENS = 32
 class RouterLimits:
     short_suffix_tokens: int = 64
     """A prompt with at most so many uncached tokens goes straight to decode."""
+    always_prefill: bool = False
+    """Other prompts go to a prefill worker, even if it shares its cores with the decode worker."""
     index_bytes_max: int = 64 << 20
     """For each host."""
     workers_max: int = 4_096
@@ -40,7 +43,7 @@ class RouterLimits:
 
 @dataclass(slots=True)
 class _Known:
-    """A worker as last announced, and what we sent it since."""
+    """A worker as last announced, what we sent it since, and what of it is still open."""
 
     worker: Worker
     role: str
@@ -48,6 +51,12 @@ class _Known:
     facts: ModelFacts
     load: Load
     ready: bool
+    cores: int
+    """A bit for each core that its steps take turns on."""
+    open_count: int
+    """Sequences of ours that end there."""
+    foreign_count: int
+    """Those of other gateways, when it announced itself."""
     sent_tokens: int = 0
     sent_count: int = 0
 
@@ -92,7 +101,10 @@ class Router:
             return host.index.announced(message.epoch, message.event_sequence)
         if message.role not in ("prefill", "decode") or message.model is None:
             return False
-        if message.name in self._workers or len(self._workers) < self.limits.workers_max:
+        had = self._workers.get(message.name)
+        if had is not None or len(self._workers) < self.limits.workers_max:
+            open_count = had.open_count if had is not None and had.worker == who else 0
+            count = message.load.running_count + message.load.waiting_count
             self._workers[message.name] = _Known(
                 worker=who,
                 role=message.role,
@@ -100,6 +112,9 @@ class Router:
                 facts=message.model,
                 load=message.load,
                 ready=message.state == "ready",
+                cores=int.from_bytes(message.cores, "little"),
+                open_count=open_count,
+                foreign_count=max(0, count - open_count),
             )
         return False
 
@@ -143,7 +158,8 @@ class Router:
     def choose(
         self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
     ) -> Route | Fault:
-        """The cheapest route, or the fault that says why there is none."""
+        """The cheapest route, or the fault that says why there is none. Whoever goes that way
+        says so when it ``left``."""
         usable = [
             known
             for known in self._workers.values()
@@ -166,6 +182,18 @@ class Router:
         self._note_sent(route, want)
         most_tokens = max(other.predicted_tokens for _, _, other in priced)
         return replace(route, elsewhere_tokens=most_tokens - route.predicted_tokens)
+
+    def left(self, route: Route, choice_count: int) -> None:
+        """So many sequences that were sent by ``route`` have ended, or went elsewhere."""
+        known = self._end_of(route)
+        if known is not None:
+            known.open_count = max(0, known.open_count - choice_count)
+
+    def _end_of(self, route: Route) -> _Known | None:
+        """Whoever decodes what goes by ``route``, if it still lives."""
+        last = route.decode or route.worker
+        known = self._workers.get(last.name)
+        return known if known is not None and known.worker == last else None
 
     def _routes(
         self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool
@@ -211,7 +239,11 @@ class Router:
             key=lambda known: (known.worker in want.avoid, known.queue_tokens),
             default=None,
         )
-        yield from ((known, best) for known in prefills)
+        for known in prefills:
+            if best is not None and not self.limits.always_prefill and _are_one(known, best):
+                yield best, None
+            else:
+                yield known, best
 
     def _shortage_tokens(
         self, host: _Host | None, facts: ModelFacts, want: ChooseRoute, cached: int
@@ -228,6 +260,9 @@ class Router:
         known.sent_count += want.choice_count
         if route.decode is not None:
             self._workers[route.decode.name].sent_count += want.choice_count
+        last = self._end_of(route)
+        assert last is not None
+        last.open_count += want.choice_count
 
     def _host(self, name: str) -> _Host:
         host = self._hosts.get(name)
@@ -244,6 +279,12 @@ class Router:
         self._keys.check()
         for host in self._hosts.values():
             host.index.check()
+
+
+def _are_one(prefill: _Known, decode: _Known) -> bool:
+    """Whether the prompt's steps would take the cores from answers that read the same weights, so
+    that they had better be one step (ADR 0025)."""
+    return bool(prefill.cores & decode.cores and decode.open_count + decode.foreign_count)
 
 
 def _busy_cost(known: _Known, decode: _Known | None, want: ChooseRoute) -> float:

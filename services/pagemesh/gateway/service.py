@@ -9,6 +9,7 @@ from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.bus_door import BusDoor
 from pagemesh.gateway.front import Front
 from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.router import RouterLimits
 from pagemesh.gateway.sampling_defaults import sampling_defaults
 from pagemesh.gateway.tenants import Tenants
 from pagemesh.gateway.tokens import Tokens
@@ -44,6 +45,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             model=config.worker.model_name,
             secret=secret,
             request_count_max=config.gateway.request_count_max,
+            limits=RouterLimits(always_prefill=gate.disaggregate == "always"),
         )
         async with actor.running() as gateway:
             front = Front(

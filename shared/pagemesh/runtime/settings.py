@@ -297,6 +297,10 @@ class GatewayConfig:
         "min_p and repetition_penalty is what the model's generation_config.json recommends; none: "
         "OpenAI's defaults",
     )  # fmt: skip
+    disaggregate: Literal["auto", "always"] = setting(
+        "auto", "DISAGGREGATE", "auto: while a decode worker has work, it computes prompts in its "
+        "own steps, if prefill workers would take its cores; always: prefill workers compute them",
+    )  # fmt: skip
     request_count_max: int = setting(
         1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
     )

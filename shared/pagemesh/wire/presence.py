@@ -58,6 +58,9 @@ class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     load: Load = Load()
     model: ModelFacts | None = None
     """Workers only."""
+    cores: Annotated[bytes, Meta(max_length=128)] = b""
+    """Workers only: the cores that their steps take turns on, a bit each, little-endian; empty:
+    no turns are taken."""
     event_sequence: U64 = 0
     """Pagers only: the last ``PagesChanged`` sequence, so that a lost last event shows."""
     epoch: U64 = 0

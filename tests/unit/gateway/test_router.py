@@ -48,15 +48,18 @@ def worker(
     state: State = "ready",
     waiting: int = 0,
     running: int = 0,
+    cores: bytes = b"",
+    incarnation: int = 1,
 ) -> Announce:
     return Announce(
         role=role,
         name=name,
-        incarnation=1,
+        incarnation=incarnation,
         host=host,
         state=state,
         load=Load(waiting_tokens=waiting, running_count=running),
         model=FACTS,
+        cores=cores,
     )
 
 
@@ -123,6 +126,61 @@ def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> Non
     assert names(route) == ("d", "")
     assert route.predicted_tokens == 18 * PAGE
     assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
+
+
+def test_who_has_company_on_shared_cores_computes_prompts_itself(router: Router) -> None:
+    for role in ("prefill", "decode"):
+        router.announced(worker(role[0], role, cores=b"\x03"))
+    first = chosen(router, want())
+    assert names(first) == ("p", "d")
+    second = chosen(router, want())
+    assert names(second) == ("d", "")
+    router.announced(worker("d", "decode", cores=b"\x03"))  # before it heard of either
+    assert names(chosen(router, want())) == ("d", "")
+    for route in (first, second, second):
+        router.left(route, 1)
+    assert names(chosen(router, want())) == ("p", "d")
+
+
+def test_what_other_gateways_sent_is_company_and_an_old_load_of_ours_is_not(
+    router: Router,
+) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x01"))
+    router.announced(worker("d", "decode", cores=b"\x01", running=1))
+    foreign = chosen(router, want())
+    assert names(foreign) == ("d", "")
+    router.announced(worker("d", "decode", cores=b"\x01", running=1))  # ours, by now
+    router.left(foreign, 1)
+    assert names(chosen(router, want())) == ("p", "d")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [(b"\x01", b"\x02"), (b"", b""), (b"\x03", b""), (b"", b"\x03")]
+)
+def test_a_prefill_worker_with_cores_of_its_own_gets_every_prompt(
+    router: Router, prefill: bytes, decode: bytes
+) -> None:
+    router.announced(worker("p", "prefill", cores=prefill))
+    router.announced(worker("d", "decode", cores=decode))
+    assert [names(chosen(router, want())) for _ in range(3)] == [("p", "d")] * 3
+
+
+def test_prompts_are_always_handed_over_where_that_is_wanted() -> None:
+    router = Router(SECRET, RouterLimits(always_prefill=True))
+    for role in ("prefill", "decode"):
+        router.announced(worker(role[0], role, cores=b"\x03"))
+    assert [names(chosen(router, want())) for _ in range(3)] == [("p", "d")] * 3
+
+
+def test_a_new_life_has_none_of_what_was_sent_to_the_last_one(router: Router) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x03"))
+    router.announced(worker("d", "decode", cores=b"\x03"))
+    old = chosen(router, want())
+    router.announced(worker("d", "decode", cores=b"\x03", incarnation=2))
+    fresh = chosen(router, want())
+    assert names(fresh) == ("p", "d")
+    router.left(old, 1)
+    assert names(chosen(router, want())) == ("d", "")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

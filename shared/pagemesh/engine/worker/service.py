@@ -95,6 +95,7 @@ class Worker:
         self._clock = MonotonicClock()
         self._model: ServedModel | None = None
         self._lock: HolderLock | None = None
+        self._cores = b""
         self._core: WorkerCore | None = None
         self._actor: Actor[Input] | None = None
         self._pool_pages = 0
@@ -113,7 +114,7 @@ class Worker:
         stop: Stop,
     ) -> None:
         """Take work until ``stop``; then finish or give back what there is."""
-        self._model, self._lock = engine.model, lock
+        self._model, self._lock, self._cores = engine.model, lock, turns.cores
         self._core = self._make_core(engine.model, lock.path.stem)
         actor = self._actor = self._make_actor(self._core, engine, box, turns)
         # What was heard while the model loaded: the pager, above all.
@@ -257,6 +258,7 @@ class Worker:
             state=self._state(),
             load=core.load if core is not None else Load(),
             model=facts,
+            cores=self._cores,
         )
 
     def _state(self) -> State:

@@ -59,6 +59,11 @@ class Turns(Protocol):
         """Threads that a step may use, at least one."""
         ...
 
+    @property
+    def cores(self) -> bytes:
+        """Those that steps take turns on, a bit each, little-endian; empty: no turns are taken."""
+        ...
+
     def enter(self, drawing_rows: int) -> Readers:
         """Wait until a step may begin. Returns whose steps take turns with it."""
         ...
@@ -80,6 +85,8 @@ class Turns(Protocol):
 
 class NoTurns:
     """Steps begin at once, with the same number of threads."""
+
+    cores = b""
 
     def __init__(self, thread_count: int) -> None:
         self.thread_count = thread_count
@@ -108,6 +115,7 @@ class SharedTurns:
         self._now_ns = now_ns
         mask = sum(1 << core for core in set(cores) if core < _CORES_MAX)
         self.thread_count = max(1, mask.bit_count())
+        self.cores = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
         try:
             with path.open("r+b") as file:
                 # Written, not only made longer: a page that has no memory would fault later.
