@@ -228,7 +228,7 @@ class WorkerConfig:
         minimum=1, maximum=4096,
     )  # fmt: skip
     step_tokens_max: int = setting(
-        512, "STEP_TOKENS_MAX", "tokens computed in one step", minimum=1, maximum=1 << 16
+        512, "STEP_TOKENS_MAX", "tokens of prompts computed in one step", minimum=1, maximum=1 << 16
     )
     itl_target_ms: int = setting(
         0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: as "

@@ -18,6 +18,7 @@ from pagemesh.engine.worker.batching import (
     PASSED_MAX,
     PROMPT_WEIGHT,
     PROMPTS_RATIO_MAX,
+    REST_SHARE,
     UNKNOWN_TOKENS_MAX,
     Batching,
     Wish,
@@ -254,10 +255,13 @@ def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports()
         costs.observe(drawing([10]), 1_000)
         costs.observe(drawing([10]) + prompt(0, count), 1_000 + 100 * count)
     for stream_ms, time_us in ((0, IDLE_US_MIN), (2, IDLE_US_MIN), (10, 10_000)):
-        chosen = batching(costs, stream_ms=stream_ms).choose(
-            [wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS
-        )
-        assert chosen[-1].count == pytest.approx((2 * time_us - 1_000) / 100, abs=10)
+        policy = batching(costs, stream_ms=stream_ms)
+        chosen = policy.choose([wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS)
+        assert chosen[-1].count == pytest.approx(PROMPT_WEIGHT * time_us / 100, abs=10)
+        many = [wish(1 + number, filled=10, phase=Phase.DECODE) for number in range(8)]
+        chosen = policy.choose([*many, wish(99, 4_000)], NOW_MS)
+        left_us = 2 * time_us - costs.us(drawing([10] * 8))
+        assert chosen[-1].count == pytest.approx(left_us / 100, abs=10)
 
 
 def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> None:
@@ -267,13 +271,40 @@ def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> Non
     assert late[-1].count < early[-1].count
 
 
+@pytest.mark.parametrize("readers", [0, 3, 40])
+def test_who_reads_takes_nothing_from_a_prompt_that_fills_a_step(readers: int) -> None:
+    wishes = [*drawing_wishes(readers), *(wish(100 + number, 512) for number in range(20))]
+    cheap = batching(StepCosts(), stream_ms=1_000_000)
+    cheap.costs.observe(prompt(0, 8), 1.0)
+    assert cheap.choose(wishes, NOW_MS)[readers:] == wishes[readers : readers + 1]
+
+
+def test_a_little_rest_is_computed_with_the_chunk_before_it() -> None:
+    def counts(*wished: int) -> list[int]:
+        wishes = [wish(number, count) for number, count in enumerate(wished)]
+        return [one.count for one in batching(learnt()).choose(wishes, NOW_MS)]
+
+    assert [counts(count) for count in (512, 576, 577)] == [[512], [576], [512]]
+    assert counts(70, 70, 418) == [70, 70, 418]
+    assert counts(70, 70, 419) == [70, 70, 372]
+    assert counts(512, 512) == [512]
+
+
+def test_with_a_target_no_rest_goes_beyond_it() -> None:
+    wishes = [*drawing_wishes(2), wish(1, 64)]
+    chunk = batching(learnt(), itl_target_ms=52).choose(wishes, NOW_MS)[-1].count
+    assert 64 * REST_SHARE // (REST_SHARE + 1) <= chunk < 64
+    assert batching(learnt(), itl_target_ms=60).choose(wishes, NOW_MS)[-1].count == 64
+
+
 def test_rows_and_tokens_of_a_step_are_bounded() -> None:
     many = [*drawing_wishes(10), *(wish(100 + number, 30) for number in range(10))]
     for rows_max, tokens_max in ((64, 64), (12, 512), (10, 512), (4, 512), (64, 5)):
         chosen = batching(learnt(), rows_max=rows_max, step_tokens_max=tokens_max).choose(
             many, NOW_MS
         )
-        assert len(chosen) <= rows_max and sum(one.count for one in chosen) <= tokens_max
+        prompts = sum(one.count for one in chosen if not one.draws)
+        assert len(chosen) <= rows_max and prompts <= tokens_max + tokens_max // REST_SHARE
         assert all(one.count >= 1 for one in chosen)
         assert numbers(chosen)[:4] == [1, 2, 3, 4]
 

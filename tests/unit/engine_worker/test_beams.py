@@ -185,14 +185,14 @@ def test_searches_that_end_in_one_step_share_a_message_as_far_as_it_holds_their_
 
 def test_a_search_is_handed_over_by_one_ticket_before_there_are_beams() -> None:
     bench = Bench(PREFILL).start()
-    bench.ask(asked(decode="d"))
+    bench.ask(asked(12, decode="d"))
     want = bench.asked(Admit)
-    assert want.reserve_tokens == 10, "growth is for who searches"
+    assert want.reserve_tokens == 12, "growth is for who searches"
     bench.grant()
     bench.step()
     bench.step()
     assert bench.frames[-1].tokens == b"" and bench.frames[-1].finish is None
-    assert bench.asked(Offer).fill.filled_tokens == 9
+    assert bench.asked(Offer).fill.filled_tokens == 11
     bench.offered()
     handed = bench.asked(Attach)
     assert handed.generated == b"" and handed.sampling.beams is not None
@@ -275,7 +275,7 @@ def crowded() -> Bench:
         bench.ask(message)
         bench.grant(pages=12)
         while bench.plan is not None:
-            bench.step()
+            report(bench, *GOING)
             if bench.plan is not None and len(bench.plan.rows) >= min(number, 4):
                 break
     return bench

@@ -13,7 +13,8 @@ take turns with these.
 Prompts are computed by priority, then by how many times longer than the rest of them takes to
 compute they have been here (highest response ratio next). So who needs little, because it is
 short, cached or almost done, soon goes before who needs much; and since the ratio of who waits
-grows without end, nobody starves.
+grows without end, nobody starves. A little rest is computed with the chunk before it: its first
+text would come a whole step later.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CHUNK_TOKENS_ALONE_MIN = 64
 """The same of a step without drawing rows: the weights are read for its prompts alone."""
 CHUNK_TOKENS_STEP = 8
 """Chunks are multiples of it: products are computed so many rows at a time."""
+REST_SHARE = 8
+"""What is left of a prompt goes with a chunk that is so many times as long."""
 UNKNOWN_TOKENS_MAX = 64
 """Prompt tokens beside drawing rows before it is known what they cost."""
 IDLE_US_MIN = 4_000
@@ -75,8 +78,9 @@ class Batching:
     number of those who wait for their first one warrants."""
 
     step_tokens_max: int
+    """Of prompts, drawing rows not counted."""
     chunk_tokens_max: int
-    """Tokens of one sequence in one step."""
+    """Tokens of one sequence in one step; both but for little rests."""
     rows_max: int
     itl_target_ms: int = 0
     stream_ms: int = 0
@@ -111,11 +115,11 @@ class Batching:
         for wish in wishes:
             (draws if wish.draws else prompts).append(wish)
         chosen, rows_count = self._fitting(draws)
-        room, rows_left = self.step_tokens_max - rows_count, self.rows_max - rows_count
-        if prompts and room > 0 and rows_left > 0:
+        rows_left = self.rows_max - rows_count
+        if prompts and rows_left > 0:
             if len(prompts) > 1:
                 prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
-            chosen += self._prompts(prompts, chosen, room, rows_left)
+            chosen += self._prompts(prompts, chosen, rows_left)
         return chosen
 
     def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
@@ -129,12 +133,11 @@ class Batching:
                 rows_count += wish.row_count
         return chosen, rows_count
 
-    def _prompts(
-        self, wishes: list[Wish], draws: list[Wish], room: int, rows_left: int
-    ) -> list[Wish]:
-        """What of ``wishes``, in this order, goes beside ``draws`` into ``room`` tokens and
-        ``rows_left`` rows; never nothing."""
+    def _prompts(self, wishes: list[Wish], draws: list[Wish], rows_left: int) -> list[Wish]:
+        """What of ``wishes``, in this order, goes beside ``draws`` into ``rows_left`` rows; never
+        nothing."""
         chosen: list[Wish] = []
+        room = self.step_tokens_max
         spare_us = None
         if draws or self.readers.rows:
             if self.costs.knows_prompts:
@@ -148,8 +151,10 @@ class Batching:
                 count = min(count, self._chunk(wish, spare_us, least))
                 spare_us -= self.costs.prompt_us(wish.start, count) if count else 0.0
                 least = 0
-            if count == 0 or len(chosen) == rows_left:
+            if count <= 0 or len(chosen) == rows_left:
                 break
+            if not self.itl_target_ms and (wish.count - count) * REST_SHARE <= count:
+                count = wish.count
             chosen.append(Wish(wish.sequence, wish.start, count))
             room -= count
         return chosen
@@ -163,11 +168,11 @@ class Batching:
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us
         ratio = PROMPT_WEIGHT * waiting_count / (len(starts) + self.readers.rows)
-        idle_us = max(IDLE_US_MIN, 1_000 * self.stream_ms)
-        least_us = 2.0 * max(alone_us, idle_us) - alone_us
+        idle_us = max(alone_us, IDLE_US_MIN, 1_000 * self.stream_ms)
+        least_us = 2.0 * idle_us - alone_us
         if not draws:
             least_us = max(least_us, ALONE_US_MIN)
-        return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * alone_us)
+        return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * idle_us)
 
     def _chunk(self, wish: Wish, spare_us: float, least: int) -> int:
         """Tokens of ``wish`` for ``spare_us``, but at least ``least``. Less than a useful chunk is

@@ -29,9 +29,9 @@ class RoleSettings:
     hand_over: bool
     """Give a sequence to the decode worker that its ``Submit`` names, after the first token."""
     step_tokens_max: int
-    """Tokens computed in one step, over all rows."""
+    """Prompt tokens computed in one step, over all rows."""
     chunk_tokens_max: int
-    """Tokens of one sequence computed in one step."""
+    """Tokens of one sequence computed in one step; both but for little rests (``batching``)."""
 
 
 @dataclass(frozen=True, slots=True)
