@@ -14,6 +14,7 @@ from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.worker.plan import StepRow
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.kernels.native.populate import Populating
 from pagemesh.kernels.ops import KvPool, PageLayout
 from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
@@ -31,6 +32,7 @@ class WorkerPool:
         self, file: PoolFile, layout: PageLayout, memory: torch.Tensor | None = None
     ) -> None:
         self._file = file
+        self._populating = Populating(file.pages) if memory is None else None
         self.pages = KvPool(layout, file.pages if memory is None else memory)
 
     @classmethod
@@ -79,4 +81,6 @@ class WorkerPool:
 
     def close(self) -> None:
         """Let go of the file; the map goes with the last view of its pages."""
+        if self._populating is not None:
+            self._populating.stop()
         self._file.close()
