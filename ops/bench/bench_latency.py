@@ -1,13 +1,15 @@
 """Time between tokens while long prompts arrive: what those who read answers see of others.
 
-    python -m ops.bench.bench_latency [--models S M] [--setups both decode] [--out PATH]
+    python -m ops.bench.bench_latency [--models S M] [--setups both handover decode]
+        [--out PATH]
 
 A few clients stream answers, one after the other, first by themselves (idle), then while long
 prompts arrive, one always in flight, and short ones beside them (load). Each setup is a mesh of
-its own: ``both`` has a prefill and a decode worker on the same cores, ``decode`` one worker that
-does everything. The aim is that the 99th percentile of the time between tokens under load is at
-most twice the idle one plus one chunk, which is what the prefill of a full step takes when
-nothing else runs. Models are random ones of usual shapes; prompts are new, nothing is cached.
+its own: ``both`` has a prefill and a decode worker on the same cores, ``handover`` too, where the
+first computes every long prompt, ``decode`` one worker that does everything. The aim is that the
+99th percentile of the time between tokens under load is at most twice the idle one plus one chunk,
+which is what the prefill of a full step takes when nothing else runs. Models are random ones of
+usual shapes; prompts are new, nothing is cached.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ CHUNK_TOKENS = 512
 """Tokens of a full step: the default of PAGEMESH_STEP_TOKENS_MAX."""
 WARM_UP_S = 2.0
 AIM_RATIO = 2.0
-SETUPS = {"both": (1, 1), "decode": (0, 1)}
+SETUPS = {"both": (1, 1, False), "handover": (1, 1, True), "decode": (0, 1, False)}
+"""Prefill workers, decode workers, and whether every long prompt is handed over."""
 _POOL_BYTES = 1 << 30
 
 
@@ -155,11 +158,16 @@ def report(idle: Seen, load: Seen, chunk_ms: float) -> dict[str, Any]:
 
 
 def bench(model: str, setup: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    prefill, decode = SETUPS[setup]
+    prefill, decode, handover = SETUPS[setup]
     (folder / setup).mkdir(parents=True)
     with (
         Mesh(
-            folder / setup, model=folder, prefill=prefill, decode=decode, pool_bytes=_POOL_BYTES
+            folder / setup,
+            model=folder,
+            prefill=prefill,
+            decode=decode,
+            pool_bytes=_POOL_BYTES,
+            handover=handover,
         ) as mesh,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
