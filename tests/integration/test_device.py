@@ -55,7 +55,7 @@ def test_tokens_are_those_of_the_cpu_and_pages_outlive_each_process_but_not_all(
 ) -> None:
     folder = write_tiny_llama(tmp_path / "tiny")
     with Mesh(
-        pool_dir, model=folder, pool_bytes=4 << 20, flags=("--device", "interpreter")
+        pool_dir, model=folder, pool_bytes=4 << 20, handover=True, flags=("--device", "interpreter")
     ) as mesh:
         rounds = [greedy(mesh), greedy(mesh)]
         assert cached(rounds[1]) > 0

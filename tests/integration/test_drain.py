@@ -18,7 +18,7 @@ STOP_SECONDS_MAX = 8.0
 def test_running_streams_are_finished_before_the_mesh_stops(
     pool_dir: Path, tiny_model: Path
 ) -> None:
-    with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20) as mesh:
+    with Mesh(pool_dir, model=tiny_model, pool_bytes=32 << 20, handover=True) as mesh:
         streams = asyncio.run(run_all(mesh, prompts_of(11), mesh.interrupt))
         assert [stream.finish for stream in streams] == ["length"] * len(streams)
         assert all(stream.done and len(stream.tokens) == OUTPUT_TOKENS for stream in streams)

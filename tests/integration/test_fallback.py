@@ -24,7 +24,7 @@ def test_a_gemma_like_model_gives_valid_tokens_computed_handed_over_and_from_the
     prompts = mixed_prompts(PROMPT_COUNT, 256, length_max=LENGTH_MAX)
     assert max(map(len, prompts)) > 4 * WINDOW_TOKENS
     chunked = {"PAGEMESH_STEP_TOKENS_MAX": "96"}
-    with Mesh(pool_dir, model=folder, env=chunked, pool_bytes=32 << 20) as mesh:
+    with Mesh(pool_dir, model=folder, env=chunked, pool_bytes=32 << 20, handover=True) as mesh:
         rounds = [answers(mesh, "gemma", asks_for(prompts)) for _ in range(2)]
         mesh.wait_idle()
     assert sum(answer.cached_tokens for answer in rounds[1]) > PROMPT_COUNT * 16

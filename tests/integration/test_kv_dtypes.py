@@ -25,7 +25,7 @@ def test_narrow_kv_gives_the_same_tokens_cold_warm_after_a_kill_and_in_one_proce
 ) -> None:
     prompts = mixed_prompts(40, VOCAB_TOKENS, length_max=300)
     flags = ("--kv-dtype", kv_dtype)
-    with Mesh(pool_dir, model=tiny_model, deterministic=True, flags=flags) as mesh:
+    with Mesh(pool_dir, model=tiny_model, deterministic=True, handover=True, flags=flags) as mesh:
         cold = answers_every_way(mesh, MODEL, prompts, cached_tokens_min=3_000)
         assert mesh.report().page_bytes == PAGE_SIZE * 2 * 2 * 2 * ROW_BYTES[kv_dtype]
     alone = OneProcess(tiny_model, tmp_path / "cache", kv_dtype=kv_dtype)

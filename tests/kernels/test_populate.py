@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import pytest
+import torch
 from tests.kernels.pools import superblock
 
+from pagemesh.engine.pool import WorkerPool
 from pagemesh.kernels.native.pool_file import PoolFile
-from pagemesh.kernels.native.populate import Populating
+from pagemesh.kernels.native.populate import SLICE_BYTES, Populating, is_memory
+from pagemesh.kernels.ops import PageLayout
 
-PAGE_COUNT = 40_000
+PAGE_COUNT, PAGE_BYTES = 40_000, 256
 
 
 def mapped_bytes(path: Path) -> int:
@@ -21,20 +26,55 @@ def mapped_bytes(path: Path) -> int:
     return sum(1024 * int(one[1]) for one in found if one)
 
 
-def test_all_of_a_pool_is_mapped_and_none_of_it_changed(tmp_path: Path) -> None:
-    with PoolFile.create(tmp_path / "a.pool", superblock(page_count=PAGE_COUNT)) as pager:
-        pager.pages[-3:] = (7, 8, 9)
-        with PoolFile.attach(pager.path) as worker:
-            before = mapped_bytes(pager.path)
-            populating = Populating(worker.pages)
-            assert populating.wait(30.0)
-            assert mapped_bytes(pager.path) - before > 0.9 * worker.pages.nbytes
-            assert worker.pages[-3:].tolist() == [7, 8, 9]
-            assert not worker.pages[:-3].any()
+@pytest.fixture
+def pager() -> Iterator[PoolFile]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with PoolFile.create(Path(folder) / "a.pool", superblock(page_count=PAGE_COUNT)) as pool:
+            yield pool
 
 
-def test_whoever_stops_it_has_the_memory_still(tmp_path: Path) -> None:
-    memory = np.ones(1 << 24, np.uint8)
-    populating = Populating(memory)
-    populating.stop()
-    assert populating.wait(30.0) and memory.all()
+def test_all_of_a_pool_is_mapped_and_none_of_it_changed(pager: PoolFile) -> None:
+    pager.pages[-3:] = (7, 8, 9)
+    with PoolFile.attach(pager.path) as worker:
+        assert worker.pages.nbytes > 8 * SLICE_BYTES
+        before = mapped_bytes(pager.path)
+        populating = Populating(worker.pages, pause_s=0.0)
+        assert populating.wait(30.0)
+        assert mapped_bytes(pager.path) - before > 0.98 * worker.pages.nbytes
+        assert worker.pages[-3:].tolist() == [7, 8, 9]
+        assert not worker.pages[:-3].any()
+
+
+def test_whoever_stops_it_has_the_rest_unmapped(pager: PoolFile) -> None:
+    with PoolFile.attach(pager.path) as worker:
+        before = mapped_bytes(pager.path)
+        populating = Populating(worker.pages, pause_s=60.0)
+        populating.stop()
+        assert populating.wait(30.0)
+        assert mapped_bytes(pager.path) - before <= 2 * SLICE_BYTES
+        assert not worker.pages.any()
+
+
+def test_only_what_has_no_disk_behind_it_is_memory(pager: PoolFile) -> None:
+    assert pager.is_memory
+    with Path("/proc/self/status").open("rb") as file:
+        assert not is_memory(file.fileno())
+    with Path(__file__).open("rb") as file:
+        assert not is_memory(file.fileno()) or "/dev/shm" in __file__
+
+
+def test_a_worker_has_its_pool_mapped_and_one_whose_pages_are_elsewhere_does_not(
+    pager: PoolFile,
+) -> None:
+    layout = PageLayout(layers=1, kv_heads=1, head_dim=2, page_size=16)
+    assert layout.page_bytes == PAGE_BYTES
+    elsewhere = torch.zeros(PAGE_COUNT * PAGE_BYTES, dtype=torch.uint8)
+    for memory in (elsewhere, None):
+        file = PoolFile.attach(pager.path)
+        before = mapped_bytes(pager.path)
+        pool = WorkerPool(file, layout, memory)
+        if pool._populating is not None:
+            assert pool._populating.wait(30.0)
+        mapped = mapped_bytes(pager.path) - before
+        assert (mapped > 0.98 * PAGE_COUNT * PAGE_BYTES) == (memory is None)
+        pool.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -126,8 +126,12 @@ class Life:
         self._queue: deque[ev.Event] = deque()
         self._feeding = False
         self._ended = False
-        self._routes: list[tuple[ev.Route, int]] = []
-        """Those taken, and how many choices are still on their way there."""
+        self._chosen: ev.Route | None = None
+        """The last one chosen."""
+        self._routes: dict[int, ev.Route] = {}
+        """By attempt."""
+        self._counted: Counter[ev.Route] = Counter()
+        """Sequences that go by a route, as the router knows of them."""
         self._overrun = False
         """Something for the client was not taken: what comes after it must not be either."""
         self._timer: asyncio.TimerHandle | None = None
@@ -155,6 +159,8 @@ class Life:
     def _perform(self, command: ev.Command) -> None:
         match command:
             case ev.Deliver() | ev.ChoiceEnded() | ev.PromptScored():
+                if isinstance(command, ev.ChoiceEnded):
+                    self._recount()  # before the client knows
                 if not self._overrun and not self._outbox.put(self._prompt_index, command):
                     _log.warning("gateway.slow_reader")
                     self._overrun = True
@@ -162,6 +168,9 @@ class Life:
             case ev.ChooseRoute():
                 self._choose(command)
             case ev.SendSubmit():
+                assert self._chosen is not None
+                self._routes[command.message.attempt] = self._chosen
+                self._recount()
                 measures.attempts.inc()
                 self._around.spawn(self._submit(command), "submit")
             case ev.SendAbort():
@@ -176,7 +185,7 @@ class Life:
             return
         self._ended = True
         self._queue.clear()
-        self._leave(sum(count for _, count in self._routes))
+        self._recount()
         if self._overrun:  # even when the core completed: the client does not have it all
             ended = ev.Ended(ev.Cancelled())
         self._outbox.put(self._prompt_index, ended)
@@ -205,7 +214,7 @@ class Life:
 
     def _choose(self, command: ev.ChooseRoute) -> None:
         start_us = self._around.clock.now_us()
-        self._leave(command.choice_count)
+        self._recount()
         attributes: dict[str, str | int] = {semconv.PAGEMESH_REQUEST: self.core.spec.request}
         error = ""
         found = self._route(command)
@@ -215,7 +224,7 @@ class Life:
             self._queue.append(ev.Unroutable(found, expected))
         else:
             self._queue.append(ev.Routed(found))
-            self._routes.append((found, command.choice_count))
+            self._chosen = found
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name
             attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
             attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = found.elsewhere_tokens
@@ -235,15 +244,17 @@ class Life:
         read_cache = self.core.spec.read_cache
         return self._around.router.choose(self._model, self._salt, command, read_cache=read_cache)
 
-    def _leave(self, choice_count: int) -> None:
-        """So many choices are no longer where they were sent first."""
-        while self._routes and choice_count:
-            route, count = self._routes.pop(0)
-            gone = min(count, choice_count)
-            self._around.router.left(route, gone)
-            choice_count -= gone
-            if gone < count:
-                self._routes.insert(0, (route, count - gone))
+    def _recount(self) -> None:
+        """Tell the router what went elsewhere, has ended, or is where it was not before."""
+        now: Counter[ev.Route] = Counter()
+        if not self._ended:
+            for choice in self.core.choices:
+                if choice.placed:
+                    now[self._routes[choice.attempt]] += self.core.spec.width
+        for route in now.keys() | self._counted.keys():
+            if change := now[route] - self._counted[route]:
+                self._around.router.count(route, change)
+        self._counted = now
 
     async def _submit(self, command: ev.SendSubmit) -> None:
         start_us = self._around.clock.now_us()

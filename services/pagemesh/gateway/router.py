@@ -61,6 +61,10 @@ class _Known:
     sent_count: int = 0
 
     @property
+    def has_company(self) -> bool:
+        return self.open_count + self.foreign_count > 0
+
+    @property
     def queue_tokens(self) -> int:
         running = self.load.running_count + self.load.waiting_count + self.sent_count
         return self.load.waiting_tokens + self.sent_tokens + _RUNNING_COST_TOKENS * running
@@ -158,8 +162,8 @@ class Router:
     def choose(
         self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
     ) -> Route | Fault:
-        """The cheapest route, or the fault that says why there is none. Whoever goes that way
-        says so when it ``left``."""
+        """The cheapest route, or the fault that says why there is none. How many go that way, and
+        for how long, it is told by ``count``."""
         usable = [
             known
             for known in self._workers.values()
@@ -183,11 +187,11 @@ class Router:
         most_tokens = max(other.predicted_tokens for _, _, other in priced)
         return replace(route, elsewhere_tokens=most_tokens - route.predicted_tokens)
 
-    def left(self, route: Route, choice_count: int) -> None:
-        """So many sequences that were sent by ``route`` have ended, or went elsewhere."""
+    def count(self, route: Route, change: int) -> None:
+        """So many sequences more go by ``route``, or fewer."""
         known = self._end_of(route)
         if known is not None:
-            known.open_count = max(0, known.open_count - choice_count)
+            known.open_count = max(0, known.open_count + change)
 
     def _end_of(self, route: Route) -> _Known | None:
         """Whoever decodes what goes by ``route``, if it still lives."""
@@ -239,11 +243,20 @@ class Router:
             key=lambda known: (known.worker in want.avoid, known.queue_tokens),
             default=None,
         )
-        for known in prefills:
-            if best is not None and not self.limits.always_prefill and _are_one(known, best):
-                yield best, None
-            else:
-                yield known, best
+        apart = [known for known in prefills if not self._gives_way(known, best, decodes, want)]
+        if best is not None and all(known.worker in want.avoid for known in apart):
+            yield best, None
+        yield from ((known, best) for known in apart)
+
+    def _gives_way(
+        self, prefill: _Known, best: _Known | None, decodes: list[_Known], want: ChooseRoute
+    ) -> bool:
+        """Whether the prompt's steps would take the cores from answers that others decode, so that
+        it had better be part of ``best``'s steps (ADR 0025)."""
+        if self.limits.always_prefill or best is None or best.worker in want.avoid:
+            return False
+        company = any(prefill.cores & known.cores and known.has_company for known in decodes)
+        return bool(prefill.cores & best.cores) and company
 
     def _shortage_tokens(
         self, host: _Host | None, facts: ModelFacts, want: ChooseRoute, cached: int
@@ -260,9 +273,6 @@ class Router:
         known.sent_count += want.choice_count
         if route.decode is not None:
             self._workers[route.decode.name].sent_count += want.choice_count
-        last = self._end_of(route)
-        assert last is not None
-        last.open_count += want.choice_count
 
     def _host(self, name: str) -> _Host:
         host = self._hosts.get(name)
@@ -279,12 +289,6 @@ class Router:
         self._keys.check()
         for host in self._hosts.values():
             host.index.check()
-
-
-def _are_one(prefill: _Known, decode: _Known) -> bool:
-    """Whether the prompt's steps would take the cores from answers that read the same weights, so
-    that they had better be one step (ADR 0025)."""
-    return bool(prefill.cores & decode.cores and decode.open_count + decode.foreign_count)
 
 
 def _busy_cost(known: _Known, decode: _Known | None, want: ChooseRoute) -> float:

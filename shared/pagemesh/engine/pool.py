@@ -32,7 +32,8 @@ class WorkerPool:
         self, file: PoolFile, layout: PageLayout, memory: torch.Tensor | None = None
     ) -> None:
         self._file = file
-        self._populating = Populating(file.pages) if memory is None else None
+        in_memory = memory is None and file.is_memory
+        self._populating = Populating(file.pages) if in_memory else None
         self.pages = KvPool(layout, file.pages if memory is None else memory)
 
     @classmethod

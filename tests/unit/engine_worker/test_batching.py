@@ -206,6 +206,11 @@ def test_with_a_target_no_rest_goes_beyond_it() -> None:
     assert batching(learnt(), itl_target_ms=60).choose(wishes, NOW_MS)[-1].count == 64
 
 
+def test_more_may_draw_than_a_step_computes_of_prompts() -> None:
+    readers = drawing_wishes(40)
+    assert batching(learnt(), step_tokens_max=16).choose(readers, NOW_MS) == readers
+
+
 def test_rows_and_tokens_of_a_step_are_bounded() -> None:
     many = [*drawing_wishes(10), *(wish(100 + number, 30) for number in range(10))]
     for rows_max, tokens_max in ((64, 64), (12, 512), (10, 512), (4, 512), (64, 5)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any, cast
 
 from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, eventually, frame, spec
@@ -23,19 +25,22 @@ class Connected:
 
 
 class OneWay(Router):
-    """``under_way``: choices that took the way and have not left it."""
+    """Every attempt goes by a route of its own. ``under_way``: sequences that do, by root."""
 
-    under_way = 0
-    most = 0
+    under_way: Counter[bytes] = Counter()
+    chosen_count = 0
 
-    def choose(self, model: str, salt: bytes, want: ev.ChooseRoute, **_: Any) -> ev.Route:
-        self.under_way += want.choice_count
-        self.most = max(self.most, self.under_way)
-        return ROUTE
+    def choose(self, *_: Any, **__: Any) -> ev.Route:
+        self.chosen_count += 1
+        return replace(ROUTE, root=b"%032d" % self.chosen_count)
 
-    def left(self, route: ev.Route, choice_count: int) -> None:
-        assert route == ROUTE
-        self.under_way -= choice_count
+    def count(self, route: ev.Route, change: int) -> None:
+        assert change
+        self.under_way = self.under_way + Counter({route.root[-1:]: change})
+
+    @property
+    def counts(self) -> list[int]:
+        return [self.under_way[b"%d" % number] for number in range(1, self.chosen_count + 1)]
 
 
 class Letters:
@@ -88,15 +93,18 @@ async def test_a_reader_that_keeps_up_is_told_the_end() -> None:
     assert last[-1] == ev.Ended(ev.Completed())
 
 
-async def test_choices_leave_the_way_they_took_when_they_take_another_and_at_the_end() -> None:
+async def test_choices_are_counted_where_they_are_and_as_long_as_they_are_there() -> None:
     router = OneWay(b"secret")
     made = life(Outbox(characters_max=100), router, choice_count=3)
     made.feed(ev.Begin())
-    assert router.under_way == 3
+    assert router.counts == [3]
     made.feed(ev.FrameArrived(DECODE, frame(0, [1], choice=1, finish="stop")))
+    assert router.counts == [2]
     made.feed(ev.WorkerLost(DECODE))
     made.feed(ev.WorkerLost(PREFILL))
     await eventually(lambda: made.core.attempt_count == 2)
-    assert (router.under_way, router.most) == (3, 3)
+    assert router.counts == [0, 2]
+    made.feed(ev.FrameArrived(DECODE, frame(0, [1], attempt=2, choice=2, finish="stop")))
+    assert router.counts == [0, 1]
     made.feed(ev.ClientGone())
-    assert router.under_way == 0
+    assert router.counts == [0, 0]

@@ -7,17 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.unit.gateway.support import frame
 
 from pagemesh.gateway.events import ChooseRoute, Route, Worker
-from pagemesh.gateway.frames import FrameTracker
 from pagemesh.gateway.page_index import IndexState, PageIndex
 from pagemesh.gateway.router import Router, RouterLimits
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts, Role, State
-from pagemesh.wire.work_messages import Frame, Frames
 
 SECRET = b"secret"
 SALT = b"s" * 32
@@ -128,29 +125,41 @@ def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> Non
     assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
 
 
+def sent(router: Router, asked: ChooseRoute) -> Route:
+    """The route that one more goes by from now on."""
+    route = chosen(router, asked)
+    router.count(route, 1)
+    return route
+
+
 def test_who_has_company_on_shared_cores_computes_prompts_itself(router: Router) -> None:
     for role in ("prefill", "decode"):
         router.announced(worker(role[0], role, cores=b"\x03"))
-    first = chosen(router, want())
-    assert names(first) == ("p", "d")
-    second = chosen(router, want())
-    assert names(second) == ("d", "")
-    router.announced(worker("d", "decode", cores=b"\x03"))  # before it heard of either
-    assert names(chosen(router, want())) == ("d", "")
-    for route in (first, second, second):
-        router.left(route, 1)
+    first, second = sent(router, want()), sent(router, want())
+    assert (names(first), names(second)) == (("p", "d"), ("d", ""))
+    router.announced(worker("d", "decode", cores=b"\x03", waiting=1))  # it heard of neither
+    third = sent(router, want())
+    assert names(third) == ("d", "")
+    for route in (first, second):
+        router.count(route, -1)
+    assert names(chosen(router, want())) == ("d", ""), "the third is still there"
+    router.count(third, -1)
     assert names(chosen(router, want())) == ("p", "d")
 
 
-def test_what_other_gateways_sent_is_company_and_an_old_load_of_ours_is_not(
+def test_what_other_gateways_sent_is_company_and_what_we_sent_is_not_counted_twice(
     router: Router,
 ) -> None:
     router.announced(worker("p", "prefill", cores=b"\x01"))
     router.announced(worker("d", "decode", cores=b"\x01", running=1))
-    foreign = chosen(router, want())
-    assert names(foreign) == ("d", "")
-    router.announced(worker("d", "decode", cores=b"\x01", running=1))  # ours, by now
-    router.left(foreign, 1)
+    ours = sent(router, want())
+    assert names(ours) == ("d", "")
+    router.announced(worker("d", "decode", cores=b"\x01", running=2))
+    router.count(ours, -1)
+    assert names(chosen(router, want())) == ("d", "")
+    router.count(ours, 1)
+    router.announced(worker("d", "decode", cores=b"\x01", running=1))
+    router.count(ours, -1)
     assert names(chosen(router, want())) == ("p", "d")
 
 
@@ -162,24 +171,50 @@ def test_a_prefill_worker_with_cores_of_its_own_gets_every_prompt(
 ) -> None:
     router.announced(worker("p", "prefill", cores=prefill))
     router.announced(worker("d", "decode", cores=decode))
-    assert [names(chosen(router, want())) for _ in range(3)] == [("p", "d")] * 3
+    assert [names(sent(router, want())) for _ in range(3)] == [("p", "d")] * 3
+
+
+def test_beside_one_that_shares_a_prefill_worker_with_cores_of_its_own_gets_every_prompt(
+    router: Router,
+) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x01"))
+    router.announced(worker("apart", "prefill", cores=b"\x02", waiting=10))
+    router.announced(worker("d", "decode", cores=b"\x01", running=1))
+    assert [names(sent(router, want())) for _ in range(3)] == [("apart", "d")] * 3
+    avoid = frozenset({Worker("apart", 1)})
+    assert names(chosen(router, want(avoid=avoid))) == ("d", "")
+
+
+def test_company_of_any_decode_worker_on_the_cores_counts(router: Router) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x03"))
+    router.announced(worker("busy", "decode", cores=b"\x03", running=8))
+    router.announced(worker("free", "decode", cores=b"\x03"))
+    assert names(chosen(router, want())) == ("free", "")
+
+
+def test_a_decode_worker_to_avoid_is_not_given_prompts_for_its_company(router: Router) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x03"))
+    router.announced(worker("d", "decode", cores=b"\x03", running=8))
+    assert names(chosen(router, want(avoid=frozenset({Worker("d", 1)})))) == ("p", "d")
+    both = frozenset({Worker("d", 1), Worker("p", 1)})
+    assert names(chosen(router, want(avoid=both))) in (("p", "d"), ("d", ""))
 
 
 def test_prompts_are_always_handed_over_where_that_is_wanted() -> None:
     router = Router(SECRET, RouterLimits(always_prefill=True))
     for role in ("prefill", "decode"):
         router.announced(worker(role[0], role, cores=b"\x03"))
-    assert [names(chosen(router, want())) for _ in range(3)] == [("p", "d")] * 3
+    assert [names(sent(router, want())) for _ in range(3)] == [("p", "d")] * 3
 
 
 def test_a_new_life_has_none_of_what_was_sent_to_the_last_one(router: Router) -> None:
     router.announced(worker("p", "prefill", cores=b"\x03"))
     router.announced(worker("d", "decode", cores=b"\x03"))
-    old = chosen(router, want())
+    old = sent(router, want())
     router.announced(worker("d", "decode", cores=b"\x03", incarnation=2))
-    fresh = chosen(router, want())
+    fresh = sent(router, want())
     assert names(fresh) == ("p", "d")
-    router.left(old, 1)
+    router.count(old, -1)
     assert names(chosen(router, want())) == ("d", "")
 
 
@@ -345,42 +380,3 @@ def test_an_index_forgets_the_oldest_keys_above_its_limit() -> None:
     index.changed(stored("a", 1, 20))
     assert len(index) == 5
     index.check()
-
-
-def frames(counter: int, *, empty: bool = False, incarnation: int = 1) -> Frames:
-    inside: list[Frame] = [] if empty else [frame(0, [1])]
-    return Frames(
-        worker="w", incarnation=incarnation, gateway_incarnation=1, counter=counter, frames=inside
-    )
-
-
-def arrived(tracker: FrameTracker, message: Frames) -> int:
-    return tracker.arrived(Worker(message.worker, message.incarnation), message)
-
-
-def test_a_lost_message_shows_at_the_next_one() -> None:
-    tracker = FrameTracker()
-    counts = [arrived(tracker, frames(counter)) for counter in (1, 2, 5, 4, 6)]
-    assert counts == [0, 0, 2, 0, 0]
-
-
-def test_a_lost_last_message_shows_at_an_idle_heartbeat() -> None:
-    tracker = FrameTracker()
-    arrived(tracker, frames(1))
-    assert arrived(tracker, frames(1, empty=True)) == 0
-    assert arrived(tracker, frames(2, empty=True)) == 1
-
-
-def test_each_life_of_a_worker_is_counted_by_itself() -> None:
-    tracker = FrameTracker(workers_max=2)
-    assert arrived(tracker, frames(3, incarnation=1)) == 2
-    assert arrived(tracker, frames(1, incarnation=2)) == 0
-    assert arrived(tracker, frames(1, incarnation=3)) == 0
-    tracker.check()
-
-
-def test_counting_anew_is_no_loss() -> None:
-    tracker = FrameTracker()
-    arrived(tracker, frames(500))
-    assert arrived(tracker, frames(1)) == 0
-    assert arrived(tracker, frames(2)) == 0

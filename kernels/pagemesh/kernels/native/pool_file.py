@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import is_at, try_lock, unlock
+from pagemesh.kernels.native.populate import is_memory
 from pagemesh.kernels.native.superblock import (
     BOOT_BYTES,
     BOOT_OFFSET,
@@ -135,6 +136,11 @@ class PoolFile:
         for at in range(0, BOOT_BYTES, 8):
             word = int.from_bytes(boot[at : at + 8], "little")
             library().pm_word_store(address_of(self._bytes) + BOOT_OFFSET + at, word)
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether no disk is behind the file."""
+        return is_memory(self._descriptor)
 
     @property
     def is_in_place(self) -> bool:

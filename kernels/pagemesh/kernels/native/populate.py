@@ -1,32 +1,46 @@
 """The memory of a mapped pool, mapped page by page before anybody computes with it.
 
 Each page of 4 KiB that a process writes to for the first time is a fault, in the middle of a step,
-and K and V of a prompt lie on thousands of them. Asked for in one call (``MADV_POPULATE_WRITE``,
-Linux 5.14) they take about as long, but nobody waits.
+and K and V of a prompt lie on thousands of them. ``MADV_POPULATE_WRITE`` (Linux 5.14) maps many in
+one call, from a thread of its own. While such a call runs nobody in the process can map or unmap
+anything, so each is short, and there is time between them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
 
 import numpy as np
 from numpy.typing import NDArray
 
 _POPULATE_WRITE = 23
-_SLICE_BYTES = 16 << 20
-"""What is mapped in one call, of some milliseconds."""
-_NICE = 19
+SLICE_BYTES = 256 << 10
+"""What is mapped in one call, which takes a fraction of a millisecond."""
+PAUSE_S = 0.001
+_MEMORY_KINDS = (0x0102_1994, 0x8584_58F6)
+"""tmpfs and ramfs, as ``statfs`` names them. Elsewhere pages that were mapped to be written to
+would all be read from the disk, and be written back."""
+_STATFS_BYTES = 256
+"""More than a ``struct statfs`` has; its first word says what kind of file system it is."""
+
+
+def is_memory(descriptor: int) -> bool:
+    """Whether a file is in memory and nowhere else."""
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if ctypes.CDLL(None).fstatfs(descriptor, found):
+        return False
+    return ctypes.c_long.from_buffer(found).value & 0xFFFF_FFFF in _MEMORY_KINDS
 
 
 class Populating:
-    """Maps ``memory``, uint8, from its start on, in a thread that gives way to all others. What
-    is in it stays as it is. Where the kernel cannot, nothing happens."""
+    """Maps ``memory``, uint8, from its start on, in a thread. What is in it stays as it is. Where
+    the kernel cannot, nothing happens."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, memory: NDArray[np.uint8], *, pause_s: float = PAUSE_S) -> None:
         self._memory = memory
+        self._pause_s = pause_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="populate", daemon=True)
         self._thread.start()
@@ -41,13 +55,12 @@ class Populating:
         self._stopped.set()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         advise = ctypes.CDLL(None).madvise
         advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         first = self._memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
         end = self._memory.ctypes.data + self._memory.nbytes
-        for at in range(first, end, _SLICE_BYTES):
-            if self._stopped.is_set():
+        for at in range(first, end, SLICE_BYTES):
+            if advise(at, min(SLICE_BYTES, end - at), _POPULATE_WRITE):
                 return
-            if advise(at, min(_SLICE_BYTES, end - at), _POPULATE_WRITE):
+            if self._stopped.wait(self._pause_s):
                 return

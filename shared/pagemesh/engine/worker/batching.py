@@ -46,7 +46,8 @@ ALONE_US_MIN = 20_000
 PROMPT_WEIGHT = 4
 """So many who read answers count as much as one whose prompt waits."""
 PROMPTS_RATIO_MAX = 8.0
-"""Time for prompts by that of the step without them, at most, where no target is set."""
+"""Time for prompts by that of the step without them (``IDLE_US_MIN``), at most, where no target is
+set."""
 GUESSED_TOKEN_US = 100.0
 """What a prompt token takes, before it was seen what it does."""
 PASSED_MAX = 8
@@ -126,9 +127,9 @@ class Batching:
         """Those of ``wishes`` that fit, and their rows; who was passed over often goes first. A
         search that is wider than a step has one for itself."""
         chosen: list[Wish] = []
-        rows_count, room = 0, min(self.rows_max, self.step_tokens_max)
+        rows_count = 0
         for wish in sorted(wishes, key=lambda wish: wish.sequence.passed_count < PASSED_MAX):
-            if not chosen or rows_count + wish.row_count <= room:
+            if not chosen or rows_count + wish.row_count <= self.rows_max:
                 chosen.append(wish)
                 rows_count += wish.row_count
         return chosen, rows_count
