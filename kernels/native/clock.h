@@ -1,4 +1,5 @@
-// Microseconds of a clock that only goes forward. Each level has its own copy: the linker must not take that of another.
+// Microseconds of a clock that only goes forward. Each level has a copy of its own: the linker must
+// not take that of another.
 #pragma once
 
 #include <time.h>

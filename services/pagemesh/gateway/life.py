@@ -126,10 +126,6 @@ class Life:
         self._queue: deque[ev.Event] = deque()
         self._feeding = False
         self._ended = False
-        self._chosen: ev.Route | None = None
-        """The last one chosen."""
-        self._routes: dict[int, ev.Route] = {}
-        """By attempt."""
         self._counted: Counter[ev.Route] = Counter()
         """Sequences that go by a route, as the router knows of them."""
         self._overrun = False
@@ -168,8 +164,6 @@ class Life:
             case ev.ChooseRoute():
                 self._choose(command)
             case ev.SendSubmit():
-                assert self._chosen is not None
-                self._routes[command.message.attempt] = self._chosen
                 self._recount()
                 measures.attempts.inc()
                 self._around.spawn(self._submit(command), "submit")
@@ -224,7 +218,6 @@ class Life:
             self._queue.append(ev.Unroutable(found, expected))
         else:
             self._queue.append(ev.Routed(found))
-            self._chosen = found
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name
             attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
             attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = found.elsewhere_tokens
@@ -250,7 +243,7 @@ class Life:
         if not self._ended:
             for choice in self.core.choices:
                 if choice.placed:
-                    now[self._routes[choice.attempt]] += self.core.spec.width
+                    now[self.core.routes[choice.attempt]] += self.core.spec.width
         for route in now.keys() | self._counted.keys():
             if change := now[route] - self._counted[route]:
                 self._around.router.count(route, change)

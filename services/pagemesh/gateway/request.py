@@ -42,7 +42,7 @@ class RequestCore:
         self._texts = texts
         self.choices = [Choice(i, texts[i], now_ms) for i in range(spec.sequence_count)]
         """For others to read only. A beam search is one, until its answer is here."""
-        self._routes: dict[int, ev.Route] = {}
+        self.routes: dict[int, ev.Route] = {}  # by attempt, of choices that are placed
         self._attempt = 0
         self._waiting_since_ms: int | None = None
         self._model_root: bytes | None = None
@@ -102,7 +102,7 @@ class RequestCore:
         """Raises ``AssertionError`` when an invariant is broken."""
         for choice in self.choices:
             assert choice.used_count <= choice.token_count, choice.index
-            assert not choice.placed or choice.attempt in self._routes, choice.index
+            assert not choice.placed or choice.attempt in self.routes, choice.index
             assert choice.attempt <= self._attempt, choice.index
             assert not self.ended or not choice.live, choice.index
         alive = any(choice.live for choice in self.choices)
@@ -151,14 +151,14 @@ class RequestCore:
             return
         self._waiting_since_ms = None
         self._attempt += 1
-        self._routes[self._attempt] = route
+        self.routes[self._attempt] = route
         for choice in group:
             choice.attempt = self._attempt
             choice.holder = None
             choice.move(ChoiceState.SUBMITTED, f"attempt {self._attempt}")
             choice.heard(now_ms, self._limits.submit_timeout_ms + self._limits.silence_ms_max)
         live = {choice.attempt for choice in self.choices if choice.placed}
-        self._routes = {n: kept for n, kept in self._routes.items() if n in live}
+        self.routes = {n: kept for n, kept in self.routes.items() if n in live}
         timeout_ms = min(self._limits.submit_timeout_ms, self._left_ms(now_ms))
         scored = self._prompt_scored
         left_ms = self._left_ms(now_ms)
@@ -254,7 +254,7 @@ class RequestCore:
             choice.failure_count = choice.resend_count = 0
             choice.resend_ms = None
             choice.avoid.clear()
-            route = self._routes[choice.attempt]
+            route = self.routes[choice.attempt]
             self._model_root = route.model_root
             stop = self._deliver(choice, frame, first, skip)
         if stop is not None:
@@ -297,7 +297,7 @@ class RequestCore:
 
     def _candidates(self, choice: Choice) -> list[Worker]:
         """Who may know the choice, the likeliest first."""
-        route = self._routes[choice.attempt]
+        route = self.routes[choice.attempt]
         found = [w for w in (choice.holder, route.decode, route.worker) if w is not None]
         return list(dict.fromkeys(found))
 
@@ -331,7 +331,7 @@ class RequestCore:
     def _worker_lost(self, worker: Worker, now_ms: int) -> None:
         failed: list[Choice] = []
         for choice in self._on(worker):
-            route = self._routes[choice.attempt]
+            route = self.routes[choice.attempt]
             if worker == (choice.holder or route.worker):
                 failed.append(choice)
             else:  # it may have been handed over a moment ago: the holder must tell
@@ -350,7 +350,7 @@ class RequestCore:
             return
         self._abort(group, "superseded", lost)
         for choice in group:
-            choice.avoid.add(choice.holder or self._routes[choice.attempt].worker)
+            choice.avoid.add(choice.holder or self.routes[choice.attempt].worker)
             choice.probes.clear()
             pause_ms = min(limits.backoff_ms << choice.failure_count, limits.backoff_ms_max)
             choice.failure_count += 1
