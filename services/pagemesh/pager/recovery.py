@@ -282,6 +282,8 @@ class Recovery:
             matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
             granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s, filled_tokens=filled,
         )  # fmt: skip
+        if len(path) == len(pages):
+            lease.writable.clear()  # no part is empty
         copies = pages[: len(path)][~shared[: len(path)]]
         if len(copies):
             lease.copies.append(copies)

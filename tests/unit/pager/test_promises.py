@@ -162,6 +162,19 @@ def test_a_declared_lease_is_promised_what_its_admission_had_reserved(
     assert code_of(worker.extend(lease, 12, have=4)) == "Extended"
 
 
+def test_a_declared_lease_whose_pages_are_all_cached_grows_and_is_forked(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = start(worker)
+    worker.committed(lease, LONG[:16])
+    rig.restart([worker.holder])
+    held = line(lease, 1, list(LONG[:16]))
+    assert declare(rig, worker, msgspec.structs.replace(held, promised_pages=8)) == []
+    (fifth,) = table_of(worker.extended(lease, 5, have=4))
+    (copy,) = worker.forked(lease, fill_of(LONG[:18]), [1], 20).copies
+    assert copy.source_page == fifth
+
+
 def test_what_was_promised_before_a_restart_is_not_taken_from_others_meanwhile(
     rig: Rig, worker: Worker
 ) -> None:
