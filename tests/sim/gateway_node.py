@@ -193,8 +193,10 @@ class GatewayNode(Process):
                     message = Refused.of(Stale("another life of the worker answered"))
             self._handle(request, ev.SubmitAnswered(attempt, command.worker, message))
 
-        target = command.worker.name
+        target, pages = command.worker.name, command.pages
         self._network.call(self, target, command.message, command.timeout_ms, answered)
+        if pages is not None:
+            self._network.ask_for(self, target, pages.host, pages.message)
 
     def _resend(self, request: str, command: ev.SendResend) -> None:
         def answered(message: Message) -> None:

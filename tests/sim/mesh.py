@@ -16,7 +16,7 @@ from tests.sim.world import Network, Process, World
 
 from pagemesh.engine.worker.events import GatewayLost, PagerChanged, PagerLost, WorkerLost
 from pagemesh.engine.worker.settings import RoleSettings, WorkerLimits
-from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.spec import RequestLimits
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.wire.pager_messages import PoolSpec
@@ -185,10 +185,9 @@ class Mesh:
         other: PagerNode | WorkerNode | GatewayNode,
         now: float,
     ) -> None:
-        if isinstance(other, PagerNode) and (
-            isinstance(watcher, GatewayNode) or watcher.host is not other.host
-        ):
-            return
+        if isinstance(other, PagerNode) and isinstance(watcher, WorkerNode):
+            if watcher.host is not other.host:
+                return
         if isinstance(watcher, GatewayNode) and isinstance(other, GatewayNode):
             return
         view = self._views.setdefault((f"{watcher.name}/{watcher.life}", other.name), _View())
@@ -214,7 +213,8 @@ class Mesh:
     ) -> None:
         view.present = False
         if isinstance(watcher, GatewayNode):
-            watcher.worker_lost(Worker(other.name, view.facts))
+            if not isinstance(other, PagerNode):  # of pagers it only knows whom to ask
+                watcher.worker_lost(Worker(other.name, view.facts))
         elif isinstance(other, PagerNode):
             watcher.handle(PagerLost())
         elif isinstance(other, GatewayNode):
@@ -242,7 +242,17 @@ class Mesh:
             if not peer.role.hand_over and peer.host is node.host and other != worker
         ]
         decode = dice.choice(decodes) if decodes and dice.random() < 0.9 else None
-        return Route(worker, decode, b"m" * 32, root, 0)
+        pages = self._pages_from(f"{gateway}/{watcher.life}", node)
+        return Route(worker, decode, b"m" * 32, root, 0, pages=pages)
+
+    def _pages_from(self, watcher: str, node: WorkerNode) -> PagesFrom | None:
+        """Whom ``watcher`` asks for pages in the name of ``node``, as far as it knows; now and then
+        nobody."""
+        pager = next(one for one in self.pagers if one.host is node.host)
+        view = self._views.get((watcher, pager.name))
+        if view is None or node.core is None or self.world.random.random() < 0.2:
+            return None
+        return PagesFrom(pager.name, view.facts, node.core.needs)
 
     # The end --------------------------------------------------------------------------------
 

@@ -189,6 +189,11 @@ class Network:
         """Without an answer: it may come late, twice, or not at all."""
         self._deliver(source, target, message, None)
 
+    def ask_for(self, source: Process, whom: str, target: str, message: Message) -> None:
+        """Ask ``target``, which answers to ``whom``, if it is there."""
+        asked, _ = self._doors[target]
+        self._deliver(source, target, message, lambda answer: self.send(asked, whom, answer))
+
     def call(
         self,
         source: Process,

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pagemesh.wire.errors import Fault
 from pagemesh.wire.messages import Ok, Refused, SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Abort, Accepted, Frame, Resend, Submit, TopLogprobs
 
@@ -17,6 +19,15 @@ class Worker:
 
     name: str
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagesFrom:
+    """How pages for a worker's prompts are asked for: at which pager, of which life, and which."""
+
+    host: str
+    epoch: int
+    needs: PageNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,8 @@ class Route:
     """Tokens the router expects to be cached there: a hint for traces, never trusted."""
     elsewhere_tokens: int = 0
     """More tokens that it expects on another host, which it passed over for its queue."""
+    pages: PagesFrom | None = None
+    """Whom to ask for pages in the worker's name; None: it asks for itself."""
 
 
 # Events -------------------------------------------------------------------------------------
@@ -133,10 +146,21 @@ class ChooseRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPages:
+    """Have the pager of ``host`` answer ``message`` to the worker in whose name it is."""
+
+    host: str
+    message: Admit
+
+
+@dataclass(frozen=True, slots=True)
 class SendSubmit:
+    """``pages`` is to go out right behind it."""
+
     worker: Worker
     message: Submit
     timeout_ms: int
+    pages: AskPages | None = None
 
 
 @dataclass(frozen=True, slots=True)

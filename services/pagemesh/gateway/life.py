@@ -19,12 +19,12 @@ from pagemesh.gateway.events import Worker
 from pagemesh.gateway.request import RequestCore
 from pagemesh.gateway.router import Router
 from pagemesh.runtime import rpc, semconv, trace
-from pagemesh.runtime.bus import Bus, BusState
+from pagemesh.runtime.bus import Bus, BusState, Outgoing
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.spans import record_span
 from pagemesh.runtime.trace import TraceContext
-from pagemesh.wire import subjects
+from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import (
     Absent,
     Busy,
@@ -258,8 +258,9 @@ class Life:
         try:
             with trace.use(context):
                 answer = await rpc.call(
-                    self._around.bus, subject, message, Accepted, timeout_ms=command.timeout_ms
-                )
+                    self._around.bus, subject, message, Accepted, timeout_ms=command.timeout_ms,
+                    then=_ask_pages(command),
+                )  # fmt: skip
             if answer.incarnation != worker.incarnation:
                 answer = Refused.of(Stale("another life of the worker answered"))
         except DeadlineExceeded:
@@ -325,3 +326,14 @@ class Life:
             except Fault:
                 with contextlib.suppress(Disconnected):
                     await self._around.bus.wait_connected(timeout_ms=ABORT_TIMEOUT_MS)
+
+
+def _ask_pages(command: ev.SendSubmit) -> Outgoing | None:
+    """The answer goes to the worker, which reads it as one to a question of its own."""
+    if command.pages is None:
+        return None
+    return Outgoing(
+        subjects.pager(command.pages.host),
+        codec.encode(command.pages.message),
+        subjects.worker(command.worker.name),
+    )

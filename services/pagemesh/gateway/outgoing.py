@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pagemesh.gateway.choice import Choice
-from pagemesh.gateway.events import Route
+from pagemesh.gateway.events import AskPages, Route, SendSubmit
 from pagemesh.gateway.spec import RequestSpec
-from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Abort, AbortReason, ChoiceStart, Resend, Submit
 
@@ -15,15 +16,17 @@ from pagemesh.wire.work_messages import Abort, AbortReason, ChoiceStart, Resend,
 def submit(
     spec: RequestSpec,
     route: Route,
-    group: Iterable[Choice],
+    group: Sequence[Choice],
     attempt: int,
     deadline_ms: int,
     *,
+    timeout_ms: int,
     scored: bool,
-) -> Submit:
-    """The ``Submit`` of ``group``, with what their client already has. ``scored``: prompt
-    log-probabilities are not wanted (any more)."""
-    return Submit(
+) -> SendSubmit:
+    """The ``Submit`` of ``group``, with what their client already has, and what is asked of the
+    pager beside it. ``scored``: prompt log-probabilities are not wanted (any more)."""
+    pages = _pages(spec, route, group[0], attempt, deadline_ms)
+    message = Submit(
         request=spec.request,
         attempt=attempt,
         gateway=spec.gateway,
@@ -38,8 +41,42 @@ def submit(
         read_cache=spec.read_cache,
         terms=spec.terms,
         decode=route.decode.name if route.decode else None,
+        asked_as=0 if pages is None else route.worker.incarnation,
         deadline_ms=deadline_ms,
     )
+    return SendSubmit(route.worker, message, timeout_ms, pages)
+
+
+def _pages(
+    spec: RequestSpec, route: Route, first: Choice, attempt: int, deadline_ms: int
+) -> AskPages | None:
+    """What its worker would ask the pager for when it gets the ``Submit`` of a prompt: this way
+    the answer is there when that was understood (ADR 0026). None: the worker asks."""
+    beside, is_plain = route.pages, spec.read_cache and not spec.prompt_logprobs
+    if beside is None or attempt > 1 or not is_plain or spec.sampling.beams is not None:
+        return None
+    length = len(spec.prompt)
+    most = length + max(spec.sampling.max_tokens - 1, 0)
+    message = Admit(
+        key=SequenceKey(request=spec.request, attempt=attempt, choice=first.index),
+        order=Order(
+            priority=spec.priority,
+            arrival_us=spec.arrival_us,
+            request=spec.request,
+            choice=first.index,
+        ),
+        worker=route.worker.name,
+        incarnation=route.worker.incarnation,
+        epoch=beside.epoch,
+        root=route.root,
+        tokens=pack(spec.prompt),
+        reserve_tokens=max(length, min(length + beside.needs.growth_tokens, most)),
+        terms=spec.terms,
+        tokens_max=most,
+        first_tokens=beside.needs.first_tokens,
+        deadline_ms=deadline_ms,
+    )
+    return AskPages(beside.host, message)
 
 
 def resend(spec: RequestSpec, choice: Choice) -> Resend:

@@ -159,11 +159,11 @@ class RequestCore:
             choice.heard(now_ms, self._limits.submit_timeout_ms + self._limits.silence_ms_max)
         live = {choice.attempt for choice in self.choices if choice.placed}
         self.routes = {n: kept for n, kept in self.routes.items() if n in live}
-        timeout_ms = min(self._limits.submit_timeout_ms, self._left_ms(now_ms))
-        scored = self._prompt_scored
         left_ms = self._left_ms(now_ms)
-        message = outgoing.submit(self.spec, route, group, self._attempt, left_ms, scored=scored)
-        self._out.append(ev.SendSubmit(route.worker, message, timeout_ms))
+        self._out.append(outgoing.submit(
+            self.spec, route, group, self._attempt, left_ms, scored=self._prompt_scored,
+            timeout_ms=min(self._limits.submit_timeout_ms, left_ms),
+        ))  # fmt: skip
 
     def _unroutable(self, reason: Fault, expected: bool, now_ms: int) -> None:
         group = self._in(ChoiceState.ROUTING)

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.key_memory import KeyMemory
 from pagemesh.gateway.page_index import KEY_BYTES, PageIndex
 from pagemesh.wire.errors import Fault, NoCapacity, NotReady
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
-from pagemesh.wire.presence import Announce, Load, ModelFacts
+from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds
 
 _KEYED_PAGES_MAX = 4_096
 """Pages of a prompt that are looked up; more would hold the event loop for milliseconds."""
@@ -53,6 +53,7 @@ class _Known:
     ready: bool
     cores: int
     """A bit for each core that its steps take turns on."""
+    needs: PageNeeds | None
     open_count: int
     """Sequences of ours that end there."""
     foreign_count: int
@@ -74,6 +75,8 @@ class _Known:
 class _Host:
     index: PageIndex
     pager: Worker | None = None
+    epoch: int = 0
+    """Of the pager; 0: it has no pool yet."""
     free_pages: int = 0
 
 
@@ -100,7 +103,7 @@ class Router:
             return False
         if message.role == "pager":
             host = self._host(message.host)
-            host.pager = who
+            host.pager, host.epoch = who, message.epoch
             host.free_pages = message.free_pages
             return host.index.announced(message.epoch, message.event_sequence)
         if message.role not in ("prefill", "decode") or message.model is None:
@@ -117,6 +120,7 @@ class Router:
                 load=message.load,
                 ready=message.state == "ready",
                 cores=int.from_bytes(message.cores, "little"),
+                needs=message.needs,
                 open_count=open_count,
                 foreign_count=max(0, count - open_count),
             )
@@ -185,7 +189,17 @@ class Router:
         _, _, route = min(priced, key=lambda entry: entry[:2])
         self._note_sent(route, want)
         most_tokens = max(other.predicted_tokens for _, _, other in priced)
-        return replace(route, elsewhere_tokens=most_tokens - route.predicted_tokens)
+        return replace(
+            route, elsewhere_tokens=most_tokens - route.predicted_tokens,
+            pages=self._pages_from(route),
+        )  # fmt: skip
+
+    def _pages_from(self, route: Route) -> PagesFrom | None:
+        known = self._workers[route.worker.name]
+        host = self._hosts.get(known.host)
+        if known.needs is None or host is None or not host.epoch:
+            return None
+        return PagesFrom(known.host, host.epoch, known.needs)
 
     def count(self, route: Route, change: int) -> None:
         """So many sequences more go by ``route``, or fewer."""

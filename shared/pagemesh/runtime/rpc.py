@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pagemesh.runtime import trace
-from pagemesh.runtime.bus import Bus, Delivery, Headers
+from pagemesh.runtime.bus import Bus, Delivery, Headers, Outgoing
 from pagemesh.wire import codec
 from pagemesh.wire.messages import Message
 
@@ -19,15 +19,17 @@ async def call(
     *reply_types: type[T],
     timeout_ms: int,
     headers: Headers | None = None,
+    then: Outgoing | None = None,
 ) -> T:
-    """Ask and get one of ``reply_types``.
+    """Ask and get one of ``reply_types``; ``then`` see ``Bus.request``.
 
     Raises the fault of a ``Refused`` answer, ``Malformed`` for an answer of another type, and
     everything that ``Bus.request`` raises. All of them are ``wire.errors.Fault``.
     """
     reply = await bus.request(
-        subject, codec.encode(message), timeout_ms=timeout_ms, headers=trace.inject(headers)
-    )
+        subject, codec.encode(message), timeout_ms=timeout_ms, headers=trace.inject(headers),
+        then=then,
+    )  # fmt: skip
     return codec.decode_as(reply.data, *reply_types)
 
 

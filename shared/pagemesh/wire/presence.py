@@ -48,6 +48,15 @@ class ModelFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deterministic: bool
 
 
+class PageNeeds(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker asks the pager for with a prompt, so that gateways can ask in its name."""
+
+    growth_tokens: Count
+    """Slots beyond the prompt, as far as the sequence can use them."""
+    first_tokens: Count
+    """As in ``Admit``."""
+
+
 @registered("presence.announce")
 class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role
@@ -61,6 +70,8 @@ class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cores: Annotated[bytes, Meta(max_length=128)] = b""
     """Workers only: the cores that their steps take turns on, a bit each, little-endian; empty:
     no turns are taken."""
+    needs: PageNeeds | None = None
+    """Workers only; None: they ask for themselves."""
     event_sequence: U64 = 0
     """Pagers only: the last ``PagesChanged`` sequence, so that a lost last event shows."""
     epoch: U64 = 0

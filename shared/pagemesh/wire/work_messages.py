@@ -101,7 +101,9 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Generate. ``decode`` names the worker to hand over to, or nobody: keep the sequence.
 
     ``prompt_logprobs`` asks for the log-probability of each prompt token (the cache is then
-    not read). ``root`` is the identity of the prefix tree to use.
+    not read). ``root`` is the identity of the prefix tree to use. ``asked_as``: the incarnation of
+    the worker in whose name the gateway has asked the pager for pages of the first choice, the
+    answer to which comes as a message of its own; 0: it has not.
     """
 
     request: RequestId
@@ -118,6 +120,7 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
     decode: Name | None = None
+    asked_as: U64 = 0
     deadline_ms: Millis
 
 

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, some_tokens
 from tests.unit.engine.models import VOCAB
-from tests.unit.engine.worker_mesh import REQUEST, Mesh, make_submit, mesh, model_folder
+from tests.unit.engine.worker_mesh import (
+    REQUEST,
+    Mesh,
+    make_admit,
+    make_submit,
+    mesh,
+    model_folder,
+)
 
 from pagemesh.decode.role import role_settings as decode_role
 from pagemesh.engine import forward
@@ -24,7 +31,7 @@ from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.spans import set_up_spans
-from pagemesh.wire import subjects
+from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.tokens import U32, pack
@@ -223,6 +230,30 @@ async def test_a_model_that_is_not_there_ends_the_worker_by_name(mesh: Mesh) -> 
     (error,) = caught.value.exceptions
     assert isinstance(error, ConfigError)
     assert "/nowhere" in str(error)
+
+
+async def test_pages_that_its_gateway_asked_for_come_in_its_trace(
+    mesh: Mesh, model_folder: Path, trace_receiver: Any
+) -> None:
+    telemetry = replace(mesh.config.telemetry, otlp=trace_receiver.url)
+    prompt = some_tokens(20, vocab=VOCAB)
+    with set_up_spans(telemetry, service="test", name="test"):
+        async with mesh.worker("decode", "first"):
+            incarnation = mesh.ready["first"].incarnation
+            with trace.use(trace.new_trace()):
+                await mesh.submit("first", make_submit(prompt, asked_as=incarnation))
+            admit = make_admit(prompt, "first", incarnation)
+            where = subjects.pager(mesh.pager.host), subjects.worker("first")
+            await mesh.bus.publish(where[0], codec.encode(admit), reply=where[1])
+            await mesh.until(mesh.finished)
+            await mesh.until(lambda: not mesh.pager.held)
+    assert mesh.tokens() == greedy_tokens(model_folder, prompt, 20)
+    assert mesh.pager.asked.count("Admit") == 1
+    spans = trace_receiver.spans
+    (own,) = [span for span in spans if span.name == "decode sequence"]
+    (admitted,) = [span for span in spans if span.name == "admit"]
+    assert admitted.parent_id == own.span_id
+    assert admitted.attributes["pagemesh.tokens.available"] == 3
 
 
 @pytest.mark.parametrize("queues", [False, True])

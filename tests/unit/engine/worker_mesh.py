@@ -22,6 +22,8 @@ from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire import codec, subjects
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.presence import Announce
 from pagemesh.wire.tokens import U32, pack, unpack
 from pagemesh.wire.work_messages import (
@@ -130,6 +132,16 @@ async def mesh(
         yield made
         for subscription in heard:
             await bus.unsubscribe(subscription)
+
+
+def make_admit(prompt: U32, worker: str, incarnation: int) -> Admit:
+    """What a gateway asks the scripted pager for beside ``make_submit``."""
+    return Admit(
+        key=SequenceKey(request=REQUEST, attempt=1, choice=0),
+        order=Order(priority=0, arrival_us=1, request=REQUEST, choice=0),
+        worker=worker, incarnation=incarnation, epoch=1, root=b"\x02" * 32, tokens=pack(prompt),
+        reserve_tokens=len(prompt) + GREEDY.max_tokens, deadline_ms=30_000,
+    )  # fmt: skip
 
 
 def make_submit(prompt: U32, *, sampling: Sampling = GREEDY, **fields: Any) -> Submit:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
-from pagemesh.gateway.events import ChooseRoute, Route, Worker
+from pagemesh.gateway.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.page_index import IndexState, PageIndex
 from pagemesh.gateway.router import Router, RouterLimits
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
-from pagemesh.wire.presence import Announce, Load, ModelFacts, Role, State
+from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds, Role, State
 
 SECRET = b"secret"
 SALT = b"s" * 32
@@ -123,6 +124,20 @@ def test_a_short_prompt_or_suffix_goes_straight_to_decode(router: Router) -> Non
     assert names(route) == ("d", "")
     assert route.predicted_tokens == 18 * PAGE
     assert names(chosen(router, want(), read_cache=False)) == ("p", "d")
+
+
+def test_a_route_says_how_pages_are_asked_for_once_pager_and_worker_have_said_it(
+    router: Router,
+) -> None:
+    needs = PageNeeds(growth_tokens=32, first_tokens=64)
+    router.announced(worker("d", "decode"))
+    assert chosen(router, want()).pages is None, "the worker asks for itself"
+    router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs))
+    assert chosen(router, want()).pages is None, "no pager is known"
+    router.announced(pager("a", epoch=0))
+    assert chosen(router, want()).pages is None, "it has no pool"
+    router.announced(pager("a", epoch=3))
+    assert chosen(router, want()).pages == PagesFrom("a", 3, needs)
 
 
 def sent(router: Router, asked: ChooseRoute) -> Route:

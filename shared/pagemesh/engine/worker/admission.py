@@ -83,6 +83,16 @@ def ask(desk: Desk, sequence: Sequence) -> None:
     )
 
 
+def expect(desk: Desk, sequence: Sequence) -> None:
+    """Its gateway has asked for its pages: wait for the answer as if it were to a call of ours.
+    Whether they stand is looked at before a step uses them, as always."""
+    if not desk.may_ask:
+        return  # what comes may be from before our list of leases: a hint, see ``heard_of``
+    desk.move(sequence, Phase.ADMITTING)
+    sequence.calling = True
+    desk.expect(sequence.key, partial(_admit_answered, desk, sequence))
+
+
 def _reads_cache(sequence: Sequence) -> bool:
     """Not for a prompt that must be computed. Once that was done, and pages were taken away,
     what is cached is as good as what was computed."""

@@ -18,6 +18,7 @@ from pagemesh.engine.worker import (
     session,
     steps,
 )
+from pagemesh.engine.worker.ahead import first_part
 from pagemesh.engine.worker.batching import Batching
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import (
@@ -45,9 +46,9 @@ from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Malformed
 from pagemesh.wire.messages import Message, Ok, Refused, name_of
-from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import Extended, Granted, Queued, Revoke, TicketClosed
 from pagemesh.wire.pager_reports import InspectWorker
-from pagemesh.wire.presence import Load
+from pagemesh.wire.presence import Load, PageNeeds
 from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
 
 
@@ -91,6 +92,15 @@ class WorkerCore:
         )
 
     @property
+    def needs(self) -> PageNeeds:
+        """What we ask the pager for with a prompt."""
+        desk = self._desk
+        return PageNeeds(
+            growth_tokens=desk.limits.growth_pages * desk.page_size,
+            first_tokens=first_part(desk.role.chunk_tokens_max, desk.limits.prompt_chunks),
+        )
+
+    @property
     def idle(self) -> bool:
         """No sequence lives here, no page is held, nothing is owed."""
         desk = self._desk
@@ -102,7 +112,8 @@ class WorkerCore:
         """How long it can do without a ``Tick``, if nothing happens before: briefly while a
         sequence or a debt waits for its time, long when there is nothing to do."""
         desk, limits = self._desk, self._desk.limits
-        waits = len(desk.live) > len(desk.running) or desk.debts or self._intake.draining
+        waits = len(desk.live) > len(desk.running) or self._intake.draining
+        waits = waits or bool(desk.debts or desk.expected)
         if waits or any(one.lease and one.lease.retry_ms > desk.now for one in desk.running):
             return limits.tick_ms
         beats = desk.live or any(line.beats_left for line in desk.lines.values())
@@ -173,18 +184,22 @@ class WorkerCore:
         match message:
             case Submit():
                 answer, new = self._intake.submit(message)
-                self._start(new)
+                self._start(new, message)
                 return answer
             case Attach():
                 answer, new = self._intake.attach(message)
-                self._start(new)
+                self._start(new, message)
                 return answer
             case Abort():
                 return self._intake.abort(message)
             case Resend():
                 return self._intake.resend(message)
+            case Granted() | Queued() if desk.arrived(message.key, message):
+                pass
             case Granted() | Extended():
                 admission.heard_of(desk, message)
+            case Queued() | Refused():
+                pass  # nobody waits for it (any more), or it does not say who does
             case TicketClosed():
                 handover.closed(desk, message)
             case InspectWorker():
@@ -195,12 +210,22 @@ class WorkerCore:
                 raise Malformed(f"a worker takes no {name_of(type(message))}")
         return Ok()
 
-    def _start(self, new: list[Sequence]) -> None:
+    def _start(self, new: list[Sequence], message: Submit | Attach) -> None:
         for sequence in new:
-            if sequence.phase is Phase.WAITING:
+            if sequence.phase is Phase.WAITING and self._was_asked_for(sequence, message):
+                admission.expect(self._desk, sequence)
+            elif sequence.phase is Phase.WAITING:
                 admission.ask(self._desk, sequence)
             elif sequence.phase is Phase.REDEEMING:
                 handover.redeem(self._desk, sequence)
+
+    def _was_asked_for(self, sequence: Sequence, message: Submit | Attach) -> bool:
+        """Whether the gateway has asked for its pages. What it asked for in the name of an
+        earlier life of ours is not ours."""
+        if not isinstance(message, Submit) or not message.asked_as:
+            return False
+        ours = message.asked_as == self._desk.identity.incarnation
+        return ours and sequence.key.choice == message.choices[0].choice
 
     # Time and loss --------------------------------------------------------------------------
 
@@ -218,6 +243,7 @@ class WorkerCore:
                 ending.fail(desk, sequence, Gone("the worker is leaving"))
             else:
                 self._nudge(sequence)
+        desk.give_up_expected()
         desk.pay()
         handover.forget_old_offers(desk)
         frames.beat(desk)

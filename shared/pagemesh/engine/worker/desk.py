@@ -44,6 +44,14 @@ class Open:
     """Its reply can bring, take or lengthen a lease: no ``Declare`` while it is open."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The answer to a call that a gateway has made in our name."""
+
+    call_id: CallId
+    until_ms: float
+
+
 @dataclass(slots=True)
 class Debt:
     """Something the pager must hear: sent until it is answered."""
@@ -144,6 +152,7 @@ class Desk:
         self.steps_count = 0
         self.calls: dict[CallId, Open] = {}
         self.next_call = 1
+        self.expected: dict[SequenceKey, Expected] = {}
         self.debts: dict[int, Debt] = {}
         self.next_debt = 1
         self.acks: list[int] = []
@@ -166,6 +175,27 @@ class Desk:
     def call_pager(self, message: Message, handler: Handler, *, moves_leases: bool) -> None:
         call_id = self._open(Open(handler, to_pager=True, moves_leases=moves_leases))
         self.commands.append(CallPager(call_id, message, self.limits.call_ms))
+
+    def expect(self, key: SequenceKey, handler: Handler) -> None:
+        """Take what the pager says next of the pages of ``key`` for the answer to a call of ours
+        that may bring a lease. If it says nothing in time, the call counts as unanswered."""
+        call_id = self._open(Open(handler, to_pager=True, moves_leases=True))
+        self.expected[key] = Expected(call_id, self.now + self.limits.expect_ms)
+
+    def arrived(self, key: SequenceKey, message: Message) -> bool:
+        """Whether what the pager says of ``key`` was expected; if so, its handler has it now."""
+        expected = self.expected.pop(key, None)
+        if expected is None or expected.call_id not in self.calls:
+            return False
+        self.answered(expected.call_id, message)
+        return True
+
+    def give_up_expected(self) -> None:
+        """What did not come in time: a message was lost, or the pager has much to do."""
+        late = Refused(code="DeadlineExceeded", message="the pager said nothing")
+        for key, expected in list(self.expected.items()):
+            if expected.until_ms <= self.now:
+                self.arrived(key, late)
 
     def call_worker(self, worker: str, message: Message, handler: Handler) -> None:
         call_id = self._open(Open(handler, to_pager=False, moves_leases=False))

@@ -259,6 +259,7 @@ class Worker:
             load=core.load if core is not None else Load(),
             model=facts,
             cores=self._cores,
+            needs=core.needs if core is not None else None,
         )
 
     def _state(self) -> State:

@@ -59,6 +59,8 @@ class WorkerLimits:
     attach_tries_max: int = 3
     call_ms: int = 2_000
     """How long a call waits for its answer."""
+    expect_ms: int = 250
+    """How long an answer is waited for that somebody else has asked for in our name."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
     deadline_ms_min: int = 1

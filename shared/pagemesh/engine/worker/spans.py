@@ -67,6 +67,7 @@ class _Life:
     asking: TraceContext | None = None
     """The span of the admission that is going on, which may take several calls."""
     asking_us: int = 0
+    granted: bool = False
     step_us: int = 0
     drawn: int = 0
     decode_us: int | None = None
@@ -149,13 +150,22 @@ class SequenceSpans:
             attributes |= _waterfall(message.waterfall)
             attributes[semconv.PAGEMESH_LEASE] = f"{message.lease:x}"
             if life is not None:
-                life.waterfall = message.waterfall
+                life.waterfall, life.granted = message.waterfall, True
         if life is not None and life.asking is call.context:
             life.asking, life.queued_us = None, at_us
         record_span(
             call.name, call.context, start_us=call.started_us, end_us=at_us, kind="client",
             attributes=attributes, error=message.code if isinstance(message, Refused) else "",
         )  # fmt: skip
+
+    def granted_unasked(self, message: Granted, at_us: int) -> None:
+        """Pages came for which its gateway had asked. What was asked for here as well has a span
+        that ends with the answer."""
+        life = self._lives.get(message.key)
+        if life is None or life.asking is not None or life.granted:
+            return
+        life.asking = life.context.child()
+        self.answered(OpenCall("admit", message.key, life.asking, life.started_us), message, at_us)
 
     # Steps ----------------------------------------------------------------------------------
 

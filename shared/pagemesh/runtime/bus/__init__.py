@@ -1,7 +1,7 @@
 """The one connection of a service to NATS, and the only package that imports nats."""
 
 from pagemesh.runtime.bus.bus import Bus
-from pagemesh.runtime.bus.messages import Delivery, Headers, Reply
+from pagemesh.runtime.bus.messages import Delivery, Headers, Outgoing, Reply
 from pagemesh.runtime.bus.replies import Inbox
 from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 
@@ -13,6 +13,7 @@ __all__ = [
     "Delivery",
     "Headers",
     "Inbox",
+    "Outgoing",
     "Reply",
     "Subscription",
 ]

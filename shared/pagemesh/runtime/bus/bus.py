@@ -19,9 +19,9 @@ from pagemesh.runtime.bus.link import Incoming, Link
 from pagemesh.runtime.bus.messages import (
     Delivery,
     Headers,
+    Outgoing,
     Refusal,
     Reply,
-    check_size,
     check_subject,
     lower_keys,
     refusal,
@@ -141,24 +141,24 @@ class Bus:
     # --- sending
 
     async def publish(
-        self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str = ""
-    ) -> None:
-        """Send and expect nothing. Raises ``Disconnected``, ``Busy`` (too much waits to be
-        sent) or ``Malformed`` (too large, or no NATS subject); then nothing was sent."""
-        link = self._require_link()
-        written = lower_keys(headers) or None
+        self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str = "",
+        then: Outgoing | None = None,
+    ) -> None:  # fmt: skip
+        """Send, and ``then``. Raises ``Disconnected``, ``Busy`` (too much waits to be sent) or
+        ``Malformed`` (too large, or no NATS subject); then nothing was sent."""
+        outgoing = [Outgoing(subject, data, reply), *((then,) if then is not None else ())]
         try:
-            check_size(subject, data, written, message_bytes_max=link.message_bytes_max)
-            await link.publish(subject, data, reply, written)
+            await self._require_link().publish(outgoing, lower_keys(headers) or None)
         except Fault:
             self.counters.refused_here += 1
             raise
-        self.counters.sent += 1
+        self.counters.sent += len(outgoing)
 
     async def request(
-        self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None
-    ) -> Reply:
-        """Send and wait for one answer.
+        self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
+        then: Outgoing | None = None,
+    ) -> Reply:  # fmt: skip
+        """Send, and ``then``, and wait for one answer.
 
         Raises ``Absent`` (nobody listens), ``DeadlineExceeded``, ``Denied`` (no permission),
         ``Disconnected`` (before or while waiting), ``Busy`` (too many requests wait, or the
@@ -169,7 +169,7 @@ class Bus:
         waiter = OneReply(subject)
         address = self._replies.add(waiter)
         try:
-            await self.publish(subject, data, headers=headers, reply=address)
+            await self.publish(subject, data, headers=headers, reply=address, then=then)
             return await waiter.wait(timeout_ms)
         finally:
             self._replies.remove(address)

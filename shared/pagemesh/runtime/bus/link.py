@@ -22,14 +22,14 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from pagemesh.runtime.bus.messages import Headers
+from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.runtime.supervise import to_next_s
@@ -134,15 +134,18 @@ class Link:
         """The server's limit for headers and payload together."""
         return int(self._client.max_payload)
 
-    async def publish(self, subject: str, data: bytes, reply: str, headers: Headers | None) -> None:
-        """Hand a message to the socket. Raises ``Disconnected``, ``Busy`` when too much waits
-        to be sent already, ``Malformed`` for a subject or header that NATS cannot carry."""
+    async def publish(self, outgoing: Sequence[Outgoing], headers: Headers | None) -> None:
+        """Hand messages to the socket, in one write: all or none. Raises ``Disconnected``, ``Busy``
+        when too much waits to be sent already, ``Malformed`` for what NATS cannot carry."""
+        for one in outgoing:
+            check_size(one.subject, one.data, headers, message_bytes_max=self.message_bytes_max)
         if self._unsent_bytes() > self._config.output_bytes_max:
             raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
         try:
-            await self._client.publish(subject, data, reply=reply, headers=headers)
+            for one in outgoing:
+                await self._client.publish(one.subject, one.data, reply=one.reply, headers=headers)
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
-            raise Malformed(f"not a subject or header of NATS: {subject[:80]!r}") from error
+            raise Malformed(f"not a subject or header of NATS: {one.subject[:80]!r}") from error
         except (nats.errors.Error, OSError) as error:
             raise Disconnected(f"not sent: {_text(error)}") from error
         self._write()

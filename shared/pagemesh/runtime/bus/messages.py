@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Refused
@@ -21,6 +23,14 @@ SUBJECT_BYTES_MAX = 1_024
 _SUBJECT = re.compile(r"[!-~]+")
 _HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
 _HEADER_LINE_BYTES = len(b": \r\n")
+
+
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
+    """A message to be sent; who gets it answers to ``reply``, if that is not empty."""
+
+    subject: str
+    data: bytes
+    reply: str
 
 
 @dataclass(frozen=True, slots=True)

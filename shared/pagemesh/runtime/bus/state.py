@@ -35,7 +35,7 @@ class BusCounters:
     """Messages thrown away because a subscription held too many; each was refused."""
     denied: int = 0
     refused_here: int = 0
-    """Messages that were never sent: too large, or too much waiting to be sent."""
+    """Messages that were never sent: too large, too much waiting to be sent, or no connection."""
     crashed: int = 0
     """Callbacks that raised something other than a fault."""
     connects: int = 0
