@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.runtime.bus import Bus, BusState, Delivery, Outgoing
+from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.bus.messages import header_bytes
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import answer, call, send
@@ -58,22 +58,6 @@ async def test_a_request_gets_the_answer_and_its_headers(bus: Bus) -> None:
     await bus.subscribe("t.echo", Answers(echo))
     reply = await bus.request("t.echo", b"hello", timeout_ms=2_000, headers={"x-a": "1"})
     assert (reply.data, dict(reply.headers)) == (b"hello", {"x-a": "1"})
-
-
-async def test_what_goes_out_behind_a_request_is_answered_to_whom_it_says(bus: Bus) -> None:
-    heard: list[tuple[str, bytes]] = []
-    await bus.subscribe("t.then", Answers(echo))
-    await bus.subscribe("t.other", Answers(echo))
-    await bus.subscribe("t.whom", lambda one: heard.append((one.subject, one.data)))
-    then = Outgoing("t.other", b"second", "t.whom")
-    reply = await bus.request("t.then", b"first", timeout_ms=2_000, then=then)
-    await bus.barrier()
-    await asyncio.sleep(0.05)
-    assert (reply.data, heard) == (b"first", [("t.whom", b"second")])
-    sent = bus.counters.sent
-    with pytest.raises(Malformed):
-        await bus.request("t.then", b"first", timeout_ms=99, then=Outgoing("no subject", b"", ""))
-    assert bus.counters.sent == sent, "all or none"
 
 
 async def test_header_keys_are_lower_case_on_both_sides(bus: Bus) -> None:

@@ -1,12 +1,16 @@
-"""A bus that gathers: one write for what is sent in one turn of the event loop."""
+"""Messages that go out in one write: those of a turn of the event loop, and what follows a request."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from pagemesh.runtime.bus import Bus
+import pytest
+from tests.integration.test_bus import Answers, echo
+
+from pagemesh.runtime.bus import Bus, Outgoing
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire.errors import Malformed
 
 
 async def test_a_bus_that_gathers_writes_the_first_message_of_a_turn_and_then_the_rest_at_once(
@@ -30,3 +34,19 @@ async def test_a_bus_that_gathers_writes_the_first_message_of_a_turn_and_then_th
         await bus.barrier()
     assert heard == [b"%d" % number for number in range(5)]
     assert [count for count in written if count] == [1, 4]
+
+
+async def test_what_goes_out_behind_a_request_is_answered_to_whom_it_says(bus: Bus) -> None:
+    heard: list[tuple[str, bytes]] = []
+    for subject in ("t.then", "t.other"):
+        await bus.subscribe(subject, Answers(echo))
+    await bus.subscribe("t.whom", lambda one: heard.append((one.subject, one.data)))
+    then = Outgoing("t.other", b"second", "t.whom")
+    reply = await bus.request("t.then", b"first", timeout_ms=2_000, then=then)
+    await bus.barrier()
+    await asyncio.sleep(0.05)
+    assert (reply.data, heard) == (b"first", [("t.whom", b"second")])
+    sent = bus.counters.sent
+    with pytest.raises(Malformed):
+        await bus.request("t.then", b"first", timeout_ms=99, then=Outgoing("no subject", b"", ""))
+    assert bus.counters.sent == sent, "all or none"
