@@ -1,4 +1,4 @@
-"""Messages that go out in one write: those of a turn of the event loop, and what follows a request."""
+"""What goes out in one write: messages of a turn of the event loop, and what follows a request."""
 
 from __future__ import annotations
 
