@@ -151,24 +151,23 @@ class Pieces:
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
     """Do ``work``, cancelled as soon as the client disconnects. The body must have been read."""
-    doing = asyncio.ensure_future(work())
-    watching = asyncio.ensure_future(_disconnected(receive))
+    limit = asyncio.timeout(None)
+    watching = asyncio.ensure_future(_end_when_gone(receive, limit))
     try:
-        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
-            return
-        await doing
+        async with limit:
+            await work()
+    except TimeoutError:
+        if not limit.expired():
+            raise
     finally:
-        for task in (doing, watching):
-            task.cancel()
-        await asyncio.gather(doing, watching, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _end_when_gone(receive: Receive, limit: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
+    limit.reschedule(asyncio.get_running_loop().time())
 
 
 class Guard:
