@@ -6,6 +6,7 @@ loaded here. The folder must have a ``tokenizer.json``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +25,8 @@ from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.tokens import U32
 
-_LONG_CHARS = 2_048
-"""From here on waking another thread costs less than it saves."""
+# Short texts, as of most requests, are done before another thread is awake.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _WRITTEN_MAX = 1 << 15
 """Tokens whose JSON is remembered, some 300 bytes each."""
 _MARK = "THE_MESSAGE_IS_OPEN_HERE "
@@ -127,30 +128,18 @@ class Tokens:
         if owner and self._cuts is not None and not (add_special_tokens and self._adds_tokens):
             pieces = self._cuts.pieces(text)
         if len(pieces) == 1:
-            return self._encode(
-                text, add_special_tokens=add_special_tokens, long=len(text) >= _LONG_CHARS
-            )
-        known = [self._memory.find(owner, piece) for piece in pieces]
-        fresh = sum(len(piece) for piece, ids in zip(pieces, known, strict=True) if ids is None)
-        found: list[bytes] = []
-        for piece, ids in zip(pieces, known, strict=True):
-            if ids is None:
-                ids = self._encode(
-                    piece, add_special_tokens=False, long=fresh >= _LONG_CHARS
-                ).tobytes()
-                self._memory.keep(owner, piece, ids)
-            found.append(ids)
-        return np.frombuffer(b"".join(found), "<u4")
+            return self._encode([text], add_special_tokens=add_special_tokens)[0]
+        known = {piece: self._memory.find(owner, piece) for piece in pieces}
+        fresh = [piece for piece, ids in known.items() if ids is None]
+        for piece, ids in zip(fresh, self._encode(fresh, add_special_tokens=False), strict=True):
+            known[piece] = ids.tobytes()
+            self._memory.keep(owner, piece, ids.tobytes())
+        return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
 
-    def _encode(self, text: str, *, add_special_tokens: bool, long: bool) -> U32:
-        if not long:
-            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
-            found = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )[0]
-        return np.asarray(found.ids, "<u4")
+    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
+        # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [np.asarray(one.ids, "<u4") for one in found]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

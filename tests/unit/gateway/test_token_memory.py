@@ -157,28 +157,24 @@ class Counted:
 
     def __init__(self, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read: list[str] = []
-        self.long: list[bool] = []
+        self.call_count = 0
         encode = tokens._encode
 
-        def counting(text: str, *, add_special_tokens: bool, long: bool) -> object:
-            self.read.append(text)
-            self.long.append(long)
-            return encode(text, add_special_tokens=add_special_tokens, long=long)
+        def counting(texts: list[str], *, add_special_tokens: bool) -> object:
+            self.read += texts
+            self.call_count += 1
+            return encode(texts, add_special_tokens=add_special_tokens)
 
         monkeypatch.setattr(tokens, "_encode", counting)
 
 
-def test_many_new_pieces_are_tokenised_like_one_long_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_new_pieces_are_tokenised_together_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(byte_tokenizer(), template=None, end_tokens=frozenset())
     counted = Counted(tokens, monkeypatch)
-    for more in (b"a", b"b"):
-        text = "".join(f"{number}{more.decode() * 500}{END}" for number in range(6))
-        tokens.encode(text, add_special_tokens=False, owner=OWNER)
-    assert all(counted.long) and len(counted.long) == 7 + 6  # the last end is known
-    tokens.encode(text + f"short{END}", add_special_tokens=False, owner=OWNER)
-    assert counted.long[13:] == [False]
+    text = f"one{END}two{END}one{END}two"
+    ids = tokens.encode(text, add_special_tokens=False, owner=OWNER).tolist()
+    assert counted.call_count == 1 and counted.read == ["one", f"{END}two", f"{END}one"]
+    assert ids == tokens.encode(text, add_special_tokens=False).tolist()
 
 
 def test_only_what_is_new_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
