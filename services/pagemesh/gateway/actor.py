@@ -98,8 +98,9 @@ class GatewayActor:
         )
         self.presence = Presence(bus, self.clock, self._describe, self._admit_change)
         self.surroundings = Surroundings(
-            bus, self.clock, self.router, self._spawn, self._forget, self._absent, self._expected
-        )
+            bus, self.clock, self.router, self._spawn, self._forget, self._absent, self._expected,
+            self._given,
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[GatewayActor]:
@@ -222,6 +223,12 @@ class GatewayActor:
         self._returning.vanished(who.name, self.clock.now_ms())
         for life in tuple(self._lives.values()):
             life.feed(ev.WorkerLost(who))
+
+    def _given(self, route: ev.Route) -> None:
+        """Though they announce what they did before: that is when the router's count is over."""
+        for who in (route.worker, route.decode):
+            if who is not None:
+                self.presence.directory.doubt(who.name, who.incarnation)
 
     def _expected(self) -> bool:
         """Without the bus nobody can be seen, so nobody is known to be gone."""

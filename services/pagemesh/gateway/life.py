@@ -100,6 +100,8 @@ class Surroundings:
     """Nobody listens on this worker's subject."""
     expected: Callable[[], bool]
     """Whether a worker is probably on its way back."""
+    given: Callable[[ev.Route], None]
+    """The workers of this route have more to do, which the router counts until they say what."""
 
 
 class Life:
@@ -217,6 +219,7 @@ class Life:
             expected = self._around.expected()
             self._queue.append(ev.Unroutable(found, expected))
         else:
+            self._around.given(found)
             self._queue.append(ev.Routed(found))
             attributes[semconv.PAGEMESH_WORKER] = found.worker.name
             attributes["pagemesh.tokens.predicted"] = found.predicted_tokens

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pagemesh.wire.presence import PRESENCE_LOST_MS, Announce, Role
 
 MEMBER_COUNT_MAX = 4_096
 _GONE_COUNT_MAX = 4_096
 _REPLACED_COUNT_MAX = 8
+_ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Joined:
 @dataclass(frozen=True, slots=True)
 class Changed:
     """A known incarnation said something new (state, load, model, events), or anything after
-    somebody doubted that it is there."""
+    somebody doubted that it is there, or that it has nothing to do."""
 
     announce: Announce
 
@@ -98,9 +99,11 @@ class Directory:
         return changes
 
     def doubt(self, name: str, incarnation: int) -> None:
-        """Somebody found it absent: what it says next is a change, though it be the same."""
-        for member in self._members.values():
-            if (member.announce.name, member.announce.incarnation) == (name, incarnation):
+        """Somebody found it absent, or gave it something to do: what it says next is a change,
+        though it be the same."""
+        for role in _ROLES:
+            member = self._members.get((role, name))
+            if member is not None and member.announce.incarnation == incarnation:
                 member.doubted = True
 
     def expire(self, now_ms: int) -> list[Change]:

@@ -63,6 +63,7 @@ def life(outbox: Outbox, router: OneWay | None = None, choice_count: int = 1) ->
         lambda _: None,
         lambda _: None,
         lambda: False,
+        lambda _: None,
     )
     request = spec(deadline_ms=clock.now_ms() + 60_000, choices=choice_count)
     letters = [Letters() for _ in range(choice_count)]
