@@ -182,13 +182,13 @@ def grant_of_nobody(bench: Bench) -> Granted:
     return granted
 
 
-def test_a_refusal_which_does_not_say_whose_it_is_is_waited_out() -> None:
-    bench = Bench().start()
+def test_a_refusal_which_does_not_say_whose_it_is_has_everybody_ask_for_itself() -> None:
+    bench = Bench(retry_ms=10).start()
     bench.ask(asked())
-    bench.notice(Refused(code="Stale", message="no such session"))
-    for _ in range(8):
-        bench.tick(40)
-    assert bench.open_kinds() == ["Admit"]
+    bench.notice(Refused(code="OverQuota", message="too much"))
+    bench.tick(20)
+    bench.answer(Admit, Refused(code="OverQuota", message="too much"))
+    assert [frame.error.code for frame in bench.frames if frame.error] == ["OverQuota"]
 
 
 def test_leases_are_declared_only_when_what_is_expected_has_come() -> None:

@@ -6,6 +6,7 @@ does follows from the events and their order. See ``desk`` for the parts it is m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from pagemesh.engine.worker import (
@@ -198,8 +199,10 @@ class WorkerCore:
                 pass
             case Granted() | Extended():
                 admission.heard_of(desk, message)
-            case Queued() | Refused():
-                pass  # nobody waits for it (any more), or it does not say who does
+            case Refused():
+                desk.give_up_expected(math.inf)
+            case Queued():
+                pass  # nobody waits for it any more
             case TicketClosed():
                 handover.closed(desk, message)
             case InspectWorker():
@@ -243,7 +246,7 @@ class WorkerCore:
                 ending.fail(desk, sequence, Gone("the worker is leaving"))
             else:
                 self._nudge(sequence)
-        desk.give_up_expected()
+        desk.give_up_expected(desk.now)
         desk.pay()
         handover.forget_old_offers(desk)
         frames.beat(desk)

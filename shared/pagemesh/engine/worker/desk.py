@@ -190,11 +190,12 @@ class Desk:
         self.answered(expected.call_id, message)
         return True
 
-    def give_up_expected(self) -> None:
-        """What did not come in time: a message was lost, or the pager has much to do."""
-        late = Refused(code="DeadlineExceeded", message="the pager said nothing")
+    def give_up_expected(self, until_ms: float) -> None:
+        """Wait no more for what was expected by ``until_ms``: a message was lost, the pager has
+        much to do, or it refused somebody and a refusal does not say whom."""
+        late = Refused(code="DeadlineExceeded", message="the pager granted nothing")
         for key, expected in list(self.expected.items()):
-            if expected.until_ms <= self.now:
+            if expected.until_ms <= until_ms:
                 self.arrived(key, late)
 
     def call_worker(self, worker: str, message: Message, handler: Handler) -> None:
