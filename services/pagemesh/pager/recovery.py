@@ -34,6 +34,7 @@ from pagemesh.pager.lease import (
 )
 from pagemesh.pager.pins import Pins
 from pagemesh.pager.regrow import by_last_use, regrow
+from pagemesh.pager.retiring import Retiring
 from pagemesh.pager.roots import has_root_place, tree_of
 from pagemesh.pager.runs import run_of, table_of, where
 from pagemesh.pager.sessions import Sessions
@@ -55,9 +56,11 @@ class Recovery:
         handover: Handover,
         sessions: Sessions,
         pins: Pins,
+        retiring: Retiring,
     ) -> None:
         self._books = books
         self._pins = pins
+        self._retiring = retiring
         self._admission = admission
         self._handover = handover
         self._sessions = sessions
@@ -256,6 +259,7 @@ class Recovery:
             or int(books.pool.sequences[pages].max()) > held.granted_at
             or held.granted_at > books.pool.last_sequence
             or (books.retired_pages is not None and bool(books.retired_pages[pages].any()))
+            or self._retiring.meant(held.root, held.terms.tenant, session.model)
         ):
             return False
         if not has_root_place(books, held.root):

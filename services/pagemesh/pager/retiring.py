@@ -7,7 +7,8 @@
 
 The root table says so at once (the line is not live), so a later pager does not believe the pages
 either; until the last page is free no other root takes the line. The same root may be planted
-anew meanwhile, in another line: what is computed from then on shares nothing with what was.
+anew meanwhile, in another line: what is computed from then on shares nothing with what was. A lease
+of an earlier life of the pager that is declared after that is lost: what it filled is of before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pagemesh.pager.pins import Pins
 from pagemesh.pager.radix import Node, Tree
 from pagemesh.pager.roots import hide
 from pagemesh.pager.sweeps import Sweeps
+
+_NOTED_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,31 @@ class Retiring:
         self._books = books
         self._pins = pins
         self._sweeps = sweeps
+        self._since: set[tuple[str, str]] = set()
+        self._all_since = False
+
+    def note(self, what: str, name: str) -> None:
+        """All of a root, a model or a tenant was invalidated: also leases that an earlier life of
+        the pager granted, and that are not declared yet."""
+        if not self._books.unsettled:
+            return
+        if len(self._since) < _NOTED_MAX:
+            self._since.add((what, name))
+        else:
+            self._all_since = True
+
+    def meant(self, root: bytes, tenant: str, model: str) -> bool:
+        """Whether a lease of an earlier life was invalidated in this one. As with trees, one whose
+        tenant or model is not known is everybody's."""
+        if not self._since:
+            return False
+        digits = root.hex()
+        return self._all_since or any(
+            (what == "root" and digits.startswith(name))
+            or (what == "tenant" and tenant in ("", name))
+            or (what == "model" and model in ("", name))
+            for what, name in self._since
+        )
 
     def retire(self, trees: Collection[Tree]) -> Retired:
         """Nothing new matches ``trees`` from now on; on disk they have been retired already."""

@@ -114,7 +114,7 @@ class PagerCore:
         self._handover = Handover(self.books, self._filling, self._admission)
         self._sessions = Sessions(self.books)
         self._recovery = Recovery(
-            self.books, self._admission, self._handover, self._sessions, self._pins
+            self.books, self._admission, self._handover, self._sessions, self._pins, self._retiring
         )
         self._handlers: dict[type[Message], Handler] = {
             OpenSession: self._sessions.open,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, fill_of, is_queued, table_of
@@ -336,6 +337,28 @@ def test_a_restarted_pager_does_not_bring_an_invalidated_root_back(
     assert not set(table_of(fresh)) & set(table_of(running))
     rig.die(worker.incarnation)
     assert rig.core.books.pool.free == 16 and not rig.core.books.roots_kept
+
+
+@pytest.mark.parametrize("what", ["root", "model", "tenant"])
+@pytest.mark.parametrize("is_meant", [True, False])
+def test_a_lease_of_before_a_restart_is_lost_once_it_was_invalidated_since(
+    rig: Rig, worker: Worker, what: str, is_meant: bool
+) -> None:
+    terms = CacheTerms(tenant="alice")
+    running = worker.granted(1, range(13), terms=terms)
+    worker.committed(running, range(13))
+    rig.restart([worker.holder])
+    worker.open()
+    name = {"root": ROOT.hex(), "model": "a-model", "tenant": "alice"}[what]
+    if is_meant:
+        invalidated(rig, what, name)
+    elif what != "root":
+        cache(worker, 2, range(100, 108), terms=terms)  # now it is known whose the root is
+        invalidated(rig, what, "another")
+    held = msgspec.structs.replace(line(running, 1, list(range(13))), terms=terms)
+    assert declare(rig, worker, held) == ([running.lease] if is_meant else [])
+    again = worker.granted(3, range(13), terms=terms)
+    assert again.cached_tokens == (0 if is_meant else 12)
 
 
 def test_a_lease_of_an_invalidated_root_is_lost_with_the_pager_that_knew_it(
