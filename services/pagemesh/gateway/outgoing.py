@@ -10,7 +10,14 @@ from pagemesh.gateway.spec import RequestSpec
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.tokens import pack
-from pagemesh.wire.work_messages import Abort, AbortReason, ChoiceStart, Resend, Submit
+from pagemesh.wire.work_messages import (
+    Abort,
+    AbortReason,
+    AskedAs,
+    ChoiceStart,
+    Resend,
+    Submit,
+)
 
 
 def submit(
@@ -41,10 +48,14 @@ def submit(
         read_cache=spec.read_cache,
         terms=spec.terms,
         decode=route.decode.name if route.decode else None,
-        asked_as=0 if pages is None else route.worker.incarnation,
+        asked_as=None if pages is None else _asked_as(pages.message),
         deadline_ms=deadline_ms,
     )
     return SendSubmit(route.worker, message, timeout_ms, pages)
+
+
+def _asked_as(message: Admit) -> AskedAs:
+    return AskedAs(incarnation=message.incarnation, epoch=message.epoch)
 
 
 def _pages(

@@ -66,6 +66,13 @@ class _Known:
         return self.open_count + self.foreign_count > 0
 
     @property
+    def is_full(self) -> bool:
+        """It will most likely refuse what comes: others' pages should not be taken for that."""
+        load = self.load
+        count = load.running_count + load.waiting_count + self.sent_count
+        return count > load.sequence_count_max > 0
+
+    @property
     def queue_tokens(self) -> int:
         running = self.load.running_count + self.load.waiting_count + self.sent_count
         return self.load.waiting_tokens + self.sent_tokens + _RUNNING_COST_TOKENS * running
@@ -197,7 +204,7 @@ class Router:
     def _pages_from(self, route: Route) -> PagesFrom | None:
         known = self._workers[route.worker.name]
         host = self._hosts.get(known.host)
-        if known.needs is None or host is None or not host.epoch:
+        if known.needs is None or host is None or not host.epoch or known.is_full:
             return None
         return PagesFrom(known.host, host.epoch, known.needs)
 

@@ -96,14 +96,20 @@ class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     generated: Packed = b""
 
 
+class AskedAs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In the name of which life of a worker pages were asked for, and which life of the pager."""
+
+    incarnation: U64
+    epoch: U64
+
+
 @registered("work.submit")
 class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Generate. ``decode`` names the worker to hand over to, or nobody: keep the sequence.
 
     ``prompt_logprobs`` asks for the log-probability of each prompt token (the cache is then
-    not read). ``root`` is the identity of the prefix tree to use. ``asked_as``: the incarnation of
-    the worker in whose name the gateway has asked the pager for pages of the first choice, the
-    answer to which comes as a message of its own; 0: it has not.
+    not read). ``root`` is the identity of the prefix tree to use. ``asked_as``: the gateway has
+    asked the pager for pages of the first choice, and the answer comes as a message of its own.
     """
 
     request: RequestId
@@ -120,7 +126,7 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
     decode: Name | None = None
-    asked_as: U64 = 0
+    asked_as: AskedAs | None = None
     deadline_ms: Millis
 
 

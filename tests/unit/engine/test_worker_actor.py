@@ -38,6 +38,7 @@ from pagemesh.wire.tokens import U32, pack
 from pagemesh.wire.work_messages import (
     Abort,
     Accepted,
+    AskedAs,
     ChoiceStart,
     Sampling,
 )
@@ -240,8 +241,9 @@ async def test_pages_that_its_gateway_asked_for_come_in_its_trace(
     with set_up_spans(telemetry, service="test", name="test"):
         async with mesh.worker("decode", "first"):
             incarnation = mesh.ready["first"].incarnation
+            asked_as = AskedAs(incarnation=incarnation, epoch=1)
             with trace.use(trace.new_trace()):
-                await mesh.submit("first", make_submit(prompt, asked_as=incarnation))
+                await mesh.submit("first", make_submit(prompt, asked_as=asked_as))
             admit = make_admit(prompt, "first", incarnation)
             where = subjects.pager(mesh.pager.host), subjects.worker("first")
             await mesh.bus.publish(where[0], codec.encode(admit), reply=where[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,18 +37,18 @@ from pagemesh.wire.pager_messages import (
     Queued,
     Release,
 )
-from pagemesh.wire.work_messages import Abort, Beams, Sampling, Submit
+from pagemesh.wire.work_messages import Abort, AskedAs, Beams, Sampling, Submit
 
 ME = 5
 """The incarnation of a bench's worker."""
 
 
-def asked(prompt: int = 10, *, asked_as: int = ME, choices: int = 1) -> Submit:
+def asked(prompt: int = 10, *, incarnation: int = ME, epoch: int = 1, choices: int = 1) -> Submit:
     made = submit(prompt, choices=choices)
-    return msgspec.structs.replace(made, asked_as=asked_as)
+    return msgspec.structs.replace(made, asked_as=AskedAs(incarnation=incarnation, epoch=epoch))
 
 
-def sent(bench: Bench, *, attempt: int = 1, choices: int = 1, **how: object) -> SendSubmit:
+def sent(bench: Bench, *, attempt: int = 1, choices: int = 1, **how: Any) -> SendSubmit:
     """What a gateway sends to the worker of ``bench``."""
     pages = PagesFrom("h", 1, bench.core.needs)
     route = Route(Worker("me", ME), None, b"m" * 32, ROOT, 0, pages=pages)
@@ -58,7 +59,7 @@ def sent(bench: Bench, *, attempt: int = 1, choices: int = 1, **how: object) -> 
     )  # fmt: skip
     group = [Choice(index, TokensOnly(), 0) for index in range(choices)]
     return outgoing.submit(
-        replace(spec, **how), route, group, attempt, 60_000,  # type: ignore[arg-type]
+        replace(spec, **how), route, group, attempt, 60_000,
         timeout_ms=100, scored=not how.get("prompt_logprobs"),
     )  # fmt: skip
 
@@ -82,8 +83,8 @@ def test_a_gateway_asks_for_what_the_worker_would_have_asked_for(
 ) -> None:
     bench = Bench(role).start()
     out = sent(bench, choices=choices, sampling=Sampling(max_tokens=max_tokens))
-    assert out.pages is not None and out.message.asked_as == ME
-    bench.ask(msgspec.structs.replace(out.message, asked_as=0))
+    assert out.pages is not None and out.message.asked_as == AskedAs(incarnation=ME, epoch=1)
+    bench.ask(msgspec.structs.replace(out.message, asked_as=None))
     assert out.pages == AskPages("h", bench.asked(Admit))
 
 
@@ -97,9 +98,9 @@ def test_a_gateway_asks_for_what_the_worker_would_have_asked_for(
     ],
     ids=["again", "no cache", "scores", "beams"],
 )
-def test_whoever_is_to_be_computed_in_another_way_asks_for_itself(how: dict[str, int]) -> None:
+def test_whoever_is_to_be_computed_in_another_way_asks_for_itself(how: dict[str, Any]) -> None:
     out = sent(Bench().start(), **how)
-    assert out.pages is None and out.message.asked_as == 0
+    assert out.pages is None and out.message.asked_as is None
 
 
 def test_pages_that_come_are_used_without_asking() -> None:
@@ -142,9 +143,12 @@ def test_what_comes_after_that_is_only_a_hint() -> None:
     assert bench.plan is not None and bench.plan.rows[0].lease == late.lease
 
 
-def test_what_was_asked_for_in_the_name_of_an_earlier_life_is_not_believed() -> None:
+@pytest.mark.parametrize(("incarnation", "epoch"), [(ME - 1, 1), (ME, 0), (ME, 2)])
+def test_what_was_asked_in_the_name_of_another_life_or_of_another_pager_is_not_believed(
+    incarnation: int, epoch: int
+) -> None:
     bench = Bench().start()
-    bench.ask(asked(asked_as=ME - 1))
+    bench.ask(asked(incarnation=incarnation, epoch=epoch))
     assert bench.open_kinds() == ["Admit"]
     grant(bench)
     assert bench.plan is None

@@ -138,6 +138,9 @@ def test_a_route_says_how_pages_are_asked_for_once_pager_and_worker_have_said_it
     assert chosen(router, want()).pages is None, "it has no pool"
     router.announced(pager("a", epoch=3))
     assert chosen(router, want()).pages == PagesFrom("a", 3, needs)
+    load = Load(running_count=8, sequence_count_max=8)
+    router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs, load=load))
+    assert chosen(router, want()).pages is None, "it would refuse them"
 
 
 def sent(router: Router, asked: ChooseRoute) -> Route:

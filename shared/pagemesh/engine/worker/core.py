@@ -224,10 +224,12 @@ class WorkerCore:
 
     def _was_asked_for(self, sequence: Sequence, message: Submit | Attach) -> bool:
         """Whether the gateway has asked for its pages. What it asked for in the name of an
-        earlier life of ours is not ours."""
-        if not isinstance(message, Submit) or not message.asked_as:
+        earlier life of ours is not ours, and what it asked of an earlier one of the pager may be
+        others' by now, though its word in the pool still stands."""
+        if not isinstance(message, Submit) or message.asked_as is None:
             return False
-        ours = message.asked_as == self._desk.identity.incarnation
+        desk, asked = self._desk, message.asked_as
+        ours = (asked.incarnation, asked.epoch) == (desk.identity.incarnation, desk.epoch)
         return ours and sequence.key.choice == message.choices[0].choice
 
     # Time and loss --------------------------------------------------------------------------
@@ -309,3 +311,7 @@ class WorkerCore:
         for copy in desk.copies:
             assert copy.source.lease in desk.leases and copy.target.lease in desk.leases
         assert not desk.commands and not desk.acks
+        for key, expected in desk.expected.items():
+            call = desk.calls.get(expected.call_id)
+            assert call is None or call.moves_leases, key
+            assert expected.until_ms <= desk.now + desk.limits.expect_ms, key

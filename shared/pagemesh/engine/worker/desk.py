@@ -179,6 +179,7 @@ class Desk:
     def expect(self, key: SequenceKey, handler: Handler) -> None:
         """Take what the pager says next of the pages of ``key`` for the answer to a call of ours
         that may bring a lease. If it says nothing in time, the call counts as unanswered."""
+        assert key not in self.expected, "an answer is expected already"
         call_id = self._open(Open(handler, to_pager=True, moves_leases=True))
         self.expected[key] = Expected(call_id, self.now + self.limits.expect_ms)
 

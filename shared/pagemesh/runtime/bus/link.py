@@ -135,8 +135,8 @@ class Link:
         return int(self._client.max_payload)
 
     async def publish(self, outgoing: Sequence[Outgoing], headers: Headers | None) -> None:
-        """Hand messages to the socket, in one write: all or none. Raises ``Disconnected``, ``Busy``
-        when too much waits to be sent already, ``Malformed`` for what NATS cannot carry."""
+        """Hand messages to the socket, in one write. Raises ``Disconnected``, ``Busy`` when too
+        much waits to be sent already, ``Malformed`` when NATS cannot carry one of them."""
         for one in outgoing:
             check_size(one.subject, one.data, headers, message_bytes_max=self.message_bytes_max)
         if self._unsent_bytes() > self._config.output_bytes_max:
