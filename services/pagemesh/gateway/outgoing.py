@@ -81,7 +81,7 @@ def _pages(
         epoch=beside.epoch,
         root=route.root,
         tokens=pack(spec.prompt),
-        reserve_tokens=max(length, min(length + beside.needs.growth_tokens, most)),
+        reserve_tokens=beside.needs.reserve_tokens(length, most),
         terms=spec.terms,
         tokens_max=most,
         first_tokens=beside.needs.first_tokens,

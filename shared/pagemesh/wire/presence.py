@@ -56,6 +56,11 @@ class PageNeeds(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     first_tokens: Count
     """As in ``Admit``."""
 
+    def reserve_tokens(self, length: int, tokens_max: int) -> int:
+        """As in ``Admit``: for a sequence of ``length`` tokens that fills ``tokens_max`` slots at
+        most."""
+        return max(length, min(length + self.growth_tokens, tokens_max))
+
 
 @registered("presence.announce")
 class Announce(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pagemesh.engine.worker import ending, leases
-from pagemesh.engine.worker.ahead import first_part, next_part
+from pagemesh.engine.worker.ahead import next_part
 from pagemesh.engine.worker.desk import Desk, unanswered
 from pagemesh.engine.worker.events import Preempted
 from pagemesh.engine.worker.lease import Hold, Lease
@@ -30,15 +30,14 @@ def reserve(desk: Desk, sequence: Sequence) -> int:
     if sequence.beams is not None:
         leaves = sequence.decode is not None and desk.role.hand_over
         return length if leaves else sequence.beams.wanted_slots(sequence.lease)
-    ahead = length + desk.limits.growth_pages * desk.page_size
-    return max(length, min(ahead, sequence.tokens_max))
+    return desk.needs.reserve_tokens(length, sequence.tokens_max)
 
 
 def _first_tokens(desk: Desk, sequence: Sequence) -> int:
     """Slots wanted at once; 0: all. A search has its beams' pages with its prompt's."""
     if sequence.beams is not None:
         return 0
-    return first_part(desk.role.chunk_tokens_max, desk.limits.prompt_chunks)
+    return desk.needs.first_tokens
 
 
 def enter(desk: Desk, sequence: Sequence) -> None:

@@ -19,7 +19,6 @@ from pagemesh.engine.worker import (
     session,
     steps,
 )
-from pagemesh.engine.worker.ahead import first_part
 from pagemesh.engine.worker.batching import Batching
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import (
@@ -95,11 +94,7 @@ class WorkerCore:
     @property
     def needs(self) -> PageNeeds:
         """What we ask the pager for with a prompt."""
-        desk = self._desk
-        return PageNeeds(
-            growth_tokens=desk.limits.growth_pages * desk.page_size,
-            first_tokens=first_part(desk.role.chunk_tokens_max, desk.limits.prompt_chunks),
-        )
+        return self._desk.needs
 
     @property
     def idle(self) -> bool:

@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pagemesh.engine.worker.ahead import first_part
 from pagemesh.engine.worker.events import Call, CallId, CallPager, CallWorker, Command
 from pagemesh.engine.worker.lease import Copy, Lease
 from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
+from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.work_messages import Frame
 
 Handler = Callable[[Message], None]
@@ -133,6 +135,10 @@ class Desk:
         self.limits = limits
         self.make_ticket = make_ticket
         self.page_size = identity.pool.page_size
+        self.needs = PageNeeds(
+            growth_tokens=limits.growth_pages * self.page_size,
+            first_tokens=first_part(role.chunk_tokens_max, limits.prompt_chunks),
+        )
         self.now = 0.0
         self.commands: list[Command] = []
         self.sequences: dict[SequenceKey, Sequence] = {}
