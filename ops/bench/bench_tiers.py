@@ -35,6 +35,7 @@ from pagemesh.pager.disk_file import DiskFile, DiskPlace
 from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.page_bytes import MappedPages
 from pagemesh.pager.tier_events import (
     DiskFound,
     FoundRecords,
@@ -128,12 +129,13 @@ def time_bytes(folder: Path, page_bytes: int) -> dict[str, float]:
             file.store(store, pages)
 
     write_s = _seconds(write)
-    loads = [LoadPages(1, store.pages, store.slots, ROOT, store.tokens, 0) for store in stores]
-    target = np.zeros_like(pages)
+    loads = [LoadPages(1, store.pages, store.slots, ROOT, store.tokens, 0, 0) for store in stores]
+    target = MappedPages(facts, np.zeros_like(pages))
 
     def read() -> None:
         for load in loads:
-            assert file.load(load, target, lambda: False) == (BATCH_PAGES, None)
+            row = target.filling(load.pages).row
+            assert file.load(load, row, lambda: False) == (BATCH_PAGES, None)
 
     warm_s = _seconds(read)
     descriptor = os.open(folder / f"io-{page_bytes}.disk.pages", os.O_RDWR)

@@ -48,6 +48,17 @@ def cached(answers: list[dict[str, Any]]) -> int:
     return sum(one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers)
 
 
+def require_exact(folder: Path, rounds: list[list[dict[str, Any]]]) -> None:
+    reference = Reference(folder)
+    for answers in rounds:
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            assert len(answer["choices"]) == choice_count(prompt)
+            for choice in answer["choices"]:
+                tokens = tuple(choice["token_ids"])
+                assert len(tokens) == OUTPUT_TOKENS
+                assert reference.worst_gap(prompt, tokens) <= GAP_MAX
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tokens_are_those_of_the_cpu_and_pages_outlive_each_process_but_not_all(
@@ -66,19 +77,31 @@ def test_tokens_are_those_of_the_cpu_and_pages_outlive_each_process_but_not_all(
             rounds.append(greedy(mesh))
             assert cached(rounds[-1]) >= cached(rounds[1]), f"{role} took no page with it"
         mesh.wait_idle(60.0)
-        for role in ("pager", "prefill", "decode"):
-            mesh.kill(role)
-        mesh.wait_for(lambda: not mesh.is_ready(), "the gateway to notice")
+        killed = {role: mesh.kill(role) for role in ("pager", "prefill", "decode")}
+        mesh.wait_for(
+            lambda: all(mesh.pid(role) != old for role, old in killed.items()), "all of them"
+        )
         mesh.wait_ready(90.0)
         rounds.append(greedy(mesh))
         assert cached(rounds[-1]) < cached(rounds[1]), "the memory went with the last of them"
         mesh.wait_idle(60.0)
-    reference = Reference(folder)
-    for answers in rounds:
-        for prompt, answer in zip(PROMPTS, answers, strict=True):
-            assert len(answer["choices"]) == choice_count(prompt)
-            for choice in answer["choices"]:
-                tokens = tuple(choice["token_ids"])
-                assert len(tokens) == OUTPUT_TOKENS
-                assert reference.worst_gap(prompt, tokens) <= GAP_MAX
+    require_exact(folder, rounds)
     assert not list(pool_dir.rglob("*.memory"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_cached_on_a_device_is_on_disk_when_the_mesh_is_stopped_and_comes_back(
+    pool_dir: Path, tmp_path: Path, no_stray_processes: None
+) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    flags = ("--device", "interpreter", "--disk-dir", str(tmp_path / "cold"))
+    rounds = []
+    for _ in range(2):
+        with Mesh(pool_dir, model=folder, pool_bytes=4 << 20, flags=flags) as mesh:
+            rounds.append(greedy(mesh))
+            report = mesh.wait_idle(60.0)
+            assert mesh.stop() == 0
+    assert report.disk_slots and report.disk_pages
+    assert cached(rounds[1]) > cached(rounds[0])
+    require_exact(folder, rounds)

@@ -4,10 +4,11 @@ was switched off, and what is damaged is computed again."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,25 @@ class Reader(Client):
                     return answer
                 await asyncio.sleep(0.02)
 
-    def bytes_of(self, granted: Granted) -> np.ndarray:
-        """uint8 [FULL_PAGES, PAGE_BYTES] of its first pages."""
+    @contextlib.contextmanager
+    def rows(self) -> Iterator[np.ndarray]:
+        """The pool's pages: uint8 [PAGE_COUNT, PAGE_BYTES]."""
         assert self.opened is not None
         with PoolFile.attach(Path(self.opened.pool_path)) as pool:
-            pages: np.ndarray = pool.pages.reshape(-1, PAGE_BYTES)[table_of(granted)[:FULL_PAGES]]
+            yield pool.pages.reshape(-1, PAGE_BYTES)
+
+    def bytes_of(self, granted: Granted) -> np.ndarray:
+        """uint8 [FULL_PAGES, PAGE_BYTES] of its first pages."""
+        with self.rows() as rows:
+            pages: np.ndarray = rows[table_of(granted)[:FULL_PAGES]]
             return pages.copy()
 
     async def compute(self, number: int, tokens: list[int]) -> np.ndarray:
         """Fill and cache ``tokens``; what was written into their full pages."""
-        assert self.opened is not None
         granted = await self.admit_soon(number, tokens)
         content = np.random.default_rng(number).integers(0, 256, (FULL_PAGES, PAGE_BYTES), np.uint8)
-        with PoolFile.attach(Path(self.opened.pool_path)) as pool:
-            pool.pages.reshape(-1, PAGE_BYTES)[table_of(granted)[:FULL_PAGES]] = content
+        with self.rows() as rows:
+            rows[table_of(granted)[:FULL_PAGES]] = content
         await self.release(granted, tokens)
         return content
 

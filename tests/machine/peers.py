@@ -142,7 +142,10 @@ class Peer:
             OpenSession(
                 worker=self.name, incarnation=self.incarnation, role="decode",
                 lock_name=f"lock-{self.incarnation}",
-                pool=PoolSpec(layout_digest=LAYOUT, page_size=PAGE_SIZE, page_bytes=1 << 12),
+                pool=PoolSpec(
+                    layout_digest=LAYOUT, page_size=PAGE_SIZE, page_bytes=1 << 12,
+                    place=self.rig.place,
+                ),
             )
         )  # fmt: skip
         assert isinstance(answer, SessionOpened), answer

@@ -2,6 +2,9 @@
 comes to it, and what is read comes when it comes, damaged now and then, or never again.
 
 A page that comes back must hold the context that it is said to be of, like any other.
+
+Of a pool on a device it is a worker that fills pages, in whose name they are held; one that stands
+still may do so long after the pager that asked has died.
 """
 
 from __future__ import annotations
@@ -20,7 +23,14 @@ from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 from pagemesh.pager.events import Command, Holder, Sweep
 from pagemesh.pager.load import PAGER
 from pagemesh.pager.runs import table_of
-from pagemesh.pager.tier_events import ForgetSlots, LoadPages, PagesLoaded, StorePages
+from pagemesh.pager.tier_events import (
+    ForgetSlots,
+    LoadPages,
+    PagesLoaded,
+    PagesNotTaken,
+    StorePages,
+)
+from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 SLOTS = 9
 """Fewer than the pool has pages: what is on disk is driven out too."""
@@ -59,9 +69,14 @@ class MachineDisk(DiskRig):
         for page, slot in list(zip(table_of(load.pages).tolist(), load.slots, strict=True))[:good]:
             for at, context in enumerate(self.copied[slot]):
                 assert context is not None, "a page was stored that was not full"
-                self.memory.write([page], at, context, PAGER)
+                self.memory.write([page], at, context, load.mover)
         bad = load.slots[good] if good < len(load.slots) else None
         self.handle(PagesLoaded(load.load, good, 100, bad))
+
+    def lose(self) -> None:
+        """The bytes of what was last to be stored cannot be had."""
+        slots = self.stores.pop().slots
+        self.handle(PagesNotTaken(slots))
 
     def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
         """What the disk had not written yet is lost; what it was reading, it reads no more."""
@@ -101,6 +116,12 @@ class DiskMachine(PagerMachine):
         self.rig.write()
         self.pass_on()
 
+    @precondition(lambda self: self.rig.stores)
+    @rule()
+    def bytes_are_lost(self) -> None:
+        self.rig.lose()
+        self.pass_on()
+
     @precondition(lambda self: self.rig.loads)
     @rule(pick=picks, good=st.sampled_from([0, 1, 2, 9, 9, 9]))
     def disk_reads(self, pick: int, good: int) -> None:
@@ -123,9 +144,12 @@ class DiskMachine(PagerMachine):
         self.pass_on()
 
     @invariant()
-    def what_is_read_is_held_by_the_pager_alone(self) -> None:
+    def what_is_read_is_held_for_it_alone(self) -> None:
         for load in self.rig.loads:
-            assert (self.rig.headers.writers[table_of(load.pages)] == PAGER).all()
+            assert (load.mover == PAGER) == (self.rig.place == IN_FILE)
+            pages = table_of(load.pages)
+            assert (self.rig.headers.writers[pages] == load.mover).all()
+            assert (self.rig.headers.states[pages] == HeaderState.HELD).all()
         assert len(self.rig.loads) == len(self.rig.core.books.loads)
 
     def end_what_is_under_way(self) -> None:
@@ -135,8 +159,43 @@ class DiskMachine(PagerMachine):
             self.rig.read(load, len(load.slots))
 
 
+class MachineDevice(MachineDisk):
+    place = "device"
+
+    def __init__(self) -> None:
+        self.late: list[LoadPages] = []
+        """What earlier pagers asked workers to fill, and nobody knows to be over."""
+        super().__init__()
+
+    def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
+        self.late += self.loads
+        super().restart(holders, after_ms)
+
+
+class DeviceMachine(DiskMachine):
+    rig: MachineDevice
+
+    @staticmethod
+    def make_rig() -> MachineDevice:
+        return MachineDevice()
+
+    @invariant()
+    def what_a_worker_may_write_still_is_nobody_elses(self) -> None:
+        """Until it has opened a session, before which it is asked whether it is done, or died."""
+        asked = {peer.incarnation for peer in self.peers if peer.epoch < self.rig.epoch}
+        self.rig.late = [load for load in self.rig.late if load.mover in asked]
+        for load in self.rig.late:
+            for page in table_of(load.pages).tolist():
+                self.memory.write([page], 0, (b"late",), load.mover)
+
+
 DiskMachine.TestCase.settings = EXAMPLES
+DeviceMachine.TestCase.settings = EXAMPLES
 
 
 class TestDiskMachine(DiskMachine.TestCase):  # type: ignore[misc,valid-type]
     """Any order of events keeps ledger, pool, disk and contents in step."""
+
+
+class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[misc,valid-type]
+    """The same of a pool whose pages are on a device."""

@@ -57,11 +57,6 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     _ = gate.page_origins
     config.worker.check_supported()
-    if config.worker.device != "cpu" and config.pager.disk_dir:
-        raise ConfigError(
-            f"PAGEMESH_DISK_DIR={config.pager.disk_dir} (--disk-dir): pages on a GPU cannot be "
-            "kept on disk yet; leave it out"
-        )
     if config.worker.device == "cuda":
         check_gpu(config)
     if not own_nats:

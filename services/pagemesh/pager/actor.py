@@ -22,7 +22,8 @@ import msgspec
 from pagemesh.pager import cache_door, patience
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
-from pagemesh.pager.disk import Disk
+from pagemesh.pager.device_pages import page_bytes_of
+from pagemesh.pager.disk import Disk, log_event
 from pagemesh.pager.due import Due, LookDue, PutAwayDue, SweepDue, TickDue
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.holders import Holders
@@ -35,7 +36,6 @@ from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tier_events import (
     DiskFailed,
-    DiskFound,
     DiskOpening,
     PutAway,
     RememberRetired,
@@ -49,11 +49,12 @@ from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Denied, Fault, Malformed, Stale
-from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.errors import Denied, Fault, Stale
+from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import OpenSession
-from pagemesh.wire.pager_reports import InspectPager, PagesSnapshot, SnapshotWanted
+from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
 from pagemesh.wire.pool_format import IN_FILE
+from pagemesh.wire.pool_memory import Leave
 
 _log = get_logger(__name__)
 _FOLLOW_UPS_MAX = 1_024
@@ -100,6 +101,7 @@ class PagerActor(Behaviour[PagerEvent]):
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
+        self._leaving: set[int] = set()
         self._will_sweep = False  # one turn at a time is under way, since each asks for the next
         self._retired = RetiredNotes.beside(settings.folder, settings.host, settings.disk)
 
@@ -168,8 +170,9 @@ class PagerActor(Behaviour[PagerEvent]):
                     next="not all pages are there any more; send the prefix again, then pin it",
                 )  # fmt: skip
         if settings.disk is not None:
+            pages = page_bytes_of(store, self._memory, self._holders)
             disk = self._life.disk = Disk(
-                settings.disk, facts, store.file.pages, self._disk_says, retired=self._retired
+                settings.disk, facts, pages, self._disk_says, retired=self._retired
             )
             disk.open()
             await self._feed(self._life, DiskOpening())
@@ -190,9 +193,13 @@ class PagerActor(Behaviour[PagerEvent]):
             return
         try:
             message = codec.decode(delivery.data)
-            self._check_place(message, delivery.subject)
+            cache_door.check_place(message, delivery.subject, self._settings.host)
             if isinstance(message, OpenSession):
                 await self._prepare(message)
+            if isinstance(message, Leave):
+                await self._leave(message)
+                await delivery.respond(codec.encode(Ok()))
+                return
             life = self._life
             if isinstance(message, SnapshotWanted):
                 await delivery.respond(codec.encode(await self._snapshot(message)))
@@ -217,15 +224,6 @@ class PagerActor(Behaviour[PagerEvent]):
             await self._answer(_Call(delivery, None, start_us), Refused.of(fault))
             return
         await self._feed(self._life, ev.Asked(_Call(delivery, message, start_us), message))
-
-    def _check_place(self, message: Message, subject: str) -> None:
-        """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
-        on the wrong one."""
-        if cache_door.is_cache_message(message):
-            raise Malformed("operators ask in JSON, on pagemesh.v1.pages")
-        looks = isinstance(message, InspectPager)
-        if looks != (subject == subjects.pager_report(self._settings.host)):
-            raise Malformed("InspectPager, and nothing else, goes to the pager's report subject")
 
     async def _prepare(self, message: OpenSession) -> None:
         """See that there is a pool for the session and that the worker is who it says."""
@@ -332,32 +330,30 @@ class PagerActor(Behaviour[PagerEvent]):
         self._wake(LookDue())
 
     async def _hear_disk(self, life: _Life, event: TierEvent | BaseException) -> None:
-        match event:
-            case BaseException():
-                raise event
-            case DiskFound(slot_count, records, dropped_count):
-                _log.info(
-                    "pager.disk_found", slots=slot_count, pages=len(records.slots),
-                    dropped=dropped_count,
-                )  # fmt: skip
-            case DiskFailed(why):
-                _log.error(
-                    "pager.disk_off", why=why,
-                    next="serving goes on without; mend the disk, then restart the pager",
-                )  # fmt: skip
-                life.tier_measures.failed()
-            case _:
-                pass
+        if isinstance(event, BaseException):
+            raise event
+        log_event(event)
+        if isinstance(event, DiskFailed):
+            life.tier_measures.failed()
         await self._feed(life, event)
+
+    async def _leave(self, message: Leave) -> None:
+        """Whoever moves pages of a device leaves. With the last one goes the way to them."""
+        known = self._life.core.books.sessions.keys() if self._life is not None else set()
+        self._leaving = {*(self._leaving & known), message.incarnation}
+        if known <= self._leaving:
+            await self._put_away()
 
     async def _put_away(self) -> None:
         life = self._life
-        started_ms = self._clock.now_ms()
-        while life is not None and self._clock.now_ms() - started_ms < _PUT_AWAY_MS_MAX:
-            await self._feed(life, PutAway())
+        if life is None or life.disk is None or not life.disk.can_take:
+            return
+        started_ms, anew = self._clock.now_ms(), True
+        while self._clock.now_ms() - started_ms < _PUT_AWAY_MS_MAX:
+            await self._feed(life, PutAway(anew))
             while self._from_disk:
                 await self._hear_disk(life, self._from_disk.popleft())
-            disk = life.core.books.disk
+            disk, anew = life.core.books.disk, False
             if disk is None or not disk.staged:
                 return
             await asyncio.sleep(_PUT_AWAY_LOOK_S)

@@ -36,6 +36,7 @@ from pagemesh.wire.cache_messages import (
 )
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_reports import InspectPager
 
 _KINDS: dict[str, type[Message]] = {
     "stats": AskCacheStats,
@@ -103,9 +104,13 @@ def is_cache_call(subject: str) -> bool:
     return subject.startswith(f"{subjects.CACHE_PREFIX}.")
 
 
-def is_cache_message(message: Message) -> bool:
-    """Whether ``message`` goes through the door and nowhere else."""
-    return type(message) in _MESSAGES
+def check_place(message: Message, subject: str, host: str) -> None:
+    """What did not come by this door: who may only look asks on a subject of their own. Raises
+    ``Malformed`` for what came on the wrong one."""
+    if type(message) in _MESSAGES:
+        raise Malformed("operators ask in JSON, on pagemesh.v1.pages")
+    if isinstance(message, InspectPager) != (subject == subjects.pager_report(host)):
+        raise Malformed("InspectPager, and nothing else, goes to the pager's report subject")
 
 
 def verb_of(subject: str) -> str:

@@ -1,6 +1,7 @@
 """The disk tier's hands: a thread that writes, one that reads, and what they have to say.
 
     actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
+                    not to be had    -------------> PagesNotTaken ---+
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
           <-forget, skip->               any of them: DiskFailed ----+
 
@@ -17,39 +18,55 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.page_bytes import Bytes, Filling, PageBytes
 from pagemesh.pager.retired_notes import RetiredNotes
-from pagemesh.pager.runs import table_of
 from pagemesh.pager.tier_events import (
     DiskFailed,
+    DiskFound,
     ForgetRetired,
     ForgetSlots,
     LoadPages,
     PagesLoaded,
+    PagesNotTaken,
     PagesWritten,
     SkipSlots,
     StorePages,
     TierEvent,
 )
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.errors import Fault
 
-_Bytes = NDArray[np.uint8]
-_INLINE_BYTES_MAX = 1 << 20
-"""Copied on the event loop: that takes as long as waking a thread."""
+_log = get_logger(__name__)
+
+
+def log_event(event: TierEvent) -> None:
+    """What operators are told of it, if anything."""
+    match event:
+        case DiskFound(slot_count, records, dropped_count):
+            _log.info(
+                "pager.disk_found", slots=slot_count, pages=len(records.slots),
+                dropped=dropped_count,
+            )  # fmt: skip
+        case DiskFailed(why):
+            _log.error(
+                "pager.disk_off", why=why,
+                next="serving goes on without; mend the disk, then restart the pager",
+            )  # fmt: skip
+        case _:
+            pass
 
 
 class Disk:
-    """The disk of one pager life. ``pool`` is uint8 [page_count * page_bytes], mapped; ``report``
-    gets each event on the event loop, or the exception that ended a thread's work."""
+    """The disk of one pager life. ``pages``, closed with it, are the pool's; ``report`` gets each
+    event on the event loop, or the exception that ended a thread's work."""
 
     def __init__(
         self,
         place: DiskPlace,
         facts: PoolFacts,
-        pool: _Bytes,
+        pages: PageBytes,
         report: Callable[[TierEvent | BaseException], None],
         opener: Opener = PlainFile,
         *,
@@ -57,7 +74,7 @@ class Disk:
     ) -> None:
         self._place, self._facts, self._opener = place, facts, opener
         self._retired = retired
-        self._pool = pool.reshape(facts.page_count, facts.page_bytes)
+        self._pages = pages
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._file: DiskFile | None = None
@@ -83,6 +100,11 @@ class Disk:
                 return False
         return True
 
+    @property
+    def can_take(self) -> bool:
+        """Whether there is a way to the bytes of the pool at all."""
+        return self._pages.can_take
+
     def open(self) -> None:
         """Find out what is there; ``DiskFound`` or ``DiskFailed`` comes."""
         self._start(self._writer, self._open)
@@ -90,15 +112,17 @@ class Disk:
     async def take(self, command: StorePages) -> None:
         """Copy the pages' bytes, then have them written. Nobody may write into the pages before
         this returns."""
-        if len(command.slots) * self._facts.page_bytes <= _INLINE_BYTES_MAX:
-            taken = self._copy(command)
+        try:
+            taken = await self._pages.take(command.pages)
+        except Fault:
+            self._report(PagesNotTaken(command.slots))
         else:
-            taken = await asyncio.to_thread(self._copy, command)
-        self._start(self._writer, lambda: self._store(command, taken))
+            self._start(self._writer, lambda: self._store(command, taken))
 
     def load(self, command: LoadPages) -> None:
         """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
-        self._start(self._reader, lambda: self._load(command))
+        filling = self._pages.filling(command.pages, command.mover)
+        self._start(self._reader, lambda: self._load(command, filling))
 
     async def forget(self, command: ForgetSlots | SkipSlots) -> None:
         """Let nothing be found in these slots, not even by a pager that is started right after
@@ -109,7 +133,9 @@ class Disk:
     async def close(self) -> None:
         """Write what was taken, read no more, and let go of the files."""
         self._closing.set()
+        self._pages.stop()
         await asyncio.to_thread(self._shut)
+        self._pages.close()
 
     def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
         executor.submit(work).add_done_callback(self._finished)
@@ -128,10 +154,7 @@ class Disk:
             return self._fail(error)
         return [replace(found, retired=self._retired.read())]
 
-    def _copy(self, command: StorePages) -> _Bytes:
-        return self._pool.take(table_of(command.pages), axis=0)
-
-    def _store(self, command: StorePages, taken: _Bytes) -> list[TierEvent]:
+    def _store(self, command: StorePages, taken: Bytes) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():
             return []
         try:
@@ -140,17 +163,21 @@ class Disk:
             return self._fail(error)
         return [PagesWritten(command.slots)]
 
-    def _load(self, command: LoadPages) -> list[TierEvent]:
+    def _load(self, command: LoadPages, filling: Filling) -> list[TierEvent]:
         began_ns = time.perf_counter_ns()
-        count, bad_slot = 0, None
+        bad_slot = None
         failed: list[TierEvent] = []
         if self._file is not None and not self._failed.is_set():
             try:
-                count, bad_slot = self._file.load(command, self._pool, self._closing.is_set)
+                count, bad_slot = self._file.load(command, filling.row, self._closing.is_set)
+                filling.settle(count)
             except OSError as error:
                 failed = self._fail(error)
+            except Fault as fault:
+                bad_slot = None  # what is in it may well be good
+                _log.warning("pager.pages_not_filled", reason=fault.message)
         took_us = (time.perf_counter_ns() - began_ns) // 1_000
-        return [PagesLoaded(command.load, count, took_us, bad_slot), *failed]
+        return [PagesLoaded(command.load, filling.settled, took_us, bad_slot), *failed]
 
     def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():

@@ -244,17 +244,19 @@ class DiskFile:
     # Reading
 
     def load(
-        self, command: LoadPages, pages: _Bytes, is_over: Callable[[], bool]
+        self,
+        command: LoadPages,
+        row: Callable[[int], memoryview],
+        is_over: Callable[[], bool],
     ) -> tuple[int, int | None]:
-        """Read into ``pages`` (uint8 [pages of the pool, page_bytes]) until ``is_over``. Returns
-        how many pages hold what they should, and the slot of the first that does not. Raises
-        ``OSError``."""
+        """Read the bytes of each page into its ``row``, asked for in order, until ``is_over``.
+        Returns how many hold what they should, and the slot of the first that does not. Raises
+        ``OSError``, and what ``row`` raises."""
         digests = self._digests(command.root, command.tokens, command.first_index)
-        for done, (page, slot) in enumerate(zip(command.pages, command.slots, strict=True)):
+        for done, slot in enumerate(command.slots):
             if is_over():
                 return done, None
-            target = memoryview(pages[int(page)])
-            if not self._read(slot, target, command.root, digests[done]):
+            if not self._read(slot, row(done), command.root, digests[done]):
                 return done, slot
         return len(command.slots), None
 

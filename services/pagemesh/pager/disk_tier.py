@@ -197,6 +197,19 @@ class DiskTier:
         self.counts.stored += len(slots) - len(unwanted)
         return unwanted
 
+    def not_taken(self, slots: Sequence[int]) -> list[int]:
+        """What was to be written into ``slots`` is lost. Returns them: what they held before is
+        nobody's, and is there still."""
+        self.counts.not_stored += len(slots)
+        for slot in slots:
+            record = self.staged.pop(slot)
+            record.is_written = True
+            if record.is_dropped:
+                self._let_go(record)
+            else:
+                self.drop(record)
+        return list(slots)
+
     def hold(self, records: Iterable[Record]) -> None:
         """``records`` are being read."""
         for record in records:

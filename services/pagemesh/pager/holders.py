@@ -84,6 +84,11 @@ class Holders:
     def is_locked(self, lock_name: str) -> bool:
         return not holder_is_dead(self._lock_path(lock_name))
 
+    def lock_name(self, incarnation: int) -> str | None:
+        """The name of the incarnation's lock; None when nobody knows of it."""
+        holder = self._known.get(incarnation)
+        return None if holder is None else holder.lock_name
+
     def owner(self, lock_name: str) -> int:
         """The process that holds the lock; 0: none that can be seen."""
         try:

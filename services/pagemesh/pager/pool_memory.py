@@ -7,6 +7,8 @@ from there. Where nobody has it any more the pages are gone, and so must the poo
 
 A device may go on writing for a process that has let go of its lock, until it has ended
 altogether: ``has_exited`` tells.
+
+Pages are moved by the same way, on other threads (``device_pages``).
 """
 
 from __future__ import annotations
@@ -14,22 +16,28 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.runtime.descriptors import Packet, exchange
+from pagemesh.runtime import descriptors
+from pagemesh.runtime.descriptors import Packet
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Busy, Fault, Internal
 from pagemesh.wire.messages import Ok, Refused
-from pagemesh.wire.pool_format import MEMORY_SUFFIX
-from pagemesh.wire.pool_memory import Action, HandMemory
+from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pool_memory import Action, HandMemory, MovePages
 
 MAKE_S_MAX = 60.0
 """What a worker may take to make and zero the memory; nobody else is served then."""
 HAND_S_MAX = 2.0
 """What a worker may take for anything else: it only stores or copies a number."""
+_LOOK_S = 0.1
+"""How often one that waits for a worker without end looks whether there still is a reason to."""
 _RETRY_MS = 500
 _log = get_logger(__name__)
 
@@ -44,6 +52,7 @@ class PoolMemory:
         self._descriptor: int | None = None
         self._watched: dict[str, int] = {}
         """Descriptors of worker processes, by the name of their locks."""
+        self._watching = threading.Lock()
 
     def make(self, facts: PoolFacts, lock_name: str) -> None:
         """Have the worker make the memory of a new pool, and keep it. Raises what the worker
@@ -74,21 +83,65 @@ class PoolMemory:
         """See when the process ``pid`` (0: it cannot be seen), which holds the lock, has ended."""
         for known in list(self._watched):
             self.has_exited(known)
-        if pid and lock_name not in self._watched:
-            with contextlib.suppress(OSError):  # gone already
+        with self._watching, contextlib.suppress(OSError):  # gone already
+            if pid and lock_name not in self._watched:
                 self._watched[lock_name] = os.pidfd_open(pid)
 
     def has_exited(self, lock_name: str) -> bool:
         """Whether the process behind a lock that is free has ended altogether. True for one
         that is not watched: it never had memory. Does not wait."""
-        watched = self._watched.get(lock_name)
-        if watched is None:
+        with self._watching:
+            watched = self._watched.get(lock_name)
+            if watched is None:
+                return True
+            poll = select.poll()
+            poll.register(watched, select.POLLIN)
+            if not poll.poll(0):
+                return False
+            os.close(self._watched.pop(lock_name))
             return True
-        poll = select.poll()
-        poll.register(watched, select.POLLIN)
-        if not poll.poll(0):
+
+    def move_out(self, message: MovePages, lock_name: str, staging: int, timeout_s: float) -> None:
+        """Have the worker copy pages into ``staging``. Raises what it refuses it with, or ``Busy``
+        when it does not answer: it may be about to write there still."""
+        self._exchange(lock_name, Packet(codec.encode(message), staging), timeout_s).close()
+
+    def move_in(
+        self, message: MovePages, lock_name: str, staging: int, is_over: Callable[[], bool]
+    ) -> None:
+        """Have the worker copy pages from ``staging``, however long it takes. Raises what it
+        refuses it with, or ``Busy`` when it ended meanwhile. By then it is not at work on it any
+        more, unless ``is_over``, which ends the wait."""
+        try:
+            with descriptors.connected(self._path(lock_name), HAND_S_MAX) as connection:
+                descriptors.send(connection, Packet(codec.encode(message), staging))
+                connection.settimeout(_LOOK_S)
+                while True:
+                    try:
+                        packet = descriptors.receive(connection)
+                    except TimeoutError:
+                        if is_over():
+                            raise
+                    else:
+                        break
+        except OSError as error:
+            while not (is_over() or self._is_idle(lock_name)):
+                time.sleep(_LOOK_S)
+            raise _no_answer(self._path(lock_name), error) from None
+        _check_answer(packet)
+        packet.close()
+
+    def _is_idle(self, lock_name: str) -> bool:
+        """Whether the worker has ended, or does nothing that it was asked for before."""
+        if holder_is_dead(self._folder / f"{lock_name}{LOCK_SUFFIX}"):
+            return self.has_exited(lock_name)
+        message = HandMemory(action="give", pool_incarnation=self._pool, size_bytes=1)
+        try:
+            self._exchange(lock_name, Packet(codec.encode(message)), HAND_S_MAX).close()
+        except Busy:
             return False
-        os.close(self._watched.pop(lock_name))
+        except Fault:
+            pass  # whatever it says, it says so after what came before
         return True
 
     def close(self) -> None:
@@ -118,20 +171,35 @@ class PoolMemory:
             size_bytes=facts.page_count * facts.page_bytes,
         )  # fmt: skip
         own = self._descriptor if action == "take" else None
-        path = self._folder / f"{lock_name}{MEMORY_SUFFIX}"
+        return self._exchange(lock_name, Packet(codec.encode(message), own), timeout_s)
+
+    def _exchange(self, lock_name: str, packet: Packet, timeout_s: float) -> Packet:
+        """The answer ``Ok`` and what came with it. Raises what the worker refuses it with, or
+        ``Busy`` when it does not answer."""
+        path = self._path(lock_name)
         try:
-            packet, pid = exchange(path, Packet(codec.encode(message), own), timeout_s)
+            answer, pid = descriptors.exchange(path, packet, timeout_s)
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise Busy(
-                f"the worker does not answer at {path.name} ({reason})", retry_after_ms=_RETRY_MS
-            ) from None
+            raise _no_answer(path, error) from None
         self.watch(lock_name, pid)
-        try:
-            answer = codec.decode(packet.data)
-            if not isinstance(answer, Ok):
-                raise answer.error() if isinstance(answer, Refused) else Internal("a wrong answer")
-        except Fault:
-            packet.close()
-            raise
-        return packet
+        _check_answer(answer)
+        return answer
+
+    def _path(self, lock_name: str) -> Path:
+        return self._folder / f"{lock_name}{MEMORY_SUFFIX}"
+
+
+def _no_answer(path: Path, error: OSError) -> Busy:
+    reason = error.strerror or str(error) or type(error).__name__
+    return Busy(f"the worker does not answer at {path.name} ({reason})", retry_after_ms=_RETRY_MS)
+
+
+def _check_answer(packet: Packet) -> None:
+    """Raises ``Fault``, and lets go of what came, unless it is ``Ok``."""
+    try:
+        answer = codec.decode(packet.data)
+        if not isinstance(answer, Ok):
+            raise answer.error() if isinstance(answer, Refused) else Internal("a wrong answer")
+    except Fault:
+        packet.close()
+        raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 from pagemesh.pager.board import PagerSettings
-from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pool_memory import PoolMemory
@@ -25,8 +24,7 @@ async def adopt_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders
 ) -> PoolStore | None:
     """What is there and whole, memory on a device included; what is there and is not is removed.
-    Raises ``ConfigError`` when another pager serves it, or its pages cannot be kept on the disk
-    that there is to be."""
+    Raises ``ConfigError`` when another pager serves it."""
     path = PoolStore.path_of(settings.folder, settings.host)
     if not path.exists():
         return None
@@ -39,9 +37,6 @@ async def adopt_pool(
         path.unlink(missing_ok=True)
         return None
     if store.facts.place != IN_FILE:
-        if settings.disk is not None:
-            store.close()
-            raise ConfigError(_no_disk(settings.disk, store.facts.place))
         locks = [holder.lock_name for holder in holders.living()]
         for name in locks:  # an earlier pager handed them the memory
             memory.watch(name, holders.owner(name))
@@ -56,8 +51,6 @@ async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSe
     """The pool that the session asks for. Raises ``NoCapacity`` where there is no room for it, or
     what the worker refuses to make its memory with."""
     spec = message.pool
-    if settings.disk is not None and spec.place != IN_FILE:
-        raise NoCapacity(_no_disk(settings.disk, spec.place))
     try:
         store = await asyncio.to_thread(
             PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes
@@ -91,10 +84,3 @@ def is_removed(store: PoolStore) -> bool:
         next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
     )  # fmt: skip
     return True
-
-
-def _no_disk(disk: DiskPlace, place: str) -> str:
-    return (
-        f"PAGEMESH_DISK_DIR={disk.folder} (--disk-dir): pages on {place} cannot be kept on disk "
-        "yet; leave it out"
-    )

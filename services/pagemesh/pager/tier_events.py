@@ -1,7 +1,8 @@
 """Events and commands of the disk tier; they are among those of ``events``.
 
     commands                               events, when the disk has done it
-    StorePages   take these bytes, write   PagesWritten
+    StorePages   take these bytes, write   PagesWritten, or
+                                           PagesNotTaken    nothing is, or will be, written
     LoadPages    read into these pages     PagesLoaded      always, be it with no page
     ForgetSlots  these hold nothing now
     SkipSlots    nor shall these, which are being written
@@ -81,6 +82,12 @@ class PagesWritten(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
+class PagesNotTaken(msgspec.Struct, frozen=True):
+    """The bytes that were to be written into ``slots`` could not be had: those are as before."""
+
+    slots: tuple[int, ...]
+
+
 class PagesLoaded(msgspec.Struct, frozen=True):
     """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: the record
     of the next one is not what it should be. It took ``read_us``."""
@@ -113,7 +120,8 @@ class StorePages(msgspec.Struct, frozen=True, eq=False):
 
 class LoadPages(msgspec.Struct, frozen=True, eq=False):
     """Read ``slots`` into ``pages``, in order, until one is not what it should be: pages
-    ``first_index`` and on of the path ``tokens`` under ``root``."""
+    ``first_index`` and on of the path ``tokens`` under ``root``. ``mover``: the worker incarnation
+    in whose name they are held, and by whose hand they are filled, where they are on a device."""
 
     load: int
     pages: Pages
@@ -121,6 +129,7 @@ class LoadPages(msgspec.Struct, frozen=True, eq=False):
     root: bytes
     tokens: bytes
     first_index: int
+    mover: int
 
 
 class ForgetSlots(msgspec.Struct, frozen=True):
@@ -155,9 +164,13 @@ class ForgetRetired:
 
 @dataclass(frozen=True, slots=True)
 class PutAway:
-    """The pager is about to end, and its pool may go with it. Repeated until everything is
-    written."""
+    """The pager is about to end, or whoever moves its pages, and the pool may go with it. Repeated
+    until everything is written; ``anew`` the first time."""
+
+    anew: bool = False
 
 
-TierEvent = DiskOpening | DiskFound | PagesWritten | PagesLoaded | DiskFailed | PutAway
+TierEvent = (
+    DiskOpening | DiskFound | PagesWritten | PagesNotTaken | PagesLoaded | DiskFailed | PutAway
+)
 TierCommand = StorePages | LoadPages | ForgetSlots | SkipSlots | RememberRetired | ForgetRetired

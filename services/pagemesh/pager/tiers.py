@@ -41,6 +41,7 @@ from pagemesh.pager.tier_events import (
     ForgetSlots,
     LoadPages,
     PagesLoaded,
+    PagesNotTaken,
     PagesWritten,
     PutAway,
     RememberRetired,
@@ -52,7 +53,7 @@ from pagemesh.pager.tier_events import (
 from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Admit
-from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 _LOAD_PAGES_MAX = 1_024
 """In one load; what follows is loaded by who comes to where it ends."""
@@ -101,13 +102,17 @@ class Tiers:
                 disk = self._books.disk
                 if disk is not None:
                     self._forget(disk.written(slots))
+            case PagesNotTaken(slots):
+                disk = self._books.disk
+                if disk is not None:
+                    self._forget(disk.not_taken(slots))
             case PagesLoaded():
                 self._loaded(event)
             case DiskFailed(why):
                 self._books.disk = None
                 self.is_opening, self.why_off = False, why
-            case PutAway():
-                self._put_away()
+            case PutAway(anew):
+                self._put_away(anew=anew)
 
     def retire(self, retired: RetiredRoots) -> None:
         """No page of these roots is ever read again, by whatever pager. That is remembered until
@@ -176,14 +181,14 @@ class Tiers:
             self._drop(disk, filter(None, known))
         node.chain = None
 
-    def _put_away(self) -> None:
+    def _put_away(self, *, anew: bool) -> None:
         """Store what is committed and not on disk yet, as much as may wait to be written; the
         starts of prefixes first, since nothing is found without them."""
         disk = self._books.disk
         if disk is None:
             return
-        if self._away is None:
-            self._away = deque(self._by_depth())
+        if anew or self._away is None:
+            self._away, self._away_pages = deque(self._by_depth()), 0
             self._away_left = disk.slot_count  # more would drive out what was stored first
             self._away_quotas = {}
         while self._away and self._away_left and (room := disk.staged_room):
@@ -276,7 +281,9 @@ class Tiers:
         disk.touch(records)
         disk.hold(records)  # first: what is evicted for them must not take their slots
         anchor = books.forest.pin_match(match)
-        pages = as_run(join_all(books.take_pages(count, PAGER, tree)))
+        # On a device it is the worker that fills them, and may stand still while it does so.
+        mover = PAGER if books.facts.place == IN_FILE else message.incarnation
+        pages = as_run(join_all(books.take_pages(count, mover, tree)))
         number = books.pool.number()
         at, end = start * self._width, (start + count) * self._width
         load = Load(
@@ -288,7 +295,7 @@ class Tiers:
         disk.loading_pages += count
         slots = tuple(record.slot for record in records)
         tokens = message.tokens[:end]
-        books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start))
+        books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start, mover))
         books.in_flight.enter(load, start + count)
         return load
 

@@ -1,6 +1,7 @@
 """A worker's side of a pool on a device: it makes the memory, takes it, gives it, maps it.
 
     pager --make, take, give--> [ socket, one thread ] --descriptors--> claim --> step thread
+          --MovePages---------> [                    ] --> PageMover
 
 The pager keeps a descriptor and no more: it needs no device, and its death costs nothing while
 one worker lives. The answer to ``OpenSession`` comes after the memory did, so that ``claim``
@@ -14,17 +15,17 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from pagemesh.engine.device_memory import MappedMemory, MemoryMaker, PageMover
 from pagemesh.runtime import descriptors
 from pagemesh.runtime.descriptors import Packet
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Fault, Gone, Internal, Malformed, first_line
 from pagemesh.wire.messages import Message, Ok, Refused
-from pagemesh.wire.pool_memory import HandMemory
+from pagemesh.wire.pool_memory import HandMemory, MovePages
 
 _EXCHANGE_S_MAX = 5.0
 """A pager that asks and then stands still must not keep others from asking."""
@@ -33,33 +34,6 @@ _PAUSE_S = 0.2
 _KEPT_MAX = 2
 """Memories: of the pool in use, and of the one that follows it."""
 _log = get_logger(__name__)
-
-
-class MappedMemory(Protocol):
-    """``bytes``: uint8 tensor, at least as large as asked for; not to be used after ``close``."""
-
-    @property
-    def bytes(self) -> torch.Tensor: ...
-
-    def close(self) -> None: ...
-
-
-class MemoryMaker(Protocol):
-    """Memory of one place that processes share by file descriptor. Any thread may call."""
-
-    @property
-    def place(self) -> str:
-        """Where it is; processes whose places are equal can map each other's memory."""
-        ...
-
-    def make(self, size_bytes: int) -> int:
-        """The descriptor of new memory, zeroed. Raises ``NoCapacity`` when there is too little."""
-        ...
-
-    def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
-        """What ``make`` made here or elsewhere; ``descriptor`` stays the caller's. Raises
-        ``RuntimeError``."""
-        ...
 
 
 class MemoryBox:
@@ -72,6 +46,8 @@ class MemoryBox:
         self._descriptors: dict[int, int] = {}
         """By pool incarnation, latest last."""
         self._mapped: tuple[int, MappedMemory] | None = None
+        self._mover = PageMover(maker)
+        """Of the socket's thread."""
         self._closing = threading.Event()
         path.unlink(missing_ok=True)
         self._socket = descriptors.listen(path)
@@ -108,6 +84,8 @@ class MemoryBox:
         self._socket.close()
         self._path.unlink(missing_ok=True)
         self._unmap()
+        if not self._thread.is_alive():  # else it goes with the process
+            self._mover.close()
         with self._lock:
             for descriptor in self._descriptors.values():
                 os.close(descriptor)
@@ -156,8 +134,11 @@ class MemoryBox:
     def _perform(self, packet: Packet) -> int | None:
         """A descriptor to send back and close. Keeps the packet's, unless it raises."""
         message = codec.decode(packet.data)
+        if isinstance(message, MovePages):
+            self._move(message, packet)
+            return None
         if not isinstance(message, HandMemory):
-            raise Malformed("this socket takes HandMemory alone")
+            raise Malformed("this socket takes HandMemory and MovePages alone")
         pool = message.pool_incarnation
         if (packet.descriptor is not None) != (message.action == "take"):
             raise Malformed(f"{message.action} comes with the wrong number of descriptors")
@@ -174,7 +155,22 @@ class MemoryBox:
         with self._lock:
             return os.dup(self._descriptors[pool])
 
+    def _move(self, message: MovePages, packet: Packet) -> None:
+        if packet.descriptor is None:
+            raise Malformed("pages are moved to or from memory beside the message")
+        with self._lock:
+            known = self._descriptors.get(message.pool_incarnation)
+            if known is None:
+                raise Gone(f"this worker has no memory of pool {message.pool_incarnation:x}")
+            own = os.dup(known)
+        try:
+            self._mover.move(message, own, packet.descriptor)
+        finally:
+            os.close(own)
+        packet.close()
+
     def _keep(self, pool: int, descriptor: int) -> None:
+        self._mover.keep_only(pool)
         with self._lock:
             if pool in self._descriptors:
                 os.close(descriptor)

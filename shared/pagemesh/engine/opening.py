@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from pagemesh.engine.checkpoint import Progress, silent
 from pagemesh.engine.coverage import path_of
 from pagemesh.engine.device import HOST, StepDevice
+from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.executor import StepDecoder
 from pagemesh.engine.files import default_cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
-from pagemesh.engine.memory_box import MemoryMaker
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import WeightType
 from pagemesh.runtime.model_folder import read_config

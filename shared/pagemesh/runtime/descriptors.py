@@ -54,12 +54,20 @@ def exchange(path: Path, packet: Packet, timeout_s: float) -> tuple[Packet, int]
     """Send ``packet``, whose descriptor stays the caller's, to whoever listens at ``path``; gives
     the answer and the listener's process id (0: not to be seen from here). Raises ``OSError``,
     ``TimeoutError`` among them."""
+    with connected(path, timeout_s) as connection:
+        send(connection, packet)
+        return receive(connection), peer_pid(connection)
+
+
+@contextlib.contextmanager
+def connected(path: Path, timeout_s: float) -> Iterator[socket.socket]:
+    """A connection to whoever listens at ``path``, for one packet each way, neither of which may
+    take longer. Raises ``OSError``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s)
         with _short(path) as address:
             connection.connect(address)
-        send(connection, packet)
-        return receive(connection), peer_pid(connection)
+        yield connection
 
 
 def send(connection: socket.socket, packet: Packet) -> None:

@@ -61,7 +61,6 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--device", "cuda"], "is a build without CUDA"),
         (["--device", "cuda", "--dtype", "int8"], "--dtype"),
         (["--device", "interpreter", "--deterministic"], "--deterministic"),
-        (["--device", "interpreter", "--disk-dir", "cold"], "--disk-dir"),
         (["--dtype", "bfloat16"], "--dtype"),
         (["--otlp", "localhost:4318"], "--otlp"),
         (["--otlp", "http://"], "http://127.0.0.1:4318"),

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
-from pagemesh.engine.memory_box import MappedMemory, MemoryBox
+from pagemesh.engine.device_memory import MappedMemory
+from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.runtime.descriptors import Packet, exchange

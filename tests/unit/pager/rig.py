@@ -64,7 +64,7 @@ from pagemesh.wire.pager_messages import (
     SessionOpened,
     Withdraw,
 )
-from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.pool_format import IN_FILE, HeaderState
 from pagemesh.wire.tokens import pack, unpack_extents
 
 M = TypeVar("M", bound=Message)
@@ -93,6 +93,9 @@ def fill_of(tokens: Iterable[int], filled: int | None = None, first: int = 0) ->
 class Rig:
     """One pool, one pager life at a time."""
 
+    place = IN_FILE
+    """Of its pages, which are nowhere."""
+
     def __init__(
         self,
         page_count: int = 16,
@@ -117,8 +120,9 @@ class Rig:
 
     def _new_core(self) -> PagerCore:
         facts = PoolFacts(
-            "host", self.epoch, 77, self.page_count, self.page_size, 1 << 12, LAYOUT, "/pool"
-        )
+            "host", self.epoch, 77, self.page_count, self.page_size, 1 << 12, LAYOUT, "/pool",
+            place=self.place,
+        )  # fmt: skip
         return PagerCore(self.limits, facts, Lru(), books=self._books)
 
     # Driving
@@ -225,7 +229,10 @@ class Worker:
         return Holder(self.incarnation, self.name, f"lock-{self.incarnation}")
 
     def open(self) -> Message:  # SessionOpened or Refused
-        spec = PoolSpec(layout_digest=LAYOUT, page_size=self.rig.page_size, page_bytes=1 << 12)
+        spec = PoolSpec(
+            layout_digest=LAYOUT, page_size=self.rig.page_size, page_bytes=1 << 12,
+            place=self.rig.place,
+        )  # fmt: skip
         return self.rig.ask(
             OpenSession(
                 worker=self.name, incarnation=self.incarnation, role="prefill",

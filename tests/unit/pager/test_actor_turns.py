@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.tier_events import PutAway
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.wire.cache_messages import InvalidateCache
@@ -53,7 +55,7 @@ class Inbox:
 class Asking:
     """What a ``Worker`` needs of its rig, over the core of an actor."""
 
-    page_size = SPEC.page_size
+    page_size, place = SPEC.page_size, SPEC.place
 
     def __init__(self, core: PagerCore) -> None:
         self.core, self.epoch = core, core.books.facts.epoch
@@ -122,3 +124,21 @@ async def test_a_turn_that_found_no_room_in_the_inbox_is_asked_for_again(
     inbox.is_full = False
     await actor.handle(LookDue())
     assert core_of(actor).is_sweeping and len(inbox.waiting) == 1
+
+
+async def test_a_pager_that_ends_after_all_workers_gives_no_slot_away_for_what_it_cannot_have(
+    actor: PagerActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pages on a device: whoever had moved them is gone."""
+    fed: list[object] = []
+
+    async def feed(_life: object, event: object) -> None:
+        fed.append(event)
+
+    assert actor._life is not None
+    monkeypatch.setattr(actor, "_feed", feed)
+    for can_take, wanted in ((False, []), (True, [PutAway(anew=True)])):
+        monkeypatch.setattr(actor._life, "disk", SimpleNamespace(can_take=can_take))
+        await actor._put_away()
+        assert fed == wanted
+    monkeypatch.undo()

@@ -17,6 +17,7 @@ from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_
 
 from pagemesh.pager.disk import Disk
 from pagemesh.pager.disk_file import DiskPlace, Opener, PlainFile
+from pagemesh.pager.page_bytes import MappedPages
 from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.tier_events import (
     DiskFailed,
@@ -54,7 +55,7 @@ async def disk_on(
     heard = Heard()
     place = DiskPlace(folder, "host", 10 * (PAGE_BYTES + 128), b"secret" * 8)
     retired = RetiredNotes.beside(folder, "host", place)
-    disk = Disk(place, FACTS, pool, heard, opener, retired=retired)
+    disk = Disk(place, FACTS, MappedPages(FACTS, pool), heard, opener, retired=retired)
     disk.open()
     try:
         yield disk, heard

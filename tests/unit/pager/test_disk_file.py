@@ -13,6 +13,7 @@ import pytest
 from pagemesh.pager.chain_keys import chain_keys, root_chain
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, PlainFile
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.page_bytes import MappedPages
 from pagemesh.pager.tier_events import DiskFound, LoadPages, StorePages
 from pagemesh.wire.tokens import pack
 
@@ -33,7 +34,7 @@ def store_of(slots: tuple[int, ...], tokens: bytes = TOKENS, root: bytes = ROOT)
 
 def load_of(slots: tuple[int, ...], tokens: bytes = TOKENS, root: bytes = ROOT) -> LoadPages:
     """The same into pool pages 5 and on."""
-    return LoadPages(1, range(5, 5 + len(slots)), slots, root, tokens[: len(slots) * WIDTH], 0)
+    return LoadPages(1, range(5, 5 + len(slots)), slots, root, tokens[: len(slots) * WIDTH], 0, 0)
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ def stored(place: DiskPlace, slots: tuple[int, ...] = (2, 0, 7)) -> None:
 
 def loaded(file: DiskFile, command: LoadPages) -> tuple[int, int | None, np.ndarray]:
     pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
-    count, bad = file.load(command, pool, lambda: False)
+    filling = MappedPages(FACTS, pool).filling(command.pages)
+    count, bad = file.load(command, filling.row, lambda: False)
     return count, bad, pool
 
 
@@ -151,7 +153,7 @@ def test_another_prefix_root_secret_layout_or_page_size_finds_nothing(place: Dis
 
 def replace_first(command: LoadPages, first_index: int) -> LoadPages:
     tokens = pack([9, *range(1, 2 * PAGE_SIZE)])
-    return LoadPages(1, command.pages, command.slots, command.root, tokens, first_index)
+    return LoadPages(1, command.pages, command.slots, command.root, tokens, first_index, 0)
 
 
 def test_a_smaller_tier_keeps_what_fits_and_a_larger_one_all(place: DiskPlace) -> None:
@@ -237,5 +239,7 @@ def test_reading_stops_when_the_pager_ends(place: DiskPlace) -> None:
     file, _ = opened(place)
     answers = iter([False, True])
     pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
-    assert file.load(load_of((2, 0, 7)), pool, lambda: next(answers)) == (1, None)
+    command = load_of((2, 0, 7))
+    filling = MappedPages(FACTS, pool).filling(command.pages)
+    assert file.load(command, filling.row, lambda: next(answers)) == (1, None)
     file.close()

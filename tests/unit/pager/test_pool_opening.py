@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,12 @@ from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.board import PagerSettings
-from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.events import Holder
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pool_memory import PoolMemory
 from pagemesh.pager.pool_opening import adopt_pool
 from pagemesh.pager.pool_store import PoolStore
-from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 
@@ -82,17 +79,4 @@ def test_who_may_use_the_device_still_is_known_before_it_opens_a_session(
         while not memory.has_exited("second"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        store.close()
-
-
-def test_a_disk_tier_for_pages_on_a_device_stops_the_start_by_its_name(
-    settings: PagerSettings,
-) -> None:
-    place = DiskPlace(settings.folder / "cold", "host", 1 << 20, b"secret" * 8)
-    holders = Holders(settings.folder, "host")
-    with contextlib.closing(PoolMemory(settings.folder)) as memory:
-        with pytest.raises(ConfigError, match=r"PAGEMESH_DISK_DIR=.*on interpreter cannot"):
-            asyncio.run(adopt_pool(replace(settings, disk=place), memory, holders))
-        store = asyncio.run(adopt_pool(settings, memory, holders))
-        assert store is not None, "without it the pool is there still"
         store.close()

@@ -7,9 +7,9 @@ a GPU's, and the same kernels in Triton's interpreter. It is for tests, and very
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pagemesh.engine import sampler
 from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda import sampler as device_sampler
 from pagemesh.engine.cuda.memory import DeviceMemory
-from pagemesh.engine.memory_box import MappedMemory, MemoryMaker
+from pagemesh.engine.device_memory import HostMemory, MappedMemory, MemoryMaker
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
 from pagemesh.kernels.ops import KvPool
 from pagemesh.kernels.page_copy import check_copies
@@ -81,6 +81,14 @@ class CudaMaker:
     def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
         return DeviceMemory.adopt(descriptor, size_bytes, self._index)
 
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """See ``MemoryMaker``: on a stream of its own, which steps do not wait for."""
+        stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
 
 class SharedMaker:
     """Memory of the host without a name, in place of a GPU's."""
@@ -101,16 +109,7 @@ class SharedMaker:
         return descriptor
 
     def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
-        return _SharedMemory(descriptor, size_bytes)
+        return HostMemory(descriptor, size_bytes)
 
-
-class _SharedMemory:
-    def __init__(self, descriptor: int, size_bytes: int) -> None:
-        self._map = mmap.mmap(descriptor, size_bytes)
-        self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8))
-
-    def close(self) -> None:
-        """The map goes with the last view of it."""
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        with contextlib.suppress(BufferError):
-            self._map.close()
+    def copying(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()

@@ -15,9 +15,9 @@ from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
+from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel, page_layout, remembered_config, root_of
-from pagemesh.engine.memory_box import MemoryMaker
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.engine.opening import Engine, has_lean_path
 from pagemesh.kernels.layout import KvDtype

@@ -40,19 +40,24 @@ from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.presence import Presence
+from pagemesh.runtime.rpc import call
 from pagemesh.runtime.service import EXIT_CRASHED, Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, Busy
+from pagemesh.wire.errors import Absent, Busy, Fault
+from pagemesh.wire.messages import Ok
 from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pool_memory import Leave
 from pagemesh.wire.presence import Announce, Load, State
 
 DELIVERY_COUNT_MAX = 4_096
 _DRAIN_SHARE = 2 / 3
 """Of the time to stop: for sequences to finish. Then they are given up, and half of the rest is
 for pages to be given back to a pager that may be gone."""
+_LEAVE_MS_MAX = 5_500
+"""What the pager may take to have pages moved that it wants to keep."""
 _PROGRESS_PERIOD_S = 0.5
 _BUSY_MS = 50
 _ONE_LIFE = CrashLimit(crash_count_max=1)
@@ -134,6 +139,8 @@ class Worker:
                 await self._bus.unsubscribe(subscription)
             self._ticks.stop()
             actor.stop()
+        if box is not None:
+            await self._leave()
 
     async def _drain(self) -> None:
         self._draining = True
@@ -146,6 +153,13 @@ class Worker:
                 await self._drained.wait()
         except TimeoutError:
             _log.warning("worker.not_drained", reason="the pager does not answer")
+
+    async def _leave(self) -> None:
+        """Move pages, if the pager wants to keep them elsewhere, before nobody does."""
+        host = self._config.host
+        message = Leave(worker=host.name, incarnation=self._incarnation)
+        with contextlib.suppress(Fault):
+            await call(self._bus, subjects.pager(host.host), message, Ok, timeout_ms=_LEAVE_MS_MAX)
 
     # Parts ----------------------------------------------------------------------------------
 

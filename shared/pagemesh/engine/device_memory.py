@@ -1,0 +1,129 @@
+"""Memory that processes share by file descriptor, on a device or on the host, and copies between.
+
+MemoryMaker    makes and maps what a pool's pages are in
+HostMemory     memory of the host, mapped
+PageMover      copies pages from one to the other, on the pager's behalf (``MovePages``)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from pagemesh.wire.errors import Malformed
+from pagemesh.wire.pool_memory import MOVED_PAGES_MAX, MovePages
+from pagemesh.wire.tokens import unpack, unpack_extents
+
+
+class MappedMemory(Protocol):
+    """``bytes``: uint8 tensor, at least as large as asked for; not to be used after ``close``."""
+
+    @property
+    def bytes(self) -> torch.Tensor: ...
+
+    def close(self) -> None: ...
+
+
+class MemoryMaker(Protocol):
+    """Memory of one place that processes share by file descriptor. Any thread may call."""
+
+    @property
+    def place(self) -> str:
+        """Where it is; processes whose places are equal can map each other's memory."""
+        ...
+
+    def make(self, size_bytes: int) -> int:
+        """The descriptor of new memory, zeroed. Raises ``NoCapacity`` when there is too little."""
+        ...
+
+    def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
+        """What ``make`` made here or elsewhere; ``descriptor`` stays the caller's. Raises
+        ``RuntimeError``."""
+        ...
+
+    def copying(self) -> AbstractContextManager[None]:
+        """Copies that are begun within are beside what else the device does, and done, seen by
+        every process, when it is left."""
+        ...
+
+
+class HostMemory:
+    """A file without a name, mapped: uint8 ``bytes``. ``descriptor`` stays the caller's. Raises
+    ``OSError``, ``ValueError`` when the file is shorter."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._map = mmap.mmap(descriptor, size_bytes)
+        self.bytes = torch.from_numpy(np.frombuffer(self._map, np.uint8))
+
+    def close(self) -> None:
+        """The map goes with the last view of it."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+class PageMover:
+    """One thread at a time. What it maps it keeps, since the next message mostly has the same."""
+
+    def __init__(self, maker: MemoryMaker) -> None:
+        self._maker = maker
+        self._pool: tuple[int, MappedMemory] | None = None
+        self._staging: tuple[tuple[int, int], HostMemory] | None = None
+
+    def move(self, message: MovePages, memory: int, staging: int) -> None:
+        """Copy between the pool's ``memory`` and ``staging``, descriptors of the caller's. Raises
+        ``Malformed`` for pages that either has no room for, ``RuntimeError`` of the device."""
+        size = message.page_bytes
+        table = unpack_extents(message.extents, page_count_max=MOVED_PAGES_MAX)
+        page_count = message.size_bytes // size
+        if int(table.max()) >= page_count:
+            raise Malformed(f"page {int(table.max())} of a pool of {page_count}")
+        if os.fstat(staging).st_size < len(table) * size:
+            raise Malformed(f"staging memory holds no {len(table)} pages of {size} bytes")
+        pages = self._pages(message, memory)[: page_count * size].view(page_count, size)
+        rows = self._rows(staging)[: len(table) * size].view(len(table), size)
+        at = 0
+        with self._maker.copying():
+            for first, count in unpack(message.extents).reshape(-1, 2).tolist():
+                inside, outside = pages[first : first + count], rows[at : at + count]
+                if message.direction == "in":
+                    inside.copy_(outside)
+                else:
+                    outside.copy_(inside)
+                at += count
+
+    def keep_only(self, pool: int) -> None:
+        """Unmap the memory of any other pool, which is freed only then."""
+        if self._pool is not None and self._pool[0] != pool:
+            self._pool[1].close()
+            self._pool = None
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self.keep_only(-1)
+        if self._staging is not None:
+            self._staging[1].close()
+            self._staging = None
+
+    def _pages(self, message: MovePages, memory: int) -> torch.Tensor:
+        self.keep_only(message.pool_incarnation)
+        if self._pool is None:
+            mapped = self._maker.map(memory, message.size_bytes)
+            self._pool = message.pool_incarnation, mapped
+        return self._pool[1].bytes
+
+    def _rows(self, staging: int) -> torch.Tensor:
+        found = os.fstat(staging)
+        file = found.st_dev, found.st_ino  # its own as long as it is mapped
+        if self._staging is None or self._staging[0] != file:
+            if self._staging is not None:
+                self._staging[1].close()
+                self._staging = None
+            self._staging = file, HostMemory(staging, found.st_size)
+        return self._staging[1].bytes
