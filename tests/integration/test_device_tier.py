@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from tests.integration.test_disk_tier import (
     disk_pages,
     pager,
     reported,
+    told,
 )
 from tests.integration.test_pager_service import (
     PAGE_BYTES,
@@ -36,6 +38,7 @@ from tests.unit.pager.rig import key_of, order_of
 
 from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.memory_box import MemoryBox
+from pagemesh.wire.errors import NoCapacity
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import (
     Admit,
@@ -110,6 +113,12 @@ class DeviceReader(Reader):
 
 
 @pytest.fixture
+def in_memory(disk_folder: Path) -> dict[str, str]:
+    """Settings of a tier in the host's memory alone."""
+    return {"PAGEMESH_DISK_DIR": "", "PAGEMESH_HOST_BYTES": "1MiB"}
+
+
+@pytest.fixture
 def readers(pager: Pager) -> Iterator[list[DeviceReader]]:
     made = [DeviceReader(pager, name, 11 + at) for at, name in enumerate(("prefill", "decode"))]
     yield made
@@ -161,6 +170,48 @@ async def test_what_is_cached_when_a_pager_stops_is_there_for_the_next_though_it
     await worker.open()
     await disk_pages(worker.pager, FULL_PAGES)
     await reads_back(worker, content)
+
+
+async def test_what_was_evicted_to_the_hosts_memory_is_there_when_pager_and_device_are_not(
+    pager: Pager, in_memory: dict[str, str], readers: list[DeviceReader]
+) -> None:
+    await pager.end()
+    pager.environ |= in_memory
+    await pager.start()
+    content = await computed_and_stored(readers[0])
+    await reads_back(readers[0], content)
+    assert (pager.folder / "testhost.host.pages").exists()
+    readers[0].close()
+    await pager.end(signal.SIGKILL)
+    await pager.start()
+    await readers[1].open()  # the memory of the device is gone
+    await disk_pages(pager, FULL_PAGES)
+    await reads_back(readers[1], content)
+
+
+async def test_memory_beside_the_disk_saves_reading_it(
+    pager: Pager, readers: list[DeviceReader], disk_folder: Path
+) -> None:
+    await pager.end()
+    pager.environ["PAGEMESH_HOST_BYTES"] = "1MiB"
+    await pager.start()
+    content = await computed_and_stored(readers[0])
+    pages = disk_folder / "testhost.disk.pages"
+    pages.write_bytes(bytes(pages.stat().st_size))
+    await reads_back(readers[0], content)
+    assert (await told(pager, "stats", {}))["disk"]["from_memory"] == FULL_PAGES
+
+
+async def test_memory_for_pages_that_are_in_memory_is_refused(
+    pager: Pager, in_memory: dict[str, str]
+) -> None:
+    await pager.end()
+    pager.environ |= in_memory
+    await pager.start()
+    worker = Reader(pager, "prefill", 31)
+    with pytest.raises(NoCapacity, match="already; leave it out"):
+        await worker.open()
+    worker.lock.close()
 
 
 async def test_the_last_worker_that_leaves_moves_what_is_cached_before_it_goes(

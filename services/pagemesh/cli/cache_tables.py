@@ -95,16 +95,17 @@ def invalidated_text(done: CacheInvalidated) -> str:
 
 def _disk(disk: DiskLine, page_bytes: int) -> list[str]:
     if disk.state != "on":
-        return [f"  disk     {disk.state}{': ' if disk.why_off else ''}{disk.why_off}"]
+        return [f"  {disk.medium:<8} {disk.state}{': ' if disk.why_off else ''}{disk.why_off}"]
     used, total = (shown_binary(n * page_bytes) for n in (disk.used_pages, disk.total_pages))
     beside = {
-        "wait to be written": disk.staged_pages, "computed, being quicker": disk.declined,
+        "read from memory": disk.from_memory, "wait to be written": disk.staged_pages,
+        "computed, being quicker": disk.declined,
         "evicted": disk.evicted, "over a tenant's quota": disk.over_quota,
         "invalidated": disk.invalidated, "not stored": disk.not_stored, "damaged": disk.corrupt,
     }  # fmt: skip
     said = "".join(f", {count} {what}" for what, count in beside.items() if count)
     out = [
-        f"  disk     {disk.used_pages} of {disk.total_pages} pages ({used} of {total}) of "
+        f"  {disk.medium:<8} {disk.used_pages} of {disk.total_pages} pages ({used} of {total}) of "
         f"{disk.root_count} roots",
         f"           {disk.stored} pages written, {disk.loaded} read back{said}",
     ]

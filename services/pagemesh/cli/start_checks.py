@@ -57,6 +57,11 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     _ = gate.page_origins
     config.worker.check_supported()
+    if config.worker.device == "cpu" and config.pager.host_bytes:
+        raise ConfigError(
+            f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
+            "host's memory already; leave it out, or give --pool-bytes more"
+        )
     if config.worker.device == "cuda":
         check_gpu(config)
     if not own_nats:
@@ -106,11 +111,13 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
 
 
 def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
-    """What the pool takes in the pool folder, at least: all of it, or headers alone where pages
-    are on a device. Without a ``pool``, as far as the settings tell."""
+    """What the pool takes in the pool folder, at least: all of it, or headers and what may be
+    kept of it in the host's memory where pages are on a device. Without a ``pool``, as far as
+    the settings tell."""
+    tier_bytes = 0 if config.pager.disk_dir else config.pager.host_bytes
     if pool is not None:
-        return pool.form.file_bytes
-    return config.pager.pool_bytes if config.worker.device == "cpu" else 0
+        return pool.form.file_bytes + tier_bytes
+    return config.pager.pool_bytes if config.worker.device == "cpu" else tier_bytes
 
 
 def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:

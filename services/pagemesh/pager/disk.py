@@ -165,11 +165,13 @@ class Disk:
 
     def _load(self, command: LoadPages, filling: Filling) -> list[TierEvent]:
         began_ns = time.perf_counter_ns()
-        bad_slot = None
+        bad_slot, memory_count = None, 0
         failed: list[TierEvent] = []
         if self._file is not None and not self._failed.is_set():
             try:
+                known = self._file.memory_count
                 count, bad_slot = self._file.load(command, filling.row, self._closing.is_set)
+                memory_count = self._file.memory_count - known
                 filling.settle(count)
             except OSError as error:
                 failed = self._fail(error)
@@ -177,7 +179,11 @@ class Disk:
                 bad_slot = None  # what is in it may well be good
                 _log.warning("pager.pages_not_filled", reason=fault.message)
         took_us = (time.perf_counter_ns() - began_ns) // 1_000
-        return [PagesLoaded(command.load, filling.settled, took_us, bad_slot), *failed]
+        memory_count = min(memory_count, filling.settled)
+        return [
+            PagesLoaded(command.load, filling.settled, took_us, bad_slot, memory_count),
+            *failed,
+        ]
 
     def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():

@@ -1,7 +1,9 @@
 """The files of the disk tier: what lies where, how a record is written, and when it is believed.
 
-    <disk folder>/<host>.disk.index    4 KiB about the pages, then 128 bytes a slot
-                  <host>.disk.pages    the bytes of each slot's page
+    <folder>/<host>.disk.index    4 KiB about the pages, then 128 bytes a slot
+             <host>.disk.pages    the bytes of each slot's page
+
+(``.host.`` for files in the host's memory, which pages on a device go to where there is no disk.)
 
 A record says which page is in its slot: the root digest, the keyed digest of all tokens from the
 root to the page's end, and a checksum of the page's bytes. It is sealed with a key made of the
@@ -30,7 +32,9 @@ from xxhash import xxh3_128_digest
 
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.page_memory import PageMemory
 from pagemesh.pager.tier_events import DiskFound, FoundRecords, LoadPages, StorePages
+from pagemesh.wire.cache_messages import Medium
 from pagemesh.wire.identity import page_digests
 
 _MAGIC, _VERSION = b"PMDISK01", 1
@@ -103,6 +107,14 @@ class DiskPlace:
     host: str
     bytes_max: int
     secret: bytes
+    medium: Medium = "disk"
+    memory_bytes: int = 0
+    """What of it is kept in memory too."""
+
+    def path(self, part: str) -> Path:
+        """The file of this host for ``part``."""
+        name = "disk" if self.medium == "disk" else "host"
+        return self.folder / f"{self.host}.{name}.{part}"
 
 
 class DiskFile:
@@ -114,6 +126,10 @@ class DiskFile:
         self._facts = facts
         self._key = hashlib.blake2b(place.secret, digest_size=32, person=b"pagemesh-disk").digest()
         self._index, self._pages = index, pages
+        self._medium = place.medium
+        self._memory = PageMemory(facts.page_bytes, place.memory_bytes)
+        self.memory_count = 0
+        """Pages that were read from memory instead."""
         self._number = 0
         self.slot_count = place.bytes_max // (facts.page_bytes + _RECORD_BYTES)
         self._used = bytearray(self.slot_count)
@@ -128,9 +144,9 @@ class DiskFile:
     ) -> tuple[DiskFile, DiskFound]:
         """Take the files over, or make them, and list the whole records. Raises ``OSError``."""
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        index = opener(place.folder / f"{place.host}.disk.index")
+        index = opener(place.path("index"))
         try:
-            pages = opener(place.folder / f"{place.host}.disk.pages")
+            pages = opener(place.path("pages"))
         except OSError:
             index.close()
             raise
@@ -199,7 +215,7 @@ class DiskFile:
             np.array(columns[1], np.uint32), np.array(columns[2], np.uint64),
             np.array(columns[3], np.intp), tuple(roots),
         )  # fmt: skip
-        return DiskFound(self.slot_count, records, dropped)
+        return DiskFound(self.slot_count, records, dropped, medium=self._medium)
 
     # Writing
 
@@ -222,6 +238,7 @@ class DiskFile:
                 if slot not in self._skipped:
                     self._used[slot] = 1
                     self._index.write(self._line(record), self._offset(slot))
+                    self._memory.put(slot, data)
 
     def forget(self, slot: int) -> None:
         """Leave no record in ``slot``. Raises ``OSError``."""
@@ -237,6 +254,7 @@ class DiskFile:
             self._empty(slot)
 
     def _empty(self, slot: int) -> None:
+        self._memory.drop(slot)
         if self._used[slot]:
             self._index.write(_EMPTY, self._offset(slot))
             self._used[slot] = 0
@@ -269,9 +287,15 @@ class DiskFile:
         *_, checksum, found_root, found_digest = record
         if (found_root, found_digest) != (root, digest):
             return False
+        if self._memory.get(slot, target) and xxh3_128_digest(target) == checksum:
+            self.memory_count += 1
+            return True
         if self._pages.read_into(target, slot * len(target)) < len(target):
             return False
-        return xxh3_128_digest(target) == checksum
+        if xxh3_128_digest(target) != checksum:
+            return False
+        self._memory.put(slot, target)
+        return True
 
     def _digests(self, root: bytes, tokens: bytes, first: int) -> list[bytes]:
         return list(page_digests(self._key, root, tokens, self._facts.page_size))[first:]

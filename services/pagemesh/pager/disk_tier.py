@@ -41,6 +41,8 @@ class TierCounts:
 
     stored: int = 0
     loaded: int = 0
+    from_memory: int = 0
+    """Of those loaded, pages that were in memory as well."""
     corrupt: int = 0
     evicted: int = 0
     over_quota: int = 0
@@ -57,6 +59,7 @@ class DiskTier:
 
     def __init__(self, facts: PoolFacts, found: DiskFound, staged_pages_max: int) -> None:
         self._width = facts.page_token_bytes
+        self._medium = found.medium
         self.slot_count = found.slot_count
         self.staged_pages_max = staged_pages_max
         self.staged: dict[int, Record] = {}
@@ -112,6 +115,7 @@ class DiskTier:
         accounts = nlargest(LINES_MAX, self.accounts.values(), key=lambda one: one.share)
         return DiskLine(
             state="on",
+            medium=self._medium,
             total_pages=self.slot_count,
             used_pages=self.page_count,
             staged_pages=len(self.staged),

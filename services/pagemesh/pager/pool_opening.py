@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pool_memory import PoolMemory
@@ -51,6 +52,8 @@ async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSe
     """The pool that the session asks for. Raises ``NoCapacity`` where there is no room for it, or
     what the worker refuses to make its memory with."""
     spec = message.pool
+    if spec.place == IN_FILE and settings.disk is not None:
+        _check_memory(settings.disk)
     try:
         store = await asyncio.to_thread(
             PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes
@@ -84,3 +87,11 @@ def is_removed(store: PoolStore) -> bool:
         next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
     )  # fmt: skip
     return True
+
+
+def _check_memory(disk: DiskPlace) -> None:
+    if disk.medium == "memory" or disk.memory_bytes:
+        raise NoCapacity(
+            "PAGEMESH_HOST_BYTES (--host-bytes): pages are in the host's memory already; leave it "
+            "out, or give PAGEMESH_POOL_BYTES more"
+        )

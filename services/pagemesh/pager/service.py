@@ -46,11 +46,15 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
 
 
 def _disk_place(config: ServiceConfig) -> DiskPlace | None:
-    folder = config.pager.disk_dir
-    if not folder:
-        return None
-    host, secret = config.host.host, config.host.required_secret()
-    return DiskPlace(Path(folder).expanduser(), host, config.pager.disk_bytes, secret)
+    pager, host, secret = config.pager, config.host.host, config.host.required_secret()
+    if pager.disk_dir:
+        return DiskPlace(
+            Path(pager.disk_dir).expanduser(), host, pager.disk_bytes, secret,
+            memory_bytes=pager.host_bytes,
+        )  # fmt: skip
+    if pager.host_bytes:
+        return DiskPlace(config.host.pool_dir, host, pager.host_bytes, secret, "memory")
+    return None
 
 
 async def run(config: ServiceConfig, stop: Stop) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.runs import Pages
+from pagemesh.wire.cache_messages import Medium
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +75,7 @@ class DiskFound:
     records: FoundRecords
     dropped_count: int
     retired: RetiredRoots = NOTHING_RETIRED
+    medium: Medium = "disk"
 
 
 class PagesWritten(msgspec.Struct, frozen=True):
@@ -90,12 +92,14 @@ class PagesNotTaken(msgspec.Struct, frozen=True):
 
 class PagesLoaded(msgspec.Struct, frozen=True):
     """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: the record
-    of the next one is not what it should be. It took ``read_us``."""
+    of the next one is not what it should be. It took ``read_us``; ``memory_count`` of the pages
+    were in memory too."""
 
     load: int
     page_count: int
     read_us: int
     bad_slot: int | None = None
+    memory_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,7 @@ class Tiers:
             if event.bad_slot is not None:
                 self._drop_bad(disk, load, event.bad_slot)
             disk.counts.loaded += event.page_count
+            disk.counts.from_memory += event.memory_count
         good = 0 if load.is_unwanted else event.page_count
         rest = load.pages[good:]
         if good:

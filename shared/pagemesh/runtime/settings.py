@@ -164,6 +164,11 @@ class PagerConfig:
         16 << 30, "DISK_BYTES", "most that the pages kept there may take",
         minimum=1 << 16, maximum=1 << 50, size=True,
     )  # fmt: skip
+    host_bytes: int = setting(
+        0, "HOST_BYTES", "memory of the host for pages that leave a device; with a disk too, for "
+        "those that were last written to it or read",
+        minimum=0, maximum=1 << 44, size=True,
+    )  # fmt: skip
     pin_share_max: float = setting(
         0.25, "PIN_SHARE_MAX", "share of the pool that operators may pin", minimum=0.0, maximum=0.9
     )

@@ -31,6 +31,8 @@ from pagemesh.wire.messages import (
 )
 
 LINES_MAX = 500
+Medium = Literal["disk", "memory"]
+"""Where pages go that leave the pool."""
 PIN_TTL_S_MAX = 365 * 86_400
 RootName = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 RootStart = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
@@ -66,6 +68,7 @@ class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     state: Literal["on", "opening", "off"]
     why_off: str = ""
+    medium: Medium = "disk"
     total_pages: Count = 0
     used_pages: Count = 0
     staged_pages: Count = 0
@@ -74,6 +77,8 @@ class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stored: U64 = 0
     loaded: U64 = 0
     """Read back into the pool, for prompts that then did not compute them."""
+    from_memory: U64 = 0
+    """Of those, pages that were in memory as well."""
     declined: U64 = 0
     """Were there, and computed since that was quicker."""
     evicted: U64 = 0

@@ -100,6 +100,18 @@ def test_stats_say_what_is_on_disk_and_what_became_of_it() -> None:
     assert stats_text(opening).splitlines()[3] == "  disk     opening"
 
 
+def test_stats_say_what_is_in_the_hosts_memory_and_came_from_there() -> None:
+    disk = DiskLine(
+        state="on", medium="memory", total_pages=4, used_pages=2, root_count=1, stored=5, loaded=4,
+        from_memory=3,
+    )  # fmt: skip
+    lines = stats_text(msgspec.structs.replace(STATS, disk=disk))
+    assert lines.splitlines()[3:5] == [
+        "  memory   2 of 4 pages (2 MiB of 4 MiB) of 1 roots",
+        "           5 pages written, 4 read back, 3 read from memory",
+    ]
+
+
 def test_an_invalidation_that_lasts_says_so() -> None:
     *_, last = invalidated_text(msgspec.structs.replace(RETIRED, goes_on=True)).splitlines()
     assert last == "  it goes on: `pagemesh cache stats` says when it is done"

@@ -61,6 +61,8 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--device", "cuda"], "is a build without CUDA"),
         (["--device", "cuda", "--dtype", "int8"], "--dtype"),
         (["--device", "interpreter", "--deterministic"], "--deterministic"),
+        (["--host-bytes", "1MiB"], "pages are in the host's memory already"),
+        (["--device", "interpreter", "--host-bytes", "16TiB"], "--pool-bytes"),
         (["--dtype", "bfloat16"], "--dtype"),
         (["--otlp", "localhost:4318"], "--otlp"),
         (["--otlp", "http://"], "http://127.0.0.1:4318"),

@@ -209,6 +209,9 @@ def _notes(asked: Asked) -> tuple[str, ...]:
         notes.append("pagemesh does not split a model over devices yet")
     if asked.shape.window_layer_count:
         notes.append("all layers keep all tokens: pages of windowed layers do not go early yet")
-    if asked.host_bytes or asked.disk_bytes:
-        notes.append("evicted pages go to disk (up's --disk-dir); there is no host tier")
+    if asked.host_bytes:
+        notes.append(
+            "the host's memory (up's --host-bytes) takes pages from a device alone; with a disk "
+            "(--disk-dir) it holds a part of what is there"
+        )
     return tuple(notes)

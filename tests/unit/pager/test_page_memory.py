@@ -1,0 +1,114 @@
+"""Pages of the disk tier in memory: what was used last stays, and what comes from there is checked
+like what comes from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.pager.test_disk_file import (
+    PAGE_BYTES,
+    POOL,
+    flip,
+    load_of,
+    loaded,
+    opened,
+    place,
+    store_of,
+)
+
+from pagemesh.pager.disk_file import DiskFile, DiskPlace
+from pagemesh.pager.page_memory import PageMemory
+
+__all__ = ["place"]
+PAGES = [bytes([number]) * 8 for number in range(6)]
+
+
+@pytest.fixture
+def memory() -> PageMemory:
+    """With room for three pages, of which it has those of slots 10, 11 and 12."""
+    made = PageMemory(8, 31)
+    for at in range(3):
+        made.put(10 + at, memoryview(PAGES[at]))
+    return made
+
+
+def read(memory: PageMemory, slot: int) -> bytes | None:
+    target = bytearray(8)
+    return bytes(target) if memory.get(slot, memoryview(target)) else None
+
+
+def test_the_least_recently_used_makes_room(memory: PageMemory) -> None:
+    assert read(memory, 10) == PAGES[0]
+    memory.put(13, memoryview(PAGES[3]))
+    assert [read(memory, slot) for slot in (10, 11, 12, 13)] == [
+        PAGES[0], None, PAGES[2], PAGES[3],
+    ]  # fmt: skip
+
+
+def test_a_slot_that_is_written_anew_holds_the_new_page_alone(memory: PageMemory) -> None:
+    memory.put(10, memoryview(PAGES[5]))
+    assert [read(memory, slot) for slot in (10, 11, 12)] == [PAGES[5], PAGES[1], PAGES[2]]
+
+
+def test_what_was_dropped_is_not_there_and_its_room_is_used_again(memory: PageMemory) -> None:
+    memory.drop(11)
+    memory.drop(11)
+    memory.put(14, memoryview(PAGES[4]))
+    assert [read(memory, slot) for slot in (10, 11, 12, 14)] == [
+        PAGES[0], None, PAGES[2], PAGES[4],
+    ]  # fmt: skip
+
+
+def test_without_room_it_keeps_nothing() -> None:
+    memory = PageMemory(8, 7)
+    memory.put(1, memoryview(PAGES[1]))
+    assert read(memory, 1) is None
+
+
+@pytest.fixture
+def file(place: DiskPlace) -> Iterator[DiskFile]:
+    """With two of its three pages in memory, those of slots 0 and 7."""
+    made, _ = opened(replace(place, memory_bytes=2 * PAGE_BYTES))
+    made.store(store_of((2, 0, 7)), POOL[:3])
+    yield made
+    made.close()
+
+
+def test_pages_come_from_memory_or_from_disk_as_they_were(file: DiskFile) -> None:
+    count, bad, pool = loaded(file, load_of((2, 0, 7)))
+    assert (count, bad) == (3, None) and np.array_equal(pool[5:8], POOL[:3])
+    file.memory_count = 0
+    assert loaded(file, load_of((2,)))[0] == 1 and file.memory_count == 0, "driven out by others"
+    assert loaded(file, load_of((2,)))[0] == 1 and file.memory_count == 1, "it was read just now"
+
+
+def test_what_is_damaged_in_memory_is_read_from_disk(file: DiskFile) -> None:
+    file._memory._rows[:] ^= 1
+    count, bad, pool = loaded(file, load_of((2, 0, 7)))
+    assert (count, bad, file.memory_count) == (3, None, 0)
+    assert np.array_equal(pool[5:8], POOL[:3])
+
+
+def test_what_is_damaged_on_disk_comes_from_memory(place: DiskPlace) -> None:
+    file, _ = opened(replace(place, memory_bytes=3 * PAGE_BYTES))
+    file.store(store_of((2, 0, 7)), POOL[:3])
+    flip(place.path("pages"), 7 * PAGE_BYTES)
+    count, bad, pool = loaded(file, load_of((2, 0, 7)))
+    assert (count, bad, file.memory_count) == (3, None, 3) and np.array_equal(pool[5:8], POOL[:3])
+    file.close()
+
+
+def test_what_is_forgotten_is_so_in_memory(file: DiskFile) -> None:
+    file.forget(7)
+    assert not file._memory.get(7, memoryview(bytearray(PAGE_BYTES)))
+    assert loaded(file, load_of((2, 0, 7)))[:2] == (2, 7)
+
+
+def test_files_in_memory_have_a_name_of_their_own(place: DiskPlace) -> None:
+    file, found = opened(replace(place, medium="memory"))
+    assert found.medium == "memory"
+    assert {path.name for path in place.folder.iterdir()} == {"host.host.index", "host.host.pages"}
+    file.close()
