@@ -8,7 +8,9 @@
                (``evict``: each request stores 128 pages; the disk answers at once)
     bytes      GB/s of writing and reading pages of two sizes through ``disk_file``, checksums and
                seals included, in a folder of the disk that is asked about; ``cold`` after the
-               system was asked to forget what it kept of the file
+               system was asked to forget what it kept of the file, ``memory`` where all of them
+               are kept in the pager's memory too; ``moves``: milliseconds in which a worker
+               copies so many pages out of the pool of a device, or into it (``page_moves``)
     restart    seconds until 100,000 records are listed and can be found
 
 ``break_even`` is the prefill speed, in tokens a second, below which reading a page of that size
@@ -23,11 +25,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ops.bench.bench_pager import HOT_PREFIXES, PAGE_SIZE, Load, Subject
 from ops.bench.hardware import describe
+from ops.bench.page_moves import time_moves
 from ops.bench.pager_adapter import PagerAdapter
 
 from pagemesh.pager.chain_keys import chain_keys, root_chain
@@ -114,12 +119,13 @@ def _stores(count: int, dice: np.random.Generator) -> list[StorePages]:
     return stores
 
 
-def time_bytes(folder: Path, page_bytes: int) -> dict[str, float]:
+def time_bytes(folder: Path, page_bytes: int) -> dict[str, Any]:
     """GB/s both ways, and what they mean."""
     dice = np.random.default_rng(5)
     facts = _facts(page_bytes)
     place = DiskPlace(folder, f"io-{page_bytes}", 2 * IO_BYTES, SECRET)
     file, _ = DiskFile.open(place, facts)
+    kept, _ = DiskFile.open(replace(place, host="kept", memory_bytes=2 * IO_BYTES), facts)
     stores = _stores(IO_BYTES // page_bytes, dice)
     pages = dice.integers(0, 256, (BATCH_PAGES, page_bytes), np.uint8)
     total = len(stores) * BATCH_PAGES * page_bytes
@@ -132,16 +138,21 @@ def time_bytes(folder: Path, page_bytes: int) -> dict[str, float]:
     loads = [LoadPages(1, store.pages, store.slots, ROOT, store.tokens, 0, 0) for store in stores]
     target = MappedPages(facts, np.zeros_like(pages))
 
-    def read() -> None:
+    def read(file: DiskFile) -> None:
         for load in loads:
             row = target.filling(load.pages).row
             assert file.load(load, row, lambda: False) == (BATCH_PAGES, None)
 
-    warm_s = _seconds(read)
+    warm_s = _seconds(lambda: read(file))
+    for store in stores:
+        kept.store(store, pages)
+    memory_s = _seconds(lambda: read(kept))
+    assert kept.memory_count == len(stores) * BATCH_PAGES
+    kept.close()
     descriptor = os.open(folder / f"io-{page_bytes}.disk.pages", os.O_RDWR)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    cold_s = _seconds(read)
+    cold_s = _seconds(lambda: read(file))
     os.close(descriptor)
     file.close()
     return {
@@ -149,6 +160,8 @@ def time_bytes(folder: Path, page_bytes: int) -> dict[str, float]:
         "write_gb_s": round(total / write_s / 1e9, 2),
         "read_warm_gb_s": round(total / warm_s / 1e9, 2),
         "read_cold_gb_s": round(total / cold_s / 1e9, 2),
+        "read_memory_gb_s": round(total / memory_s / 1e9, 2),
+        "moves": time_moves(facts),
         "break_even_tokens_s": round(total / cold_s / page_bytes * PAGE_SIZE),
     }
 
