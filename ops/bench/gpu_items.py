@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pagemesh.engine.cuda.decoder import CudaDecoder
+from pagemesh.engine.cuda.device import CudaMaker
 from pagemesh.engine.cuda.weights import Dense, DeviceLayer, DeviceWeights
+from pagemesh.engine.device_memory import MemoryMaker, PageMover
 from pagemesh.engine.model import DecoderConfig, Rope
 from pagemesh.kernels.batch import RaggedBatch
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PageLayout, ragged_batch
+from pagemesh.wire.pool_memory import Direction, MovePages
+from pagemesh.wire.tokens import pack_extents
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -69,6 +75,7 @@ def items() -> dict[str, Item]:
             )
         found[f"kv_write {dtype}"] = _kv_write(dtype)
     found["page_copy"] = _page_copy
+    found["pages moved out of the pool and in"] = moved
     found["rms_norm"] = _rms_norm
     found["add_rms_norm"] = _add_rms_norm
     found["silu_mul"] = _silu_mul
@@ -213,6 +220,38 @@ def _page_copy(best: Limits) -> Result:
     wrong = float((pages[:64] != pages[64:]).float().mean())
     ms = timed_ms(lambda: page_copy(pool, copies))
     return Result(wrong, 0.0, ms, pool.memory.nbytes / ms * 1e3 / best.bandwidth_bytes)
+
+
+def moved(_best: Limits, maker: MemoryMaker | None = None) -> Result:
+    """64 pages of 1 MiB, every other one of a pool, to the host's memory and from there to others;
+    torch's own copy of as many bytes beside it."""
+    maker = maker or CudaMaker(torch.device("cuda", 0))
+    pages, page_bytes = np.arange(0, 256, 4, dtype=np.uint32), 1 << 20
+    size, taken_bytes = 256 * page_bytes, len(pages) * page_bytes
+    memory, staging = maker.make(size), os.memfd_create("pagemesh-bench")
+    os.ftruncate(staging, taken_bytes)
+    mapped, mover = maker.map(memory, size), PageMover(maker)
+    pool = mapped.bytes[:size].view(256, page_bytes)
+    pool[::4] = torch.randint(0, 256, (64, page_bytes), dtype=torch.uint8, device=pool.device)
+
+    tables: dict[Direction, NDArray[np.uint32]] = {"out": pages, "in": pages + 1}
+
+    def move() -> None:
+        for direction, table in tables.items():
+            message = MovePages(
+                direction=direction, pool_incarnation=1, size_bytes=size, page_bytes=page_bytes,
+                extents=pack_extents(table),
+            )  # fmt: skip
+            mover.move(message, memory, staging)
+
+    time_ms = timed_ms(move)
+    error = difference(pool[1::4].float(), pool[::4].float())
+    beside_ms = timed_ms(lambda: pool[::4].cpu().to(pool.device))
+    mover.close()
+    mapped.close()
+    for descriptor in (memory, staging):
+        os.close(descriptor)
+    return Result(error, 0.0, time_ms, beside_ms=beside_ms)
 
 
 def _rows(*shape: int) -> Tensor:
