@@ -166,9 +166,9 @@ class Figures:
         }
 
 
-def play(workload: Workload, connection: Connection, own: InProcess) -> Figures:
-    """Ask everything, once of the mesh and once in process."""
-    figures, computed = Figures(), Computed()
+def play(workload: Workload, connection: Connection, own: InProcess, figures: Figures) -> None:
+    """Ask everything, once of the mesh and once in process, and add what comes of it."""
+    computed = Computed()
     body = next(workload)
     while True:
         ask(connection, WARM)
@@ -190,10 +190,21 @@ def play(workload: Workload, connection: Connection, own: InProcess) -> Figures:
         try:
             body = workload.send(answer)
         except StopIteration:
-            return figures
+            return
 
 
-def measure(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def measure(model: Path, rounds: int) -> dict[str, dict[str, Any]]:
+    """Each round with a mesh of its own: which memory its processes got makes a difference."""
+    figures = {name: Figures() for name in WORKLOADS}
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory(dir=base) as name:
+            (Path(name) / "mesh").mkdir()
+            play_round(model, Path(name), number, figures)
+    return {name: found.report() for name, found in figures.items()}
+
+
+def play_round(model: Path, folder: Path, number: int, figures: dict[str, Figures]) -> None:
     import ops.bench.as_workers  # noqa: F401  (before torch, which the next one loads)
     from ops.bench.in_process import InProcess
 
@@ -208,10 +219,8 @@ def measure(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
             prompt = _ids(warm, 600)
             ask(connection, {"prompt": prompt, "max_tokens": 8})
             own.generate(prompt, 8)
-        return {
-            name: play(workload(random.Random(name)), connection, own).report()
-            for name, workload in WORKLOADS.items()
-        }
+        for name, workload in WORKLOADS.items():
+            play(workload(random.Random(f"{name} {number}")), connection, own, figures[name])
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
@@ -233,12 +242,10 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="default: the demo model")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=base) as name:
-        (Path(name) / "mesh").mkdir()
-        figures = measure(find_model(options.model).path, Path(name))
+    figures = measure(find_model(options.model).path, options.rounds)
     print(table(figures))
     print(f"aims: {AIM_SHARE:.0%} of what is possible, at most {AIM_MS:g} ms over in process")
     if options.out is not None:
