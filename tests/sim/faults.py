@@ -1,0 +1,111 @@
+"""What goes wrong for a while, until there is peace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tests.sim.clients import STORM_MS
+from tests.sim.disk import DiskMemory
+from tests.sim.mesh import Mesh
+from tests.sim.world import Process, Weather, World
+
+
+def storm(world: World, mesh: Mesh) -> None:
+    dice, network = world.random, mesh.network
+    if dice.random() < 0.7:
+        network.weather = Weather(
+            loss=dice.choice([0.0, 0.01, 0.05, 0.15]),
+            repeat=dice.choice([0.0, 0.02, 0.2]),
+            late=dice.choice([0.0, 0.05, 0.2]),
+            late_ms_max=dice.choice([20.0, 200.0, 600.0]),
+        )
+    for _ in range(dice.randrange(0, 10)):
+        world.at(dice.random() * STORM_MS * 0.95, _fault(world, mesh))
+
+
+def _fault(world: World, mesh: Mesh) -> Callable[[], None]:
+    dice = world.random
+    kinds = ["worker", "worker", "pager", "pager", "pager torn", "pager torn", "pool", "gateway",
+             "freeze", "freeze", "freeze pager", "part", "slow", "drain"]  # fmt: skip
+    kind = dice.choice(kinds)
+    worker, pager = dice.choice(mesh.workers), dice.choice(mesh.pagers)
+    gateway = dice.choice(mesh.gateways)
+    span_ms = dice.choice([30.0, 300.0, 1_000.0, 2_500.0])
+
+    def strike() -> None:
+        world.note("fault", kind, f"{worker.name} {pager.name} {gateway.name} {span_ms}")
+        match kind:
+            case "worker":
+                mesh.restart(worker)
+            case "pager":
+                mesh.restart(pager)
+            case "pager torn":
+                if pager.alive:
+                    pager.dies_soon = True
+            case "pool":
+                _lose_pool(mesh, pager.host.name)
+            case "gateway":
+                mesh.restart(gateway)
+            case "freeze":
+                _freeze(world, worker, span_ms)
+            case "freeze pager":
+                # A frozen pager is killed before it is replaced.
+                pager.freeze()
+                world.at(span_ms, pager.thaw if span_ms < 400 else lambda: mesh.restart(pager))
+            case "drain":
+                if worker.core is not None and not worker.frozen:
+                    worker.drain(int(span_ms))
+            case "part":
+                one, other = dice.sample(mesh.processes, 2)
+                mesh.network.part(one.name, other.name)
+                world.at(span_ms, lambda: mesh.network.join(one.name, other.name))
+            case _:
+                worker.slowness = dice.choice([5.0, 40.0])
+
+    return strike
+
+
+def _freeze(world: World, worker: Process, span_ms: float) -> None:
+    worker.freeze()
+    world.at(span_ms, worker.thaw)
+
+
+_DISK_FAULTS = ("damage", "damage", "damage", "damage", "damage", "slow", "full")
+
+
+def disk_storm(world: World, mesh: Mesh) -> None:
+    """The disk is damaged, slow or full for a while, or from some moment on."""
+    for disk in [host.disk for host in mesh.hosts if host.disk is not None]:
+        dice = disk.dice
+        for _ in range(dice.choice([0, 2, 4, 8])):
+            start_ms, kind = dice.random() * STORM_MS, dice.choice(_DISK_FAULTS)
+            world.at(start_ms, partial(_strike_disk, disk, kind))
+
+
+def _strike_disk(disk: DiskMemory, kind: str) -> None:
+    match kind:
+        case "damage":
+            disk.damage()
+        case "slow":
+            disk.slowness = disk.dice.choice([20.0, 500.0])
+        case _:
+            disk.refuses = True
+
+
+def _lose_pool(mesh: Mesh, host_name: str) -> None:
+    """The pager dies and its pool file goes with it."""
+    for pager in mesh.pagers:
+        if pager.host.name == host_name and pager.alive:
+            mesh.restart(pager)
+            pager.host.new_pool(mesh.world.random.randrange(1 << 15))
+
+
+def peace(mesh: Mesh) -> None:
+    mesh.network.calm()
+    for host in mesh.hosts:
+        if host.disk is not None:
+            host.disk.slowness = 1.0
+    for process in mesh.processes:
+        process.thaw()
+        process.slowness = 1.0
