@@ -16,6 +16,14 @@ class Bugs:
     """A page is written to disk as it is when the disk comes to it."""
     trust_disk: bool = False
     """What is read from disk is believed unseen."""
+    keep_retired: bool = False
+    """What is on disk of a root that was invalidated is found still."""
+    keep_root_lines: bool = False
+    """What was invalidated is live in the root table still."""
+    take_up_invalidated: bool = False
+    """A lease of before a restart is taken up though its root was invalidated since."""
+    believe_any_asker: bool = False
+    """Whoever a gateway asked as, and whatever life of the pager, the answer is believed."""
 
 
 NONE = Bugs()

@@ -6,6 +6,7 @@ from random import Random
 
 from tests.sim import model
 from tests.sim.gateway_node import Ask, Client
+from tests.sim.growths import tenant_of
 from tests.sim.mesh import Mesh
 from tests.sim.world import World
 
@@ -41,12 +42,32 @@ class Clients:
     def over(self) -> bool:
         return not self._pending and all(client.over for client in self.all)
 
+    @property
+    def roots(self) -> list[bytes]:
+        return self._roots
+
     def asked(self, dice: Random) -> tuple[bytes, tuple[int, ...]]:
         """Something that was asked, or may be."""
         if asks := [client.ask for client in self.all]:
             ask = dice.choice(asks)
             return ask.root, ask.prompt
         return self._roots[0], self._prefixes[0]
+
+    def ask_again(self, dice: Random, root: bytes, delay_ms: float) -> None:
+        """Somebody asks what was answered lately under ``root``, if anything was."""
+        done = [client for client in self.all if client.ended_choices]
+        asks = [client.ask for client in done if client.ask.root == root]
+        if asks:
+            self._ask_at(delay_ms, root, dice.choice(asks[-3:]).prompt, 0)
+
+    def fresh(self, dice: Random) -> tuple[bytes, tuple[int, ...]]:
+        """Something short that nobody has asked before."""
+        prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(dice.randrange(3, 14)))
+        return dice.choice(self._roots), prompt
+
+    def ask(self, root: bytes, prompt: tuple[int, ...], delay_ms: float) -> None:
+        """Somebody asks that in a while."""
+        self._ask_at(delay_ms, root, prompt, 0)
 
     def begin(self) -> None:
         dice = self._world.random
@@ -134,7 +155,7 @@ class Clients:
         which holds little more than one of its sequences."""
         quota_pages = self._quota_pages if root != self._roots[0] else 0
         ttl_s = self._terms_dice.choice(self._ttls_s)
-        return CacheTerms(tenant=root[:1].decode(), pages_max=quota_pages, ttl_s=ttl_s)
+        return CacheTerms(tenant=tenant_of(root), pages_max=quota_pages, ttl_s=ttl_s)
 
     def _beams(self, prompt: tuple[int, ...]) -> Beams | None:
         """A search, now and then, that fits even a tiny pool."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from operator import or_
 
 import numpy as np
 from tests.sim import model
 from tests.sim.bugs import Bugs
+from tests.sim.growths import DEAD
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
@@ -31,6 +34,7 @@ from pagemesh.pager.tier_events import (
     PagesWritten,
     RememberRetired,
     RetiredRoots,
+    SkipSlots,
     StorePages,
     TierEvent,
 )
@@ -45,6 +49,8 @@ class Line:
     """Of the whole prefix, packed."""
     chain: int
     values: list[int]
+    growth: int
+    """In which growth of its root it was computed."""
     damaged: bool = False
     """Its checksum is not that of its values."""
 
@@ -59,8 +65,10 @@ class DiskMemory:
     slowness: float = 1.0
     refuses: bool = False
     """Nothing can be written any more."""
-    retired: RetiredRoots = field(default_factory=RetiredRoots)
-    """What is kept, beside the pool if need be, to be forgotten here."""
+    retired: dict[int, RetiredRoots] = field(default_factory=dict)
+    """What is kept, beside the pool if need be, to be forgotten here: by the number with which
+    this life of the pager said so, and 0 for those before."""
+    killed_count: int = 0
 
     def damage(self) -> None:
         """Flip something in some of what is there."""
@@ -68,6 +76,17 @@ class DiskMemory:
             if self.dice.random() < 0.7:
                 line.values = [value ^ 1 for value in line.values]
                 line.damaged = True
+
+    def kill(self) -> None:
+        """Nothing that is there now, or on its way, may be found again."""
+        self.killed_count += 1
+        for line in self.lines.values():
+            line.growth = DEAD
+
+    def all_retired(self) -> RetiredRoots:
+        """What is to be forgotten; from now on it is of before."""
+        self.retired = {0: reduce(or_, self.retired.values(), RetiredRoots())}
+        return self.retired[0]
 
     def found(self) -> DiskFound:
         roots = list(dict.fromkeys(line.root for line in self.lines.values()))
@@ -77,7 +96,17 @@ class DiskMemory:
             np.array([roots.index(line.root) for line in self.lines.values()], np.intp),
             tuple(roots),
         )
-        return DiskFound(self.slot_count, records, 0, self.retired)
+        return DiskFound(self.slot_count, records, 0, self.all_retired())
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is to be written, as it was when that was said."""
+
+    command: StorePages
+    values: list[list[int]]
+    growths: list[int]
+    killed_count: int
 
 
 class DiskHands:
@@ -94,34 +123,41 @@ class DiskHands:
         self._process, self._memory, self._disk = process, memory, disk
         self._bugs, self._tell = bugs, tell
         self._width = 4 * memory.page_size
-        self._writes: deque[tuple[StorePages, list[list[int]]]] = deque()
+        self._writes: deque[_Taken | ForgetRetired] = deque()
+        self._skipped: set[int] = set()
         self._reads: deque[LoadPages] = deque()
         self._writing = self._reading = self._failed = False
-        self._retired_number = 0
+        disk.all_retired()
         process.at(self._delay_ms(4.0), self._open)
 
     def perform(self, command: Command) -> bool:
         """Do what ``command`` says soon; False when it is not for a disk."""
         match command:
             case StorePages():
-                self._writes.append((command, self._values(command)))
+                self._writes.append(self._take(command))
                 self._write()
             case ForgetSlots(slots):
-                if not (self._failed or self._disk.refuses):
-                    for slot in slots:
-                        self._disk.lines.pop(slot, None)
+                self._skipped.difference_update(slots)
+                self._forget(slots)
+            case SkipSlots(slots):
+                self._skipped.update(slots)
+                self._forget(slots)
             case RememberRetired(number, retired):
-                self._disk.retired |= retired
-                self._retired_number = number
-            case ForgetRetired(number):
-                if not (self._failed or self._disk.refuses) and number == self._retired_number:
-                    self._disk.retired = RetiredRoots()
+                self._disk.retired[number] = retired
+            case ForgetRetired():
+                self._writes.append(command)
+                self._write()
             case LoadPages():
                 self._reads.append(command)
                 self._read()
             case _:
                 return False
         return True
+
+    def _forget(self, slots: Iterable[int]) -> None:
+        if not (self._failed or self._disk.refuses):
+            for slot in slots:
+                self._disk.lines.pop(slot, None)
 
     def _delay_ms(self, mean_ms: float) -> float:
         return mean_ms * self._disk.slowness * self._disk.dice.expovariate(1.0)
@@ -135,10 +171,11 @@ class DiskHands:
 
     # Writing
 
-    def _values(self, command: StorePages) -> list[list[int]]:
+    def _take(self, command: StorePages) -> _Taken:
         """The pages' slots as they are now, which must be what their tokens make them."""
         memory, size = self._memory, self._memory.page_size
-        values = [list(memory.slots[page]) for page in table_of(command.pages).tolist()]
+        pages = table_of(command.pages).tolist()
+        values = [list(memory.slots[page]) for page in pages]
         tokens = np.frombuffer(command.tokens, "<u4").tolist()
         right = model.slots_of(command.root, tokens)
         for index, found in zip(command.indexes, values, strict=True):
@@ -146,18 +183,26 @@ class DiskHands:
                 self._bugs.take_late or found == right[index * size : (index + 1) * size],
                 "a page is stored that holds something else",
             )
-        return values
+        growths = [memory.grown[page] for page in pages]
+        return _Taken(command, values, growths, self._disk.killed_count)
 
     def _write(self) -> None:
-        if self._writing or not self._writes:
-            return
-        self._writing = True
-        command, values = self._writes.popleft()
-        for slot in [] if self._failed or self._disk.refuses else command.slots:
-            self._disk.lines.pop(slot, None)
-        self._process.at(self._delay_ms(6.0), lambda: self._written(command, values))
+        while self._writes and not self._writing:
+            match self._writes.popleft():
+                case ForgetRetired(number):
+                    self._forget_retired(number)
+                case taken:
+                    self._writing = True
+                    self._forget(taken.command.slots)
+                    self._process.at(self._delay_ms(6.0), partial(self._written, taken))
 
-    def _written(self, command: StorePages, values: list[list[int]]) -> None:
+    def _forget_retired(self, number: int) -> None:
+        if not (self._failed or self._disk.refuses):
+            kept = {at: one for at, one in self._disk.retired.items() if at > number}
+            self._disk.retired = kept
+
+    def _written(self, taken: _Taken) -> None:
+        command, values, growths = taken.command, taken.values, taken.growths
         self._writing = False
         if self._disk.refuses and not self._failed:
             self._failed = True
@@ -165,10 +210,13 @@ class DiskHands:
         elif not self._failed:
             if self._bugs.take_late:
                 values = [list(self._memory.slots[page]) for page in table_of(command.pages)]
-            rows = zip(command.slots, command.indexes, command.chains, values, strict=True)
-            for slot, index, chain, slots in rows:
-                tokens = command.tokens[: (index + 1) * self._width]
-                self._disk.lines[slot] = Line(command.root, tokens, chain, slots)
+            if taken.killed_count != self._disk.killed_count:
+                growths = [DEAD] * len(values)
+            columns = (command.slots, command.indexes, command.chains, values, growths)
+            for slot, index, chain, slots, growth in zip(*columns, strict=True):
+                if slot not in self._skipped:
+                    tokens = command.tokens[: (index + 1) * self._width]
+                    self._disk.lines[slot] = Line(command.root, tokens, chain, slots, growth)
             self._tell(PagesWritten(command.slots))
         self._write()
 
@@ -194,7 +242,7 @@ class DiskHands:
                 bad = slot
                 break
             for offset, value in enumerate(line.values):
-                self._memory.write(page, offset, value, PAGER)
+                self._memory.write(page, offset, value, PAGER, line.growth)
             if line.damaged and not self._bugs.trust_disk:
                 bad = slot
                 break

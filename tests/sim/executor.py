@@ -4,11 +4,12 @@ processes can come between: fences read, pages read and written, fences read aga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tests.sim import model
 from tests.sim.memory import PoolMemory
+from tests.sim.world import Broken
 
 from pagemesh.engine.worker.plan import (
     Drawn,
@@ -35,6 +36,8 @@ class Running:
     """False plants a bug: the second look at the revocation words is left out."""
     stopped: set[int]
     results: list[RowResult]
+    foreign: set[int] = field(default_factory=set)
+    """Leases that have read a page which is none of theirs."""
 
     @classmethod
     def launch(
@@ -65,7 +68,7 @@ class Running:
         memory = self.memory
         for source, target in self.plan.copies:
             for offset, value in enumerate(memory.slots[source]):
-                memory.write(target, offset, value, self.writer)
+                memory.write(target, offset, value, self.writer, memory.grown[source])
         for row in self.plan.rows:
             if row.lease in self.stopped:
                 self.results.append(RowResult(row.key, row.lease, revoked=True))
@@ -77,6 +80,10 @@ class Running:
         rows: list[RowResult] = []
         for row, result in zip(self.plan.rows, self.results, strict=True):
             intact = self.memory.words.get(row.lease_slot, 0) == row.lease
+            if intact and row.lease in self.foreign:
+                raise Broken(
+                    f"{row.key} reads what is of another growth of its root, or of another root"
+                )
             if intact or not self.fence_after or result.revoked:
                 rows.append(result)
             else:
@@ -85,7 +92,9 @@ class Running:
 
     def _row(self, row: StepRow) -> RowResult:
         memory, size, table = self.memory, self.memory.page_size, row.page_table.tolist()
-        value = model.root_value(self.root_of(row))
+        value, growth = model.root_value(self.root_of(row)), memory.growths[row.lease]
+        if any(memory.grown[page] != growth for page in table[: -(-row.start // size)]):
+            self.foreign.add(row.lease)
         if row.start:
             before = row.start - 1
             value = memory.slots[table[before // size]][before % size]
@@ -94,7 +103,7 @@ class Running:
         for token in row.tokens.tolist():
             value = model.slot_value(value, token)
             values.append(value)
-            memory.write(table[position // size], position % size, value, self.writer)
+            memory.write(table[position // size], position % size, value, self.writer, growth)
             position += 1
         drawn: tuple[Drawn, ...] = ()
         if row.samples:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from random import Random
 
-from tests.sim.clients import STORM_MS
+from tests.sim.clients import STORM_MS, Clients
 from tests.sim.disk import DiskMemory
 from tests.sim.mesh import Mesh
+from tests.sim.worker_node import WorkerNode
 from tests.sim.world import Process, Weather, World
 
 
@@ -22,6 +24,35 @@ def storm(world: World, mesh: Mesh) -> None:
         )
     for _ in range(dice.randrange(0, 10)):
         world.at(dice.random() * STORM_MS * 0.95, _fault(world, mesh))
+
+
+def late_grants(world: World, mesh: Mesh, clients: Clients) -> None:
+    """What gateways submit to a worker, and what they are granted in its name, comes when the
+    pager or the worker itself is another. Where a sibling of the worker is frozen meanwhile, the
+    new pager is long in doubt about what the last one granted."""
+    dice = Random(f"late grants {world.seed}")
+
+    def begin() -> None:
+        worker, span_ms = dice.choice(mesh.workers), 450.0 + 700.0 * dice.random()
+        world.note("fault", "late", f"{worker.name} {span_ms}")
+        mesh.network.hold(worker.name)
+        for _ in range(dice.randrange(3, 8)):
+            clients.ask(*clients.fresh(dice), 10.0 * dice.random())
+        world.at(span_ms, partial(mesh.network.let_go, worker.name))
+        world.at(20.0 * (1.0 + dice.random()), partial(strike, worker, span_ms))
+
+    def strike(worker: WorkerNode, span_ms: float) -> None:
+        if dice.random() < 0.3:
+            mesh.restart(worker)
+            return
+        for other in mesh.workers:
+            if other.host is worker.host and other is not worker:
+                _freeze(world, other, span_ms + 200.0)
+        mesh.restart(next(one for one in mesh.pagers if one.host is worker.host))
+
+    if dice.random() < 0.3:
+        for _ in range(dice.choice([1, 1, 2])):
+            world.at(STORM_MS * (0.1 + 0.7 * dice.random()), begin)
 
 
 def _fault(world: World, mesh: Mesh) -> Callable[[], None]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.sim.disk import DiskMemory
+from tests.sim.growths import Growths, meant
 from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
-from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.cache_messages import InvalidateCache
+from pagemesh.wire.messages import Message, Refused, SequenceKey
 
 
 class Host:
@@ -18,6 +20,8 @@ class Host:
         self.disk: DiskMemory | None = None
         self.roots: dict[str, bytes] = {}
         """The tree of each request, which a model knows as its own start value."""
+        self.growths = Growths()
+        self.invalidated_count = 0
         self.drawers: dict[tuple[SequenceKey, int], int] = {}
         """Who drew the token of each generated position: an incarnation."""
         self.restart: Callable[[Process], None] = lambda process: None
@@ -44,6 +48,15 @@ class Host:
         memory = PoolMemory(incarnation, self._page_count, self._page_size, epoch)
         self._pools[incarnation] = memory
         return memory
+
+    def invalidated(self, message: InvalidateCache, answer: Message) -> None:
+        """An operator is told what became of ``message``: from now on it has to be so."""
+        roots = meant(message, answer, set(self.roots.values()))
+        self.growths.end(roots)
+        self.invalidated_count += len(roots)
+        is_done = not isinstance(answer, Refused)
+        if is_done and message.what == "idle" and self.disk is not None:
+            self.disk.kill()
 
     def new_incarnation(self, process: Process) -> int:
         self._incarnations += 1

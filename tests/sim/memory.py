@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from tests.sim.growths import DEAD
 from tests.sim.world import Broken
 
 from pagemesh.pager.events import (
@@ -45,6 +46,10 @@ class PoolMemory:
     tokens: list[bytes] = field(init=False)
     until_ms: list[int] = field(init=False)
     slots: list[list[int]] = field(init=False)
+    grown: list[int] = field(init=False)
+    """In which growth of its root (``growths``) each page was computed."""
+    growths: dict[int, int] = field(default_factory=dict)
+    """In which each lease was granted, and so the only one of which it may read pages."""
     words: dict[int, int] = field(default_factory=dict)
     root_table: dict[int, RootEntry] = field(default_factory=dict)
     holders: dict[int, Holder] = field(default_factory=dict)
@@ -62,6 +67,7 @@ class PoolMemory:
         self.tokens = [b""] * count
         self.until_ms = [FOREVER_MS] * count
         self.slots = [[0] * self.page_size for _ in range(count)]
+        self.grown = [DEAD] * count
 
     # The pager's side -----------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class PoolMemory:
 
     # A worker's side ------------------------------------------------------------------------
 
-    def write(self, page: int, offset: int, value: int, writer: int) -> None:
+    def write(self, page: int, offset: int, value: int, writer: int, growth: int) -> None:
         state = self.states[page]
         if state not in _WRITABLE or self.writers[page] != writer:
             raise Broken(
@@ -145,3 +151,4 @@ class PoolMemory:
                 f" and writer {writer} writes into it"
             )
         self.slots[page][offset] = value
+        self.grown[page] = growth

@@ -268,6 +268,8 @@ class Mesh:
             pages = report.held_pages + report.pinned_pages + report.draining_pages
             if pages or report.leases or report.ticket_count or report.waiter_count:
                 return False
+            if pager.core.books.forest.retired or pager.core.is_sweeping:
+                return False
         return True
 
     def unquiet(self) -> str:

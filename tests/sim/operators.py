@@ -1,26 +1,30 @@
-"""What operators do meanwhile, at the door of each pager."""
+"""What operators do meanwhile, at the door of each pager: pin, unpin and invalidate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Literal
 
 from tests.sim.clients import STORM_MS, Clients
+from tests.sim.growths import MODEL, tenant_of
 from tests.sim.mesh import Mesh
 from tests.sim.pager_node import PagerNode
 from tests.sim.world import World
 
 from pagemesh.pager.events import Asked
-from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
+from pagemesh.pager.tier_events import PutAway
+from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
 from pagemesh.wire.messages import Message
+
+_SLOW_DISK = 50.0
+"""Times as slow, so that it is opened long after its pager has begun."""
 
 
 def operate(world: World, mesh: Mesh, clients: Clients) -> None:
     """Somebody pins beginnings of prompts now and then; in the end nothing is pinned."""
     dice = Random(f"operators {world.seed}")
-
-    def tell(pager: PagerNode, message: Message) -> None:
-        if pager.alive and not pager.frozen and pager.core is not None:
-            pager.handle(Asked(None, message))
 
     def pin() -> None:
         root, prompt = clients.asked(dice)
@@ -37,3 +41,99 @@ def operate(world: World, mesh: Mesh, clients: Clients) -> None:
         for _ in range(dice.randrange(1, 12)):
             world.at(dice.random() * STORM_MS, pin)
         world.at(STORM_MS + 1.0, unpin)
+
+
+def tell(pager: PagerNode, message: Message) -> None:
+    """Ask ``pager``, if it hears, and wait for no answer."""
+    if pager.hears:
+        pager.handle(Asked(None, message))
+
+
+class Invalidations:
+    """Roots are invalidated, on quiet days and while the pager or a worker dies."""
+
+    def __init__(self, world: World, mesh: Mesh, clients: Clients) -> None:
+        self._world, self._mesh, self._clients = world, mesh, clients
+        self._dice = Random(f"invalidations {world.seed}")
+
+    def begin(self, *, with_faults: bool) -> None:
+        """Have some come, in most worlds."""
+        dice = self._dice
+        if dice.random() < 0.4:
+            return
+        for _ in range(dice.choice([1, 1, 2, 3, 6])):
+            acts: list[Callable[[PagerNode], None]] = [self._invalidate]
+            if with_faults:
+                acts += [self._after_restart, self._after_restart, self._before_death, self._torn]
+            act, pager = dice.choice(acts), dice.choice(self._mesh.pagers)
+            at_ms = STORM_MS * (0.15 + 0.8 * dice.random())
+            if pager.host.disk is not None and dice.random() < 0.7:
+                self._world.at(at_ms - 600.0 * dice.random(), self._ask_again)
+                self._world.at(at_ms - 150.0 * dice.random(), partial(self._put_away, pager))
+            self._world.at(at_ms, partial(act, pager))
+
+    def _put_away(self, pager: PagerNode) -> None:
+        """It is told to stop, and writes what is cached; somebody may have it go on."""
+        if pager.hears:
+            pager.handle(PutAway())
+
+    def _after_restart(self, pager: PagerNode) -> None:
+        """By an operator who asks as soon as there is a pager again: before workers have told it
+        what they hold, and perhaps before its disk is open. One of them may be very late, and the
+        new pager may die, too."""
+        dice, disk = self._dice, pager.host.disk
+        if disk is not None and dice.random() < 0.5:
+            disk.slowness = _SLOW_DISK
+            self._world.at(600.0, lambda: setattr(disk, "slowness", 1.0))
+        root, prompt = self._clients.fresh(dice)  # is computed while there is no pager
+        self._clients.ask(root, prompt, 0.0)
+        if dice.random() < 0.3:
+            worker = dice.choice([one for one in self._mesh.workers if one.host is pager.host])
+            worker.freeze()
+            self._world.at(300.0 + 1_000.0 * dice.random(), worker.thaw)
+        message = self._message(root if dice.random() < 0.7 else None)
+        act = self._before_death if dice.random() < 0.4 else self._invalidate
+        delay_ms = dice.choice([0.0, 0.0, 3.0, 100.0])
+        self._world.at(15.0 * dice.random(), partial(self._mesh.restart, pager))
+        pager.when_back.append(lambda: self._world.at(delay_ms, partial(act, pager, message)))
+        self._clients.ask(root, prompt, 500.0 + 500.0 * dice.random())
+
+    def _before_death(self, pager: PagerNode, message: InvalidateCache | None = None) -> None:
+        """The pager dies soon after, or a worker."""
+        dice = self._dice
+        self._invalidate(pager, message)
+        victims = [pager, pager, *(one for one in self._mesh.workers if one.host is pager.host)]
+        delay_ms = dice.choice([0.0, 1.0, 20.0, 200.0])
+        self._world.at(delay_ms, partial(self._mesh.restart, dice.choice(victims)))
+
+    def _torn(self, pager: PagerNode) -> None:
+        """The pager dies while it invalidates: the operator asks again, or does not."""
+        if pager.hears:
+            again = partial(self._invalidate, pager, message := self._message())
+            pager.dies_soon = True
+            self._invalidate(pager, message)
+            if self._dice.random() < 0.5:
+                pager.when_back.append(again)
+
+    def _invalidate(self, pager: PagerNode, message: InvalidateCache | None = None) -> None:
+        """At any moment."""
+        message = message or self._message()
+        if pager.hears:
+            self._world.note("operator", message.what, f"{message.name:.4} at {pager.name}")
+            pager.handle(Asked(partial(pager.host.invalidated, message), message))
+            for _ in range(self._dice.choice([0, 1, 2])):
+                self._ask_again(message.name)
+
+    def _ask_again(self, name: str = "") -> None:
+        """A client would get what was invalidated by that ``name``, were it there."""
+        dice, clients = self._dice, self._clients
+        named = [root for root in clients.roots if root.hex() == name]
+        clients.ask_again(dice, dice.choice(named or clients.roots), 200.0 * dice.random())
+
+    def _message(self, root: bytes | None = None) -> InvalidateCache:
+        """What means ``root`` or, if that is None, another."""
+        dice, root = self._dice, root or self._dice.choice(self._clients.roots)
+        kinds: list[Literal["root", "tenant", "model", "idle"]] = ["root"] * 4
+        what = dice.choice([*kinds, "tenant", "model", "idle"])
+        names = {"root": root.hex(), "tenant": tenant_of(root), "model": MODEL, "idle": ""}
+        return InvalidateCache(what=what, name=names[what])

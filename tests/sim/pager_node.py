@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
 
 from tests.sim.bugs import Bugs
@@ -12,15 +13,17 @@ from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.pager import events as ev
 from pagemesh.pager.books import Books
+from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.lease import Lease
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.patience import TICK_MS, patience_ms
+from pagemesh.pager.retiring import Retiring
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import RememberRetired
+from pagemesh.pager.tier_events import DiskFound, RememberRetired
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pager_messages import Forked, Granted, PoolSpec
 
 
 class _FreesBeforeAck(Books):
@@ -35,6 +38,20 @@ class _StartsOver(Books):
 
     def first_sequence(self) -> int:
         return 0
+
+
+class _TakesUpInvalidated(Retiring):
+    """Planted bug: see ``Bugs``."""
+
+    def meant(self, root: bytes, tenant: str, model: str) -> bool:
+        return False
+
+
+class _KeepsRetired(DiskTier):
+    """Planted bug: see ``Bugs``."""
+
+    def retire(self, roots: Collection[bytes]) -> None:
+        pass
 
 
 class PagerNode(Process):
@@ -56,6 +73,8 @@ class PagerNode(Process):
         self._sweeps = False
         self.dies_soon = False
         """Die in the middle of the next commands that are performed."""
+        self.when_back: list[Callable[[], None]] = []
+        """Done once, when it has started again."""
         self._network = network
         self._limits = limits
         self._spec = spec
@@ -85,6 +104,11 @@ class PagerNode(Process):
         disk = self.core.books.disk if self.core is not None else None
         return self._loaded_pages + (disk.counts.loaded if disk is not None else 0)
 
+    @property
+    def hears(self) -> bool:
+        """Whether it takes what it is asked now."""
+        return self.alive and not self.frozen and self.core is not None
+
     def start(self) -> None:
         self.begin()
         self.dies_soon = self._sweeps = False
@@ -105,6 +129,10 @@ class PagerNode(Process):
             self._limits, facts, new_policy(facts.page_count), new_policy=new_policy,
             books=self._books,
         )  # fmt: skip
+        if self._bugs.take_up_invalidated:
+            own = self.core._retiring
+            planted = _TakesUpInvalidated(self.core.books, own._pins, own._sweeps)
+            self.core._recovery._retiring = planted
         found = ev.Recovered(
             memory.header_table(),
             tuple(memory.root_table.values()),
@@ -121,6 +149,8 @@ class PagerNode(Process):
         self._disk = DiskHands(self, memory, disk, self._bugs, self.handle) if disk else None
         self._ticked_ms = self.world.now
         self._tick()
+        while self.when_back:
+            self.at(0.0, self.when_back.pop())
 
     def stop(self) -> None:
         if self.core is not None:
@@ -136,6 +166,9 @@ class PagerNode(Process):
         if not isinstance(event, ev.Tick | ev.Recovered):
             self.world.note(self.name, "event", event)
         commands = core.handle(event, int(self.world.now))
+        if self._bugs.keep_retired and isinstance(event, DiskFound):
+            staged_max = core.books.disk.staged_pages_max if core.books.disk else 0
+            core.books.disk = _KeepsRetired(core.books.facts, event, staged_max)
         if commands or not isinstance(event, ev.Tick):
             core.check()
         if self.dies_soon and commands:
@@ -190,10 +223,12 @@ class PagerNode(Process):
             return
         match command:
             case ev.Answer():
+                self._note_grants(memory, command.message)
                 if callable(command.call):
                     command.call(command.message)
             case ev.Notify():
                 self.world.note(self.name, "notify", command)
+                self._note_grants(memory, command.message)
                 self._network.send(self, command.worker, command.message)
             case ev.WriteHeaders():
                 memory.write_headers(command)
@@ -204,7 +239,8 @@ class PagerNode(Process):
             case ev.SetLeaseWord():
                 memory.set_word(command)
             case ev.StoreRoot():
-                memory.store_root(command)
+                if command.live or not self._bugs.keep_root_lines:
+                    memory.store_root(command)
             case ev.ProbeHolder():
                 self._probe(command.incarnation)
             case ev.KillHolder():
@@ -219,6 +255,16 @@ class PagerNode(Process):
                 memory.pins = command.pins
             case ev.PagesStored() | ev.PagesDropped() | RememberRetired():
                 pass
+
+    def _note_grants(self, memory: PoolMemory, message: Message) -> None:
+        """What a sequence may read follows from when it was admitted; a fork is admitted with
+        its parent. A lease that is told of again, or is another's now, is what it was."""
+        if isinstance(message, Forked):
+            for child in message.children:
+                memory.growths.setdefault(child.lease, memory.growths[message.lease])
+        elif isinstance(message, Granted):
+            root = self.host.roots[message.key.request]
+            memory.growths.setdefault(message.lease, self.host.growths.of(root))
 
     def _probe(self, incarnation: int) -> None:
         def due() -> None:

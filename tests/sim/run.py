@@ -100,7 +100,7 @@ def _totals(outcomes: list[Outcome]) -> None:
         return sum(int(getattr(outcome, name)) for outcome in outcomes)
 
     names = ["events", "completed", "failed", "cancelled", "orphaned", "attempts", "preempted"]
-    names += ["tokens", "saved", "loaded"]
+    names += ["tokens", "saved", "loaded", "invalidated"]
     click.echo(", ".join(f"{name} {total(name + '_count')}" for name in names))
     reasons: dict[str, int] = {}
     for outcome in outcomes:

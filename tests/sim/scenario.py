@@ -7,9 +7,9 @@ from random import Random
 
 from tests.sim.bugs import NONE, Bugs
 from tests.sim.clients import PATIENCE_MS, STORM_MS, Clients
-from tests.sim.faults import disk_storm, peace, storm
+from tests.sim.faults import disk_storm, late_grants, peace, storm
 from tests.sim.mesh import Mesh, Shape
-from tests.sim.operators import operate
+from tests.sim.operators import Invalidations, operate
 from tests.sim.world import World
 
 from pagemesh.gateway.events import Completed, Failed
@@ -33,6 +33,8 @@ class Outcome:
     """Tokens that were waited for, since others were computing them, and so not computed."""
     loaded_count: int
     """Pages that were read from disk."""
+    invalidated_count: int
+    """Roots of which an operator was told that nothing is served any more."""
     failures: tuple[str, ...]
 
 
@@ -43,10 +45,13 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
     shape = _shape(world)
     mesh = Mesh.build(world, shape, bugs)
     clients = Clients(world, mesh)
-    if dice.random() < 0.85:
+    is_stormy = dice.random() < 0.85
+    if is_stormy:
         storm(world, mesh)
         disk_storm(world, mesh)
+        late_grants(world, mesh, clients)
     operate(world, mesh, clients)
+    Invalidations(world, mesh, clients).begin(with_faults=is_stormy)
     world.at(STORM_MS, lambda: peace(mesh))
     clients.begin()
     limit = STORM_MS + PATIENCE_MS + _QUIET_MS_MAX
@@ -113,6 +118,7 @@ def _outcome(world: World, mesh: Mesh, clients: Clients) -> Outcome:
         preempted_count=sum(worker.preempted_count for worker in mesh.workers),
         loaded_count=sum(pager.loaded_pages for pager in mesh.pagers),
         saved_count=sum(pager.saved_tokens for pager in mesh.pagers),
+        invalidated_count=sum(host.invalidated_count for host in mesh.hosts),
         tokens_count=sum(len(t) for client in everyone for t in client.delivered.values()),
         failures=tuple(failures),
     )

@@ -26,7 +26,7 @@ def play_all() -> Iterator[PlayAll]:
 def test_every_seed_delivers_each_token_once_and_gives_every_page_back(
     play_all: PlayAll, first: int
 ) -> None:
-    saved_count = loaded_count = 0
+    saved_count = loaded_count = invalidated_count = 0
     seeds = range(first, first + _BLOCK_SEEDS)
     for seed, result in zip(seeds, play_all(seeds), strict=True):
         if isinstance(result, Breakage):
@@ -34,8 +34,10 @@ def test_every_seed_delivers_each_token_once_and_gives_every_page_back(
         assert result.completed_count or result.orphaned_count or result.cancelled_count
         saved_count += result.saved_count
         loaded_count += result.loaded_count
+        invalidated_count += result.invalidated_count
     assert saved_count, "crowds came, and nobody waited for what another computed"
     assert loaded_count, "pages were evicted, and none came back from disk"
+    assert invalidated_count, "no operator invalidated anything"
 
 
 def test_a_seed_always_gives_the_same_run() -> None:

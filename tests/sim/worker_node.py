@@ -8,16 +8,18 @@ from dataclasses import replace
 
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
+from tests.sim.growths import MODEL
 from tests.sim.host import Host
 from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_after
+from pagemesh.engine.worker.sequence import Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import PoolSpec
-from pagemesh.wire.work_messages import Frames
+from pagemesh.wire.work_messages import Attach, Frames, Submit
 
 _TOKEN_MS = 0.1
 """What a token adds to a step: enough for prompts to be cut where others draw."""
@@ -25,6 +27,15 @@ _GATHERED = 0.5
 """Share of a run's steps whose results wait for those of the next."""
 _LATE_REPORTS = 0.2
 """Share of reports that the event loop hears late, while the next step runs."""
+
+
+class _BelievesAnyAsker(WorkerCore):
+    """Planted bug: see ``Bugs``."""
+
+    def _was_asked_for(self, sequence: Sequence, message: Submit | Attach) -> bool:
+        if not isinstance(message, Submit) or message.asked_as is None:
+            return False
+        return sequence.key.choice == message.choices[0].choice
 
 
 class WorkerNode(Process):
@@ -65,8 +76,9 @@ class WorkerNode(Process):
         self.begin()
         self.incarnation = self.host.new_incarnation(self)
         lock_name = f"{self.name}-{self.incarnation}"
-        identity = WorkerIdentity(self.name, self.incarnation, lock_name, self._spec)
-        self.core = WorkerCore(identity, self.role, self._limits, self._make_ticket)
+        identity = WorkerIdentity(self.name, self.incarnation, lock_name, self._spec, MODEL)
+        core = _BelievesAnyAsker if self._bugs.believe_any_asker else WorkerCore
+        self.core = core(identity, self.role, self._limits, self._make_ticket)
         self._calls.clear()
         self._seen.clear()
         self._reports.clear()

@@ -163,6 +163,7 @@ class Network:
         self.world = world
         self.weather = Weather()
         self._parted: set[frozenset[str]] = set()
+        self._held: dict[str, list[Callable[[], None]]] = {}
         self._doors: dict[str, tuple[Process, Handler]] = {}
         self.sent_count = 0
         self.lost_count = 0
@@ -180,8 +181,23 @@ class Network:
     def reaches(self, one: str, other: str) -> bool:
         return frozenset((one, other)) not in self._parted
 
+    def hold(self, target: str) -> None:
+        """What is sent to ``target`` comes late: none of it, but for answers to its own calls,
+        before ``let_go``."""
+        self._held.setdefault(target, [])
+
+    def let_go(self, target: str) -> None:
+        """What was held comes now, mostly in the order in which it came to here."""
+        held, dice = self._held.pop(target, []), self.world.random
+        if dice.random() < 0.3:
+            dice.shuffle(held)
+        for index, arrive in enumerate(held):
+            self.world.at(0.5 * index, arrive)
+
     def calm(self) -> None:
         """Good weather, for good."""
+        for target in list(self._held):
+            self.let_go(target)
         self.weather = Weather()
         self._parted.clear()
 
@@ -229,14 +245,26 @@ class Network:
             self.world.expect(decode(encode(message)) == message, f"codec changes {message}")
 
         def arrive() -> None:
-            process.at(0.0, lambda: handler(reply, message))
+            if target in self._held:
+                self._held[target].append(arrive)
+            else:
+                process.at(0.0, lambda: handler(reply, message))
 
         self._pass(source.name, target, arrive)
 
     def _pass(self, source: str, target: str, arrive: Callable[[], Any]) -> None:
         weather, dice = self.weather, self.world.random
         copies = 1 + (dice.random() < weather.repeat)
-        for _ in range(copies):
+        process, _ = self._doors[target]
+        life = process.life
+
+        def again() -> None:
+            if target in self._held:
+                self._held[target].append(again)
+            elif process.life == life:  # no bus has one message for two lives of a subscriber
+                arrive()
+
+        for number in range(copies):
             self.sent_count += 1
             if not self.reaches(source, target) or dice.random() < weather.loss:
                 self.lost_count += 1
@@ -244,4 +272,4 @@ class Network:
             delay = 0.2 + dice.random()
             if dice.random() < weather.late:
                 delay += dice.random() * weather.late_ms_max
-            self.world.at(delay, arrive)
+            self.world.at(delay, again if number else arrive)
