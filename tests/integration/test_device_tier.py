@@ -5,6 +5,7 @@ Memory of the host without a name stands for that of a GPU; the workers are in t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -241,6 +242,28 @@ async def test_the_last_worker_that_leaves_moves_what_is_cached_before_it_goes(
     later.close()
 
 
+async def test_a_worker_that_leaves_is_waited_for(readers: list[DeviceReader]) -> None:
+    worker = readers[0]
+    await worker.open()
+    await disk_pages(worker.pager, 0)
+    await worker.compute(1, PROMPT)
+    worker.maker.gate.clear()
+    threading.Timer(0.8, worker.maker.gate.set).start()
+    await worker.leave()
+    await disk_pages(worker.pager, FULL_PAGES)
+
+
+async def test_a_pager_ends_though_a_worker_stands_still(readers: list[DeviceReader]) -> None:
+    worker = readers[0]
+    await computed_and_stored(worker)
+    worker.maker.gate.clear()
+    worker.maker.is_copying.clear()
+    await worker.pager.ask(worker.asks_for(2, PROMPT), Queued)
+    assert worker.maker.is_copying.wait(10)
+    async with asyncio.timeout(15):
+        assert await worker.pager.end() == 0
+
+
 async def test_an_eviction_does_not_wait_long_for_a_worker_that_stands_still(
     readers: list[DeviceReader],
 ) -> None:
@@ -263,9 +286,11 @@ async def test_an_eviction_does_not_wait_long_for_a_worker_that_stands_still(
     await reads_back(other, content)
 
 
+@pytest.mark.parametrize("rounds", [0, 8])
 async def test_pages_that_a_worker_may_be_filling_are_nobody_elses_over_a_pager_that_dies(
-    readers: list[DeviceReader],
+    readers: list[DeviceReader], rounds: int
 ) -> None:
+    """Also when its session was over by then."""
     slow, other = readers
     pager = slow.pager
     await computed_and_stored(slow)
@@ -274,6 +299,9 @@ async def test_pages_that_a_worker_may_be_filling_are_nobody_elses_over_a_pager_
     slow.maker.is_copying.clear()
     await pager.ask(slow.asks_for(2, PROMPT), Queued)
     assert slow.maker.is_copying.wait(10)
+    for _ in range(rounds):
+        await asyncio.sleep(0.5)
+        await other.open()
     await pager.end(signal.SIGKILL)
     await pager.start()
     await other.open()

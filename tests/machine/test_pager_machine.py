@@ -133,7 +133,8 @@ class PagerMachine(Operators, Liars, RuleBasedStateMachine):
     @rule(silent=masks, after_ms=st.sampled_from([0, 0, 700, 1_500]))
     def pager_is_killed_and_restarts(self, silent: int, after_ms: int = 0) -> None:
         before, used = lives(self.rig), in_use(self.rig)
-        self.rig.restart([peer.holder for peer in self.peers], after_ms)
+        known = [peer.holder for peer in self.peers if peer.incarnation in self.rig.known]
+        self.rig.restart(known, after_ms)
         self.require_as_warm(before, used)
         self.pass_on()
         for peer in self.awake(silent):

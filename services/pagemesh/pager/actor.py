@@ -339,9 +339,9 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _leave(self, message: Leave) -> None:
         """Whoever moves pages of a device leaves. With the last one goes the way to them."""
-        known = self._life.core.books.sessions.keys() if self._life is not None else set()
-        self._leaving = {*(self._leaving & known), message.incarnation}
-        if known <= self._leaving:
+        living = {holder.incarnation for holder in self._holders.living()}
+        self._leaving = {*(self._leaving & living), message.incarnation}
+        if living <= self._leaving:
             await self._put_away()
 
     async def _put_away(self) -> None:
@@ -349,14 +349,15 @@ class PagerActor(Behaviour[PagerEvent]):
         if life is None or life.disk is None or not life.disk.can_take:
             return
         started_ms, anew = self._clock.now_ms(), True
-        while self._clock.now_ms() - started_ms < _PUT_AWAY_MS_MAX:
-            await self._feed(life, PutAway(anew))
-            while self._from_disk:
-                await self._hear_disk(life, self._from_disk.popleft())
-            disk, anew = life.core.books.disk, False
-            if disk is None or not disk.staged:
-                return
-            await asyncio.sleep(_PUT_AWAY_LOOK_S)
+        with life.disk.patient():
+            while self._clock.now_ms() - started_ms < _PUT_AWAY_MS_MAX:
+                await self._feed(life, PutAway(anew))
+                while self._from_disk:
+                    await self._hear_disk(life, self._from_disk.popleft())
+                disk, anew = life.core.books.disk, False
+                if disk is None or not disk.staged:
+                    return
+                await asyncio.sleep(_PUT_AWAY_LOOK_S)
 
     # Now and then
 

@@ -36,11 +36,12 @@ from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.pool_memory import MOVED_PAGES_MAX, Direction, MovePages
 from pagemesh.wire.tokens import U32, pack_extents
 
-OUT_S_MAX = 0.5
+OUT_S_MAX, PATIENT_S_MAX = 0.5, 4.0
 """What a worker may take to copy pages out; the pager does nothing else meanwhile."""
 _REST_S = 5.0
 """How long one that did not answer is not asked."""
 _STAGING_BYTES_MAX = 32 << 20
+_IDLE_STAGING_MAX = 2
 _log = get_logger(__name__)
 
 
@@ -69,8 +70,10 @@ class DevicePages:
         self._facts, self._memory, self._holders = facts, memory, holders
         self._row_count = max(1, min(MOVED_PAGES_MAX, _STAGING_BYTES_MAX // facts.page_bytes))
         self._closing = threading.Event()
-        self._out: _Staging | None = None
-        self._in: _Staging | None = None
+        self.is_patient = False
+        self._idle: list[_Staging] = []
+        self._lock = threading.Lock()
+        """Held while ``_idle`` is changed."""
         self._resting: dict[str, float] = {}
         """Until when workers, by the names of their locks, are not asked to copy pages out."""
 
@@ -94,49 +97,62 @@ class DevicePages:
 
     def close(self) -> None:
         """See ``PageBytes``."""
-        for staging in (self._out, self._in):
-            if staging is not None:
-                staging.close()
-        self._out = self._in = None
+        for staging in self._idle:
+            staging.close()
+        self._idle.clear()
 
-    # On a thread
+    # On threads
+
+    def staging(self) -> _Staging:
+        """Memory that nobody else uses. Raises ``Busy`` when there is none to be had."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return _Staging(self._row_count, self._facts.page_bytes)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise Busy(f"no memory to move pages through ({reason})", retry_after_ms=500) from None
+
+    def give_back(self, staging: _Staging) -> None:
+        """Nobody uses it any more, nor will a worker write into it."""
+        with self._lock:
+            if len(self._idle) < _IDLE_STAGING_MAX and not self._closing.is_set():
+                self._idle.append(staging)
+                return
+        staging.close()
 
     def _take(self, table: U32, locks: Sequence[str]) -> Bytes:
         taken = np.empty((len(table), self._facts.page_bytes), np.uint8)
         for at in range(0, len(table), self._row_count):
             part = table[at : at + self._row_count]
-            taken[at : at + len(part)] = self._copied_out(part, locks)[: len(part)]
+            self._copy_out(part, taken[at : at + len(part)], locks)
         return taken
 
-    def _copied_out(self, table: U32, locks: Sequence[str]) -> Bytes:
-        message, now_s = self._message("out", table), time.monotonic()
+    def _copy_out(self, table: U32, target: Bytes, locks: Sequence[str]) -> None:
+        message = self._message("out", table)
         for lock in locks:
-            if self._resting.get(lock, 0.0) > now_s:
+            if self._resting.get(lock, 0.0) > time.monotonic() and not self.is_patient:
                 continue
-            staging = self._out = self._out or _Staging(self._row_count, self._facts.page_bytes)
+            staging = self.staging()
             try:
-                self._memory.move_out(message, lock, staging.descriptor, OUT_S_MAX)
+                limit_s = PATIENT_S_MAX if self.is_patient else OUT_S_MAX
+                self._memory.move_out(message, lock, staging.descriptor, limit_s)
             except Fault as fault:
-                staging.close()
-                self._out = None
+                staging.close()  # a worker that did not answer may write there still
                 self._resting[lock] = time.monotonic() + _REST_S
                 _log.warning("pager.pages_not_copied", lock=lock, reason=fault.message)
             else:
-                return staging.rows
+                target[:] = staging.rows[: len(target)]
+                self.give_back(staging)
+                return
         raise Busy("no worker copies pages out of the device", retry_after_ms=500)
 
-    def rows(self) -> Bytes:
-        """What pages go in through."""
-        self._in = self._in or _Staging(self._row_count, self._facts.page_bytes)
-        return self._in.rows
-
-    def copy_in(self, table: U32, lock: str) -> None:
-        """Have the worker behind ``lock`` copy the first of ``rows`` into ``table``. Raises
+    def copy_in(self, staging: _Staging, table: U32, lock: str) -> None:
+        """Have the worker behind ``lock`` copy the first rows of ``staging`` into ``table``. Raises
         ``Fault``; it is not at work on them any more by then, unless this life is over."""
-        assert self._in is not None
-        self._memory.move_in(
-            self._message("in", table), lock, self._in.descriptor, self._closing.is_set
-        )
+        message = self._message("in", table)
+        self._memory.move_in(message, lock, staging.descriptor, self._closing.is_set)
 
     def _message(self, direction: Direction, table: U32) -> MovePages:
         facts = self._facts
@@ -155,22 +171,29 @@ def page_bytes_of(store: PoolStore, memory: PoolMemory, holders: Holders) -> Pag
 
 
 class _Moved:
-    """Pages that are filled by way of the staging memory, as many at once as it holds."""
+    """Pages that are filled by way of staging memory, as many at once as it holds."""
 
     def __init__(self, pages: DevicePages, table: U32, lock: str | None) -> None:
         self._pages, self._table, self._lock = pages, table, lock
+        self._staging: _Staging | None = None
         self.settled = 0
 
     def row(self, at: int) -> memoryview:
-        rows = self._pages.rows()
-        if at - self.settled == len(rows):
+        staging = self._staging = self._staging or self._pages.staging()
+        if at - self.settled == len(staging.rows):
             self.settle(at)
-        return memoryview(rows[at - self.settled])
+        return memoryview(staging.rows[at - self.settled])
 
     def settle(self, count: int) -> None:
         if count == self.settled:
             return
         if self._lock is None:
             raise Gone("the worker that was to move the pages has ended")
-        self._pages.copy_in(self._table[self.settled : count], self._lock)
+        assert self._staging is not None
+        self._pages.copy_in(self._staging, self._table[self.settled : count], self._lock)
         self.settled = count
+
+    def close(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            self._pages.give_back(staging)

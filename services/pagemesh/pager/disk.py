@@ -12,14 +12,16 @@ read, is the core's to bound.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.load import PAGER
 from pagemesh.pager.page_bytes import Bytes, Filling, PageBytes
 from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.tier_events import (
@@ -39,6 +41,18 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Fault
 
 _log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filler:
+    """A thread that fills pages of a device."""
+
+    executor: ThreadPoolExecutor
+    future: Future[list[TierEvent]]
+
+    @property
+    def is_over(self) -> bool:
+        return self.future.done()
 
 
 def log_event(event: TierEvent) -> None:
@@ -82,6 +96,7 @@ class Disk:
         self._failed = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
+        self._fillers: list[_Filler] = []
 
     # What the actor asks for
 
@@ -105,6 +120,15 @@ class Disk:
         """Whether there is a way to the bytes of the pool at all."""
         return self._pages.can_take
 
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Nobody else waits: bytes may take seconds to come."""
+        self._pages.is_patient = True
+        try:
+            yield
+        finally:
+            self._pages.is_patient = False
+
     def open(self) -> None:
         """Find out what is there; ``DiskFound`` or ``DiskFailed`` comes."""
         self._start(self._writer, self._open)
@@ -122,7 +146,15 @@ class Disk:
     def load(self, command: LoadPages) -> None:
         """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
         filling = self._pages.filling(command.pages, command.mover)
-        self._start(self._reader, lambda: self._load(command, filling))
+        if command.mover == PAGER:
+            self._start(self._reader, lambda: self._load(command, filling))
+            return
+        # One that waits for a worker that stands still must not hold up others' loads.
+        own = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-fill")
+        self._fillers = [one for one in self._fillers if not one.is_over]
+        self._fillers.append(_Filler(own, own.submit(lambda: self._load(command, filling))))
+        self._fillers[-1].future.add_done_callback(self._finished)
+        own.shutdown(wait=False)
 
     async def forget(self, command: ForgetSlots | SkipSlots) -> None:
         """Let nothing be found in these slots, not even by a pager that is started right after
@@ -169,15 +201,15 @@ class Disk:
         failed: list[TierEvent] = []
         if self._file is not None and not self._failed.is_set():
             try:
-                known = self._file.memory_count
-                count, bad_slot = self._file.load(command, filling.row, self._closing.is_set)
-                memory_count = self._file.memory_count - known
-                filling.settle(count)
+                read = self._file.load(command, filling.row, self._closing.is_set)
+                bad_slot, memory_count = read.bad_slot, read.memory_count
+                if not self._closing.is_set():
+                    filling.settle(read.page_count)
             except OSError as error:
                 failed = self._fail(error)
             except Fault as fault:
-                bad_slot = None  # what is in it may well be good
                 _log.warning("pager.pages_not_filled", reason=fault.message)
+        filling.close()
         took_us = (time.perf_counter_ns() - began_ns) // 1_000
         memory_count = min(memory_count, filling.settled)
         return [
@@ -212,7 +244,8 @@ class Disk:
 
     def _shut(self) -> None:
         self._writer.shutdown(wait=True)
-        self._reader.shutdown(wait=True)
+        for executor in (self._reader, *(filler.executor for filler in self._fillers)):
+            executor.shutdown(wait=True)
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,10 +117,18 @@ class DiskPlace:
         return self.folder / f"{self.host}.{name}.{part}"
 
 
+class Read(NamedTuple):
+    """How many pages hold what they should, the slot of the first that does not, and how many
+    were in memory."""
+
+    page_count: int
+    bad_slot: int | None
+    memory_count: int
+
+
 class DiskFile:
-    """Records and pages of one host. Made by ``open``; after that ``store``, ``load`` and, for
-    slots that are not written anew meanwhile, ``forget`` and ``skip`` are each called by one thread
-    at a time."""
+    """Records and pages of one host. Made by ``open``; after that ``store`` is called by one
+    thread at a time, and so are, for slots that are not written anew, ``forget`` and ``skip``."""
 
     def __init__(self, place: DiskPlace, facts: PoolFacts, index: File, pages: File) -> None:
         self._facts = facts
@@ -128,8 +136,6 @@ class DiskFile:
         self._index, self._pages = index, pages
         self._medium = place.medium
         self._memory = PageMemory(facts.page_bytes, place.memory_bytes)
-        self.memory_count = 0
-        """Pages that were read from memory instead."""
         self._number = 0
         self.slot_count = place.bytes_max // (facts.page_bytes + _RECORD_BYTES)
         self._used = bytearray(self.slot_count)
@@ -266,36 +272,40 @@ class DiskFile:
         command: LoadPages,
         row: Callable[[int], memoryview],
         is_over: Callable[[], bool],
-    ) -> tuple[int, int | None]:
-        """Read the bytes of each page into its ``row``, asked for in order, until ``is_over``.
-        Returns how many hold what they should, and the slot of the first that does not. Raises
-        ``OSError``, and what ``row`` raises."""
+    ) -> Read:
+        """Read the bytes of each page into its ``row``, asked for in order, until ``is_over``. May
+        be called by several threads. Raises ``OSError``, and what ``row`` raises."""
         digests = self._digests(command.root, command.tokens, command.first_index)
+        memory_count = 0
         for done, slot in enumerate(command.slots):
             if is_over():
-                return done, None
-            if not self._read(slot, row(done), command.root, digests[done]):
-                return done, slot
-        return len(command.slots), None
+                return Read(done, None, memory_count)
+            found = self._read(slot, row(done), command.root, digests[done])
+            if not found:
+                return Read(done, slot, memory_count)
+            memory_count += found == "memory"
+        return Read(len(command.slots), None, memory_count)
 
-    def _read(self, slot: int, target: memoryview, root: bytes, digest: bytes) -> bool:
+    def _read(
+        self, slot: int, target: memoryview, root: bytes, digest: bytes
+    ) -> Literal["memory", "disk", ""]:
+        """Where it came from; empty: it is not what it should be."""
         line = bytearray(_RECORD_BYTES)
         self._index.read_into(memoryview(line), self._offset(slot))
         record = self._record(bytes(line), slot)
         if record is None:
-            return False
+            return ""
         *_, checksum, found_root, found_digest = record
         if (found_root, found_digest) != (root, digest):
-            return False
+            return ""
         if self._memory.get(slot, target) and xxh3_128_digest(target) == checksum:
-            self.memory_count += 1
-            return True
+            return "memory"
         if self._pages.read_into(target, slot * len(target)) < len(target):
-            return False
+            return ""
         if xxh3_128_digest(target) != checksum:
-            return False
+            return ""
         self._memory.put(slot, target)
-        return True
+        return "disk"
 
     def _digests(self, root: bytes, tokens: bytes, first: int) -> list[bytes]:
         return list(page_digests(self._key, root, tokens, self._facts.page_size))[first:]

@@ -28,8 +28,10 @@ class Load(msgspec.Struct, eq=False):
     records: list[Record]
     first_page: int
     """How many pages of the prefix come before."""
+    begun_ms: int
+    incarnation: int
+    """Who fills them: the pager, or on a device the worker that asked."""
     order: Order = FIRST  # so that everybody may wait for the disk
-    incarnation: int = PAGER
     prompt_pages: int = 0
     place: tuple[Node, bytes] | None = None
     is_unwanted: bool = False

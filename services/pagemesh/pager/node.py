@@ -37,6 +37,15 @@ class Node:
     def is_root(self) -> bool:
         return self.parent is self
 
+    def path(self) -> bytes:
+        """The tokens from the root to its end, packed."""
+        parts: list[bytes] = []
+        node = self
+        while not node.is_root:
+            parts.append(node.tokens)
+            node = node.parent
+        return b"".join(reversed(parts))
+
     def put_child(self, first_page: bytes, child: Node) -> None:
         """``child`` starts where this one ends, with ``first_page``."""
         if self.children is _NO_CHILDREN:

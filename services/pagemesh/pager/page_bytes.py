@@ -28,6 +28,10 @@ class Filling(Protocol):
         """How many of the first are in the pool."""
         ...
 
+    def close(self) -> None:
+        """No more of them will be."""
+        ...
+
     def row(self, at: int) -> memoryview:
         """Where the bytes of the page ``at`` go; asked for in order. Raises like ``settle``."""
         ...
@@ -40,6 +44,9 @@ class Filling(Protocol):
 
 class PageBytes(Protocol):
     """Of one pool, for one life of a pager. Asked on the event loop."""
+
+    is_patient: bool
+    """Whether ``take`` may take seconds, nobody else being served."""
 
     @property
     def can_take(self) -> bool:
@@ -66,7 +73,7 @@ class PageBytes(Protocol):
 class MappedPages:
     """``pool`` is uint8 [page_count * page_bytes], mapped."""
 
-    can_take = True
+    can_take, is_patient = True, False
 
     def __init__(self, facts: PoolFacts, pool: Bytes) -> None:
         self._page_bytes = facts.page_bytes
@@ -102,3 +109,6 @@ class _InPlace:
 
     def settle(self, count: int) -> None:
         self.settled = count
+
+    def close(self) -> None:
+        pass

@@ -161,6 +161,9 @@ class Sessions:
             revoked_ms[lease.incarnation] = min(first_ms, lease.revoked_ms)
         awaited = books.in_flight.awaited
         for session in list(books.sessions.values()):
+            self.forget_if_over(session)
+            if session.incarnation not in books.sessions:
+                continue
             since_ms = self._unresponsive_since_ms(session, revoked_ms)
             if since_ms is None and session.incarnation not in awaited:
                 continue
@@ -173,9 +176,13 @@ class Sessions:
             books.out.append(ProbeHolder(session.incarnation))
 
     def forget_if_over(self, session: Session) -> None:
-        """Drop the record of an expired session that has nothing of the pool."""
-        settled = session.incarnation not in self._books.unsettled
-        if session.life.state is SessionState.EXPIRED and session.is_empty and settled:
+        """Drop the record of an expired session that has nothing of the pool, nor fills pages of
+        it: the next pager has to know whom to fear."""
+        books = self._books
+        if session.life.state is not SessionState.EXPIRED or not session.is_empty:
+            return
+        fills = any(load.incarnation == session.incarnation for load in books.loads.values())
+        if session.incarnation not in books.unsettled and not fills:
             self._remove(session, "nothing held")
 
     def _unresponsive_since_ms(self, session: Session, revoked_ms: dict[int, int]) -> int | None:

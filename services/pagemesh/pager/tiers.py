@@ -3,14 +3,14 @@
     evicted from the pool --StorePages--> a slot on disk
     an admission that misses, and whose next pages are on disk and quicker read than computed:
 
-        HELD by the pager itself --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
+        HELD by who fills it     --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
                  ^                                   |           who waited for them
                  |                                   `--> FREE   what was not as it should be
                  admissions wait as for any prefix in flight (``in_flight``)
 
 A page's bytes are taken before anybody else is told that it is his; so no page waits for the disk.
-A page that is being read into is held by nobody but the pager until what was read is verified, and
-given back only when the reader is done with it, whatever happens meanwhile.
+A page that is being read into is held by nobody but who fills it until what was read is verified,
+and given back only when the reader is done with it, whatever happens meanwhile.
 
 When the disk fails the tier is off for the rest of this pager's life, and everything else
 goes on as if there had never been one.
@@ -30,6 +30,7 @@ from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leaving import Why
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.load import PAGER, Load
+from pagemesh.pager.movers import Movers
 from pagemesh.pager.radix import Match, Node, Tree
 from pagemesh.pager.roots import leave_retired
 from pagemesh.pager.runs import Pages, as_run, join, join_all, own, table_of
@@ -90,20 +91,21 @@ class Tiers:
         """What the disk has to be told when it is open."""
         self._retired_number = 0
         self._must_forget = False
+        self._movers = Movers()
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
+        disk = self._books.disk
         match event:
             case DiskOpening():
                 self.is_opening = True
             case DiskFound():
                 self._found(event)
             case PagesWritten(slots):
-                disk = self._books.disk
                 if disk is not None:
                     self._forget(disk.written(slots))
             case PagesNotTaken(slots):
-                disk = self._books.disk
+                self._movers.failed_out(self._books.now_ms)
                 if disk is not None:
                     self._forget(disk.not_taken(slots))
             case PagesLoaded():
@@ -173,7 +175,10 @@ class Tiers:
             return
         tree = self._books.forest.tree_of(node)
         if why is Why.EVICTED and _is_kept(node) and not tree.is_retired:
-            self._store(disk, node, len(node.pages) - page_count, page_count)
+            if self._movers.can_copy(self._books.now_ms):
+                self._store(disk, node, len(node.pages) - page_count, page_count)
+            else:
+                disk.counts.not_stored += page_count
         elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
             first = len(node.pages) - page_count
             chains = self._chains_of(node, tree.digest, first, page_count)
@@ -188,6 +193,7 @@ class Tiers:
         if disk is None:
             return
         if anew or self._away is None:
+            self._movers.try_again()
             self._away, self._away_pages = deque(self._by_depth()), 0
             self._away_left = disk.slot_count  # more would drive out what was stored first
             self._away_quotas = {}
@@ -228,7 +234,7 @@ class Tiers:
         self._books.out.append(
             StorePages(
                 own(pages), tuple(slots), tuple([index + place for place in places]),
-                tuple([chains[place] for place in places]), root, b"".join(self._path(node)),
+                tuple([chains[place] for place in places]), root, node.path(),
             )
         )  # fmt: skip
 
@@ -238,15 +244,6 @@ class Tiers:
         start = chain_at(node.parent, root, width)
         start = chain_over(start, node.tokens, 0, first * width, width)
         return list(chain_keys(start, node.tokens, first * width, (first + count) * width, width))
-
-    @staticmethod
-    def _path(node: Node) -> list[bytes]:
-        parts: list[bytes] = []
-        while not node.is_root:
-            parts.append(node.tokens)
-            node = node.parent
-        parts.reverse()
-        return parts
 
     # Into the pool
 
@@ -258,7 +255,7 @@ class Tiers:
             return None
         last = len(message.tokens) // 4 - 1
         pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
-        if pages_max <= 0:
+        if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
             return None
         at = match.pages * self._width
         node_at = match.node.depth * self._width
@@ -288,7 +285,8 @@ class Tiers:
         at, end = start * self._width, (start + count) * self._width
         load = Load(
             number, SequenceKey(request=f"{number:032x}", attempt=1, choice=0), tree, anchor,
-            pages, message.tokens[at:end], start * self._page_size, records, start,
+            pages, message.tokens[at:end], start * self._page_size, records, start, books.now_ms,
+            mover,
         )  # fmt: skip
         tree.lease_count += 1
         books.loads[number] = load
@@ -311,6 +309,8 @@ class Tiers:
                 disk.cost.read(event.page_count, event.read_us, books.now_ms)
             if event.bad_slot is not None:
                 self._drop_bad(disk, load, event.bad_slot)
+            elif event.page_count < len(load.records):
+                self._movers.failed_in(load.incarnation, books.now_ms)
             disk.counts.loaded += event.page_count
             disk.counts.from_memory += event.memory_count
         good = 0 if load.is_unwanted else event.page_count
@@ -321,7 +321,8 @@ class Tiers:
         books.set_states(rest, HeaderState.FREE)
         if load.prompt_pages:
             books.in_flight.fetched(load, load.first_page)
-            books.in_flight.committed(load, books.now_ms)
+            if good:
+                books.in_flight.committed(load, books.now_ms)
             books.in_flight.leave(load)
         books.forest.unpin(load.anchor)
         load.tree.lease_count -= 1

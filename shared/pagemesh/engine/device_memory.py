@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections import OrderedDict
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -19,6 +20,9 @@ import torch
 from pagemesh.wire.errors import Malformed
 from pagemesh.wire.pool_memory import MOVED_PAGES_MAX, MovePages
 from pagemesh.wire.tokens import unpack, unpack_extents
+
+_STAGING_KEPT_MAX = 3
+"""Mapped ones: the pager uses one to copy out, one to copy in, and more when it has to wait."""
 
 
 class MappedMemory(Protocol):
@@ -48,8 +52,8 @@ class MemoryMaker(Protocol):
         ...
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies that are begun within are beside what else the device does, and done, seen by
-        every process, when it is left."""
+        """Copies that are begun within are beside what else the device does, and over, seen by
+        every process, when it is left, by an exception too."""
         ...
 
 
@@ -74,7 +78,8 @@ class PageMover:
     def __init__(self, maker: MemoryMaker) -> None:
         self._maker = maker
         self._pool: tuple[int, MappedMemory] | None = None
-        self._staging: tuple[tuple[int, int], HostMemory] | None = None
+        self._staging: OrderedDict[tuple[int, int], HostMemory] = OrderedDict()
+        """By file, the least recently used first."""
 
     def move(self, message: MovePages, memory: int, staging: int) -> None:
         """Copy between the pool's ``memory`` and ``staging``, descriptors of the caller's. Raises
@@ -107,9 +112,8 @@ class PageMover:
     def close(self) -> None:
         """Unmap everything."""
         self.keep_only(-1)
-        if self._staging is not None:
-            self._staging[1].close()
-            self._staging = None
+        while self._staging:
+            self._staging.popitem()[1].close()
 
     def _pages(self, message: MovePages, memory: int) -> torch.Tensor:
         self.keep_only(message.pool_incarnation)
@@ -121,9 +125,10 @@ class PageMover:
     def _rows(self, staging: int) -> torch.Tensor:
         found = os.fstat(staging)
         file = found.st_dev, found.st_ino  # its own as long as it is mapped
-        if self._staging is None or self._staging[0] != file:
-            if self._staging is not None:
-                self._staging[1].close()
-                self._staging = None
-            self._staging = file, HostMemory(staging, found.st_size)
-        return self._staging[1].bytes
+        mapped = self._staging.pop(file, None)
+        if mapped is None:
+            mapped = HostMemory(staging, found.st_size)
+            while len(self._staging) >= _STAGING_KEPT_MAX:
+                self._staging.popitem(last=False)[1].close()
+        self._staging[file] = mapped
+        return mapped.bytes

@@ -80,12 +80,11 @@ class MemoryBox:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join(_EXCHANGE_S_MAX)
+        self._thread.join()  # whoever may still be writing into a pool keeps the worker's lock
         self._socket.close()
         self._path.unlink(missing_ok=True)
         self._unmap()
-        if not self._thread.is_alive():  # else it goes with the process
-            self._mover.close()
+        self._mover.close()
         with self._lock:
             for descriptor in self._descriptors.values():
                 os.close(descriptor)
@@ -132,7 +131,7 @@ class MemoryBox:
                 os.close(given)
 
     def _perform(self, packet: Packet) -> int | None:
-        """A descriptor to send back and close. Keeps the packet's, unless it raises."""
+        """A descriptor to send back and close. Raises with the packet's still open."""
         message = codec.decode(packet.data)
         if isinstance(message, MovePages):
             self._move(message, packet)

@@ -10,8 +10,8 @@ asks there. A descriptor travels beside the message (``runtime.descriptors``):
     MovePages            staging   Ok               when the pages are where they should be
 
 Any of them may be answered ``Refused``. Whoever holds the descriptor holds the memory, so it
-goes with the last process that does. A worker answers one after the other: an answer to any of
-them says that no earlier one is still at work.
+goes with the last process that does. A worker answers one after the other, and is not at work on
+one any more when it answers, ``Refused`` included: an answer to any says so of all before it.
 
 Before it closes its socket a worker says ``Leave`` to the pager, over the bus.
 """

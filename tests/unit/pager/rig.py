@@ -19,6 +19,7 @@ from pagemesh.pager.events import (
     Asked,
     Command,
     Event,
+    ForgetHolder,
     Holder,
     HolderDied,
     KeepUntil,
@@ -27,6 +28,7 @@ from pagemesh.pager.events import (
     PagesDropped,
     PagesStored,
     Recovered,
+    RememberHolder,
     RootEntry,
     SetLeaseWord,
     SetStates,
@@ -113,6 +115,8 @@ class Rig:
         self.kept_pins, self._kept_at_ms = tuple[KeptPin, ...](), 0
         self.cached: set[int] = set()
         """Pages that were announced as stored and not as dropped since."""
+        self.known: dict[int, Holder] = {}
+        """Whom the next pager will ask about."""
         self.notices: list[Notify] = []
         self.commands: list[Command] = []
         self._calls = itertools.count()
@@ -177,6 +181,10 @@ class Rig:
                 self.cached -= set(command.pages)
             case Notify():
                 self.notices.append(command)
+            case RememberHolder(holder):
+                self.known[holder.incarnation] = holder
+            case ForgetHolder(incarnation):
+                self.known.pop(incarnation, None)
             case _:
                 pass
 

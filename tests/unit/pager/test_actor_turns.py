@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -138,7 +139,9 @@ async def test_a_pager_that_ends_after_all_workers_gives_no_slot_away_for_what_i
     assert actor._life is not None
     monkeypatch.setattr(actor, "_feed", feed)
     for can_take, wanted in ((False, []), (True, [PutAway(anew=True)])):
-        monkeypatch.setattr(actor._life, "disk", SimpleNamespace(can_take=can_take))
+        monkeypatch.setattr(
+            actor._life, "disk", SimpleNamespace(can_take=can_take, patient=nullcontext)
+        )
         await actor._put_away()
         assert fed == wanted
     monkeypatch.undo()

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,11 +162,10 @@ def test_one_worker_that_stands_still_is_left_alone_and_what_it_writes_later_is_
     started = time.monotonic()
     second_taken = taken(host, np.arange(8, 12, dtype=np.uint32))
     assert time.monotonic() - started < 0.1, "it is not asked again at once"
-    rows = host.pages._out
-    assert rows is not None
+    [staging] = host.pages._idle
     stuck.gate.set()
     host.memory.hand_over(FACTS, "first")  # answered after what came before
-    assert np.array_equal(rows.rows[:4], pool.numpy()[8:12]), "it wrote somewhere else"
+    assert np.array_equal(staging.rows[:4], pool.numpy()[8:12]), "it wrote somewhere else"
     assert np.array_equal(second_taken, pool.numpy()[8:12])
 
 
@@ -239,6 +242,68 @@ def test_pages_for_a_worker_that_is_gone_are_not_filled(host: Host) -> None:
     filling.row(0)
     with pytest.raises(Gone, match="has ended"):
         filling.settle(1)
+
+
+def test_without_memory_to_move_pages_through_it_says_so(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.worker("first")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(Busy, match="Too many open files"):
+        taken(host, np.arange(4, dtype=np.uint32))
+    with pytest.raises(Busy, match="Too many open files"):
+        host.pages.filling(range(2), 1).row(0)
+
+
+def test_a_patient_pager_waits_for_a_worker_that_others_would_leave_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_pages, "OUT_S_MAX", 0.05)
+    slow = Gated()
+    pool = pool_of(host.worker("first", slow))
+    with pytest.raises(Busy):
+        taken(host, np.arange(4, dtype=np.uint32))
+    host.pages.is_patient = True
+    threading.Timer(0.3, slow.gate.set).start()
+    assert np.array_equal(taken(host, np.arange(4, dtype=np.uint32)), pool.numpy()[:4])
+
+
+def test_a_worker_is_idle_when_it_has_answered_or_its_process_has_ended(host: Host) -> None:
+    """A free lock alone says neither."""
+    slow = Gated()
+    host.worker("first", slow)
+    assert host.memory._is_idle("first")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
+        host.memory.watch("second", worker.pid)
+        assert not host.memory._is_idle("second")
+        worker.kill()
+        worker.wait()
+        assert host.memory._is_idle("second")
+    assert not host.memory._watched.get("second")
+
+
+def test_a_pool_that_follows_another_is_moved_and_the_one_before_let_go(host: Host) -> None:
+    gc.collect()  # what earlier tests left
+    before = len(maps_of_pools())
+    old = pool_of(host.worker("first"))
+    taken(host, np.arange(4, dtype=np.uint32))
+    assert len(maps_of_pools()) == before + 2, "the step's and the mover's"
+    facts = replace(FACTS, incarnation=78)
+    host.memory.make(facts, "first")
+    assert len(maps_of_pools()) == before + 1, "the mover has let go of it"
+    pages = DevicePages(facts, host.memory, host.holders)
+    assert not asyncio.run(pages.take(range(4))).any(), "it is another"
+    pages.close()
+    assert old.any()
+
+
+def maps_of_pools() -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "memfd:pagemesh-pool" in line]
 
 
 @pytest.mark.parametrize(

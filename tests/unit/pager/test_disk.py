@@ -7,27 +7,32 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_of, store_of
 
 from pagemesh.pager.disk import Disk
 from pagemesh.pager.disk_file import DiskPlace, Opener, PlainFile
-from pagemesh.pager.page_bytes import MappedPages
+from pagemesh.pager.page_bytes import MappedPages, PageBytes
 from pagemesh.pager.retired_notes import RetiredNotes
+from pagemesh.pager.runs import Pages
 from pagemesh.pager.tier_events import (
     DiskFailed,
     DiskFound,
     ForgetSlots,
+    LoadPages,
     PagesLoaded,
     PagesWritten,
     SkipSlots,
     TierEvent,
 )
+from pagemesh.wire.errors import Busy
 
 
 class Heard:
@@ -50,12 +55,13 @@ class Heard:
 
 @asynccontextmanager
 async def disk_on(
-    folder: Path, pool: np.ndarray, opener: Opener = PlainFile
+    folder: Path, pool: np.ndarray | PageBytes, opener: Opener = PlainFile
 ) -> AsyncIterator[tuple[Disk, Heard]]:
     heard = Heard()
     place = DiskPlace(folder, "host", 10 * (PAGE_BYTES + 128), b"secret" * 8)
     retired = RetiredNotes.beside(folder, "host", place)
-    disk = Disk(place, FACTS, MappedPages(FACTS, pool), heard, opener, retired=retired)
+    pages = MappedPages(FACTS, pool) if isinstance(pool, np.ndarray) else pool
+    disk = Disk(place, FACTS, pages, heard, opener, retired=retired)
     disk.open()
     try:
         yield disk, heard
@@ -199,3 +205,92 @@ async def test_what_is_skipped_while_it_is_written_is_not_found_and_its_slot_is_
         disk.load(load_of((4,)))
         done = await heard.next()
     assert isinstance(done, PagesLoaded) and done.page_count == 1
+
+
+class StuckFilling:
+    """Of a worker that fills nothing, or nothing until ``gate`` is open."""
+
+    def __init__(self, gate: threading.Event | None) -> None:
+        self._gate = gate
+        self.settled = 0
+        self.began = threading.Event()
+        self.is_closed = False
+
+    def row(self, at: int) -> memoryview:
+        return memoryview(bytearray(PAGE_BYTES))
+
+    def settle(self, count: int) -> None:
+        self.began.set()
+        if self._gate is None:
+            raise Busy("the worker does not answer")
+        assert self._gate.wait(10)
+        self.settled = count
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class StuckPages(MappedPages):
+    """Each of its fillings waits for a gate of its own, by mover, or fails without one."""
+
+    gates: dict[int, threading.Event]
+
+    def filling(self, pages: Pages, mover: int = 0) -> StuckFilling:
+        self.last = StuckFilling(self.gates.get(mover))
+        return self.last
+
+
+@pytest.fixture
+def stuck(pool: np.ndarray) -> StuckPages:
+    made = StuckPages(FACTS, pool)
+    made.gates = {7: threading.Event(), 8: threading.Event()}
+    return made
+
+
+def filled_by(mover: int, number: int) -> LoadPages:
+    command = load_of((4, 5))
+    return msgspec.structs.replace(command, load=number, mover=mover)
+
+
+async def test_what_a_worker_did_not_fill_is_not_said_to_be_there(
+    tmp_path: Path, stuck: StuckPages
+) -> None:
+    async with disk_on(tmp_path, stuck) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4, 5)))
+        assert await heard.next() == PagesWritten((4, 5))
+        disk.load(filled_by(9, 1))
+        done = await heard.next()
+        assert isinstance(done, PagesLoaded) and (done.page_count, done.bad_slot) == (0, None)
+        assert stuck.last.is_closed
+
+
+async def test_a_worker_that_stands_still_holds_up_its_own_loads_alone(
+    tmp_path: Path, stuck: StuckPages
+) -> None:
+    async with disk_on(tmp_path, stuck) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4, 5)))
+        assert await heard.next() == PagesWritten((4, 5))
+        disk.load(filled_by(7, 1))
+        disk.load(filled_by(8, 2))
+        stuck.gates[8].set()
+        done = await heard.next()
+        assert isinstance(done, PagesLoaded) and (done.load, done.page_count) == (2, 2)
+        stuck.gates[7].set()
+        done = await heard.next()
+        assert isinstance(done, PagesLoaded) and (done.load, done.page_count) == (1, 2)
+
+
+async def test_whoever_waits_for_a_worker_is_told_to_stop_before_the_disk_is_closed(
+    tmp_path: Path, stuck: StuckPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with disk_on(tmp_path, stuck) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4, 5)))
+        assert await heard.next() == PagesWritten((4, 5))
+        monkeypatch.setattr(stuck, "stop", stuck.gates[7].set)
+        disk.load(filled_by(7, 1))
+        assert await asyncio.to_thread(stuck.last.began.wait, 10)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 5.0

@@ -9,17 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.unit.pager.test_disk_file import (
+    FACTS,
     PAGE_BYTES,
+    PAGE_COUNT,
     POOL,
     flip,
     load_of,
-    loaded,
     opened,
     place,
     store_of,
 )
 
-from pagemesh.pager.disk_file import DiskFile, DiskPlace
+from pagemesh.pager.disk_file import DiskFile, DiskPlace, Read
+from pagemesh.pager.page_bytes import MappedPages
 from pagemesh.pager.page_memory import PageMemory
 
 __all__ = ["place"]
@@ -68,6 +70,11 @@ def test_without_room_it_keeps_nothing() -> None:
     assert read(memory, 1) is None
 
 
+def loaded(file: DiskFile, slots: tuple[int, ...]) -> tuple[Read, np.ndarray]:
+    pool, command = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8), load_of(slots)
+    return file.load(command, MappedPages(FACTS, pool).filling(command.pages).row, bool), pool
+
+
 @pytest.fixture
 def file(place: DiskPlace) -> Iterator[DiskFile]:
     """With two of its three pages in memory, those of slots 0 and 7."""
@@ -78,33 +85,31 @@ def file(place: DiskPlace) -> Iterator[DiskFile]:
 
 
 def test_pages_come_from_memory_or_from_disk_as_they_were(file: DiskFile) -> None:
-    count, bad, pool = loaded(file, load_of((2, 0, 7)))
-    assert (count, bad) == (3, None) and np.array_equal(pool[5:8], POOL[:3])
-    file.memory_count = 0
-    assert loaded(file, load_of((2,)))[0] == 1 and file.memory_count == 0, "driven out by others"
-    assert loaded(file, load_of((2,)))[0] == 1 and file.memory_count == 1, "it was read just now"
+    read, pool = loaded(file, (2, 0, 7))
+    assert read[:2] == (3, None) and np.array_equal(pool[5:8], POOL[:3])
+    assert loaded(file, (2,))[0] == (1, None, 0), "driven out by others"
+    assert loaded(file, (2,))[0] == (1, None, 1), "it was read just now"
 
 
 def test_what_is_damaged_in_memory_is_read_from_disk(file: DiskFile) -> None:
     file._memory._rows[:] ^= 1
-    count, bad, pool = loaded(file, load_of((2, 0, 7)))
-    assert (count, bad, file.memory_count) == (3, None, 0)
-    assert np.array_equal(pool[5:8], POOL[:3])
+    read, pool = loaded(file, (2, 0, 7))
+    assert read == (3, None, 0) and np.array_equal(pool[5:8], POOL[:3])
 
 
 def test_what_is_damaged_on_disk_comes_from_memory(place: DiskPlace) -> None:
     file, _ = opened(replace(place, memory_bytes=3 * PAGE_BYTES))
     file.store(store_of((2, 0, 7)), POOL[:3])
     flip(place.path("pages"), 7 * PAGE_BYTES)
-    count, bad, pool = loaded(file, load_of((2, 0, 7)))
-    assert (count, bad, file.memory_count) == (3, None, 3) and np.array_equal(pool[5:8], POOL[:3])
+    read, pool = loaded(file, (2, 0, 7))
+    assert read == (3, None, 3) and np.array_equal(pool[5:8], POOL[:3])
     file.close()
 
 
 def test_what_is_forgotten_is_so_in_memory(file: DiskFile) -> None:
     file.forget(7)
     assert not file._memory.get(7, memoryview(bytearray(PAGE_BYTES)))
-    assert loaded(file, load_of((2, 0, 7)))[:2] == (2, 7)
+    assert loaded(file, (2, 0, 7))[0][:2] == (2, 7)
 
 
 def test_files_in_memory_have_a_name_of_their_own(place: DiskPlace) -> None:

@@ -63,6 +63,7 @@ class CudaMaker:
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index or 0
+        self._stream: torch.cuda.Stream | None = None
         self.place = f"cuda:{torch.cuda.get_device_properties(self._index).uuid}"
 
     def make(self, size_bytes: int) -> int:
@@ -84,10 +85,14 @@ class CudaMaker:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """See ``MemoryMaker``: on a stream of its own, which steps do not wait for."""
-        stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
+        if self._stream is None:
+            # One for good: torch hands out a few in turn, and a graph may be captured on another.
+            self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()
 
 
 class SharedMaker:

@@ -58,6 +58,8 @@ _DRAIN_SHARE = 2 / 3
 for pages to be given back to a pager that may be gone."""
 _LEAVE_MS_MAX = 5_500
 """What the pager may take to have pages moved that it wants to keep."""
+_END_MS = 500
+"""Of the time to stop: for the rest."""
 _PROGRESS_PERIOD_S = 0.5
 _BUSY_MS = 50
 _ONE_LIFE = CrashLimit(crash_count_max=1)
@@ -105,7 +107,7 @@ class Worker:
         self._actor: Actor[Input] | None = None
         self._pool_pages = 0
         self._pager_epoch: int | None = None
-        self._draining = False
+        self._draining, self._drain_s = False, 0.0
         self._drained = asyncio.Event()
         self._ticks = Ticks(self._patience_ms, self._tick)
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
@@ -143,7 +145,7 @@ class Worker:
             await self._leave()
 
     async def _drain(self) -> None:
-        self._draining = True
+        self._draining, self._drain_s = True, time.monotonic()
         self.presence.announce_soon()
         drain_ms = self._config.host.drain_ms
         grace_ms = int(drain_ms * _DRAIN_SHARE)
@@ -158,8 +160,11 @@ class Worker:
         """Move pages, if the pager wants to keep them elsewhere, before nobody does."""
         host = self._config.host
         message = Leave(worker=host.name, incarnation=self._incarnation)
-        with contextlib.suppress(Fault):
-            await call(self._bus, subjects.pager(host.host), message, Ok, timeout_ms=_LEAVE_MS_MAX)
+        gone_ms = int(1_000 * (time.monotonic() - self._drain_s))
+        timeout_ms = min(_LEAVE_MS_MAX, host.drain_ms - gone_ms - _END_MS)
+        if timeout_ms > 0:
+            with contextlib.suppress(Fault):
+                await call(self._bus, subjects.pager(host.host), message, Ok, timeout_ms=timeout_ms)
 
     # Parts ----------------------------------------------------------------------------------
 
