@@ -15,6 +15,7 @@ from pagemesh.pager.radix import Forest, Node
 from pagemesh.pager.runs import Pages, join_all, table_of
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
+from pagemesh.wire.tokens import U32
 
 _LINES_MAX = 4_096
 _DEAD = SessionState.DEAD
@@ -95,8 +96,9 @@ def check_books(books: Books) -> None:
     books.waiting.check()
     _check_accounts(books)
     _check_promises(books)
-    _check_pages(books)
-    _check_leases(books)
+    tables = {lease.id: lease.table for lease in books.leases.values()}  # unpacked each time
+    _check_pages(books, tables)
+    _check_leases(books, tables)
     _check_tickets(books)
     for session in books.sessions.values():
         assert books.sessions[session.incarnation] is session
@@ -143,7 +145,7 @@ def _check_accounts(books: Books) -> None:
         assert trees[account] == account.tree_count
 
 
-def _check_pages(books: Books) -> None:
+def _check_pages(books: Books, tables: dict[int, U32]) -> None:
     """Every held or draining page has exactly one owner."""
     states = books.pool.states.tolist()
     owned: set[int] = set()
@@ -159,7 +161,7 @@ def _check_pages(books: Books) -> None:
     for lease in books.leases.values():
         revoked = lease.life.state is LeaseState.REVOKED
         held = own(lease.held_pages, HeaderState.DRAINING if revoked else HeaderState.HELD)
-        table = lease.table.tolist()
+        table = tables[lease.id].tolist()
         assert len(set(table)) == len(table) == lease.page_count, "a page twice in a table"
         writable = join_all(lease.writable).tolist()
         assert table[lease.committed_pages :] == writable, "the tail is not its own"
@@ -179,7 +181,7 @@ def _check_pages(books: Books) -> None:
     assert len(set(live.tolist())) == len(live), "two grants share a sequence"
 
 
-def _check_leases(books: Books) -> None:
+def _check_leases(books: Books, tables: dict[int, U32]) -> None:
     size = books.facts.page_size
     slots = set(books.slots) | set(books.slots_kept)
     for lease in books.leases.values():
@@ -190,7 +192,7 @@ def _check_leases(books: Books) -> None:
         known, start = lease.known_tokens, lease.committed_pages * size
         assert lease.tokens_first % size == 0 and lease.tokens_first <= start <= known
         assert lease.filled_tokens <= min(known, lease.page_count * size)
-        granted = int(books.pool.sequences[lease.table].max()) if lease.page_count else 0
+        granted = int(books.pool.sequences[tables[lease.id]].max()) if lease.page_count else 0
         assert granted <= lease.granted_at <= books.pool.last_sequence, "its own pages are stale"
         assert (lease.id in books.revoked) == (state is LeaseState.REVOKED)
         assert state is LeaseState.REVOKED or not lease.order > books.youngest, "not the youngest"
