@@ -13,7 +13,7 @@ of an earlier life of the pager that is declared after that is lost: what it fil
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -44,15 +44,15 @@ class Retiring:
         self._since: set[tuple[str, str]] = set()
         self._all_since = False
 
-    def note(self, what: str, name: str) -> None:
-        """All of a root, a model or a tenant was invalidated: also leases that an earlier life of
-        the pager granted, and that are not declared yet."""
+    def note(self, what: str, name: str, roots: Iterable[bytes]) -> None:
+        """All of a root, a model or a tenant was invalidated, and with it ``roots``, of which some
+        may be others' whom nobody knew: also leases that an earlier life of the pager granted, and
+        that are not declared yet."""
         if not self._books.unsettled:
             return
-        if len(self._since) < _NOTED_MAX:
-            self._since.add((what, name))
-        else:
-            self._all_since = True
+        self._since |= {(what, name), *(("root", root.hex()) for root in roots)}
+        if len(self._since) > _NOTED_MAX:
+            self._since, self._all_since = {(what, name)}, True
 
     def meant(self, root: bytes, tenant: str, model: str) -> bool:
         """Whether a lease of an earlier life was invalidated in this one. As with trees, one whose

@@ -362,6 +362,21 @@ def test_a_lease_of_before_a_restart_is_lost_once_it_was_invalidated_since(
     assert again.cached_tokens == (0 if is_meant else 12)
 
 
+@pytest.mark.parametrize("what", ["model", "tenant"])
+def test_what_was_said_to_be_invalidated_since_nobody_knew_whose_it_was_is_lost_too(
+    rig: Rig, worker: Worker, what: str
+) -> None:
+    """A lease that is declared then says whose it is, but its root was retired by then."""
+    terms = CacheTerms(tenant="alice")
+    running = worker.granted(1, range(13), terms=terms)
+    rig.restart([worker.holder])
+    done = invalidated(rig, what, "another")
+    assert (done.roots, done.unknown_root_count) == ([ROOT.hex()], 1)
+    worker.open()
+    held = msgspec.structs.replace(line(running, 1, list(range(13))), terms=terms)
+    assert declare(rig, worker, held) == [running.lease]
+
+
 def test_a_lease_of_an_invalidated_root_is_lost_with_the_pager_that_knew_it(
     rig: Rig, worker: Worker
 ) -> None:
