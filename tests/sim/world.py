@@ -218,12 +218,13 @@ class Network:
         timeout_ms: float,
         answered: Callable[[Message], None],
     ) -> None:
-        """Ask; ``answered`` gets exactly one message in this life of ``source``."""
-        is_open = True
+        """Ask; ``answered`` gets exactly one message in this life of ``source``, and none in the
+        next: no process hears what another had asked."""
+        is_open, life = True, source.life
 
         def close(reply: Message) -> None:
             nonlocal is_open
-            if is_open:
+            if is_open and source.life == life:
                 is_open = False
                 answered(reply)
 
