@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
 from pagemesh.pager.limits import PoolFacts
@@ -41,18 +41,6 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Fault
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Filler:
-    """A thread that fills pages of a device."""
-
-    executor: ThreadPoolExecutor
-    future: Future[list[TierEvent]]
-
-    @property
-    def is_over(self) -> bool:
-        return self.future.done()
 
 
 def log_event(event: TierEvent) -> None:
@@ -96,7 +84,8 @@ class Disk:
         self._failed = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
-        self._fillers: list[_Filler] = []
+        self._filling: dict[Future[list[TierEvent]], ThreadPoolExecutor] = {}
+        """Loads into a device, each on a thread of its own."""
 
     # What the actor asks for
 
@@ -151,10 +140,11 @@ class Disk:
             return
         # One that waits for a worker that stands still must not hold up others' loads.
         own = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-fill")
-        self._fillers = [one for one in self._fillers if not one.is_over]
-        self._fillers.append(_Filler(own, own.submit(lambda: self._load(command, filling))))
-        self._fillers[-1].future.add_done_callback(self._finished)
+        future = own.submit(lambda: self._load(command, filling))
+        future.add_done_callback(self._finished)
         own.shutdown(wait=False)
+        self._filling = {one: its for one, its in self._filling.items() if not one.done()}
+        self._filling[future] = own
 
     async def forget(self, command: ForgetSlots | SkipSlots) -> None:
         """Let nothing be found in these slots, not even by a pager that is started right after
@@ -244,8 +234,8 @@ class Disk:
 
     def _shut(self) -> None:
         self._writer.shutdown(wait=True)
-        for executor in (self._reader, *(filler.executor for filler in self._fillers)):
-            executor.shutdown(wait=True)
+        for executor in (self._reader, *self._filling.values()):
+            executor.shutdown(wait=True)  # what they had to say was said by then
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -252,13 +252,20 @@ def filled_by(mover: int, number: int) -> LoadPages:
     return msgspec.structs.replace(command, load=number, mover=mover)
 
 
-async def test_what_a_worker_did_not_fill_is_not_said_to_be_there(
-    tmp_path: Path, stuck: StuckPages
-) -> None:
-    async with disk_on(tmp_path, stuck) as (disk, heard):
+@asynccontextmanager
+async def stored_on(folder: Path, stuck: StuckPages) -> AsyncIterator[tuple[Disk, Heard]]:
+    """A disk with two pages to fill others with."""
+    async with disk_on(folder, stuck) as (disk, heard):
         assert isinstance(await heard.next(), DiskFound)
         await disk.take(store_of((4, 5)))
         assert await heard.next() == PagesWritten((4, 5))
+        yield disk, heard
+
+
+async def test_what_a_worker_did_not_fill_is_not_said_to_be_there(
+    tmp_path: Path, stuck: StuckPages
+) -> None:
+    async with stored_on(tmp_path, stuck) as (disk, heard):
         disk.load(filled_by(9, 1))
         done = await heard.next()
         assert isinstance(done, PagesLoaded) and (done.page_count, done.bad_slot) == (0, None)
@@ -268,10 +275,7 @@ async def test_what_a_worker_did_not_fill_is_not_said_to_be_there(
 async def test_a_worker_that_stands_still_holds_up_its_own_loads_alone(
     tmp_path: Path, stuck: StuckPages
 ) -> None:
-    async with disk_on(tmp_path, stuck) as (disk, heard):
-        assert isinstance(await heard.next(), DiskFound)
-        await disk.take(store_of((4, 5)))
-        assert await heard.next() == PagesWritten((4, 5))
+    async with stored_on(tmp_path, stuck) as (disk, heard):
         disk.load(filled_by(7, 1))
         disk.load(filled_by(8, 2))
         stuck.gates[8].set()
@@ -285,10 +289,7 @@ async def test_a_worker_that_stands_still_holds_up_its_own_loads_alone(
 async def test_whoever_waits_for_a_worker_is_told_to_stop_before_the_disk_is_closed(
     tmp_path: Path, stuck: StuckPages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with disk_on(tmp_path, stuck) as (disk, heard):
-        assert isinstance(await heard.next(), DiskFound)
-        await disk.take(store_of((4, 5)))
-        assert await heard.next() == PagesWritten((4, 5))
+    async with stored_on(tmp_path, stuck) as (disk, _):
         monkeypatch.setattr(stuck, "stop", stuck.gates[7].set)
         disk.load(filled_by(7, 1))
         assert await asyncio.to_thread(stuck.last.began.wait, 10)
