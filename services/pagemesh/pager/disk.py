@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile
+from pagemesh.pager.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.load import PAGER
 from pagemesh.pager.page_bytes import Bytes, Filling, PageBytes
@@ -187,12 +187,12 @@ class Disk:
 
     def _load(self, command: LoadPages, filling: Filling) -> list[TierEvent]:
         began_ns = time.perf_counter_ns()
-        bad_slot, memory_count = None, 0
+        read, settling_ns = Read(0, None), began_ns
         failed: list[TierEvent] = []
         if self._file is not None and not self._failed.is_set():
             try:
                 read = self._file.load(command, filling.row, self._closing.is_set)
-                bad_slot, memory_count = read.bad_slot, read.memory_count
+                settling_ns = time.perf_counter_ns()
                 if not self._closing.is_set():
                     filling.settle(read.page_count)
             except OSError as error:
@@ -200,12 +200,18 @@ class Disk:
             except Fault as fault:
                 _log.warning("pager.pages_not_filled", reason=fault.message)
         filling.close()
-        took_us = (time.perf_counter_ns() - began_ns) // 1_000
-        memory_count = min(memory_count, filling.settled)
+        ended_ns = time.perf_counter_ns()
+        memory_count = min(read.memory_count, filling.settled)
+        # Handing them over takes as long for each.
+        of_memory = memory_count / max(1, filling.settled)
+        memory_ns = read.memory_ns + int(of_memory * (ended_ns - settling_ns))
         return [
-            PagesLoaded(command.load, filling.settled, took_us, bad_slot, memory_count),
+            PagesLoaded(
+                command.load, filling.settled, (ended_ns - began_ns) // 1_000, read.bad_slot,
+                memory_count, memory_ns // 1_000,
+            ),
             *failed,
-        ]
+        ]  # fmt: skip
 
     def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():

@@ -21,6 +21,7 @@ import hashlib
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +119,13 @@ class DiskPlace:
 
 
 class Read(NamedTuple):
-    """How many pages hold what they should, the slot of the first that does not, and how many
-    were in memory."""
+    """How many pages hold what they should, the slot of the first that does not, how many
+    were in memory, and what these took."""
 
     page_count: int
     bad_slot: int | None
-    memory_count: int
+    memory_count: int = 0
+    memory_ns: int = 0
 
 
 class DiskFile:
@@ -221,7 +223,10 @@ class DiskFile:
             np.array(columns[1], np.uint32), np.array(columns[2], np.uint64),
             np.array(columns[3], np.intp), tuple(roots),
         )  # fmt: skip
-        return DiskFound(self.slot_count, records, dropped, medium=self._medium)
+        return DiskFound(
+            self.slot_count, records, dropped, medium=self._medium,
+            memory_pages=self._memory.page_count,
+        )  # fmt: skip
 
     # Writing
 
@@ -276,15 +281,22 @@ class DiskFile:
         """Read the bytes of each page into its ``row``, asked for in order, until ``is_over``. May
         be called by several threads. Raises ``OSError``, and what ``row`` raises."""
         digests = self._digests(command.root, command.tokens, command.first_index)
-        memory_count = 0
+        memory_count = memory_ns = 0
+        bad_slot = None
         for done, slot in enumerate(command.slots):
             if is_over():
-                return Read(done, None, memory_count)
+                break
+            began_ns = time.perf_counter_ns()
             found = self._read(slot, row(done), command.root, digests[done])
             if not found:
-                return Read(done, slot, memory_count)
-            memory_count += found == "memory"
-        return Read(len(command.slots), None, memory_count)
+                bad_slot = slot
+                break
+            if found == "memory":
+                memory_count += 1
+                memory_ns += time.perf_counter_ns() - began_ns
+        else:
+            done = len(command.slots)
+        return Read(done, bad_slot, memory_count, memory_ns)
 
     def _read(
         self, slot: int, target: memoryview, root: bytes, digest: bytes

@@ -64,8 +64,7 @@ class DiskTier:
         self.staged_pages_max = staged_pages_max
         self.staged: dict[int, Record] = {}
         """By slot: what is being written."""
-        self.loading_pages = 0
-        self.cost = FetchCost(facts.page_bytes, facts.page_size)
+        self.cost = FetchCost(facts.page_bytes, facts.page_size, found.memory_pages)
         self.counts = TierCounts()
         self.page_count = 0
         """Pages that can be found."""
@@ -190,16 +189,15 @@ class DiskTier:
 
     def written(self, slots: Sequence[int]) -> list[int]:
         """``slots`` are written. Returns those that nobody wants any more."""
-        unwanted: list[int] = []
-        staged = self.staged
-        for slot in slots:
-            record = staged.pop(slot)
+        records = [self.staged.pop(slot) for slot in slots]
+        for record in records:
             record.is_written = True
             if record.is_dropped:
-                unwanted.append(slot)
                 self._let_go(record)
-        self.counts.stored += len(slots) - len(unwanted)
-        return unwanted
+        kept = [record.slot for record in records if not record.is_dropped]
+        self.counts.stored += len(kept)
+        self.cost.recent.used(kept)
+        return [record.slot for record in records if record.is_dropped]
 
     def not_taken(self, slots: Sequence[int]) -> list[int]:
         """What was to be written into ``slots`` is lost. Returns them: what they held before is
@@ -264,6 +262,7 @@ class DiskTier:
 
     def _free_later(self, record: Record) -> None:
         record.is_dropped = True
+        self.cost.recent.forget(record.slot)
         self._dropped_busy[record.slot] = record
         self._let_go(record)
 

@@ -23,6 +23,8 @@ class PageMemory:
     def __init__(self, page_bytes: int, bytes_max: int) -> None:
         self._rows: Bytes = np.empty((bytes_max // page_bytes, page_bytes), np.uint8)
         """Takes memory as rows are used."""
+        self.page_count = len(self._rows)
+        """How many there is room for."""
         self._row_of: OrderedDict[int, int] = OrderedDict()
         """By slot, the least recently used first."""
         self._free = list(range(len(self._rows) - 1, -1, -1))

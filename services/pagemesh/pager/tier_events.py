@@ -76,6 +76,8 @@ class DiskFound:
     dropped_count: int
     retired: RetiredRoots = NOTHING_RETIRED
     medium: Medium = "disk"
+    memory_pages: int = 0
+    """So many pages that were written or read last are in memory too."""
 
 
 class PagesWritten(msgspec.Struct, frozen=True):
@@ -92,14 +94,15 @@ class PagesNotTaken(msgspec.Struct, frozen=True):
 
 class PagesLoaded(msgspec.Struct, frozen=True):
     """The first ``page_count`` pages of a load hold what was asked for. ``bad_slot``: the record
-    of the next one is not what it should be. It took ``read_us``; ``memory_count`` of the pages
-    were in memory too."""
+    of the next one is not what it should be. It took ``read_us``; of that ``memory_us`` went to
+    those ``memory_count`` pages that were in memory too."""
 
     load: int
     page_count: int
     read_us: int
     bad_slot: int | None = None
     memory_count: int = 0
+    memory_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

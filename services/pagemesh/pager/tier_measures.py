@@ -37,7 +37,8 @@ class TierMeasures:
             return
         _slots.labels("used").set(disk.page_count)
         _slots.labels("free").set(disk.slot_count - disk.page_count)
-        _rates.labels("disk_bytes_per_second").set(1_000 * disk.cost.disk_bytes_per_ms)
+        _rates.labels("disk_bytes_per_second").set(1_000 * disk.cost.disk.read_bytes_per_ms)
+        _rates.labels("memory_bytes_per_second").set(1_000 * disk.cost.memory.read_bytes_per_ms)
         _rates.labels("prefill_tokens_per_second").set(1_000 * disk.cost.prefill_tokens_per_ms)
         for fate, count in asdict(disk.counts).items():
             _moved.labels(fate).inc(count - getattr(self._before, fate))

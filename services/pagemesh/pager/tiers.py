@@ -64,11 +64,11 @@ _SWEPT_PAGES_MAX = 1_024
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Pages of a prompt that follow its match and are on disk."""
+    """Pages of a prompt that follow its match and are on disk: those that are quicker read than
+    computed if ``is_worth``, else all, since none is."""
 
     records: list[Record]
     is_worth: bool
-    """Reading them is quicker than computing them."""
 
 
 class Tiers:
@@ -264,10 +264,10 @@ class Tiers:
         records = disk.run(message.root, start, message.tokens, at, pages_max)
         if not records:
             return None
-        is_worth = disk.cost.is_fetch_quicker(len(records), disk.loading_pages, books.now_ms)
-        if not is_worth:
+        worth = disk.cost.pages_worth([record.slot for record in records], books.now_ms)
+        if not worth:
             disk.counts.declined += len(records)
-        return OnDisk(records, is_worth)
+        return OnDisk(records[: worth or None], is_worth=bool(worth))
 
     def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
         """Begin to read ``on_disk``, for which there is room: from now on it fills."""
@@ -290,8 +290,8 @@ class Tiers:
         )  # fmt: skip
         tree.lease_count += 1
         books.loads[number] = load
-        disk.loading_pages += count
         slots = tuple(record.slot for record in records)
+        disk.cost.begun(number, slots)
         tokens = message.tokens[:end]
         books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start, mover))
         books.in_flight.enter(load, start + count)
@@ -304,9 +304,8 @@ class Tiers:
         disk = books.disk
         if disk is not None:
             disk.release(load.records)
-            disk.loading_pages -= len(load.records)
-            if event.page_count:
-                disk.cost.read(event.page_count, event.read_us, books.now_ms)
+            read = load.records[: event.page_count]
+            disk.cost.loaded(event, [record.slot for record in read], books.now_ms)
             if event.bad_slot is not None:
                 self._drop_bad(disk, load, event.bad_slot)
             elif event.page_count < len(load.records):

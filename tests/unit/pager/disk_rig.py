@@ -39,10 +39,15 @@ class DiskRig(Rig):
     ``write`` and ``load``."""
 
     def __init__(
-        self, page_count: int = 16, slot_count: int = 64, *, limits: PagerLimits = LIMITS
+        self,
+        page_count: int = 16,
+        slot_count: int = 64,
+        *,
+        limits: PagerLimits = LIMITS,
+        memory_pages: int = 0,
     ) -> None:
         super().__init__(page_count, limits=limits)
-        self.slot_count = slot_count
+        self.slot_count, self.memory_pages = slot_count, memory_pages
         self.slots: dict[int, tuple[Prefix, int]] = {}
         """Prefix and chain key of what is whole in each slot, in the order written."""
         self.skipped: set[int] = set()
@@ -67,13 +72,19 @@ class DiskRig(Rig):
             np.array([roots.index(root) for (root, _), _ in self.slots.values()], np.intp),
             tuple(roots),
         )
-        self.handle(DiskFound(self.slot_count, records, 0, self.kept))
+        self.handle(
+            DiskFound(
+                self.slot_count, records, 0, self.kept, memory_pages=self.memory_pages
+            )
+        )  # fmt: skip
 
     def restart_with_an_empty_pool(self) -> None:
         """The machine was switched off: only the disk is left."""
         slots, kept = self.slots, self.kept
         epoch = self.epoch
-        self.__init__(self.page_count, self.slot_count, limits=self.limits)  # type: ignore[misc]
+        self.__init__(  # type: ignore[misc]
+            self.page_count, self.slot_count, limits=self.limits, memory_pages=self.memory_pages
+        )
         self.epoch = epoch
         self.core = self._new_core()
         self.slots, self.kept = slots, kept
@@ -122,7 +133,14 @@ class DiskRig(Rig):
             if not dies:
                 self.handle(PagesWritten(store.slots))
 
-    def load(self, *, bad_at: int | None = None, took_us: int = 100) -> None:
+    def load(
+        self,
+        *,
+        bad_at: int | None = None,
+        took_us: int = 100,
+        memory_count: int = 0,
+        memory_us: int = 0,
+    ) -> None:
         """The disk has read what it was told to; the record ``bad_at`` is damaged."""
         loads, self.loads = self.loads, []
         for load in loads:
@@ -132,7 +150,9 @@ class DiskRig(Rig):
                 assert prefix == (load.root, load.tokens[:end]), "another page is there"
             good = len(load.slots) if bad_at is None else min(bad_at, len(load.slots))
             bad = None if good == len(load.slots) else load.slots[good]
-            self.handle(PagesLoaded(load.load, good, took_us, bad))
+            self.handle(
+                PagesLoaded(load.load, good, took_us, bad, memory_count, memory_us)
+            )  # fmt: skip
 
     def fail(self) -> None:
         self.handle(DiskFailed("disk: no space left on device"))

@@ -55,10 +55,15 @@ class Heard:
 
 @asynccontextmanager
 async def disk_on(
-    folder: Path, pool: np.ndarray | PageBytes, opener: Opener = PlainFile
+    folder: Path,
+    pool: np.ndarray | PageBytes,
+    opener: Opener = PlainFile,
+    *,
+    memory_bytes: int = 0,
 ) -> AsyncIterator[tuple[Disk, Heard]]:
     heard = Heard()
-    place = DiskPlace(folder, "host", 10 * (PAGE_BYTES + 128), b"secret" * 8)
+    bytes_max = 10 * (PAGE_BYTES + 128)
+    place = DiskPlace(folder, "host", bytes_max, b"secret" * 8, memory_bytes=memory_bytes)
     retired = RetiredNotes.beside(folder, "host", place)
     pages = MappedPages(FACTS, pool) if isinstance(pool, np.ndarray) else pool
     disk = Disk(place, FACTS, pages, heard, opener, retired=retired)
@@ -284,6 +289,25 @@ async def test_a_worker_that_stands_still_holds_up_its_own_loads_alone(
         stuck.gates[7].set()
         done = await heard.next()
         assert isinstance(done, PagesLoaded) and (done.load, done.page_count) == (1, 2)
+
+
+async def test_handing_pages_over_counts_for_those_from_memory_and_from_disk_alike(
+    tmp_path: Path, stuck: StuckPages
+) -> None:
+    async with disk_on(tmp_path, stuck, memory_bytes=2 * PAGE_BYTES) as (disk, heard):
+        found = await heard.next()
+        assert isinstance(found, DiskFound) and found.memory_pages == 2
+        await disk.take(store_of((4, 5, 6)))
+        assert await heard.next() == PagesWritten((4, 5, 6))
+        stuck.gates[8].set()
+        disk.load(msgspec.structs.replace(filled_by(8, 1), slots=(4,), pages=range(5, 6)))
+        assert isinstance(await heard.next(), PagesLoaded)  # it is in memory now, and 5 is not
+        disk.load(filled_by(7, 2))
+        await asyncio.sleep(0.2)
+        stuck.gates[7].set()
+        done = await heard.next()
+        assert isinstance(done, PagesLoaded) and (done.page_count, done.memory_count) == (2, 1)
+        assert done.read_us > 200_000 and done.memory_us == pytest.approx(done.read_us / 2, rel=0.2)
 
 
 async def test_whoever_waits_for_a_worker_is_told_to_stop_before_the_disk_is_closed(

@@ -55,7 +55,7 @@ def stored(place: DiskPlace, slots: tuple[int, ...] = (2, 0, 7)) -> None:
 def loaded(file: DiskFile, command: LoadPages) -> tuple[int, int | None, np.ndarray]:
     pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
     filling = MappedPages(FACTS, pool).filling(command.pages)
-    count, bad, _ = file.load(command, filling.row, lambda: False)
+    count, bad, *_ = file.load(command, filling.row, lambda: False)
     return count, bad, pool
 
 
@@ -241,5 +241,5 @@ def test_reading_stops_when_the_pager_ends(place: DiskPlace) -> None:
     pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
     command = load_of((2, 0, 7))
     filling = MappedPages(FACTS, pool).filling(command.pages)
-    assert file.load(command, filling.row, lambda: next(answers)) == (1, None, 0)
+    assert file.load(command, filling.row, lambda: next(answers)) == (1, None, 0, 0)
     file.close()

@@ -3,6 +3,7 @@ like what comes from disk."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -87,14 +88,25 @@ def file(place: DiskPlace) -> Iterator[DiskFile]:
 def test_pages_come_from_memory_or_from_disk_as_they_were(file: DiskFile) -> None:
     read, pool = loaded(file, (2, 0, 7))
     assert read[:2] == (3, None) and np.array_equal(pool[5:8], POOL[:3])
-    assert loaded(file, (2,))[0] == (1, None, 0), "driven out by others"
-    assert loaded(file, (2,))[0] == (1, None, 1), "it was read just now"
+    assert loaded(file, (2,))[0][:3] == (1, None, 0), "driven out by others"
+    assert loaded(file, (2,))[0][:3] == (1, None, 1), "it was read just now"
+
+
+def test_it_is_said_what_memory_took_and_how_much_there_is(place: DiskPlace) -> None:
+    file, found = opened(replace(place, memory_bytes=2 * PAGE_BYTES + 1))
+    assert found.memory_pages == 2
+    file.store(store_of((2, 0, 7)), POOL[:3])
+    began_ns = time.perf_counter_ns()
+    assert loaded(file, (2,))[0].memory_ns == 0
+    read, _ = loaded(file, (2,))
+    assert 0 < read.memory_ns < time.perf_counter_ns() - began_ns
+    file.close()
 
 
 def test_what_is_damaged_in_memory_is_read_from_disk(file: DiskFile) -> None:
     file._memory._rows[:] ^= 1
     read, pool = loaded(file, (2, 0, 7))
-    assert read == (3, None, 0) and np.array_equal(pool[5:8], POOL[:3])
+    assert read[:3] == (3, None, 0) and np.array_equal(pool[5:8], POOL[:3])
 
 
 def test_what_is_damaged_on_disk_comes_from_memory(place: DiskPlace) -> None:
@@ -102,7 +114,7 @@ def test_what_is_damaged_on_disk_comes_from_memory(place: DiskPlace) -> None:
     file.store(store_of((2, 0, 7)), POOL[:3])
     flip(place.path("pages"), 7 * PAGE_BYTES)
     read, pool = loaded(file, (2, 0, 7))
-    assert read == (3, None, 3) and np.array_equal(pool[5:8], POOL[:3])
+    assert read[:3] == (3, None, 3) and np.array_equal(pool[5:8], POOL[:3])
     file.close()
 
 

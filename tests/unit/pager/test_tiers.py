@@ -209,6 +209,44 @@ def test_reading_is_left_when_computing_is_quicker_and_the_waterfall_says_so(
     assert is_queued(worker.admit(5, PROMPT)), "a minute later the disk gets another chance"
 
 
+def test_what_is_in_memory_too_is_read_and_the_slower_rest_computed() -> None:
+    rig = DiskRig(16, memory_pages=2)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    start = PROMPT[:9]
+    for number, memory_count in ((2, 0), (3, 2)):  # from disk, and then from memory
+        worker.admit(number, start)
+        took_us = 20 if memory_count else 900_000
+        rig.load(took_us=took_us, memory_count=memory_count, memory_us=20)
+        [granted] = pushed(rig)
+        worker.release(granted, start)
+        flood(worker, 900 + number)
+    disk = rig.core.books.disk
+    assert disk is not None
+    for _ in range(20):
+        disk.cost.computed(16, 20)
+    assert is_queued(worker.admit(5, PROMPT))
+    assert [len(load.slots) for load in rig.loads] == [2]
+    rig.load(took_us=20, memory_count=2, memory_us=20)
+    [granted] = pushed(rig)
+    assert granted.cached_tokens == 8
+    assert granted.waterfall.lost == {"on_disk": 8}
+    counts = disk.counts
+    assert (counts.loaded, counts.from_memory, counts.declined) == (6, 4, 2)
+
+
+def test_what_was_dropped_should_not_be_in_memory() -> None:
+    rig = DiskRig(16, memory_pages=8)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    disk = rig.core.books.disk
+    assert disk is not None and all(slot in disk.cost.recent for slot in rig.slots)
+    worker.admit(2, PROMPT)
+    [load] = rig.loads
+    rig.load(bad_at=1)
+    assert [slot in disk.cost.recent for slot in load.slots] == [True, False, False, False]
+
+
 def test_the_least_recently_used_leave_the_disk_first_and_an_end_before_its_start() -> None:
     rig = DiskRig(16, slot_count=6)
     worker = Worker(rig, "w", 1)
