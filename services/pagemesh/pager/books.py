@@ -298,8 +298,7 @@ class Books:
         if session is not None:
             session.leases.pop(lease_id, None)
         until_ms = self.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS
-        if anchor.expires_ms < until_ms:
-            self.forest.lifetimes.keep(anchor, until_ms)
+        self.forest.used(anchor, until_ms, -lease.order.priority)
         self.forest.unpin(anchor)
         tree.lease_count -= 1
         if tree.is_retired:

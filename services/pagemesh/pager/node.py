@@ -9,9 +9,13 @@ from pagemesh.pager.accounts import Account
 from pagemesh.pager.lifetime import FOREVER_MS
 from pagemesh.pager.runs import Pages
 
+UNRANKED = -(1 << 30)
+"""The rank of what nobody has used up to the end yet."""
+
 
 class Node:
-    """An edge and the place it leads to. ``depth``: pages from the root to its end."""
+    """An edge and the place it leads to. ``depth``: pages from the root to its end; ``rank``: the
+    highest of those who used it."""
 
     __slots__ = (
         "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",

@@ -25,6 +25,7 @@ from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.leaving import Leaver, Why
 from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.near import common_tokens, nearest
+from pagemesh.pager.node import UNRANKED
 from pagemesh.pager.node import Node as Node
 from pagemesh.pager.pool import Grant, PagePool
 from pagemesh.pager.runs import NO_PAGES, Pages, as_run, join, join_all, own
@@ -218,6 +219,15 @@ class Forest:
         self.pin(match.node)
         return match.node
 
+    def used(self, node: Node, until_ms: int, rank: int) -> None:
+        """A lease that ended had used ``node``, and so all above it: it is kept ``until_ms`` and
+        has ``rank``, unless others have given it longer or a higher one."""
+        if node.expires_ms < until_ms:
+            self.lifetimes.keep(node, until_ms)
+        while node.rank < rank and not node.is_root:
+            node.rank = rank
+            node = node.parent
+
     # Growing and shrinking
 
     def insert(
@@ -248,6 +258,7 @@ class Forest:
         if not fresh_count:
             return Inserted(node, known, after, first)
         leaf = self._attach(node, tokens, fresh)
+        leaf.rank = UNRANKED
         if timed:
             leaf.expires_ms = 0
         elif node.expires_ms < FOREVER_MS:

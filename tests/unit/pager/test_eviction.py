@@ -218,7 +218,7 @@ def test_priority_evicts_by_rank_and_then_by_age() -> None:
     cache = Cache(12, make_policy("priority", 12))
     for number, rank in ((1, 1), (2, -1), (3, 0)):
         cache.begin(fresh(number))
-        cache.anchors[-1].rank = rank
+        cache.forest.used(cache.anchors[-1], 0, rank)
         cache.end()
     for gone, left in ((2, (1, 3)), (3, (1,)), (1, ())):
         cache.evict(4)

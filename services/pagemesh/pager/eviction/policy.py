@@ -31,7 +31,8 @@ class Edge(Protocol):
 
     @property
     def rank(self) -> int:
-        """How much this is to be kept before others; 0 as a rule. Only ``Priority`` asks."""
+        """How much this is to be kept before others: 0 as a rule, more what more urgent requests
+        used. Only ``Priority`` asks."""
 
     @property
     def children(self) -> Mapping[bytes, Any]:

@@ -1,4 +1,4 @@
-"""Lowest rank first; the longest unused of these."""
+"""What only less urgent requests used first; the longest unused of these."""
 
 from __future__ import annotations
 
