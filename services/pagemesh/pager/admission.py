@@ -67,7 +67,7 @@ class Admission:
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
         if message.page_count > self._page_count:
-            self._require_fitting(message.page_count)
+            raise self._too_large(message.page_count)
         if self._tenants:
             self._quotas.require_growing(lease.account, message.page_count)
         books, count = self._books, message.page_count - lease.page_count
@@ -385,16 +385,15 @@ class Admission:
             raise DeadlineExceeded("no time is left to admit in")
         page_count = -(-message.reserve_tokens // self._page_size)
         if page_count > self._page_count:
-            self._require_fitting(page_count)
+            raise self._too_large(page_count)
         if message.terms.has_quota:
             self._quotas.require_fitting(message.terms, page_count)
         if not has_root_place(self._books, message.root):
             raise Busy("leases of too many roots are open", retry_after_ms=1_000)
 
-    def _require_fitting(self, page_count: int) -> None:
-        total = self._page_count
-        if page_count > total:
-            raise NoCapacity(f"{page_count} pages are wanted, the whole pool has {total}")
+    def _too_large(self, page_count: int) -> NoCapacity:
+        wanted = f"{page_count} pages are wanted, and the whole pool has {self._page_count}"
+        return NoCapacity(f"{wanted}: shorten the prompt or max_tokens, or enlarge the pool")
 
 
 _NO_TREE = Node(None, b"", NO_PAGES)

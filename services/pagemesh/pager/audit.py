@@ -195,7 +195,9 @@ def _check_leases(books: Books, tables: dict[int, U32]) -> None:
         granted = int(books.pool.sequences[tables[lease.id]].max()) if lease.page_count else 0
         assert granted <= lease.granted_at <= books.pool.last_sequence, "its own pages are stale"
         assert (lease.id in books.revoked) == (state is LeaseState.REVOKED)
-        assert state is LeaseState.REVOKED or not lease.order > books.youngest, "not the youngest"
+        assert state is LeaseState.REVOKED or not lease.order.place > books.youngest, (
+            "not the youngest"
+        )
         if state is LeaseState.OFFERED:
             assert books.tickets[lease.ticket].lease is lease
             continue

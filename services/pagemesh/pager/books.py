@@ -81,7 +81,7 @@ class Books:
         self.leases: dict[int, Lease] = {}
         self.revoked: dict[int, Lease] = {}
         """Those of ``leases`` whose holders have not let go yet."""
-        self.youngest = FIRST
+        self.youngest = FIRST.place
         """No lease that can be taken back is after this."""
         self.tickets: dict[str, Ticket] = {}
         self.closed: OrderedDict[str, Ticket] = OrderedDict()
@@ -219,8 +219,8 @@ class Books:
         own_pages = len(lease.held_pages) if lease.copies else lease.page_count - lease.anchor.depth
         tree.root.account.used_pages += own_pages
         self.leases[lease.id] = lease
-        if lease.order > self.youngest:
-            self.youngest = lease.order
+        if (place := lease.order.place) > self.youngest:
+            self.youngest = place
 
     def hold(self, lease: Lease, session: Session) -> None:
         """``session`` holds ``lease`` from now on."""

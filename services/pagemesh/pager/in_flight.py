@@ -14,8 +14,8 @@ and the others wait for that one.
 
 Waiting never deadlocks, since who fills has all pages of its prompt, or is promised them and
 waits for nothing but room (``promises``), and who waits holds nothing, so nobody waits for it. Nor
-does it turn urgency around: nobody waits for somebody less urgent, nor for somebody who came
-clearly later (``InFlight.may_wait``).
+does it turn urgency around: nobody waits for somebody who is clearly behind it in the order of
+sequences (``InFlight.may_wait``).
 """
 
 from __future__ import annotations
@@ -212,13 +212,10 @@ class InFlight:
         return best
 
     def may_wait(self, order: Order, filling: Order) -> bool:
-        """Whether a sequence at ``order`` waits for the one at ``filling``: one that is more
-        urgent, or as urgent and not younger. What arrives together reaches a pager in any
-        order, so those that came within ``in_flight_together_ms`` are all the same age."""
-        if filling.priority != order.priority:
-            return filling.priority < order.priority
-        together_us = 1_000 * self._limits.in_flight_together_ms
-        return filling.arrival_us <= order.arrival_us + together_us
+        """Whether a sequence at ``order`` waits for the one at ``filling``: one that goes before
+        it. What arrives together reaches a pager in any order, so those that came within
+        ``in_flight_together_ms`` are all the same age."""
+        return filling.due_us <= order.due_us + 1_000 * self._limits.in_flight_together_ms
 
     def _common_pages(self, lease: Filler, tokens: bytes, at: int, pages_max: int) -> int:
         start = lease.committed_pages

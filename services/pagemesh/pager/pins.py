@@ -143,7 +143,7 @@ class Pins:
         for lease in books.leases.values():
             if lease is own or (within is not None and lease.account is not within):
                 continue
-            if lease.order < order or lease.life.state is LeaseState.REVOKED:
+            if lease.order.place < order.place or lease.life.state is LeaseState.REVOKED:
                 return False
         for pin in books.pins.values():
             if within is None or pin.tree.root.account is within:

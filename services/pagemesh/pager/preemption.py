@@ -15,7 +15,7 @@ from pagemesh.pager.accounts import Account
 from pagemesh.pager.books import Books
 from pagemesh.pager.lease import Lease, LeaseState
 from pagemesh.pager.radix import Node
-from pagemesh.pager.waiting import Place, order_of, place_of
+from pagemesh.pager.waiting import Place, place_of
 
 
 class Preemption:
@@ -71,22 +71,20 @@ class Preemption:
         for other in books.leases.values():
             if within is not None and other.account is not within:
                 continue
-            if other.order < lease.order or other.life.state is LeaseState.REVOKED:
+            if other.order.place < lease.order.place or other.life.state is LeaseState.REVOKED:
                 return
         books.preempted_count += 1
         books.revoke(lease, "preempted")
 
     def _younger(self, place: Place) -> list[Lease]:
         """Leases after ``place``, the youngest first."""
-        books, order = self._books, order_of(place)
+        books, order = self._books, place[:3]
         if order > books.youngest:
             return []  # as under load: who waits came after those who were served
         younger = [
             lease
             for lease in books.leases.values()
-            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED)
-            and not lease.order < order
-            and _place(lease) > place
+            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED) and _place(lease) > place
         ]
         if not younger:
             books.youngest = order

@@ -16,8 +16,8 @@ from pagemesh.wire.pager_messages import Admit, Extend
 
 FIRST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
 """Before every sequence."""
-Place = tuple[int, int, str, int, int, int]
-"""An ``Order``, then attempt and incarnation, so that no two waiters tie; quick to compare."""
+Place = tuple[int, str, int, int, int]
+"""That of an ``Order``, then attempt and incarnation, so that no two waiters tie."""
 
 
 Name = tuple[int, SequenceKey]
@@ -25,12 +25,7 @@ Name = tuple[int, SequenceKey]
 
 
 def place_of(order: Order, attempt: int, incarnation: int) -> Place:
-    return (order.priority, order.arrival_us, order.request, order.choice, attempt, incarnation)
-
-
-def order_of(place: Place) -> Order:
-    priority, arrival_us, request, choice, _, _ = place
-    return Order(priority=priority, arrival_us=arrival_us, request=request, choice=choice)
+    return (*order.place, attempt, incarnation)
 
 
 def require_own(order: Order, key: SequenceKey) -> None:

@@ -84,19 +84,36 @@ class SequenceKey(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     choice: Annotated[int, Meta(ge=0, le=1023)]
 
 
-class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """Place in the one total order of sequences: smaller goes first and is preempted last.
+OrderPlace = tuple[int, str, int]
+LEVEL_US = 10_000_000
+"""What a level of ``priority`` is worth: so much earlier, or later, a request would have come."""
 
-    ``priority`` comes first (lower is more urgent), then the admission time of the request
-    at its gateway (``arrival_us``: the host's monotonic clock, so that clock jumps do not
-    reorder), then the request and choice, so that no two sequences tie. It is made once
-    and kept when a sequence is admitted again.
+
+class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Place in the one total order of sequences: who is at a smaller ``place`` goes first and is
+    preempted last.
+
+    ``priority`` (lower is more urgent) moves the admission time of the request at its gateway
+    (``arrival_us``: the host's monotonic clock, so that clock jumps do not reorder), so that who
+    waits ages: whatever is more urgent and comes later than that is worth comes after. Request
+    and choice see to it that no two sequences tie. It is made once and kept when a sequence
+    is admitted again.
     """
 
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
     arrival_us: U64
     request: RequestId
     choice: Annotated[int, Meta(ge=0, le=1023)]
+
+    @property
+    def due_us(self) -> int:
+        """When a request of priority 0 would have come that goes as early."""
+        return self.arrival_us + LEVEL_US * self.priority
+
+    @property
+    def place(self) -> OrderPlace:
+        """What orders are compared by."""
+        return (self.due_us, self.request, self.choice)
 
 
 @registered("refused")

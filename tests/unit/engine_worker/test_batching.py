@@ -26,7 +26,7 @@ from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.plan import Readers
 from pagemesh.engine.worker.sequence import Owner, Phase, Sequence
-from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.messages import LEVEL_US, Order, SequenceKey
 from pagemesh.wire.work_messages import Sampling
 
 NOW_MS = 1_000_000.0
@@ -282,10 +282,20 @@ def test_a_long_prompt_that_has_few_pages_as_yet_is_as_long_as_it_is() -> None:
     assert numbers(batching(learnt()).choose([long, wish(2, 600)], NOW_MS))[0] == 2
 
 
-def test_priority_goes_before_length_and_age() -> None:
-    old = wish(1, 30, priority=1)
-    urgent = wish(2, 3_000, submitted_ms=NOW_MS, priority=-1)
-    assert numbers(batching(learnt()).choose([old, urgent], NOW_MS)) == [2]
+def waited(number: int, count: int, waited_us: int, priority: int) -> Wish:
+    return wish(number, count, submitted_ms=NOW_MS - waited_us / 1_000, priority=priority)
+
+
+def test_priority_goes_before_length_and_age_until_a_level_was_waited_for_each() -> None:
+    urgent = waited(2, 3_000, 0, -1)
+    for waited_us, first in ((2 * LEVEL_US - 1, 2), (3 * LEVEL_US, 1)):
+        old = waited(1, 30, waited_us, 1)
+        assert numbers(batching(learnt()).choose([old, urgent], NOW_MS))[0] == first
+
+
+def test_among_prompts_of_one_priority_short_ones_go_first_however_long_all_have_waited() -> None:
+    old, short = waited(1, 3_000, 5 * LEVEL_US, 1), waited(2, 30, LEVEL_US, 1)
+    assert numbers(batching(learnt()).choose([old, short], NOW_MS))[0] == 2
 
 
 def test_before_anything_is_measured_shorter_prompts_go_first_too() -> None:

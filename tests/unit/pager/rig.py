@@ -254,14 +254,15 @@ class Worker:
     def admit(
         self, number: int, tokens: Iterable[int], reserve: int = 0, *, read_cache: bool = True,
         root: bytes = ROOT, attempt: int = 1, deadline_ms: int = 60_000,
-        terms: CacheTerms = NO_TERMS, tokens_max: int = 0, first_tokens: int = 0,
+        terms: CacheTerms = NO_TERMS, tokens_max: int = 0, first_tokens: int = 0, priority: int = 0,
     ) -> Message:  # fmt: skip
         """Granted, Queued or Refused."""
         ids = list(tokens)
         return self._ask(
             Admit(
-                key=key_of(number, attempt), order=order_of(number), worker=self.name,
-                incarnation=self.incarnation, epoch=self.rig.epoch, root=root, tokens=pack(ids),
+                key=key_of(number, attempt), order=order_of(number, priority=priority),
+                worker=self.name, incarnation=self.incarnation, epoch=self.rig.epoch, root=root,
+                tokens=pack(ids),
                 reserve_tokens=max(reserve, len(ids)), read_cache=read_cache, terms=terms,
                 tokens_max=tokens_max, first_tokens=first_tokens, deadline_ms=deadline_ms,
             )

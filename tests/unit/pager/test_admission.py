@@ -77,10 +77,13 @@ def test_extend_counts_absolutely_so_a_repeat_adds_nothing(rig: Rig, worker: Wor
     assert more.granted_at > lease.granted_at
 
 
-def test_what_can_never_fit_is_refused_with_both_numbers(rig: Rig, worker: Worker) -> None:
+def test_what_can_never_fit_is_refused_with_both_numbers_and_what_helps(
+    rig: Rig, worker: Worker
+) -> None:
     refused = worker.admit(1, range(5), 16 * 4 + 1)
     assert isinstance(refused, Refused) and code_of(refused) == "NoCapacity"
     assert "17 pages" in refused.message and "16" in refused.message
+    assert "shorten the prompt" in refused.message
     lease = worker.granted(2, range(5))
     assert code_of(worker.extend(lease, 17)) == "NoCapacity"
     assert rig.core.books.pool.held == 2

@@ -16,7 +16,7 @@ from tests.unit.pager.rig import (
 
 from pagemesh.pager.events import ProbeHolder
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.messages import LEVEL_US, SequenceKey
 from pagemesh.wire.pager_messages import Granted, Revoke
 
 PROMPT = range(14)
@@ -222,6 +222,21 @@ def test_an_older_sequence_does_not_wait_and_is_told_what_that_cost(worker: Work
     old = worker.granted(1, PROMPT)
     assert old.cached_tokens == 0
     assert old.waterfall.available_tokens == 12 and old.waterfall.lost == {"in_flight": 12}
+
+
+def test_who_is_more_urgent_does_not_wait_for_who_is_less_so_unless_that_came_long_before(
+    worker: Worker,
+) -> None:
+    worker.granted(1, PROMPT, priority=1)
+    assert worker.granted(LEVEL_US - LATER, PROMPT).waterfall.lost == {"in_flight": 12}
+    assert is_queued(worker.admit(LEVEL_US + 1, PROMPT))
+
+
+def test_who_is_less_urgent_waits_for_who_is_more_so_though_that_came_after(
+    worker: Worker,
+) -> None:
+    worker.granted(LEVEL_US, PROMPT)
+    assert is_queued(worker.admit(1, PROMPT, priority=1))
 
 
 def test_those_that_came_together_wait_for_each_other_in_any_order_and_the_oldest_is_next(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from tests.unit.pager.rig import (
+    ROOT,
     Rig,
     Worker,
     code_of,
@@ -17,8 +19,10 @@ from tests.unit.pager.rig import (
 )
 
 from pagemesh.pager.events import Notify, SetLeaseWord
+from pagemesh.wire.messages import LEVEL_US, Message
 from pagemesh.wire.pager_messages import Admit, Extended, Granted, Revoke, TicketClosed
 from pagemesh.wire.pool_format import HeaderState
+from pagemesh.wire.tokens import pack
 
 
 def revoked(rig: Rig) -> list[int]:
@@ -137,6 +141,33 @@ def test_priority_comes_before_age() -> None:
     )  # fmt: skip
     assert is_queued(rig.ask(message))
     assert revoked(rig) == [urgent.lease]
+
+
+def test_who_waits_ages_so_that_the_more_urgent_cannot_starve_it() -> None:
+    """One after the other, each there before the one before it ends."""
+    rig = Rig(4)
+    worker = Worker(rig, "w", 1)
+
+    def ask(number: int, priority: int, arrival_us: int) -> Message:
+        order = msgspec.structs.replace(order_of(number, priority=priority), arrival_us=arrival_us)
+        return rig.ask(
+            Admit(
+                key=key_of(number), order=order, worker="w", incarnation=1, epoch=1, root=ROOT,
+                tokens=pack([number] * 16), reserve_tokens=16, deadline_ms=60_000,
+            )
+        )  # fmt: skip
+
+    held = ask(10, 0, 0)
+    assert is_queued(ask(1, 1, 0))
+    for number in range(11, 31):
+        assert isinstance(held, Granted)
+        came_us = (number - 10) * 1_000_000
+        assert is_queued(ask(number, 0, came_us)) and is_queued(ask(1, 1, 0))
+        worker.release(held, [int(held.key.request, 16)] * 16)
+        [held] = rig.taken(Granted)
+        if held.key == key_of(1):
+            break
+    assert came_us == LEVEL_US
 
 
 def test_growth_preempts_too(rig: Rig, worker: Worker) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 import pytest
-from tests.unit.pager.rig import LAYOUT, ROOT, Rig, Worker, order_of
+from tests.unit.pager.rig import LAYOUT, ROOT, Rig, Worker
 
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.state import PagerCore
-from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.tokens import pack
 
 URGENT, USUAL, PATIENT = -1, 0, 1
@@ -28,33 +25,14 @@ class RankedRig(Rig):
         return PagerCore(self.limits, facts, make_policy("priority", self.page_count))
 
 
-class RankedWorker(Worker):
-    """Whose sequences have a priority."""
-
-    priority = USUAL
-
-    def _ask(self, message: Message) -> Message:
-        if isinstance(message, Admit):
-            number = int(message.key.request, 16)
-            order = order_of(number, priority=self.priority)
-            message = msgspec.structs.replace(message, order=order)
-        return super()._ask(message)
-
-    def serve(self, number: int, tokens: Iterable[int], priority: int) -> None:
-        self.priority, ids = priority, list(tokens)
-        lease = self.granted(number, ids)
-        assert isinstance(lease, Granted)
-        self.release(lease, ids)
+def serve(worker: Worker, number: int, tokens: Iterable[int], priority: int) -> None:
+    ids = list(tokens)
+    worker.release(worker.granted(number, ids, priority=priority), ids)
 
 
 @pytest.fixture
 def rig() -> RankedRig:
     return RankedRig(6)
-
-
-@pytest.fixture
-def worker(rig: RankedRig) -> RankedWorker:
-    return RankedWorker(rig, "w", 1)
 
 
 def prompt(number: int, count: int = 8) -> range:
@@ -68,44 +46,44 @@ def cached(rig: Rig, tokens: Iterable[int]) -> int:
 
 
 def test_what_less_urgent_requests_left_is_evicted_first_though_it_was_used_last(
-    rig: RankedRig, worker: RankedWorker
+    rig: RankedRig, worker: Worker
 ) -> None:
-    worker.serve(1, prompt(1), URGENT)
-    worker.serve(2, prompt(2), USUAL)
-    worker.serve(3, prompt(3), PATIENT)
+    serve(worker, 1, prompt(1), URGENT)
+    serve(worker, 2, prompt(2), USUAL)
+    serve(worker, 3, prompt(3), PATIENT)
     for number, pages, left in ((4, 2, [2, 2, 0]), (5, 4, [2, 0, 0])):
-        worker.serve(number, prompt(number, 4 * pages), PATIENT)
+        serve(worker, number, prompt(number, 4 * pages), PATIENT)
         assert [cached(rig, prompt(one)) for one in (1, 2, 3)] == left
 
 
 def test_a_prefix_is_kept_as_the_most_urgent_who_used_it_wants(
-    rig: RankedRig, worker: RankedWorker
+    rig: RankedRig, worker: Worker
 ) -> None:
-    worker.serve(1, prompt(1), PATIENT)
-    worker.serve(2, [*prompt(1), *prompt(2, 4)], URGENT)
-    worker.serve(3, prompt(3), USUAL)
-    worker.serve(4, prompt(4, 16), USUAL)
+    serve(worker, 1, prompt(1), PATIENT)
+    serve(worker, 2, [*prompt(1), *prompt(2, 4)], URGENT)
+    serve(worker, 3, prompt(3), USUAL)
+    serve(worker, 4, prompt(4, 16), USUAL)
     assert cached(rig, [*prompt(1), *prompt(2, 4)]) == 2
-    worker.serve(5, prompt(5), PATIENT)
+    serve(worker, 5, prompt(5), PATIENT)
     assert (cached(rig, prompt(1)), cached(rig, prompt(4, 16))) == (2, 2)
 
 
-def test_both_parts_of_what_is_cut_are_kept_as_it_was(rig: RankedRig, worker: RankedWorker) -> None:
-    worker.serve(1, prompt(1), 2 * URGENT)
-    worker.serve(2, [*prompt(1, 4), *prompt(2, 4)], PATIENT)
-    worker.serve(3, prompt(3, 20), URGENT)
-    worker.serve(4, prompt(4, 4), USUAL)
+def test_both_parts_of_what_is_cut_are_kept_as_it_was(rig: RankedRig, worker: Worker) -> None:
+    serve(worker, 1, prompt(1), 2 * URGENT)
+    serve(worker, 2, [*prompt(1, 4), *prompt(2, 4)], PATIENT)
+    serve(worker, 3, prompt(3, 20), URGENT)
+    serve(worker, 4, prompt(4, 4), USUAL)
     assert (cached(rig, prompt(1)), cached(rig, prompt(3, 20))) == (1, 4)
 
 
 def test_what_an_earlier_pager_cached_counts_as_used_by_usual_requests(
-    rig: RankedRig, worker: RankedWorker
+    rig: RankedRig, worker: Worker
 ) -> None:
-    worker.serve(1, prompt(1), URGENT)
+    serve(worker, 1, prompt(1), URGENT)
     rig.restart()
-    again = RankedWorker(rig, "w", 2)
-    again.serve(2, prompt(2), PATIENT)
-    again.serve(3, prompt(3), USUAL)
+    again = Worker(rig, "w", 2)
+    serve(again, 2, prompt(2), PATIENT)
+    serve(again, 3, prompt(3), USUAL)
     for number, left in ((4, [2, 0, 2]), (5, [0, 0, 2])):
-        again.serve(number, prompt(number), USUAL)
+        serve(again, number, prompt(number), USUAL)
         assert [cached(rig, prompt(one)) for one in (1, 2, 3)] == left

@@ -19,6 +19,7 @@ from tests.unit.pager.steps import cache, invalidated
 
 from pagemesh.pager.tier_events import PagesLoaded, PutAway
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack
 
 
@@ -123,3 +124,14 @@ def test_a_small_disk_keeps_the_starts_of_prefixes_when_the_pager_stops() -> Non
     cache(worker, 1, PROMPT)
     put_away(rig)
     assert rig.prefixes() == prefixes_of(range(12))
+
+
+def test_what_has_a_time_to_live_is_never_put_on_disk(rig: DiskRig, worker: Worker) -> None:
+    """A record has none, so that it would be served after its time."""
+    timed = worker.granted(1, PROMPT, terms=CacheTerms(ttl_s=60))
+    worker.release(timed, PROMPT)
+    rig.handle(PutAway(anew=True))
+    flood(worker)
+    rig.write()
+    assert not rig.prefixes() & prefixes_of(PROMPT)
+    assert worker.granted(2, PROMPT).cached_tokens == 0

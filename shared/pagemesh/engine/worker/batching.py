@@ -14,7 +14,8 @@ Prompts are computed by priority, then by how many times longer than the rest of
 compute they have been here (highest response ratio next). So who needs little, because it is
 short, cached or almost done, soon goes before who needs much; and since the ratio of who waits
 grows without end, nobody starves. A little rest is computed with the chunk before it: its first
-text would come a whole step later.
+text would come a whole step later. Beside others of another priority whoever waits becomes
+more urgent by a level each time that a level is worth (``LEVEL_US``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
 from pagemesh.engine.worker.desk import Row
 from pagemesh.engine.worker.plan import NO_READERS, Readers, StepResult
 from pagemesh.engine.worker.sequence import Phase, Sequence
-from pagemesh.wire.messages import Order
+from pagemesh.wire.messages import LEVEL_US, OrderPlace
 
 CHUNK_TOKENS_MIN = 16
 """What a prompt gets of each step however long that takes: it must come to its end."""
@@ -119,7 +120,8 @@ class Batching:
         rows_left = self.rows_max - rows_count
         if prompts and rows_left > 0:
             if len(prompts) > 1:
-                prompts.sort(key=lambda wish: self._precedence(wish, now_ms))
+                ages = len({wish.sequence.order.priority for wish in prompts}) > 1
+                prompts.sort(key=lambda wish: self._precedence(wish, now_ms, ages=ages))
             chosen += self._prompts(prompts, chosen, rows_left)
         return chosen
 
@@ -183,9 +185,14 @@ class Batching:
             return wish.count
         return count - count % CHUNK_TOKENS_STEP if count >= CHUNK_TOKENS_MIN else 0
 
-    def _precedence(self, wish: Wish, now_ms: float) -> tuple[int, float, Order]:
+    def _precedence(
+        self, wish: Wish, now_ms: float, *, ages: bool
+    ) -> tuple[int, float, OrderPlace]:
+        """``ages``: there are others of another priority, so that whoever waits becomes more
+        urgent."""
         sequence = wish.sequence
         left = max(wish.left_count, wish.count)
         rest_us = self.costs.prompt_us(wish.start, left) or GUESSED_TOKEN_US * left
         waited_us = 1_000.0 * (now_ms - sequence.submitted_ms)
-        return sequence.order.priority, -waited_us / rest_us, sequence.order
+        level = sequence.order.priority - (waited_us // LEVEL_US if ages else 0)
+        return int(level), -waited_us / rest_us, sequence.order.place

@@ -292,7 +292,7 @@ class WorkerCore:
                 assert desk.leases[sequence.lease.lease] is sequence.lease, key
                 assert sequence.lease.hold is Hold.HELD, (key, sequence.lease.hold)
         runnable = [one for one in desk.live.values() if one.phase in RUNNABLE]
-        assert sorted(runnable, key=lambda one: one.order) == desk.running
+        assert sorted(runnable, key=lambda one: one.order.place) == desk.running
         held = {id(one.lease) for one in desk.live.values() if one.lease is not None}
         stepping = {id(row.lease) for row in desk.step.rows} if desk.step else set()
         copying = desk.step.copies if desk.step else ()

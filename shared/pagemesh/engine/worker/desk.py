@@ -22,7 +22,7 @@ from pagemesh.engine.worker.events import Call, CallId, CallPager, CallWorker, C
 from pagemesh.engine.worker.lease import Copy, Lease
 from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
-from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
+from pagemesh.wire.messages import Message, OrderPlace, Refused, SequenceKey
 from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.work_messages import Frame
 
@@ -118,8 +118,8 @@ class Offer:
     lease: Lease
 
 
-def _order(sequence: Sequence) -> Order:
-    return sequence.order
+def _place(sequence: Sequence) -> OrderPlace:
+    return sequence.order.place
 
 
 class Desk:
@@ -285,9 +285,9 @@ class Desk:
         was_runnable = sequence.phase in RUNNABLE
         sequence.move(phase)
         if phase in RUNNABLE and not was_runnable:
-            insort(self.running, sequence, key=_order)
+            insort(self.running, sequence, key=_place)
         elif was_runnable and phase not in RUNNABLE:
-            index = bisect_left(self.running, sequence.order, key=_order)
+            index = bisect_left(self.running, sequence.order.place, key=_place)
             while self.running[index] is not sequence:
                 index += 1
             del self.running[index]
