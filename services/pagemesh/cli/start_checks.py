@@ -64,6 +64,8 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         )
     if config.worker.device == "cuda":
         check_gpu(config)
+    if config.pager.disk_dir:
+        check_disk(Path(config.pager.disk_dir).expanduser())
     if not own_nats:
         _ = config.bus.servers
         tls_context(config.bus)
@@ -118,6 +120,23 @@ def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
     if pool is not None:
         return pool.form.file_bytes + tier_bytes
     return config.pager.pool_bytes if config.worker.device == "cpu" else tier_bytes
+
+
+def check_disk(folder: Path) -> None:
+    """Whether ``folder`` is one that pages can be kept in, or can be made. A disk that is full or
+    fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        why = error.strerror
+    else:
+        if not existing.is_dir():
+            why = "not a folder" if existing == folder else f"{existing} is not a folder"
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            why = "cannot be written" if existing == folder else f"{existing} cannot be written"
+        else:
+            return
+    raise ConfigError(f"PAGEMESH_DISK_DIR={folder} (--disk-dir): {why}; name another")
 
 
 def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:

@@ -20,6 +20,7 @@ from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
 from pagemesh.cli.screen import Screen, fitted
 from pagemesh.cli.start_checks import (
     PoolPlan,
+    check_disk,
     check_room,
     known_shape,
     plan_pool,
@@ -215,6 +216,21 @@ def test_a_folder_that_may_not_even_be_looked_into_is_refused(
     monkeypatch.setattr(shutil, "disk_usage", forbidden)
     with pytest.raises(ConfigError, match=r"PAGEMESH_POOL_DIR=.*: Permission denied; name another"):
         check_room(tmp_path, 1)
+
+
+def test_a_folder_for_pages_on_disk_that_cannot_be_one_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_disk(tmp_path)
+    check_disk(tmp_path / "not" / "there" / "yet")
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+    file = tmp_path / "file"
+    file.touch()
+    line = up_error(capsys, "--disk-dir", str(file))
+    assert f"PAGEMESH_DISK_DIR={file} (--disk-dir): not a folder; name another" in line
+    assert f"{file} is not a folder" in up_error(capsys, "--disk-dir", str(file / "below"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot be written" in up_error(capsys, "--disk-dir", str(tmp_path))
 
 
 def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:
