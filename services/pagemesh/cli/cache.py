@@ -23,7 +23,7 @@ from pagemesh.cli.cache_tables import (
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected
 from pagemesh.cli.options import config_flags, given_flags
-from pagemesh.cli.param_types import Counts
+from pagemesh.cli.param_types import Counts, Digits
 from pagemesh.runtime.config import load
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
@@ -65,32 +65,32 @@ def cache() -> None:
 @cache.command()
 @_door
 def stats(as_json: bool, **arguments: Any) -> int:
-    """Pages by state, hits, what left the cache and why, and what is pinned."""
+    """Pages by state, hits, pins, what left the cache and why."""
     return _each(arguments, "stats", [AskCacheStats()], CacheStats, stats_text, as_json=as_json)
 
 
 @cache.command()
-@click.option("--root", default="", metavar="HEX", help=_ROOT_HELP)
+@click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
 @click.option("--first", type=click.IntRange(0), default=0, help="Skip so many edges.")
 @click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True,
               help="Show at most so many.")  # fmt: skip
 @_door
 def tree(root: str, first: int, limit: int, as_json: bool, **arguments: Any) -> int:
     """The edges of the prefix trees. No token is shown."""
-    ask = AskCacheTree(root=root.lower(), first=first, limit=limit)
+    ask = AskCacheTree(root=root, first=first, limit=limit)
     return _each(arguments, "tree", [ask], CacheTree, lines_text, as_json=as_json)
 
 
 @cache.command()
 @click.option("--by", type=click.Choice(["reuse", "size"]), default="reuse", show_default=True,
               help="What saved the most prefill, or the longest prefixes.")  # fmt: skip
-@click.option("--root", default="", metavar="HEX", help=_ROOT_HELP)
+@click.option("--root", type=Digits(), default="", metavar="HEX", help=_ROOT_HELP)
 @click.option("--limit", type=click.IntRange(1, LINES_MAX), default=20, show_default=True,
               help="Show at most so many.")  # fmt: skip
 @_door
 def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
     """The edges that are worth the most."""
-    ask = AskCacheTop(by=by, root=root.lower(), limit=limit)
+    ask = AskCacheTop(by=by, root=root, limit=limit)
     return _each(arguments, "top", [ask], CacheTop, lines_text, as_json=as_json)
 
 
@@ -125,7 +125,7 @@ def pin(
 
 
 @cache.command()
-@click.argument("name", metavar="PIN", required=False)
+@click.argument("name", metavar="[PIN]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every pin.")
 @_door
 def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -> int:
@@ -140,7 +140,8 @@ def unpin(name: str | None, everything: bool, as_json: bool, **arguments: Any) -
 
 
 @cache.command()
-@click.option("--root", metavar="HEX", help="The one root that starts with these digits.")
+@click.option("--root", type=Digits(), metavar="HEX",
+              help="The one root that starts with these digits.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="Every root of a model.")
 @click.option("--tenant", metavar="NAME", help="Every root of a tenant.")
 @click.option("--idle", is_flag=True, help="Whatever no sequence uses and nobody pinned.")
@@ -153,10 +154,9 @@ def invalidate(
     as_json: bool,
     **arguments: Any,
 ) -> int:
-    """Retire what is not to be used any more: nothing new matches it from now on; sequences that
+    """Drop what is not to be used any more. Nothing new matches it from now on; sequences that
     run go on with their own pages."""
-    named: dict[Any, str | None]
-    named = {"root": root and root.lower(), "model": model, "tenant": tenant}
+    named: dict[Any, str | None] = {"root": root, "model": model, "tenant": tenant}
     given = [(what, name) for what, name in named.items() if name is not None]
     given += [("idle", "")] if idle else []
     if len(given) != 1:

@@ -38,7 +38,7 @@ def chat(
     seed: int | None,
     **arguments: Any,
 ) -> int:
-    """Talk to a running mesh."""
+    """Talk to a running mesh. Where it asks for an API key, set PAGEMESH_API_KEY."""
     check_variables()
     config = load(ClientConfig, os.environ, given_flags(arguments))
     settings: dict[str, Any] = {"max_tokens": max_tokens}

@@ -160,4 +160,6 @@ def _error_text(response: httpx.Response) -> str:
         message: str = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         return f"status {response.status_code}"
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return f"{message}; set PAGEMESH_API_KEY to one"
     return message

@@ -1,12 +1,14 @@
-"""Kinds of values that commands take beside settings: a size, a list of counts."""
+"""Kinds of values that commands take beside settings: a size, a list of counts, a root's digits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
+import msgspec
 
 from pagemesh.runtime.sizes import parse_size
+from pagemesh.wire.cache_messages import RootStart
 
 _DIGITS_MAX = 12
 
@@ -52,3 +54,15 @@ class Counts(click.ParamType[tuple[int, ...]]):
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
             return False
         return self._minimum <= int(text) <= self._maximum
+
+
+class Digits(click.ParamType[str]):
+    """The hexadecimal digits that a root starts with."""
+
+    name = "hex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return msgspec.convert(str(value).lower(), RootStart)
+        except msgspec.ValidationError:
+            self.fail(f"{str(value)[:80]!r} is not hexadecimal digits, 64 at most", param, ctx)

@@ -170,6 +170,9 @@ def test_each_answer_is_told_in_words(door: Door, capsys: pytest.CaptureFixture[
         (f"pin --root {ROOT} --tokens {'9' * 5_000}", "is not token ids such as 1,15,220"),
         ("pin --messages nowhere.json", "nowhere.json: No such file or directory"),
         ("tree --limit 501", "--limit"),
+        ("tree --root xy", "'xy' is not hexadecimal digits, 64 at most"),
+        (f"top --root {ROOT}0", "0' is not hexadecimal digits, 64 at most"),
+        ("invalidate --root xy", "'xy' is not hexadecimal digits, 64 at most"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_nobody_is_asked(
@@ -212,7 +215,10 @@ def test_a_prefix_in_words_is_pinned_under_each_root_that_the_gateway_names(
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
-        (httpx.Response(401, json={"error": {"message": "no key"}}), "no key"),
+        (
+            httpx.Response(401, json={"error": {"message": "no key"}}),
+            "no key; set PAGEMESH_API_KEY",
+        ),
         (httpx.Response(502, text="<html>"), "status 502"),
         (httpx.Response(200, text="<html>"), "/tokenize answers no JSON object"),
         (httpx.Response(200, json=[]), "/tokenize answers no JSON object"),
@@ -255,3 +261,10 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
         run([*command, "--help"])
         help_text = " ".join(capsys.readouterr().out.split())
         assert "[default: that of `pagemesh up` on this machine]" in help_text
+
+
+def test_help_lists_each_command_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["cache", "--help"])
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+    run(["cache", "unpin", "--help"])
+    assert "[OPTIONS] [PIN]" in capsys.readouterr().out
