@@ -14,6 +14,7 @@ import { connect, createInbox, headers } from "@nats-io/transport-node";
 const CHAT = "pagemesh.v1.chat.completions";
 const MODELS = "pagemesh.v1.models";
 const SILENCE_MS_MAX = 60_000;
+const HINT = "name the server that `pagemesh up` says with PAGEMESH_NATS or --nats";
 
 const { values, positionals } = parseArgs({
   options: {
@@ -83,7 +84,8 @@ try {
   connection = await connect(server(values.nats));
   await chat(connection, values.model || (await firstModel(connection)));
 } catch (error) {
-  console.error(error.message);
+  const host = values.nats.replace(/^(\w+:\/\/)?(.*@)?/, ""); // without the password
+  console.error(connection ? error.message : `cannot reach NATS at ${host}: ${error.message}; ${HINT}`);
   process.exitCode = 1;
 } finally {
   await connection?.close();

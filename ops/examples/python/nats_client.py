@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from urllib.parse import urlsplit
 
 import nats
 
@@ -21,6 +22,7 @@ CHAT = "pagemesh.v1.chat.completions"
 MODELS = "pagemesh.v1.models"
 SILENCE_S_MAX = 60
 CONNECT_S_MAX = 5
+HINT = "name the server that `pagemesh up` says with PAGEMESH_NATS or --nats"
 
 
 async def main() -> int:
@@ -38,7 +40,8 @@ async def main() -> int:
             client = await nats.connect(arguments.nats, error_cb=quiet)
     except (OSError, nats.errors.Error) as error:
         reason = str(error) or f"no connection in {CONNECT_S_MAX} s"
-        print(f"cannot reach NATS: {reason}", file=sys.stderr)
+        server = urlsplit(arguments.nats).netloc.rpartition("@")[2]  # without the password
+        print(f"cannot reach NATS at {server}: {reason}; {HINT}", file=sys.stderr)
         return 1
     try:
         model = arguments.model

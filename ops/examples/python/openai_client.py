@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from openai import APIError, OpenAI
+from openai import APIConnectionError, APIError, OpenAI
 
 
 def main() -> int:
@@ -39,6 +39,13 @@ def main() -> int:
                 if chunk.usage and chunk.usage.prompt_tokens_details:
                     cached = chunk.usage.prompt_tokens_details.cached_tokens
                     print(f"\n[{chunk.usage.total_tokens} tokens, {cached} cached]")
+        except APIConnectionError:
+            print(
+                f"no answer from {arguments.url}; start a mesh with `pagemesh up`, or name it "
+                "with --url",
+                file=sys.stderr,
+            )
+            return 1
         except APIError as error:
             print(error.message, file=sys.stderr)
             return 1

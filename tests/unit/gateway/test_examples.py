@@ -65,10 +65,16 @@ async def test_the_python_client_tells_an_error_over_nats(
     assert code == 1 and "does not exist" in errors
 
 
-async def test_the_python_client_tells_in_one_line_that_nobody_is_there() -> None:
+async def test_the_python_clients_tell_in_one_line_that_nobody_is_there() -> None:
     script = str(EXAMPLES / "python" / "nats_client.py")
-    code, out, errors = await run(sys.executable, script, "--nats", "nats://127.0.0.1:1", QUESTION)
-    assert (code, out) == (1, "") and errors.startswith("cannot reach NATS: ")
+    code, out, errors = await run(
+        sys.executable, script, "--nats", "nats://u:pw@127.0.0.1:1", QUESTION
+    )
+    assert (code, out) == (1, "") and errors.startswith("cannot reach NATS at 127.0.0.1:1: ")
+    assert len(errors.splitlines()) == 1 and "PAGEMESH_NATS" in errors and "pw" not in errors
+    script = str(EXAMPLES / "python" / "openai_client.py")
+    code, out, errors = await run(sys.executable, script, "--url", "http://127.0.0.1:1", QUESTION)
+    assert (code, out) == (1, "") and errors.startswith("no answer from http://127.0.0.1:1; ")
     assert len(errors.splitlines()) == 1
 
 
@@ -99,3 +105,7 @@ async def test_the_javascript_client_chats_over_nats(
     assert out.startswith("hello, script\n[") and "2 cached" in out
     code, _, errors = await run(*command, "--model", "other", QUESTION, folder=folder)
     assert code == 1 and "does not exist" in errors
+    command = ("node", "nats_client.mjs", "--nats", "nats://u:pw@127.0.0.1:1")
+    code, _, errors = await run(*command, QUESTION, folder=folder)
+    assert code == 1 and errors.startswith("cannot reach NATS at 127.0.0.1:1: ")
+    assert len(errors.splitlines()) == 1 and "pw" not in errors

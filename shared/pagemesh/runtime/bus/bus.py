@@ -361,8 +361,8 @@ class Bus:
             await link.barrier(timeout_ms=BARRIER_TIMEOUT_MS)
             if self._deaf:
                 raise ConfigError(
-                    f"the NATS user may not listen on {self._inbox_prefix}.>, where answers "
-                    f"come in; give it the permissions of a {self.role}"
+                    f"the NATS user may not listen on {self._inbox_prefix}.>, where answers come "
+                    f"in; connect as the role {self.role} (--nats), or give it those permissions"
                 )
         except BaseException:
             self._next_link = None
