@@ -189,7 +189,7 @@ def _named(text: str) -> ApiError:
             name = param[:_BRIEF_MAX]
             return ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
         return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
-    shown = f"{param}: {message}" if param else message
+    shown = f"{param}: {message}" if param else f"the body: {message}"
     return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
 
 

@@ -139,6 +139,11 @@ def test_an_empty_body_is_told_to_be_empty(body: bytes) -> None:
         parse_chat(body, served="m")
 
 
+def test_a_body_that_is_no_object_is_told_what_is_meant() -> None:
+    with pytest.raises(ApiError, match="the body: Expected `object`, got `array`"):
+        parse_chat(b"[]", served="m")
+
+
 def test_a_parameter_nobody_knows_is_refused_by_name() -> None:
     for ask in (chat, completion):
         with pytest.raises(ApiError) as caught:
