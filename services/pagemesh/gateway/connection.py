@@ -1,11 +1,16 @@
 """One HTTP connection: uvicorn's, which bounds bodies' buffers and idle time, with bounds on
 what is neither: heads and trailers, which it gathers whole before anybody is asked for a key.
+
+Offers to speak another protocol are declined by going on as if they had not been made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from array import array
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX = 64 << 10
@@ -21,6 +26,7 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.parser = _Parser(self)
         super().connection_made(transport)
         self._expect_head()
 
@@ -37,6 +43,8 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
+        if self._is_offered:
+            return
         self._gathered_bytes = 0
         self._in_body = True
         self._stop_timer()
@@ -47,9 +55,23 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_offered:
+            return
         self._gathered_bytes = 0
         self._in_body = False
         super().on_message_complete()
+
+    @property
+    def head_without_offer(self) -> bytes:
+        """The last head, as a client sends it that knows HTTP/1.1 only."""
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        lines += [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    @property
+    def _is_offered(self) -> bool:
+        """What is being parsed is a head with an offer. It will come again without."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
@@ -58,3 +80,27 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Parser(httptools.HttpRequestParser):
+    """httptools takes all that follows an offer of another protocol for that protocol's, and with
+    it the body of the request: those of Java's client, which offers HTTP/2, were empty."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        with contextlib.suppress(AttributeError):  # as uvicorn does: httptools before 0.6.3
+            self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        left = memoryview(data)
+        while len(left):
+            try:
+                super().feed_data(left)
+            except httptools.HttpParserUpgrade as offer:
+                if self.get_method() == b"CONNECT":
+                    raise
+                left = left[offer.args[0] :]
+                super().feed_data(self._connection.head_without_offer)
+            else:
+                return

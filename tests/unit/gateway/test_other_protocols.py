@@ -1,0 +1,73 @@
+"""Clients that would rather speak another protocol than HTTP/1.1 are served in HTTP/1.1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from tests.unit.gateway.fake_mesh import FakeMesh
+from tests.unit.gateway.support import MODEL
+
+TEXT = "/v1/completions"
+BODY = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 3}).encode()
+LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+WEBSOCKET = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+CLOSE = b"connection: close\r\n"
+
+
+def post(*fields: bytes, body: bytes = BODY) -> bytes:
+    return b"POST %s HTTP/1.1\r\nhost: x\r\n%s\r\n%s" % (TEXT.encode(), b"".join(fields), body)
+
+
+SIZED = post(H2C, b"content-length: %d\r\n" % len(BODY))
+CHUNKED = post(
+    H2C, b"transfer-encoding: chunked\r\n", body=b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+)
+
+
+@pytest.mark.parametrize("sent", [SIZED, CHUNKED], ids=("sized", "chunked"))
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1_000])
+async def test_a_body_that_comes_with_an_offer_of_http_2_is_read(
+    mesh: FakeMesh, sent: bytes, piece_bytes: int
+) -> None:
+    pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
+    answer = await answered(mesh, *pieces, LIVE + CLOSE + b"\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert b'"text":"cba"' in answer
+
+
+async def test_an_offer_without_a_body_is_declined_by_an_answer(mesh: FakeMesh) -> None:
+    answer = await answered(mesh, LIVE + WEBSOCKET + b"\r\n", LIVE + CLOSE + b"\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+async def test_many_offers_that_come_at_once_are_each_declined(mesh: FakeMesh) -> None:
+    count = 2_000
+    answer = await answered(mesh, (LIVE + H2C + b"\r\n") * count, LIVE + CLOSE + b"\r\n")
+    assert answer.count(b"HTTP/1.1 200") == count + 1
+
+
+async def test_a_tunnel_through_the_gateway_is_refused(mesh: FakeMesh) -> None:
+    answer = await answered(mesh, b"CONNECT /x HTTP/1.1\r\nhost: x\r\n%s\r\n" % CLOSE)
+    assert answer.startswith(b"HTTP/1.1 4")
+
+
+async def test_the_limit_of_a_head_holds_for_one_with_an_offer(mesh: FakeMesh) -> None:
+    answer = await answered(mesh, LIVE + H2C + b"x: aaaaaaaa\r\n" * 8_000)
+    assert answer.startswith(b"HTTP/1.1 4")
+
+
+async def answered(mesh: FakeMesh, *pieces: bytes) -> bytes:
+    """All that comes back until the connection is closed."""
+    url = httpx.URL(mesh.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    async with asyncio.timeout(20):
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        answer = await reader.read()
+    writer.close()
+    return answer
