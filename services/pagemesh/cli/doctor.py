@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pagemesh.cli.start_checks import check_model, check_room, pool_file_bytes
 from pagemesh.gateway.sampling_defaults import sampling_defaults
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
+from pagemesh.runtime.open_files import open_files_allowed
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire.errors import ConfigError
 
@@ -108,11 +108,14 @@ def _pool_folder(config: ServiceConfig) -> str:
 
 
 def _limits(_config: ServiceConfig) -> str:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES_MIN:
-        raise ConfigError(f"only {soft} open files are allowed; raise it: ulimit -n {hard}")
+    allowed = open_files_allowed()
+    if allowed < _OPEN_FILES_MIN:
+        raise ConfigError(
+            f"only {allowed} open files are allowed; have the limit raised to {_OPEN_FILES_MIN} or "
+            "more (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit)"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{soft} open files, {cores} cores"
+    return f"{allowed} open files, {cores} cores"
 
 
 def _model(config: ServiceConfig) -> str:

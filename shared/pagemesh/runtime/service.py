@@ -18,6 +18,7 @@ import uvloop
 
 from pagemesh.runtime.logs import get_logger, set_up_logs
 from pagemesh.runtime.metrics import serve_metrics
+from pagemesh.runtime.open_files import allow_open_files
 from pagemesh.runtime.pulse import beat
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.spans import set_up_spans
@@ -64,6 +65,7 @@ def run_service(
     on which whoever started us listens for signs of life.
     """
     set_up_logs(telemetry, service=service, name=name)
+    allow_open_files()
     try:
         with serve_metrics(telemetry), set_up_spans(telemetry, service=service, name=name):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:
     (model / "generation_config.json").write_text('{"top_p": "wide"}')
     refused = findings({"PAGEMESH_MODEL": str(model)})["model"]
     assert not refused.ok and "$.top_p" in refused.text
+
+
+def test_the_open_files_are_those_that_services_will_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4_096))
+    told = findings({})["limits"]
+    assert told.ok and told.text.startswith("4096 open files")
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 512))
+    refused = findings({})["limits"]
+    assert not refused.ok and "only 512 open files" in refused.text
 
 
 def test_a_missing_model_is_named() -> None:

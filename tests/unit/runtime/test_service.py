@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, resource, sys, time
 from pagemesh.runtime.service import Stop, run_service
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.wire.errors import ConfigError
@@ -22,6 +22,9 @@ async def drains(stop: Stop) -> None:
     print("ready", flush=True)
     await stop.wait()
     print("drained", flush=True)
+
+async def tells_limits(stop: Stop) -> None:
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 async def never_drains(stop: Stop) -> None:
     print("ready", flush=True)
@@ -48,9 +51,15 @@ sys.exit(run_service(
 """
 
 
-def start(tmp_path: Path, what: str, pulse_fd: int | None = None) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path,
+    what: str,
+    pulse_fd: int | None = None,
+    open_files: tuple[int, int] | None = None,
+) -> subprocess.Popen[str]:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, {open_files})\n" if open_files else ""
+    program.write_text(PROGRAM.replace("sys.exit", limit + "sys.exit", 1))
     more = [] if pulse_fd is None else [str(pulse_fd)]
     process = subprocess.Popen(
         [sys.executable, str(program), what, *more],
@@ -63,6 +72,15 @@ def start(tmp_path: Path, what: str, pulse_fd: int | None = None) -> subprocess.
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     return process
+
+
+@pytest.mark.parametrize("allowed", [(200, 300), (300, 300)])
+def test_a_service_may_open_as_many_files_as_it_can_have(
+    tmp_path: Path, allowed: tuple[int, int]
+) -> None:
+    process = start(tmp_path, "tells_limits", open_files=allowed)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "300 300\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
