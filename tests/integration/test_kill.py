@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -117,11 +118,11 @@ def test_every_stream_survives_the_death_of_a_service(
 
 
 def empty_folder(mesh: Mesh) -> None:
-    """As systemd does with the shared memory of a user who has logged out; then the pager dies."""
-    for path in list(mesh.pool_dir.rglob("*")):
-        if path.suffix in {".pool", ".lock", ".holders"}:
-            path.unlink()
+    """As systemd does with the shared memory of a user who has logged out; then those die that
+    have to find something there when they start."""
+    shutil.rmtree(mesh.pool_dir)
     mesh.kill("pager")
+    mesh.kill("nats")
 
 
 @pytest.mark.slow

@@ -14,11 +14,13 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pagemesh.cli.main import ERROR_PREFIX, EXIT_CONFIG
 from pagemesh.cli.pulse import Pulse
 from pagemesh.cli.restarts import GiveUp, RestartCore, RestartLimits
+from pagemesh.cli.run_folder import put_back
 from pagemesh.cli.watch import WatchLimits
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import ConfigError, PagemeshError
@@ -39,7 +41,8 @@ class ChildSpec:
     """What to run. Children of a lower ``stage`` are started first and stopped last.
 
     ``pulse_flag`` tells it the descriptor to beat on; ``greets_at`` is a host and port where it
-    speaks first. One of them makes it known when the child stands still.
+    speaks first. One of them makes it known when the child stands still. ``files``, by path, are
+    what it cannot start without: those that somebody has removed are written again before it does.
     """
 
     name: str
@@ -49,6 +52,7 @@ class ChildSpec:
     environ: Mapping[str, str]
     pulse_flag: str = ""
     greets_at: tuple[str, int] | None = None
+    files: Mapping[Path, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,23 @@ class Child:
         return self._stopping.is_set() and self.pid is not None
 
     async def tend(self) -> None:
-        """Run and restart until ``stop``; ends early after ``on_failure``."""
+        """Run and restart until ``stop``; ends early after ``on_failure``.
+
+        What is wrong with the configuration is final when the first life ends with it. What was
+        right then is wrong because of others, who fill a disk, say, and may become right again.
+        """
+        is_first = True
         while not self._stopping.is_set():
             code = await self._run_once()
             if self._stopping.is_set():
                 return
-            if code == EXIT_CONFIG:
+            if code == EXIT_CONFIG and is_first:
                 self._on_failure(ConfigError(f"{self.spec.name}: {self._last_error()}"))
                 return
+            is_first = False
             decision = self._restarts.exited(self._clock.now_ms())
-            self._on_change(self.spec.name, f"died ({_exit_text(code)})")
+            why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
+            self._on_change(self.spec.name, f"died ({why})")
             if isinstance(decision, GiveUp):
                 self._on_failure(ChildLost(self._give_up_text(decision)))
                 return
@@ -143,6 +154,8 @@ class Child:
     async def _run_once(self) -> int:
         self._tail.clear()
         spec = self.spec
+        with contextlib.suppress(OSError):  # a full disk, say: the child will tell what it misses
+            put_back(spec.files)
         with Pulse(
             self._clock, self._watch_limits, flag=spec.pulse_flag, greets_at=spec.greets_at
         ) as pulse:

@@ -51,17 +51,20 @@ def plan_nats(folder: RunFolder) -> NatsServer:
         passwords={role: nats_conf.quoted(word.reveal()) for role, word in passwords.items()},
     )
     conf = folder.path / "nats-server.conf"
-    write_private(conf, text)
+    files = {conf: text}
     for role in URL_ROLES:
         url = f"nats://{role}:{passwords[role].reveal()}@127.0.0.1:{port}\n"
-        write_private(folder.path / url_file_name(role), url)
+        files[folder.path / url_file_name(role)] = url
+    for path, content in files.items():
+        write_private(path, content)
     command = (
         sys.executable, "-m", "pagemesh.cli.leash", str(os.getpid()),
         str(find_nats_server()), "-c", str(conf),
     )  # fmt: skip
     spec = ChildSpec(
-        "nats", "nats", STAGES["nats"], command, _inherited(), greets_at=("127.0.0.1", port)
-    )
+        "nats", "nats", STAGES["nats"], command, _inherited(),
+        greets_at=("127.0.0.1", port), files=files,
+    )  # fmt: skip
     return NatsServer(f"nats://127.0.0.1:{port}", passwords, spec)
 
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +64,24 @@ def _kept_secret(folder: Path) -> str:
 
 
 def _keep_secret(folder: Path, secret: str) -> None:
-    """Put it there whole: what a full disk or a kill cut short would be no secret, and the next
-    mesh would find that one."""
-    fresh = folder / f"{SECRET_NAME}.new"
+    """What a full disk or a kill cut short would be no secret, and the next mesh would find it."""
+    _write_whole(folder / SECRET_NAME, secret)
+
+
+def put_back(files: Mapping[Path, str]) -> None:
+    """Write those that somebody has removed, and the folder if need be. Raises ``OSError``."""
+    for path, text in files.items():
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_whole(path, text)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a private file, all of it or nothing. Raises ``OSError``."""
+    fresh = path.with_name(f"{path.name}.new")
     try:
-        write_private(fresh, secret)
-        fresh.replace(folder / SECRET_NAME)
+        write_private(fresh, text)
+        fresh.replace(path)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise

@@ -51,7 +51,7 @@ from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Denied, Fault, Stale
 from pagemesh.wire.messages import Message, Ok, Refused
-from pagemesh.wire.pager_messages import OpenSession
+from pagemesh.wire.pager_messages import OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.pool_memory import Leave
@@ -267,9 +267,12 @@ class PagerActor(Behaviour[PagerEvent]):
             await self._perform(life, life.core.handle(dead, self._clock.now_ms()))
 
     async def _perform(self, life: _Life, commands: list[ev.Command]) -> None:
+        refused: Fault | None = None
         for command in commands:
             if type(command) is ev.Answer:
                 call, answer = command.call, command.message
+                if refused is not None and isinstance(answer, SessionOpened):
+                    answer = Refused.of(refused)
                 assert isinstance(call, _Call) and call.message is not None
                 await self._answer(call, answer)
                 ended_us, books = self._clock.now_us(), life.core.books
@@ -293,7 +296,7 @@ class PagerActor(Behaviour[PagerEvent]):
                     if self._settings.kill_holders:
                         self._holders.kill(incarnation)
                 case ev.RememberHolder(holder):
-                    self._holders.remember(holder)
+                    refused = self._holders.remember(holder)
                 case ev.ForgetHolder(incarnation):
                     self._holders.forget(incarnation)
                 case RememberRetired():

@@ -17,8 +17,10 @@ from pathlib import Path
 from pagemesh.kernels.native.locks import holder_is_dead, is_free, open_lock
 from pagemesh.pager.events import Holder
 from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.errors import Busy
 from pagemesh.wire.pool_format import LOCK_SUFFIX
 
+_AGAIN_MS = 1_000
 _log = get_logger(__name__)
 
 
@@ -35,8 +37,9 @@ class Holders:
         self._known: dict[int, Holder] = {}
         self._locks: dict[int, int] = {}
         """Open files of theirs: one that is removed goes on saying whether its holder lives."""
-        for line in self._read():
-            self._know(line)
+        self._written = frozenset(self._read())
+        for holder in self._written:
+            self._know(holder)
 
     def living(self) -> tuple[Holder, ...]:
         """Those whose lock is held; the others are forgotten."""
@@ -45,12 +48,15 @@ class Holders:
                 self._leave(holder.incarnation)
         return tuple(self._known.values())
 
-    def remember(self, holder: Holder) -> None:
+    def remember(self, holder: Holder) -> Busy | None:
+        """Write down that the next pager has to reckon with ``holder``. When that cannot be, what
+        is wrong: no session of his may be confirmed then."""
         if self._known.get(holder.incarnation) != holder:
             self._know(holder)
-            self._write()
+        return None if holder in self._written else self._write()
 
     def forget(self, incarnation: int) -> None:
+        """If it cannot be written down, the next pager sees by his lock that he is dead."""
         if incarnation in self._known:
             self._leave(incarnation)
             self._write()
@@ -131,11 +137,19 @@ class Holders:
             _log.error("pager.holders_damaged", path=str(self._path))
             return []
 
-    def _write(self) -> None:
+    def _write(self) -> Busy | None:
         lines = [(h.incarnation, h.worker, h.lock_name) for h in self._known.values()]
         fresh = self._path.with_suffix(".holders.new")
-        fresh.write_text(json.dumps(lines))
-        fresh.replace(self._path)
+        try:
+            fresh.write_text(json.dumps(lines))
+            fresh.replace(self._path)
+        except OSError as error:
+            why = (error.strerror or type(error).__name__).lower()
+            _log.error("pager.holders_not_written", path=str(self._path), why=why)
+            text = f"{self._path}: {why}; make room in PAGEMESH_POOL_DIR"
+            return Busy(text, retry_after_ms=_AGAIN_MS)
+        self._written = frozenset(self._known.values())
+        return None
 
 
 def lock_owner(inode: int) -> int:

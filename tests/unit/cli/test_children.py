@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,26 @@ async def test_a_killed_child_is_started_again() -> None:
     assert ("a", "died (SIGKILL)") in witness.changes
 
 
+async def test_a_child_finds_the_files_it_needs_though_somebody_removed_their_folder(
+    tmp_path: Path,
+) -> None:
+    conf, left = tmp_path / "run" / "conf", tmp_path / "left"
+    left.write_text("as it was")
+    spec = program("a", f"print(open({str(conf)!r}).read(), oct(os.stat({str(conf)!r}).st_mode))")
+    code = f"import os; {spec.command[-1]}; {SLEEP}"
+    spec = replace(spec, command=(*spec.command[:-1], code), files={conf: "word", left: "new"})
+    witness = Witness()
+    async with witness.watch(spec) as mesh:
+        for _ in range(2):
+            await witness.until(lambda: "up" in witness.lines)
+            assert witness.lines == ["word 0o100600", "up"]
+            shutil.rmtree(conf.parent)
+            witness.lines.clear()
+            os.kill((await witness.pids(mesh))[0], signal.SIGKILL)
+        await witness.until(lambda: "up" in witness.lines)
+    assert left.read_text() == "as it was"
+
+
 async def test_exit_code_two_is_relayed_as_the_config_error_it_reported() -> None:
     code = "import sys; print('loading'); print('error: pool too small', flush=True); sys.exit(2)"
     witness = Witness()
@@ -114,6 +135,24 @@ async def test_exit_code_two_is_relayed_as_the_config_error_it_reported() -> Non
         failure = await mesh.failed()
     assert isinstance(failure, ConfigError)
     assert str(failure) == "pager: pool too small"
+
+
+async def test_what_is_wrong_only_later_may_become_right_again(tmp_path: Path) -> None:
+    """As when others fill a disk: the mesh goes on without the child until it is mended."""
+    broken = tmp_path / "broken"
+    code = (
+        "import os, sys\n"
+        f"if os.path.exists({str(broken)!r}): print('error: no room'); sys.exit(2)\n"
+    )
+    witness = Witness()
+    async with witness.watch(program("a", code + SLEEP)) as mesh:
+        await witness.until(lambda: "up" in witness.lines)
+        witness.lines.clear()
+        broken.touch()
+        os.kill((await witness.pids(mesh))[0], signal.SIGKILL)
+        await witness.until(lambda: ("a", "died (no room)") in witness.changes)
+        broken.unlink()
+        await witness.until(lambda: "up" in witness.lines)
 
 
 async def test_the_error_that_ends_a_mesh_comes_out_as_itself() -> None:
