@@ -27,7 +27,8 @@ constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
 constexpr long kBlockDepth = 192;
 #endif
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
-constexpr long kUnitRows = 256, kUnitPanels = 12;
+constexpr long kUnitRows = (256 + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
+constexpr long kUnitPanels = 12;
 constexpr long kAheadLines = 32;  // of a stream that is read once
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.

@@ -89,6 +89,20 @@ def test_a_long_chunk_has_the_bits_of_its_rows_alone(
 
 
 @EITHER
+def test_units_of_as_many_rows_and_panels_as_there_are_keep_their_sums(
+    level: CpuLevel, weight_type: WeightType, with_threads: Callable[[int], None]
+) -> None:
+    # Whole units whose rows are no whole tiles, over more than one block of K.
+    packed = pack_linear(torch.randn(1536, 700), weight_type=weight_type)
+    x = torch.randn(512, 700)
+    alone = torch.cat([linear(row[None], packed, row_invariant=True) for row in x])
+    for threads in (1, 2):
+        with_threads(threads)
+        for rows in (253, 256, 512):
+            assert torch.equal(linear(x[:rows], packed, row_invariant=True), alone[:rows])
+
+
+@EITHER
 def test_rows_of_any_size_are_as_exact_and_no_number_stays_none(
     level: CpuLevel, weight_type: WeightType
 ) -> None:
