@@ -18,12 +18,16 @@ namespace {
 
 constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
 constexpr long kSpan = 512;
-#if PM_LEVEL >= 2
+#if PM_LEVEL >= 1
 constexpr int kTileQueries = 6, kUnitQueries = 48;
 #else
 constexpr int kTileQueries = 1, kUnitQueries = 24;
 #endif
 constexpr int kFetchQueries = 4;  // runs of more are bound by arithmetic
+
+// Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
+template <int Q>
+constexpr int kHeldVectors = PM_LEVEL != 1 || Q == 1 ? kBlockVectors : Q == 2 ? 2 : 1;
 
 struct AttentionCall {
   PmPages pages;
@@ -177,7 +181,7 @@ constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
 // While a block's K is read its V is fetched, and during V the next block's K: sixteen slots
 // have as many vectors of the one as of the other.
-template <typename T, int Q, int N>
+template <typename T, int Q, int N, bool FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
@@ -190,8 +194,8 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
     for (int j = 0; j < N; ++j) {
       key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
     }
-    if (N == kBlockVectors && Q <= kFetchQueries && d % kLineVectors<T> == 0) {
-      for (int j = 0; j < N; ++j) prefetch(block.values[j * kLanes] + d * kLanes);
+    if (FETCH && Q <= kFetchQueries && d % kLineVectors<T> == 0) {
+      for (int j = 0; j < N; ++j) prefetch(block.values[(vector + j) * kLanes] + d * kLanes);
     }
     for (int i = 0; i < Q; ++i) {
       V value = splat(q[i * columns + d]);
@@ -243,9 +247,12 @@ inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
 template <typename T, int Q>
 void all_scores(const AttentionCall& call, const Block<T>& block, const float* q, int low, int high,
                 V (*out)[kBlockVectors]) {
-  if (high - low == kBlockVectors) return scores<T, Q, kBlockVectors>(call, block, q, low, out);
-  for (; low + 2 <= high; low += 2) scores<T, Q, 2>(call, block, q, low, out);
-  if (low < high) scores<T, Q, 1>(call, block, q, low, out);
+  constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
+  if (high - low == kBlockVectors) {
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, q, low, out);
+  }
+  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, q, low, out);
+  if (low < high) scores<T, Q, 1, false>(call, block, q, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
@@ -329,17 +336,24 @@ struct Part {
 
 template <typename T, int Q>
 void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
-  if (part.vectors == 0) weigh<T, Q>(call, block, run);
-  else if (part.vectors == 1) add_values<T, Q, 1>(call, block, run, part.at);
-  else if (part.vectors == 2) add_values<T, Q, 2>(call, block, run, part.at);
-  else if (part.vectors == 4) add_values<T, Q, 4>(call, block, run, part.at);
-  else add_values<T, Q, (Q <= 2 ? 8 : 4)>(call, block, run, part.at);
+  constexpr int kHeld = kHeldVectors<Q>;
+  if (part.vectors == 0) return weigh<T, Q>(call, block, run);
+  if (part.vectors == 8) return add_values<T, Q, (Q <= 2 ? 2 : 1) * kHeld>(call, block, run, part.at);
+  const long end = part.at + part.vectors * kLanes;
+  for (; part.at + kHeld * kLanes <= end; part.at += kHeld * kLanes) {
+    add_values<T, Q, kHeld>(call, block, run, part.at);
+  }
+  if (part.at + 2 * kLanes <= end) {
+    add_values<T, Q, (kHeld < 2 ? 1 : 2)>(call, block, run, part.at);
+    part.at += 2 * kLanes;
+  }
+  if (part.at < end) add_values<T, Q, 1>(call, block, run, part.at);
 }
 
 template <typename T>
 void take_run(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
   switch (run.count) {
-#if PM_LEVEL >= 2
+#if PM_LEVEL >= 1
     case 2: return take<T, 2>(call, block, run, part);
     case 3: return take<T, 3>(call, block, run, part);
     case 4: return take<T, 4>(call, block, run, part);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from pagemesh.kernels.ops import (
 )
 from pagemesh.kernels.page_copy import reference as page_copy_reference
 from pagemesh.kernels.paged_attention import reference
+from pagemesh.kernels.paged_prefill import NEVER, by_torch
 
 SHAPES = [
     pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
@@ -230,7 +232,7 @@ def test_rows_of_a_sequence_may_come_in_any_order(level: CpuLevel) -> None:
 
 @pytest.mark.parametrize(("layout", "heads"), SHAPES)
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 100), (5, 1), (300, 77), (16, 16)])
-@pytest.mark.parametrize("past_min", [0, 10, 4096], ids=["torch", "both", "own"])
+@pytest.mark.parametrize("past_min", [0, 10, NEVER], ids=["torch", "both", "own"])
 def test_prefill_agrees_with_the_reference_by_either_way(
     monkeypatch: pytest.MonkeyPatch,
     layout: PageLayout,
@@ -239,7 +241,7 @@ def test_prefill_agrees_with_the_reference_by_either_way(
     count: int,
     past_min: int,
 ) -> None:
-    monkeypatch.setattr(paged_prefill_module, "PAST_TOKENS_MIN", past_min)
+    monkeypatch.setattr(paged_prefill_module, "past_tokens_min", lambda: past_min)
     monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
     pool, tables = filled_pool(layout, 400, 2)
     batch = ragged_batch(tables, [start, 7], [count, 9], layout.page_size)
@@ -247,6 +249,25 @@ def test_prefill_agrees_with_the_reference_by_either_way(
     expected = reference.paged_attention(q, pool, 0, batch, SCALE)
     got = paged_prefill(q, pool, 0, batch, SCALE)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(("start", "rows"), [(0, 128), (4095, 128), (4096, 128), (4096, 127)])
+def test_torch_gets_the_chunks_that_it_is_quicker_at(
+    level: CpuLevel, monkeypatch: pytest.MonkeyPatch, start: int, rows: int
+) -> None:
+    layout = PageLayout(1, 1, 16, 16)
+    pool, tables = filled_pool(layout, start + rows, 1)
+    batch = ragged_batch(tables, [start], [rows], layout.page_size)
+    given = []
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        given.append(arguments)
+        return by_torch(*arguments)
+
+    monkeypatch.setattr(paged_prefill_module, "by_torch", noted)
+    paged_prefill(torch.randn(rows, 2, 16), pool, 0, batch, SCALE)
+    quicker = {CpuLevel.PORTABLE: True, CpuLevel.AVX2: start == 4096}
+    assert len(given) == (rows == 128 and quicker.get(level, False))
 
 
 @pytest.mark.parametrize(("layout", "_heads"), SHAPES)
@@ -290,7 +311,7 @@ def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(
         broken[2] = wrong
         batch = ragged_batch([broken.astype(np.uint32)], [40], [1], 16)
         for past_min in (0, 4096):
-            monkeypatch.setattr(paged_prefill_module, "PAST_TOKENS_MIN", past_min)
+            monkeypatch.setattr(paged_prefill_module, "past_tokens_min", lambda least=past_min: least)
             monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
             for attend in (paged_attention, paged_prefill):
                 with pytest.raises(IndexError, match="page"):

@@ -44,7 +44,7 @@ from pagemesh.kernels.ops import (
     rope,
     silu_mul,
 )
-from pagemesh.kernels.paged_prefill import PAST_TOKENS_MIN, ROWS_MIN
+from pagemesh.kernels.paged_prefill import ROWS_MIN, past_tokens_min
 
 Tensor = torch.Tensor
 _POSITIONS_BLOCK = 4096
@@ -114,9 +114,9 @@ class Decoder:
 
     def _is_for_torch(self, batch: RaggedBatch) -> bool:
         """Are there chunks so long, over a past so long, that torch's attention is quicker?"""
-        if self.deterministic or batch.rows < ROWS_MIN * batch.sequences:
+        if self.deterministic or batch.rows < ROWS_MIN * batch.sequences or not batch.rows:
             return False
-        return int(batch.row_position.max()) >= PAST_TOKENS_MIN
+        return int(batch.row_position.max()) >= past_tokens_min()
 
     def _plan(self) -> DecoderPlan:
         config, weights = self.config, self.weights

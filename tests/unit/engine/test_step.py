@@ -94,8 +94,9 @@ def test_a_mixed_batch_has_the_same_bits_on_any_number_of_threads(
     model_folder: Path, level: CpuLevel, threads: int
 ) -> None:
     decoder, pool = load_decoder(model_folder)
-    case = Case(decoder, pool, LENGTHS)
-    case.check(ends(case.batch))
+    for spans in (LENGTHS, [(100, 512)]):  # and whole units of work, which are no whole tiles
+        case = Case(decoder, pool, spans)
+        case.check(ends(case.batch))
 
 
 def test_a_row_has_the_same_bits_in_any_company(model_folder: Path, level: CpuLevel) -> None:

@@ -4,8 +4,9 @@ to torch's attention.
 Same arguments and result, but rows of a sequence must be consecutive positions, and the last
 bits depend on the chunking: not for deterministic mode. For such a chunk K and V are gathered
 from their pages; the past is attended to without a mask, the chunk causally, and the two are
-merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). Up to
-``PAST_TOKENS_MIN`` of past the gathering costs more than it gives (``ops/bench/bench_kernels.py``).
+merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). From how much
+past on that is quicker depends on the instruction set (``ops/bench/bench_kernels.py``): our own
+kernel is 1.5 times as fast and more with AVX-512, and several times as slow without vectors.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ import torch
 from pagemesh.kernels.batch import RaggedBatch
 from pagemesh.kernels.dispatch import is_native, native, threads
 from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.native.library import CpuLevel, cpu_level
 from pagemesh.kernels.paged_attention import check_shapes, paged_attention
 from pagemesh.kernels.paged_attention.reference import gather as gather_reference
 
-PAST_TOKENS_MIN = 4096
+NEVER = 1 << 31
 ROWS_MIN = 128
+_PAST_TOKENS_MIN = {CpuLevel.PORTABLE: 0, CpuLevel.AVX2: 4096}
+
+
+def past_tokens_min() -> int:
+    """How many tokens must come before a chunk of ``ROWS_MIN`` rows for torch to be quicker."""
+    return _PAST_TOKENS_MIN.get(cpu_level(), NEVER) if is_native() else 0
 
 
 def paged_prefill(
@@ -37,12 +45,13 @@ def paged_prefill(
         out = torch.empty(q.shape, dtype=torch.float32)
     check_shapes(q, pool, batch, out)
     row_indptr, table_indptr = batch.row_indptr.tolist(), batch.table_indptr.tolist()
+    past_min = past_tokens_min()
     for sequence in range(batch.sequences):
         low, high = row_indptr[sequence], row_indptr[sequence + 1]
         if low == high:
             continue
         start = int(batch.row_position[low])
-        if start < PAST_TOKENS_MIN or high - low < ROWS_MIN:
+        if start < past_min or high - low < ROWS_MIN:
             part = _rows_of(batch, low, high)
             paged_attention(q[low:high], pool, layer, part, scale, out[low:high])
             continue
