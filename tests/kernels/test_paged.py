@@ -311,7 +311,8 @@ def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(
         broken[2] = wrong
         batch = ragged_batch([broken.astype(np.uint32)], [40], [1], 16)
         for past_min in (0, 4096):
-            monkeypatch.setattr(paged_prefill_module, "past_tokens_min", lambda least=past_min: least)
+            at_least = functools.partial(int, past_min)
+            monkeypatch.setattr(paged_prefill_module, "past_tokens_min", at_least)
             monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
             for attend in (paged_attention, paged_prefill):
                 with pytest.raises(IndexError, match="page"):
