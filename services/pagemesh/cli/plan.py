@@ -13,6 +13,7 @@ from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Counts, Size
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
+from pagemesh.cli.planning.lifetime import Pace
 from pagemesh.cli.planning.report import json_report, text_report
 from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
@@ -23,7 +24,8 @@ from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.wire.errors import ConfigError
 
 _SIZE, _TOKENS = Size(), click.IntRange(1, 1 << 31)
-_LENGTHS = Counts(1, 1 << 31, "token counts such as 800,2300,3900")
+_SPEED = click.IntRange(1, 1 << 31)
+_LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 
 
 @click.command()
@@ -48,6 +50,12 @@ _LENGTHS = Counts(1, 1 << 31, "token counts such as 800,2300,3900")
 @click.option("--lengths", type=_LENGTHS, default=(), help="Lengths to tell the waste of.")
 @click.option("--reserve-tokens", type=_TOKENS,
               help="What contiguous allocation would reserve.  [default: the context]")  # fmt: skip
+@click.option("--answer-tokens", type=click.IntRange(0, 1 << 24), default=256, show_default=True,
+              help="How many of a sequence's tokens are drawn, the last ones.")  # fmt: skip
+@click.option("--prompt-speed", type=_SPEED, default=5_000, show_default=True,
+              help="Tokens a second that one prompt is computed at.")  # fmt: skip
+@click.option("--answer-speed", type=_SPEED, default=33, show_default=True,
+              help="Tokens a second that one answer is drawn at.")  # fmt: skip
 @click.option("--host-memory", type=_SIZE, default=0, help="Size of the host tier.")
 @click.option("--disk", type=_SIZE, default=0, help="Size of the disk tier.")
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
@@ -100,8 +108,23 @@ def ask(
         reserve_tokens=rest["reserve_tokens"],
         host_bytes=rest["host_memory"],
         disk_bytes=rest["disk"],
-        growth_pages=WorkerLimits().growth_pages,
+        pace=_pace(worker, **rest),
         up_kv=worker.kv_dtype,
+    )
+
+
+def _pace(
+    worker: WorkerConfig, *, answer_tokens: int, prompt_speed: int, answer_speed: int, **_: Any
+) -> Pace:
+    """How sequences go on, in chunks and with pages ahead as workers have them here."""
+    limits = WorkerLimits()
+    return Pace(
+        answer_tokens=answer_tokens,
+        prompt_tokens_s=prompt_speed,
+        answer_tokens_s=answer_speed,
+        chunk_tokens=worker.step_tokens_max,
+        prompt_chunks=limits.prompt_chunks,
+        growth_pages=limits.growth_pages,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pagemesh.cli.planning.formats import KvFormat
+from pagemesh.cli.planning.lifetime import Pace, WasteOverTime, waste_over_time
 from pagemesh.cli.planning.memory import (
     PAGE_SIZES,
     Budget,
@@ -45,7 +46,7 @@ class Asked:
     reserve_tokens: int | None
     host_bytes: int
     disk_bytes: int
-    growth_pages: int
+    pace: Pace
     up_kv: str
     """What `pagemesh up` would keep KV as, with the settings there are."""
 
@@ -82,11 +83,13 @@ class Plan:
     windowed: SessionFit | None
     """The last of ``sessions``, if layers with a window gave their pages back early."""
     tiers: tuple[Tier, ...]
-    growth_pages: int
+    pace: Pace
     waste_tokens: int
     """Length that shares of waste are told for when no lengths were given."""
     lengths: tuple[int, ...]
     wastes: tuple[tuple[str, Waste], ...]
+    over_time: tuple[tuple[int, WasteOverTime], ...]
+    """Page size in tokens, and what such pages waste while sequences live."""
     page_sizes: tuple[tuple[int, int], ...]
     """Page size in tokens and bytes of such a page."""
     notes: tuple[str, ...]
@@ -125,10 +128,11 @@ def make_plan(asked: Asked) -> Plan:
         shared_tokens=asked.shared_tokens,
         windowed=windowed,
         tiers=_tiers(asked, page, pages),
-        growth_pages=asked.growth_pages,
+        pace=asked.pace,
         waste_tokens=waste_tokens,
         lengths=asked.lengths,
         wastes=_wastes(asked, waste_tokens),
+        over_time=_over_time(asked, waste_tokens),
         page_sizes=tuple((size, replace(page, page_size=size).page_bytes) for size in PAGE_SIZES),
         notes=_notes(asked),
     )
@@ -183,11 +187,23 @@ def _wastes(asked: Asked, waste_tokens: int) -> tuple[tuple[str, Waste], ...]:
     costs, since the tail of one made-up length says nothing."""
     lengths = asked.lengths or (waste_tokens,)
     reserved = asked.reserve_tokens or max(asked.shape.context_tokens_max, max(lengths))
-    sizes = sorted({*PAGE_SIZES, asked.page_size}) if asked.lengths else ()
+    sizes = _page_sizes(asked) if asked.lengths else ()
     return (
         (f"contiguous, {reserved:,} reserved", contiguous_waste(lengths, reserved)),
         *((f"pages of {size}", paged_waste(lengths, size)) for size in sizes),
     )
+
+
+def _over_time(asked: Asked, waste_tokens: int) -> tuple[tuple[int, WasteOverTime], ...]:
+    lengths = asked.lengths or (waste_tokens,)
+    return tuple(
+        (size, waste_over_time(lengths, size, asked.pace, asked.shared_tokens))
+        for size in _page_sizes(asked)
+    )
+
+
+def _page_sizes(asked: Asked) -> list[int]:
+    return sorted({*PAGE_SIZES, asked.page_size})
 
 
 def _notes(asked: Asked) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def text_report(plan: Plan) -> str:
     """The plan, a fact a line."""
     lines = [
         *_model_lines(plan), *_memory_lines(plan), *_session_lines(plan),
-        *_tier_lines(plan), *_waste_lines(plan), *_notes(plan),
+        *_tier_lines(plan), *_waste_lines(plan), *_over_time_lines(plan), *_notes(plan),
     ]  # fmt: skip
     return "\n".join(line.rstrip() for line in lines)
 
@@ -116,7 +116,7 @@ def _waste_lines(plan: Plan) -> Iterator[str]:
     length = plan.waste_tokens
     for size, bytes_each in plan.page_sizes:
         tail = mean_tail_slots(size)
-        slack = growth_slack(length, size, plan.growth_pages)
+        slack = growth_slack(length, size, plan.pace.growth_pages)
         mark = "*" if size == plan.page.page_size else " "
         yield _row(
             "",
@@ -134,6 +134,21 @@ def _waste_lines(plan: Plan) -> Iterator[str]:
             f"{name:<28} {waste.wasted_slots:>9,} of {waste.taken_slots:>9,} slots wasted "
             f"({_percent(waste.share)})",
         )
+
+
+def _over_time_lines(plan: Plan) -> Iterator[str]:
+    pace = plan.pace
+    yield ""
+    yield _row(
+        "",
+        f"over time, prompts computed at {pace.prompt_tokens_s:,} tokens/s and the last "
+        f"{pace.answer_tokens:,} tokens drawn at {pace.answer_tokens_s:,}/s:",
+    )
+    yield _row("", f"{'page':>10}  {'tail':>8}{'growth':>10}{'prompt':>10}{'all':>10}")
+    for size, waste in plan.over_time:
+        mark = "*" if size == plan.page.page_size else " "
+        shares = (waste.tail, waste.growth, waste.prompt, waste.total)
+        yield _row("", f"{size:>4} tokens{mark} " + "  ".join(f"{s:>8.2%}" for s in shares))
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -236,14 +251,36 @@ def _json_use(plan: Plan) -> dict[str, Any]:
             }
             for name, waste in plan.wastes
         ],
+        "waste_over_time": _json_over_time(plan),
         "page_sizes": [
             {
                 "page_size": size,
                 "page_bytes": bytes_each,
                 "mean_tail_slots": mean_tail_slots(size),
                 "length_for_small_tail": length_for_tail(size),
-                "growth_slack": growth_slack(plan.waste_tokens, size, plan.growth_pages),
+                "growth_slack": growth_slack(plan.waste_tokens, size, plan.pace.growth_pages),
             }
             for size, bytes_each in plan.page_sizes
+        ],
+    }
+
+
+def _json_over_time(plan: Plan) -> dict[str, Any]:
+    pace = plan.pace
+    return {
+        "answer_tokens": pace.answer_tokens,
+        "prompt_tokens_per_s": pace.prompt_tokens_s,
+        "answer_tokens_per_s": pace.answer_tokens_s,
+        "chunk_tokens": pace.chunk_tokens,
+        "prompt_chunks": pace.prompt_chunks,
+        "page_sizes": [
+            {
+                "page_size": size,
+                "tail": waste.tail,
+                "growth": waste.growth,
+                "prompt": waste.prompt,
+                "total": waste.total,
+            }
+            for size, waste in plan.over_time
         ],
     }

@@ -8,6 +8,7 @@ import pytest
 
 from pagemesh.cli.planning.assemble import Asked, Plan, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format, page_bytes
+from pagemesh.cli.planning.lifetime import Pace
 from pagemesh.cli.planning.memory import (
     contiguous_waste,
     length_for_tail,
@@ -37,6 +38,10 @@ LLAMA_7B: dict[str, Any] = {
     "max_position_embeddings": 4_096, "vocab_size": 32_000, "torch_dtype": "float16",
     "tie_word_embeddings": False,
 }  # fmt: skip
+PACE = Pace(
+    answer_tokens=256, prompt_tokens_s=5_000, answer_tokens_s=33, chunk_tokens=512,
+    prompt_chunks=2, growth_pages=2,
+)  # fmt: skip
 MIXED_CHAT = (800, 2_300, 3_900)
 MIXED_SHORT = (600, 900, 1_300, 1_700)
 
@@ -54,7 +59,7 @@ def planned(config: dict[str, Any], **asked: Any) -> Plan:
         "page_size": 16, "device_count": 1, "weights": Weights(2 * count, "bfloat16"),
         "memory_bytes": None, "share": 1.0, "pool_bytes": 512 << 20, "session_tokens": None,
         "shared_tokens": 0, "lengths": (), "reserve_tokens": None, "host_bytes": 0,
-        "disk_bytes": 0, "growth_pages": 2, "up_kv": "float32",
+        "disk_bytes": 0, "pace": PACE, "up_kv": "float32",
     }  # fmt: skip
     return make_plan(Asked(**(defaults | asked)))
 

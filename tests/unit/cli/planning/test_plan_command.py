@@ -13,7 +13,10 @@ from tests.unit.cli.planning.test_memory import LLAMA_70B
 from tests.unit.cli.test_command_line import error_of
 
 from pagemesh.cli.main import run
+from pagemesh.cli.planning.lifetime import Pace, waste_over_time
+from pagemesh.cli.planning.memory import PAGE_SIZES
 from pagemesh.engine.loading import load_model
+from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.kernels.layout import PageLayout
 
 
@@ -55,6 +58,24 @@ def test_the_waste_of_given_lengths_is_told_page_size_by_page_size(
     assert "contiguous, 4,096 reserved 5,288 of 12,288 slots wasted (43.0%)" in lines
     assert "pages of 256 424 of 7,424 slots wasted (5.7%)" in lines
     assert "pages of 16 8 of 7,008 slots wasted (0.11%)" in lines
+
+
+def test_waste_over_time_is_told_with_the_speeds_that_it_is_told_for(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shown(capsys, folder, "--pool-bytes", "10GB", "--page-size", 8)
+    assert "computed at 5,000 tokens/s and the last 256 tokens drawn at 33/s" in text
+    given = ["--answer-tokens", 100, "--prompt-speed", 900, "--answer-speed", 7]
+    monkeypatch.setenv("PAGEMESH_STEP_TOKENS_MAX", "128")
+    found = as_json(capsys, folder, "--lengths", "800,2300", "--page-size", 8,
+                    "--shared-tokens", 64, *given)["waste_over_time"]  # fmt: skip
+    pace = Pace(100, 900, 7, 128, WorkerLimits().prompt_chunks, WorkerLimits().growth_pages)
+    assert [one["page_size"] for one in found["page_sizes"]] == [8, *PAGE_SIZES]
+    for one in found["page_sizes"]:
+        waste = waste_over_time([800, 2_300], one["page_size"], pace, 64)
+        told = (one["tail"], one["growth"], one["prompt"], one["total"])
+        assert told == (waste.tail, waste.growth, waste.prompt, waste.total)
+    assert (found["answer_tokens"], found["chunk_tokens"]) == (100, 128)
 
 
 def test_the_documentation_shows_what_is_printed(

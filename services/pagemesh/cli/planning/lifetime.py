@@ -1,0 +1,154 @@
+"""What sequences hold and do not use while they live, weighted by time.
+
+A sequence is walked as a worker takes it, and counted as ``ops/bench/bench_waste.py`` counts it:
+
+    tail      behind the last token, in its page
+    growth    pages ahead of need
+    prompt    granted for a prompt and not computed yet, the chunk at hand included
+
+          admitted           computed, chunk by chunk         drawn, token by token     ends
+             |----- prompt, and growth at its end ------|-------- tail and growth --------|
+
+Who asks for how many pages, and when, is the workers' and the pager's own code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagemesh.engine.worker import ahead
+from pagemesh.pager.promises import first_part
+from pagemesh.wire.presence import PageNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a sequence goes on. Of its tokens the last ``answer_tokens`` are drawn, as far as
+    one is left for the prompt. Speeds are one sequence's, in tokens a second."""
+
+    answer_tokens: int
+    prompt_tokens_s: int
+    answer_tokens_s: int
+    chunk_tokens: int
+    prompt_chunks: int
+    growth_pages: int
+
+    def prompt_tokens(self, tokens: int) -> int:
+        """Of a sequence that comes to ``tokens``."""
+        return max(1, tokens - self.answer_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class WasteOverTime:
+    """Shares of the slots that are held, over time."""
+
+    tail: float
+    growth: float
+    prompt: float
+
+    @property
+    def total(self) -> float:
+        return self.tail + self.growth + self.prompt
+
+
+@dataclass(slots=True)
+class _Areas:
+    """Slots times seconds."""
+
+    tail: float = 0.0
+    growth: float = 0.0
+    prompt: float = 0.0
+    held: float = 0.0
+
+
+def waste_over_time(
+    lengths: Sequence[int], page_size: int, pace: Pace, shared_tokens: int = 0
+) -> WasteOverTime:
+    """Of sequences that come to ``lengths`` tokens, each equally often. Of the first
+    ``shared_tokens`` whole pages are cached: nobody computes them, and they are held once for
+    all, so that they are not counted."""
+    areas = _Areas()
+    for tokens, count in Counter(lengths).items():
+        prompt_tokens = pace.prompt_tokens(tokens)
+        cached = min(shared_tokens, prompt_tokens - 1) // page_size * page_size
+        own = _Areas()
+        slots = _compute(own, prompt_tokens, tokens, cached, page_size, pace)
+        _draw(own, prompt_tokens, tokens, cached, slots, page_size, pace)
+        areas.tail += count * own.tail
+        areas.growth += count * own.growth
+        areas.prompt += count * own.prompt
+        areas.held += count * own.held
+    return WasteOverTime(
+        areas.tail / areas.held, areas.growth / areas.held, areas.prompt / areas.held
+    )
+
+
+def _compute(
+    areas: _Areas, prompt_tokens: int, tokens: int, cached: int, page_size: int, pace: Pace
+) -> int:
+    """The prompt, from its admission on. Returns the slots it has in the end."""
+    chunk, chunks = pace.chunk_tokens, pace.prompt_chunks
+    prompt_slots = _whole(prompt_tokens, page_size)
+    whole = _needs(page_size, pace).reserve_tokens(prompt_tokens, tokens)
+    missing = (_whole(whole, page_size) - cached) // page_size
+    first = _whole(ahead.first_part(chunk, chunks), page_size) // page_size
+    slots = cached + first_part(missing, first) * page_size
+    filled = cached
+    while filled < prompt_tokens:
+        end = min(filled + chunk, prompt_tokens)
+        low, wanted = ahead.next_part(end, prompt_tokens, whole, chunk_tokens=chunk, chunks=chunks)
+        if slots < low:
+            slots = _whole(wanted, page_size)
+        growth, seconds = max(slots - prompt_slots, 0), (end - filled) / pace.prompt_tokens_s
+        areas.growth += seconds * growth
+        areas.prompt += seconds * (slots - growth - filled)
+        areas.held += seconds * (slots - cached)
+        filled = end
+    return slots
+
+
+def _draw(
+    areas: _Areas, prompt_tokens: int, tokens: int, cached: int, slots: int,
+    page_size: int, pace: Pace,
+) -> None:  # fmt: skip
+    """The answer: each length from the prompt's to the last lasts as long as a token takes."""
+    needs, seconds = _needs(page_size, pace), 1 / pace.answer_tokens_s
+    held = 0
+    filled = prompt_tokens
+    while filled <= tokens:
+        if slots < min(filled + 1 + page_size, tokens):
+            slots = _whole(needs.reserve_tokens(filled + 1, tokens), page_size)
+        # With less than a page ahead it asks for more, unless this is all it will come to.
+        end = tokens + 1 if slots >= tokens else max(slots - page_size, filled + 1)
+        held += (end - filled) * slots
+        filled = end
+    steps = tokens + 1 - prompt_tokens
+    tail = _tails(tokens + 1, page_size) - _tails(prompt_tokens, page_size)
+    used = steps * (prompt_tokens + tokens) // 2
+    areas.tail += seconds * tail
+    areas.growth += seconds * (held - used - tail)
+    areas.held += seconds * (held - steps * cached)
+
+
+def _needs(page_size: int, pace: Pace) -> PageNeeds:
+    return PageNeeds(
+        growth_tokens=pace.growth_pages * page_size,
+        first_tokens=ahead.first_part(pace.chunk_tokens, pace.prompt_chunks),
+    )
+
+
+def _whole(tokens: int, page_size: int) -> int:
+    """Slots of the pages that hold ``tokens``."""
+    return -(-tokens // page_size) * page_size
+
+
+def _tails(count: int, page_size: int) -> int:
+    """Tails of the lengths 0 to ``count`` - 1, together."""
+    pages, rest = divmod(count, page_size)
+    return (
+        pages * page_size * (page_size - 1) // 2
+        + max(0, rest - 1) * page_size
+        - (rest * (rest - 1) // 2)
+    )
