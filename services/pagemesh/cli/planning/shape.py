@@ -19,11 +19,17 @@ _COUNT_MAX = 1 << 32
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep the decoder."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+_KV_HEADS = (
+    "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
+    "num_attention_groups",
+)  # fmt: skip
 _HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
-_CONTEXT = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
+_CONTEXT = (
+    "max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx",
+    "model_max_length",
+)  # fmt: skip
 _NOT_ALL_LAYERS_ATTEND = (
     "attn_layer_period", "layers_block_type", "hybrid_override_pattern", "attn_type_list",
     "full_attention_interval", "linear_attn_config", "mamba_d_state", "block_types",
@@ -32,6 +38,7 @@ _WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
 _FULL_LAYERS = frozenset({"full_attention", "attention"})
 _MULTI_QUERY = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
 _ASSUMED: Mapping[str, Config] = {
+    "bloom": {"seq_length": 2_048},  # what all of them were trained with: ALiBi knows no end
     "cohere2": {
         "max_position_embeddings": 8_192, "sliding_window": 4_096, "sliding_window_pattern": 4,
     },

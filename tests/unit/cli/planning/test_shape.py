@@ -44,6 +44,13 @@ def test_an_explicit_head_width_wins_over_the_hidden_size() -> None:
          (12, 12, 64, 1024)),
         ({"model_type": "gpt_bigcode", "n_layer": 40, "n_head": 48, "n_embd": 6144,
           "n_positions": 8192, "multi_query": True}, (40, 1, 128, 8192)),
+        ({"model_type": "bloom", "n_layer": 70, "num_attention_heads": 112, "n_embed": 14336,
+          "seq_length": 4096}, (70, 112, 128, 4096)),
+        ({"model_type": "bloom", "n_layer": 24, "n_head": 16, "n_embed": 1024},
+         (24, 16, 64, 2048)),
+        ({"model_type": "step3p5", "num_hidden_layers": 45, "num_attention_heads": 64,
+          "num_attention_groups": 8, "hidden_size": 4096, "head_dim": 128,
+          "model_max_length": 262144}, (45, 8, 128, 262144)),
         ({"model_type": "falcon", "num_hidden_layers": 32, "num_attention_heads": 71,
           "num_kv_heads": 71, "hidden_size": 4544, "multi_query": True,
           "new_decoder_architecture": False}, (32, 1, 64, 2048)),
@@ -213,6 +220,41 @@ def test_a_file_that_leaves_out_what_a_family_assumes_gives_the_same_shape(famil
     everything = CONFIG_MAPPING[family](**sparse).to_dict() | {"model_type": family}
     expected = read_shape(everything, family)
     assert read_shape({**sparse, "model_type": family}, family) == expected
+
+
+_READ = (
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
+    "max_position_embeddings",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("common_names", [False, True])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bloom", "codegen", "ctrl", "dbrx", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gptj",
+        "jetmoe", "mpt", "openai-gpt", "xglm",
+    ],
+)  # fmt: skip
+def test_what_a_family_calls_otherwise_is_read_by_both_names(
+    family: str, common_names: bool
+) -> None:
+    """As the family's own class has them, and as it maps them."""
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[family]()
+    file = config.to_dict() | {"model_type": family}
+    own_names = {common: own for common, own in config.attribute_map.items() if common in _READ}
+    assert own_names
+    if common_names:
+        for common, own in own_names.items():
+            file[common] = file.pop(own)
+    made = read_shape(file, family)
+    assert made.layer_count == config.num_hidden_layers
+    assert made.head_count == config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert made.head_dim == width
+    assert made.context_tokens_max == getattr(config, "max_position_embeddings", 2_048)
 
 
 def test_a_family_that_is_not_known_by_heart_has_no_parameter_count() -> None:
