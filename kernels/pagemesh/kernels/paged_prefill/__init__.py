@@ -5,8 +5,9 @@ Same arguments and result, but rows of a sequence must be consecutive positions,
 bits depend on the chunking: not for deterministic mode. For such a chunk K and V are gathered
 from their pages; the past is attended to without a mask, the chunk causally, and the two are
 merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). From how much
-past on that is quicker depends on the instruction set (``ops/bench/bench_kernels.py``): our own
-kernel is 1.5 times as fast and more with AVX-512, and several times as slow without vectors.
+past on that is quicker depends on the instruction set: our own kernel takes a half to two thirds
+of the time with AVX-512, and several times as long without vectors
+(``ops/bench/results/kernels.json``, ``kernels_avx2.json``, ``kernels_portable.json``).
 """
 
 from __future__ import annotations
