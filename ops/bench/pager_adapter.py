@@ -52,15 +52,15 @@ PAGE_BYTES = 64
 
 
 class Request:
-    """A sequence on its way through the calls."""
+    """A sequence on its way through the calls. ``tokens``: until they were asked for."""
 
-    __slots__ = ("cached_tokens", "key", "lease", "order", "page_count", "tokens")
+    __slots__ = ("cached_tokens", "key", "lease", "order", "page_count", "token_count", "tokens")
 
     def __init__(self, number: int, tokens: bytes, page_size: int) -> None:
         name = f"{number:032x}"
         self.key = SequenceKey(request=name, attempt=1, choice=0)
         self.order = Order(priority=0, arrival_us=number, request=name, choice=0)
-        self.tokens = tokens
+        self.tokens, self.token_count = tokens, len(tokens) // 4
         self.page_count = -(-len(tokens) // (4 * page_size))
         self.lease = self.cached_tokens = 0
 
@@ -70,6 +70,7 @@ class PagerAdapter:
 
     name = "pagemesh"
     policy_name = next(iter(POLICIES))
+    limits = PagerLimits()
     index_only = False
 
     def __init__(self, page_count: int, page_size: int) -> None:
@@ -77,7 +78,7 @@ class PagerAdapter:
         self._page_count = page_count
         facts = self._open(page_count, page_size)
         policy = make_policy(self.policy_name, page_count)
-        self.core = PagerCore(PagerLimits(), facts, policy)
+        self.core = PagerCore(self.limits, facts, policy)
         self._epoch = facts.epoch
         self._count = 0
         spec = PoolSpec(layout_digest=LAYOUT, page_size=page_size, page_bytes=PAGE_BYTES)
@@ -105,9 +106,10 @@ class PagerAdapter:
             Admit(
                 key=request.key, order=request.order, worker=WORKER, incarnation=INCARNATION,
                 epoch=self._epoch, root=ROOT, tokens=request.tokens,
-                reserve_tokens=len(request.tokens) // 4, deadline_ms=60_000,
+                reserve_tokens=request.token_count, deadline_ms=60_000,
             )
         )  # fmt: skip
+        request.tokens = b""
         assert isinstance(granted, Granted), granted
         request.lease = granted.lease
         request.cached_tokens = granted.cached_tokens
@@ -128,15 +130,14 @@ class PagerAdapter:
             Commit(
                 key=request.key, worker=WORKER, incarnation=INCARNATION, lease=request.lease,
                 fill=Fill(
-                    filled_tokens=len(request.tokens) // 4,
-                    first_token=len(request.tokens) // 4,
+                    filled_tokens=request.token_count, first_token=request.token_count
                 ),
             )
         )  # fmt: skip
         assert isinstance(committed, Committed), committed
 
     def release(self, request: Request) -> None:
-        count = len(request.tokens) // 4
+        count = request.token_count
         self.ask(
             Release(
                 key=request.key, worker=WORKER, incarnation=INCARNATION, lease=request.lease,

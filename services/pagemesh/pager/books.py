@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.accounts import Accounts, NewPolicy
 from pagemesh.pager.disk_tier import DiskTier
+from pagemesh.pager.ended import EndedLeases
 from pagemesh.pager.events import (
     Command,
     Notify,
@@ -85,8 +86,7 @@ class Books:
         """No lease that can be taken back is after this."""
         self.tickets: dict[str, Ticket] = {}
         self.closed: OrderedDict[str, Ticket] = OrderedDict()
-        self.ended: OrderedDict[int, int] = OrderedDict()
-        """Ended lease -> its last holder's incarnation."""
+        self.ended = EndedLeases(limits.ended_count_max)
         self.pins: dict[str, Pin] = {}
         self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # of leases, free
         self.slots_kept: dict[int, int] = {}
@@ -306,9 +306,7 @@ class Books:
         lease.forget()
         del self.leases[lease_id]
         self.slots.append(lease.slot)
-        self.ended[lease_id] = lease.incarnation
-        if len(self.ended) > self.limits.ended_count_max:
-            self.ended.popitem(last=False)
+        self.ended.add(lease_id, lease.incarnation)
         self.freed = True
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:

@@ -48,7 +48,7 @@ class Filling:
         books = self._books
         found = books.leases.get(message.lease)
         if found is None:
-            if books.ended.get(message.lease) == message.incarnation:
+            if books.ended.was_held_by(message.lease, message.incarnation):
                 return Ok()
             session = books.sessions.get(message.incarnation)
             if session is not None and message.lease in session.letting_go:

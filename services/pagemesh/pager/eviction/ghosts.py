@@ -6,13 +6,16 @@ Names decide nothing but statistics, so a collision costs nothing worth mentioni
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
 
+_PASSED_MIN = 64
+"""So many that are not remembered any more may stay in the order before they are taken out."""
 
-class Ghost(msgspec.Struct, eq=False, gc=False):
+
+class Ghost(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A run of evicted pages. ``below``: the name of what its children were chained to."""
 
     place: int
@@ -37,8 +40,11 @@ class Ghosts:
         self._pages_max = pages_max
         self._count_max = count_max
         self._on_forgotten = on_forgotten
-        self.by_place: OrderedDict[int, Ghost] = OrderedDict()
+        self.by_place: dict[int, Ghost] = {}
         """Only to be looked at."""
+        # Beside a plain dictionary this takes a fifth of the memory that an ordered one does.
+        self._order: deque[Ghost] = deque()
+        """The oldest first; those that are not remembered any more are passed over."""
         self._page_count = 0
 
     def __len__(self) -> int:
@@ -53,27 +59,38 @@ class Ghosts:
         if ghost.place in by_place and (old := self.take(ghost.place)) is not None:
             self._on_forgotten(old)
         by_place[ghost.place] = ghost
+        self._order.append(ghost)
         self._page_count += ghost.page_count
         while self._page_count > self._pages_max or len(by_place) > self._count_max:
-            _, oldest = by_place.popitem(last=False)
-            self._page_count -= oldest.page_count
-            self._on_forgotten(oldest)
+            oldest = self._order.popleft()
+            if by_place.get(oldest.place) is oldest:
+                del by_place[oldest.place]
+                self._page_count -= oldest.page_count
+                self._on_forgotten(oldest)
 
-    def lengthen(self, ghost: Ghost, place: int, page_count: int) -> bool:
-        """``ghost`` now starts ``page_count`` pages earlier, at ``place``. False when it is
-        forgotten already."""
-        if self.by_place.get(ghost.place) is not ghost:
-            return False
+    def lengthen(self, ghost: Ghost, place: int, page_count: int) -> Ghost | None:
+        """``ghost`` starts ``page_count`` pages earlier, at ``place``, and is the latest: what is
+        remembered from now on. None when it is forgotten already."""
+        if not self._is_there(ghost):
+            return None
         self.take(ghost.place)
-        ghost.place, ghost.page_count = place, ghost.page_count + page_count
-        self.put(ghost)
-        return True
+        longer = Ghost(
+            place, ghost.below, ghost.kind, ghost.use_count, ghost.used_at,
+            ghost.page_count + page_count,
+        )  # fmt: skip
+        self.put(longer)
+        return longer
+
+    def _is_there(self, ghost: Ghost) -> bool:
+        return self.by_place.get(ghost.place) is ghost
 
     def take(self, place: int) -> Ghost | None:
         """Who was at ``place``, no longer remembered."""
         ghost = self.by_place.pop(place, None)
         if ghost is not None:
             self._page_count -= ghost.page_count
+            if len(self._order) > _PASSED_MIN + 2 * len(self.by_place):
+                self._order = deque(filter(self._is_there, self._order))
         return ghost
 
     def returned(self, place: int, tokens: bytes, page_bytes: int) -> Iterator[Ghost]:

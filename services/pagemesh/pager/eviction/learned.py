@@ -223,12 +223,13 @@ class Learned(Generic[N]):
     def _cut_body(self, node: N, note: _Note, keep: int, lost: int) -> None:
         """The model goes on waiting for the lost pages, as long as their ghost is there."""
         note.pages = keep
-        place = self._place_at(node, keep)
-        if note.ghost is None or not self._ghosts.lengthen(note.ghost, place, lost):
-            note.ghost = Ghost(
-                place, note.below, 2 * note.level, note.use_count, note.used_at, lost
-            )
-            self._ghosts.put(note.ghost)
+        place, ghost = self._place_at(node, keep), note.ghost
+        if ghost is not None:
+            ghost = self._ghosts.lengthen(ghost, place, lost)
+        if ghost is None:
+            ghost = Ghost(place, note.below, 2 * note.level, note.use_count, note.used_at, lost)
+            self._ghosts.put(ghost)
+        note.ghost = ghost
 
     def _forget(self, ghost: Ghost) -> None:
         self._model.lose(ghost.kind, ghost.used_at, self._now, ghost.page_count)
