@@ -36,7 +36,8 @@ _CAPACITIES = Counts(2, 1 << 24, "block counts such as 1000,10000")
               metavar="SHARE", help="Score only this last share of the requests; those before "
               "warm the cache.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Begin what is scored with an empty cache.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw to this file.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Draw to this file; its ending says as what.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print every number as JSON.")
 def replay(
     trace: Path,
@@ -52,7 +53,7 @@ def replay(
     TRACE has one JSON object a line with hash_ids: an id for each block of a prompt.
     """
     if plot is not None:
-        check_plot()
+        check_plot(plot)
     read = read_trace(trace, score_last)
     played = read.without_warm_up() if cold else read
     names = tuple(POLICIES) if "all" in policies else policies or ("learned", "lru")

@@ -8,12 +8,14 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pagemesh.cli.main import run
 from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
 from pagemesh.cli.replaying.pager import ReplayPager, hit_rate
+from pagemesh.cli.replaying.report import PLOT_ENDINGS, Scores, check_plot, save_plot
 from pagemesh.cli.replaying.trace import Trace, read_trace
 from pagemesh.pager.eviction import POLICIES
 from pagemesh.wire.errors import ConfigError
@@ -180,3 +182,67 @@ def test_a_plot_without_matplotlib_says_at_once_how_to_get_it(
     plot = str(tmp_path / "rates.png")
     assert run(["replay", "no trace is looked for", "--plot", plot]) == 2
     assert "pip install 'pagemesh[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rates.xyz", "give it an ending that can be drawn: .png, .svg"),
+        ("rates", "give it an ending that can be drawn"),
+        ("nowhere/rates.png", "there is no folder"),
+        ("long" * 100 + "/rates.png", "there is no folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_trace_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    name: str, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: ModuleType("matplotlib"))
+    plot = tmp_path / name
+    assert run(["replay", "no trace is looked for", "--plot", str(plot)]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert f"--plot {plot}: " in error and said in error
+
+
+def test_a_plot_is_not_written_where_nobody_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: ModuleType("matplotlib"))
+    monkeypatch.setattr("os.access", lambda path, _mode: Path(path) != tmp_path)
+    check_plot(tmp_path / ".." / "rates.svg")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_plot(tmp_path / "rates.svg")
+
+
+_STARTS = {
+    ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".eps": b"%!PS", ".jpg": b"\xff\xd8",
+    ".jpeg": b"\xff\xd8", ".webp": b"RIFF",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", [*PLOT_ENDINGS, ".PNG"])
+def test_rates_are_drawn_as_the_ending_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    trace, plot = trace_file(tmp_path, [1, 2], [1, 3], [1, 2]), tmp_path / f"rates{ending}"
+    assert run(["replay", str(trace), "--capacity", "4,40", "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(_STARTS[ending.lower()])
+    assert "optimum" in capsys.readouterr().out
+
+
+def test_a_plot_has_a_line_for_each_policy_and_for_the_optimum(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scores = Scores((10, 100), {"lru": (0.1, 0.2), "s3-fifo": (0.15, 0.2)}, (0.2, 0.3), 0.4)
+    plot = tmp_path / "rates.svg"
+    save_plot(plot, made_trace(1, 3), scores)
+    drawn = plot.read_text()
+    for label in ("lru", "s3-fifo", "optimum", "no limit", "hit rate", "made"):
+        assert f"<!-- {label} -->" in drawn, label
+
+
+def test_a_plot_that_fails_all_the_same_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scores = Scores((10,), {"lru": (0.1,)}, (0.2,), 0.4)
+    with pytest.raises(ConfigError, match="gone"):
+        save_plot(tmp_path / "gone" / "rates.png", made_trace(1, 3), scores)

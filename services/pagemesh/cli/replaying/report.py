@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pagemesh.cli.replaying.trace import Trace
 from pagemesh.wire.errors import ConfigError
+
+PLOT_ENDINGS = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,19 @@ def json_report(trace: Trace, scores: Scores, *, cold: bool) -> dict[str, Any]:
     }
 
 
-def check_plot() -> None:
-    """Raises ``ConfigError`` when nothing here can draw."""
+def check_plot(path: Path) -> None:
+    """Raises ``ConfigError`` when nothing could be drawn to ``path``: known before a replay, which
+    may take long."""
+    if path.suffix.lower() not in PLOT_ENDINGS:
+        endings = ", ".join(PLOT_ENDINGS)
+        raise ConfigError(f"--plot {path}: give it an ending that can be drawn: {endings}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it: pip install 'pagemesh[plot]'")
+    if not os.path.isdir(path.parent):
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}; make it first")
+    existing = path if os.path.exists(path) else path.parent  # a Path would raise for long names
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"--plot {path}: {existing} cannot be written; name another file")
 
 
 def save_plot(path: Path, trace: Trace, scores: Scores) -> None:
