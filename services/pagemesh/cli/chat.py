@@ -14,6 +14,7 @@ from rich.console import Console
 from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.cli.param_types import Number
 from pagemesh.cli.word_wrap import WordWrap
 from pagemesh.runtime.config import load
 
@@ -26,7 +27,7 @@ _MESSAGE_COUNT_MAX = 200
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
               help="Longest answer.")  # fmt: skip
-@click.option("--temperature", type=click.FloatRange(0, 2), default=None,
+@click.option("--temperature", type=Number(0, 2), default=None,
               help="0 always takes the likeliest token.  [default: the gateway's, 1]")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
 @config_flags(ClientConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -25,6 +26,18 @@ class Size(click.ParamType[int]):
             return parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in a range. Click lets NaN through, which no comparison finds outside."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{str(value)[:80]!r} is no number {self._describe_range()}", param, ctx)
+        return number
 
 
 class Counts(click.ParamType[tuple[int, ...]]):

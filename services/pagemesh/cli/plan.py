@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pagemesh.cli.options import check_variables
-from pagemesh.cli.param_types import Counts, Size
+from pagemesh.cli.param_types import Counts, Number, Size
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.lifetime import Pace
@@ -31,7 +31,7 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 @click.command()
 @click.argument("model", required=False, default="")
 @click.option("--memory", type=_SIZE, help="Memory of one device, e.g. 24GB or 80GiB.")
-@click.option("--share", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9,
+@click.option("--share", type=Number(0.0, 1.0, min_open=True), default=0.9,
               show_default=True, help="Share of it for weights and KV.")  # fmt: skip
 @click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices, instead of --memory.  "
               "[default: the pool of `pagemesh up`]")  # fmt: skip

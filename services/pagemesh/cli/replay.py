@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from pagemesh.cli.param_types import Counts
+from pagemesh.cli.param_types import Counts, Number
 from pagemesh.cli.replaying.optimum import optimal_rate, unbounded_rate
 from pagemesh.cli.replaying.pager import hit_rate
 from pagemesh.cli.replaying.report import (
@@ -32,7 +32,7 @@ _CAPACITIES = Counts(2, 1 << 24, "block counts such as 1000,10000")
               help="An eviction policy; may be repeated.  [default: learned, lru]")  # fmt: skip
 @click.option("--capacity", type=_CAPACITIES, default=CAPACITIES,
               help="Blocks that the cache holds.  [default: 1000 to 100000]")  # fmt: skip
-@click.option("--score-last", type=click.FloatRange(0, 1, min_open=True), default=1.0,
+@click.option("--score-last", type=Number(0, 1, min_open=True), default=1.0,
               metavar="SHARE", help="Score only this last share of the requests; those before "
               "warm the cache.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Begin what is scored with an empty cache.")

@@ -83,6 +83,7 @@ def test_a_malformed_line_is_one_line_that_names_it_and_exit_code_2(
         (["x", "--capacity", "10,1"], "'10,1' is not block counts such as 1000,10000 (2 to"),
         (["x", "--policy", "mru"], "mru"),
         (["x", "--score-last", "0"], "--score-last"),
+        (["x", "--score-last", "nan"], "'nan' is no number 0<x<=1"),
     ],
 )
 def test_what_cannot_be_replayed_is_said_in_one_line(

@@ -187,6 +187,8 @@ def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
         (["{folder}", "--lengths", ""], "--lengths"),
         (["{folder}", "--lengths", "9" * 5_000], "token counts such as 800,2300,3900 (1 to"),
         (["{folder}", "--share", "0"], "--share"),
+        (["{folder}", "--share", "nan"], "'nan' is no number 0.0<x<=1.0"),
+        (["{folder}", "--prompt-speed", "0"], "--prompt-speed"),
         (["{folder}/broken.json"], "cannot be read as JSON"),
         (["{folder}/list.json"], "holds no JSON object"),
         (["{folder}/mla.json"], "kv_lora_rank"),
