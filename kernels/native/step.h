@@ -314,13 +314,13 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
   const long query = model->heads * model->head_dim;
   const long joined = query + 2 * model->kv_heads * model->head_dim;
   const StepMemory memory(*model, batch->rows, threads, workspace);
-  const Wanted wanted(*batch);
   const long width = pieces(model->head_dim, kLanes) * kLanes;
   const AttentionCall attention{
       *pages[0], memory.joined, joined, memory.mixed, query, batch->rows,
       model->heads / model->kv_heads, batch->tables, batch->table_indptr, batch->sequence,
       batch->position, model->attention_scale, width};
   if (const long bad = check_step(*model, *pages[0], *batch, attention)) return bad;
+  const Wanted wanted(*batch);
   AttentionCall last = attention;
   last.q = memory.last_q;
   last.q_stride = query;

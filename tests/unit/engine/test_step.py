@@ -152,6 +152,7 @@ def test_a_step_says_where_its_time_went(model_folder: Path) -> None:
         ("position", "row 2 is beyond the last position"),
         ("page", "row 2 has no page"),
         ("wanted", "wanted row 1 is not"),
+        ("far", "wanted row 1 is not"),
     ],
 )
 def test_what_is_out_of_range_is_named_and_nothing_is_written(
@@ -173,6 +174,8 @@ def test_what_is_out_of_range_is_named_and_nothing_is_written(
             case.batch.tables[case.batch.table_indptr[2]] = pool.page_count
         case "wanted":
             wanted[1] = 4
+        case "far":
+            wanted[1] = 1 << 40  # not even looked at
     before = pool.memory.clone()
     with pytest.raises(IndexError, match=message):
         decoder.step(case.tokens, case.batch, wanted, pool, logits=True)
