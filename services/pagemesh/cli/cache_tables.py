@@ -101,7 +101,9 @@ def _disk(disk: DiskLine, page_bytes: int) -> list[str]:
         "read from memory": disk.from_memory, "wait to be written": disk.staged_pages,
         "computed, being quicker": disk.declined,
         "evicted": disk.evicted, "over a tenant's quota": disk.over_quota,
-        "invalidated": disk.invalidated, "not stored": disk.not_stored, "damaged": disk.corrupt,
+        "expired": disk.expired, "invalidated": disk.invalidated,
+        "not stored": disk.not_stored, "damaged": disk.corrupt,
+        "behind damaged ones": disk.after_corrupt,
     }  # fmt: skip
     said = "".join(f", {count} {what}" for what, count in beside.items() if count)
     out = [

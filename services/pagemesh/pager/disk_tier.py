@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from heapq import nlargest
 from itertools import count
 
@@ -27,31 +27,13 @@ from pagemesh.pager.chain_keys import chain_keys
 from pagemesh.pager.disk_shelves import DiskAccount, Record, Shelf
 from pagemesh.pager.fetch_cost import FetchCost
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.tier_counts import TierCounts
 from pagemesh.pager.tier_events import DiskFound
 from pagemesh.wire.cache_messages import LINES_MAX, DiskLine, DiskTenantLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
 TENANTS_MAX = 1_024
 """Tenants with a quota beyond these have no share of their own."""
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """What happened so far, in pages."""
-
-    stored: int = 0
-    loaded: int = 0
-    from_memory: int = 0
-    """Of those loaded, pages that were in memory as well."""
-    corrupt: int = 0
-    evicted: int = 0
-    over_quota: int = 0
-    """Evicted since their own tenant had used up its quota."""
-    invalidated: int = 0
-    not_stored: int = 0
-    """Left the pool while the buffer was full, or every slot busy."""
-    declined: int = 0
-    """Were on disk, and computed since that was quicker."""
 
 
 class DiskTier:

@@ -43,9 +43,11 @@ _promised = metrics.gauge(
     "pager_promised_pages", "Free or cached pages that prompts being computed will get."
 )
 _timed = metrics.gauge("pager_timed_edges", "Cached prefixes that have a time to live.")
-_evicted = metrics.counter(
-    "pager_evicted_pages_total", "Pages that left the cache, by reason.", ["reason"]
-)
+evicted_pages = metrics.counter(
+    "pager_evicted_pages_total", "Pages that left a tier of the cache, by reason.",
+    ["tier", "reason"],
+)  # fmt: skip
+"""The pool's are counted here, those of the disk in ``tier_measures``."""
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
 _tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts.", ["fate"])
@@ -100,7 +102,7 @@ class Measures:
         self._saved_tokens = books.in_flight.saved_tokens
         _sessions.set(sum(1 for session in books.sessions.values() if session.is_open))
         for why, count in books.forest.left_pages.items():
-            _evicted.labels(why.value).inc(count - self._left_pages[why])
+            evicted_pages.labels("pool", why.value).inc(count - self._left_pages[why])
             self._left_pages[why] = count
         self._sample_waste(books)
         self._sample_tenants(books)

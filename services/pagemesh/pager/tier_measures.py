@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from pagemesh.pager.disk_tier import DiskTier, TierCounts
+from pagemesh.pager.disk_tier import DiskTier
+from pagemesh.pager.measures import evicted_pages
+from pagemesh.pager.tier_counts import REASONS, TierCounts
 from pagemesh.runtime import metrics
 
 _on = metrics.gauge("pager_disk_on", "1 while pages are kept on disk.")
@@ -41,5 +43,8 @@ class TierMeasures:
         _rates.labels("memory_bytes_per_second").set(1_000 * disk.cost.memory.read_bytes_per_ms)
         _rates.labels("prefill_tokens_per_second").set(1_000 * disk.cost.prefill_tokens_per_ms)
         for fate, count in asdict(disk.counts).items():
-            _moved.labels(fate).inc(count - getattr(self._before, fate))
+            more = count - getattr(self._before, fate)
+            _moved.labels(fate).inc(more)
+            if fate in REASONS:
+                evicted_pages.labels("disk", REASONS[fate]).inc(more)
         self._before = replace(disk.counts)

@@ -19,7 +19,6 @@ goes on as if there had never been one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -182,8 +181,9 @@ class Tiers:
         elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
             first = len(node.pages) - page_count
             chains = self._chains_of(node, tree.digest, first, page_count)
-            known = [disk.find(tree.digest, chain) for chain in chains]
-            self._drop(disk, filter(None, known))
+            known = list(filter(None, (disk.find(tree.digest, one) for one in chains)))
+            disk.counts.left(why, len(known))
+            self._drop(disk, known)
         node.chain = None
 
     def _put_away(self, *, anew: bool) -> None:
@@ -356,8 +356,10 @@ class Tiers:
         """What is not what it should be is never tried again, nor what follows it: that is computed
         now and stored anew, where else each request would find the next one that is damaged."""
         bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
-        disk.counts.corrupt += not load.records[bad].is_dropped
-        self._drop(disk, (record for record in load.records[bad:] if not record.is_dropped))
+        left = [record for record in load.records[bad:] if not record.is_dropped]
+        disk.counts.corrupt += (is_there := not load.records[bad].is_dropped)
+        disk.counts.after_corrupt += len(left) - is_there
+        self._drop(disk, left)
 
     # Both
 
@@ -372,12 +374,11 @@ class Tiers:
             self._retire_on(disk, retired)
             self.sweep()
 
-    def _drop(self, disk: DiskTier, records: Iterable[Record]) -> None:
+    def _drop(self, disk: DiskTier, records: list[Record]) -> None:
         """Forget ``records``, here and on disk, also those that are being written."""
-        dropped = list(records)
-        for record in dropped:
+        for record in records:
             disk.drop(record)
-        self._forget_records(dropped)
+        self._forget_records(records)
 
     def _forget_records(self, records: list[Record]) -> None:
         """Have the disk forget them."""

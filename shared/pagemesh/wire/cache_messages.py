@@ -84,11 +84,14 @@ class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     evicted: U64 = 0
     over_quota: U64 = 0
     """Evicted since their own tenant had used up its quota."""
+    expired: U64 = 0
     invalidated: U64 = 0
     not_stored: U64 = 0
     """Left the pool while too much waited to be written, or every slot was in use."""
     corrupt: U64 = 0
     """Were not what they should be, and were computed."""
+    after_corrupt: U64 = 0
+    """Dropped with one before them that was damaged."""
     tenants: list[DiskTenantLine] = []
     """The first 500, the largest share of its quota first."""
 

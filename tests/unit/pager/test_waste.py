@@ -69,7 +69,7 @@ def test_gauges_show_waste_and_tenants_and_counters_why_pages_left(
         return REGISTRY.get_sample_value(f"pagemesh_pager_{name}", labels)
 
     measures = Measures()
-    before = value("evicted_pages_total", reason="invalidated") or 0.0
+    before = value("evicted_pages_total", tier="pool", reason="invalidated") or 0.0
     terms = CacheTerms(tenant="alice", pages_max=9, ttl_s=60)
     lease = worker.granted(1, range(10), tokens_max=30, terms=terms)
     worker.committed(lease, range(10))
@@ -86,4 +86,4 @@ def test_gauges_show_waste_and_tenants_and_counters_why_pages_left(
     rig.core.books.accounts.tidy()
     measures.sample(rig.core.books)
     assert value("tenant_pages", tenant="alice", state="used") is None
-    assert value("evicted_pages_total", reason="invalidated") == before + 2
+    assert value("evicted_pages_total", tier="pool", reason="invalidated") == before + 2

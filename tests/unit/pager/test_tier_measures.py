@@ -1,0 +1,87 @@
+"""Evictions by tier and reason are one counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, put_on_disk
+from tests.unit.pager.rig import ROOT, Worker
+from tests.unit.pager.steps import invalidated
+
+from pagemesh.pager.disk_tier import DiskTier
+from pagemesh.pager.tier_measures import TierMeasures
+from pagemesh.runtime.metrics import REGISTRY
+from pagemesh.wire.cache_terms import CacheTerms
+
+OTHERS = range(50, 67)
+"""Four full pages too."""
+
+
+def for_room(rig: DiskRig, worker: Worker) -> None:
+    put_on_disk(rig, worker, OTHERS)
+
+
+def over_quota(rig: DiskRig, worker: Worker) -> None:
+    terms = CacheTerms(tenant="alice", disk_pages_max=2)
+    for first in (100, 200):
+        ids = range(first, first + 9)
+        worker.release(worker.granted(1, ids, root=bytes(32), terms=terms), ids)
+        flood(worker, 901)
+        rig.write()
+
+
+def invalidate(rig: DiskRig, worker: Worker) -> None:
+    invalidated(rig, "root", ROOT.hex())
+
+
+def expire(rig: DiskRig, worker: Worker) -> None:
+    terms = CacheTerms(ttl_s=1)
+    worker.release(worker.granted(2, PROMPT, read_cache=False, terms=terms), PROMPT)
+    for _ in range(5):
+        rig.tick(1_000)
+
+
+def damage(rig: DiskRig, worker: Worker) -> None:
+    worker.admit(2, PROMPT)
+    rig.load(bad_at=1)
+
+
+def evicted() -> dict[str, float]:
+    """Pages that left the disk, by reason."""
+    name = "pagemesh_pager_evicted_pages_total"
+    reasons = ("evicted", "quota", "expired", "invalidated", "corrupt")
+    labels = [{"tier": "disk", "reason": reason} for reason in reasons]
+    return {one["reason"]: REGISTRY.get_sample_value(name, one) or 0.0 for one in labels}
+
+
+def pages_of(disk: DiskTier | None) -> int:
+    assert disk is not None
+    return disk.page_count
+
+
+@pytest.mark.parametrize(
+    ("leave", "reason", "left", "stored"),
+    [
+        (for_room, "evicted", 2, 4),
+        (over_quota, "quota", 2, 4),
+        (expire, "expired", 4, 0),
+        (invalidate, "invalidated", 4, 0),
+        (damage, "corrupt", 3, 0),
+    ],
+)
+def test_every_page_that_leaves_the_disk_is_counted_with_its_reason(
+    leave: Callable[[DiskRig, Worker], None], reason: str, left: int, stored: int
+) -> None:
+    rig = DiskRig(16, slot_count=6)
+    worker, measures = Worker(rig, "w", 1), TierMeasures()
+    put_on_disk(rig, worker, PROMPT)
+    before = evicted()
+    measures.sample(rig.core.books.disk)
+    assert evicted() == before, "nothing has left"
+    pages = pages_of(rig.core.books.disk)
+    leave(rig, worker)
+    measures.sample(rig.core.books.disk)
+    gone = {why: count - before[why] for why, count in evicted().items() if count > before[why]}
+    assert gone == {reason: left}
+    assert pages_of(rig.core.books.disk) == pages + stored - left
