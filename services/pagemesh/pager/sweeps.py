@@ -66,7 +66,8 @@ class Sweeps:
         self._open[tree.root] = _Sweep(tree, newest, _upwards(tree.root))
 
     def work(self) -> int:
-        """A turn's worth. Returns how many pages of the pool it freed."""
+        """A turn's worth. Returns how many pages of the pool it freed: nobody waits for them, since
+        they were idle, and so to be had, before."""
         books = self._books
         self._tiers.sweep()
         before, edges = books.pool.free, _EDGES_MAX
@@ -86,7 +87,6 @@ class Sweeps:
                     uproot(books, tree, Why.INVALIDATED)
         freed = books.pool.free - before
         self.freed_pages += freed
-        books.freed = books.freed or freed > 0
         return freed
 
     def tick(self) -> None:
