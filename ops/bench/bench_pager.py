@@ -1,6 +1,7 @@
 """What does the pager cost a request, and does it grow with what is cached?
 
     python -m ops.bench.bench_pager [--out ops/bench/results/pager.json]
+    python -m ops.bench.bench_pager --memory [--out ops/bench/results/pager_memory.json]
 
 Drives the production core through ``pager_adapter``, on one thread: prompts of which the first
 three quarters are cached and the rest is new, each admitted, extended by a page, committed and,
@@ -58,6 +59,7 @@ TURNS, TURN_REQUESTS = 12, HOT_PREFIXES * 2
 EVICTIONS, CALLS = 300, 2_000
 AIMS_US = {"core": 60.0, "lru": 60.0, "published": 100.0}
 AIM_RATIO, AIM_BYTES = 1.5, 120.0
+HEADER_BYTES = PoolFormat(1, PAGE_SIZE, 64).header_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +251,29 @@ def _resident_bytes() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", action="store_true", help="measure nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     memory = measure_memory()
+    tell_memory(memory)
+    report: dict[str, object] = {"machine": describe(), "index_bytes_a_cached_page": memory}
+    report |= {"header_bytes": HEADER_BYTES} if options.memory else measure_times()
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def tell_memory(memory: dict[str, float]) -> None:
+    """Print bytes a cached page, and the aim."""
+    index_bytes = max(memory.values())
+    by_load = ", ".join(f"{name}: {value:.0f}" for name, value in memory.items())
+    print(
+        f"index: at most {index_bytes:.0f} bytes a cached page, {of_aim(index_bytes, AIM_BYTES)} "
+        f"({by_load}); headers {HEADER_BYTES} beside it"
+    )
+
+
+def measure_times() -> dict[str, object]:
+    """Of every kind, load by load, told as they come."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name, kind in KINDS.items():
         found = results[name] = measure(kind)
@@ -267,24 +289,13 @@ def main() -> None:
                 f"{of_aim(p50_us, AIMS_US[name])} for 8,192 tokens"
             )
     evict_us = measure_eviction()
-    index_bytes = max(memory.values())
-    header_bytes = PoolFormat(1, PAGE_SIZE, 64).header_bytes
     print(f"evict 128 of 800,000 and admit: {evict_us:.1f} us")
-    by_load = ", ".join(f"{name} {value:.0f}" for name, value in memory.items())
-    print(
-        f"index: at most {index_bytes:.0f} bytes a cached page, {of_aim(index_bytes, AIM_BYTES)} "
-        f"({by_load}); headers {header_bytes} beside it"
-    )
-    if options.out is not None:
-        report = {
-            "machine": describe(),
-            "aims": {"p50_us": AIMS_US, "ratio": AIM_RATIO, "bytes_a_cached_page": AIM_BYTES},
-            "results": results,
-            "evict_128_us": evict_us,
-            "index_bytes_a_cached_page": memory,
-            "header_bytes": header_bytes,
-        }
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return {
+        "aims": {"p50_us": AIMS_US, "ratio": AIM_RATIO, "bytes_a_cached_page": AIM_BYTES},
+        "results": results,
+        "evict_128_us": evict_us,
+        "header_bytes": HEADER_BYTES,
+    }
 
 
 if __name__ == "__main__":
