@@ -303,6 +303,7 @@ async def test_handing_pages_over_counts_for_those_from_memory_and_from_disk_ali
         disk.load(msgspec.structs.replace(filled_by(8, 1), slots=(4,), pages=range(5, 6)))
         assert isinstance(await heard.next(), PagesLoaded)  # it is in memory now, and 5 is not
         disk.load(filled_by(7, 2))
+        assert await asyncio.to_thread(stuck.last.began.wait, 10)
         await asyncio.sleep(0.2)
         stuck.gates[7].set()
         done = await heard.next()
