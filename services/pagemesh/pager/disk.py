@@ -54,7 +54,7 @@ def log_event(event: TierEvent) -> None:
         case DiskFailed(why):
             _log.error(
                 "pager.disk_off", why=why,
-                next="serving goes on without; mend the disk, then restart the pager",
+                next="serving goes on without; mend what is wrong, then restart the pager",
             )  # fmt: skip
         case _:
             pass

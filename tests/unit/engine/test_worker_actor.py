@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -25,9 +25,11 @@ from pagemesh.decode.role import role_settings as decode_role
 from pagemesh.engine import forward
 from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.model import Rope
+from pagemesh.engine.worker.actor import remedy
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.service import run_worker
 from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.pager.lease import RevokeReason
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.spans import set_up_spans
@@ -48,6 +50,11 @@ __all__ = ["mesh", "model_folder"]
 
 def locks_in(folder: Path) -> list[Path]:
     return list(folder.glob("worker-*.lock"))
+
+
+def test_more_pages_are_advised_to_who_lost_some_for_want_of_them_alone() -> None:
+    advised = {reason for reason in get_args(RevokeReason) if "POOL_BYTES" in remedy(reason)}
+    assert advised == {"preempted"}
 
 
 def greedy_tokens(folder: Path, prompt: U32, count: int) -> list[int]:

@@ -57,6 +57,17 @@ _LOAD_PERIOD_US = 100_000
 _log = get_logger(__name__)
 
 
+def remedy(reason: str) -> str:
+    """What helps against a sequence's losing its pages, for people."""
+    match reason:
+        case "preempted":
+            return "raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX"
+        case "revoked":  # seen in the pool before the pager said why
+            return "after an invalidation none is needed; otherwise raise PAGEMESH_POOL_BYTES"
+        case _:
+            return "none: the sequence is admitted again, and goes on where it was"
+
+
 @dataclass(frozen=True, slots=True)
 class Crashed:
     """The step thread or a call raised what is no fault: nothing it would do next could be
@@ -244,7 +255,7 @@ class WorkerBehaviour(Behaviour[Input]):
                 _log.warning(
                     "worker.preempted", request=command.key.request, choice=command.key.choice,
                     lost_tokens=command.lost_tokens, reason=command.reason, usage=command.usage,
-                    remedy="raise PAGEMESH_POOL_BYTES, or lower PAGEMESH_SEQUENCE_COUNT_MAX",
+                    remedy=remedy(command.reason),
                 )  # fmt: skip
             case Finished():
                 measures.sequence_ended(command.facts)
