@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
-        if self._is_offered:
+        if self.is_offered:
             return
         self._gathered_bytes = 0
         self._in_body = True
@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_offered:
+        if self.is_offered:
             return
         self._gathered_bytes = 0
         self._in_body = False
@@ -69,9 +69,12 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     @property
-    def _is_offered(self) -> bool:
-        """What is being parsed is a head with an offer. It will come again without."""
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+    def is_offered(self) -> bool:
+        """What is being parsed is a head with an offer, which HTTP/1.0 does not know. It will come
+        again without."""
+        parser = self.parser
+        is_known = parser.get_http_version() != "1.0" and parser.get_method() != b"CONNECT"
+        return is_known and parser.should_upgrade()
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
@@ -98,7 +101,7 @@ class _Parser(httptools.HttpRequestParser):
             try:
                 super().feed_data(left)
             except httptools.HttpParserUpgrade as offer:
-                if self.get_method() == b"CONNECT":
+                if not self._connection.is_offered:
                     raise
                 left = left[offer.args[0] :]
                 super().feed_data(self._connection.head_without_offer)

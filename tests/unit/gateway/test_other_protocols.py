@@ -44,6 +44,12 @@ async def test_an_offer_without_a_body_is_declined_by_an_answer(mesh: FakeMesh) 
     assert answer.count(b"HTTP/1.1 200") == 2
 
 
+async def test_a_client_of_http_1_0_with_an_offer_is_answered_as_one(mesh: FakeMesh) -> None:
+    old = LIVE.replace(b"HTTP/1.1", b"HTTP/1.0") + WEBSOCKET
+    answer = await answered(mesh, old + b"\r\n")  # the connection ends with the answer
+    assert answer.count(b"200 OK") == 1
+
+
 async def test_many_offers_that_come_at_once_are_each_declined(mesh: FakeMesh) -> None:
     count = 2_000
     answer = await answered(mesh, (LIVE + H2C + b"\r\n") * count, LIVE + CLOSE + b"\r\n")
