@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pagemesh.gateway.openai_api import Ask
 
 DEFAULT_WIDTH = 4
-_TAKES_SEARCH = {"beam_width": None, "length_penalty": 1.0, "early_stopping": False}
+_TAKES_SEARCH = {"beam_width": None, "early_stopping": False}
 _DRAWS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, 1.0), "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,),
     "presence_penalty": (0.0,), "frequency_penalty": (0.0,), "repetition_penalty": (1.0,),

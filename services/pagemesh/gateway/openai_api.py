@@ -60,6 +60,8 @@ class Ask:
     best_of: int
     beams: Beams | None
     """Not None: the ``n`` best of a beam search are given."""
+    length_penalty: float
+    """Of choices that are selected: see ``Beams``."""
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -294,6 +296,7 @@ def _ask(
         n=n,
         best_of=best_of,
         beams=beams,
+        length_penalty=1.0 if form.length_penalty is None else form.length_penalty,
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
@@ -335,6 +338,10 @@ def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[
     if best_of < n:
         raise bad(
             "best_of", f"best_of {best_of} is below n {n}: that many cannot be chosen from it"
+        )
+    if best_of == n and not searches and form.length_penalty not in (None, 1.0):
+        raise bad(
+            "length_penalty", "length_penalty takes use_beam_search: true, or best_of above n"
         )
     if best_of > n and form.stream:
         raise bad("best_of", "which choices are the best shows at their end: leave stream out")

@@ -41,9 +41,12 @@ class _Collected:
     logprob_sum: float = 0.0
     scored_count: int = 0
 
-    @property
-    def mean_logprob(self) -> float:
-        return self.logprob_sum / self.scored_count if self.scored_count else 0.0
+    def score(self, length_penalty: float) -> float:
+        """By which the best are found: that of a beam search."""
+        if not self.scored_count:
+            return 0.0
+        weight: float = float(self.scored_count) ** length_penalty
+        return self.logprob_sum / weight
 
 
 class Renderer:
@@ -232,15 +235,15 @@ class Collector:
 
     @property
     def given(self) -> list[_Collected]:
-        """``n`` for each prompt. When more were made, those with the highest log-probability a
-        token, the best first: the whole of it would prefer answers that say nothing."""
+        """``n`` for each prompt. When more were made, those with the highest score, the best
+        first."""
         ask, found = self._ask, self._choices
         if not ask.selects:
             return found
         best: list[_Collected] = []
         for first in range(0, len(found), ask.best_of):
             made = found[first : first + ask.best_of]
-            best += sorted(made, key=lambda one: -one.mean_logprob)[: ask.n]
+            best += sorted(made, key=lambda one: -one.score(ask.length_penalty))[: ask.n]
         return best
 
     def delivered(self, prompt_index: int, event: Deliver) -> None:

@@ -17,9 +17,9 @@ def unasked(token: int) -> Written:
     raise AssertionError(f"nobody asked to see the score of {token}")
 
 
-def collected(logprobs: list[list[float]], *, n: int, hidden: int = 0) -> Collector:
+def collected(logprobs: list[list[float]], *, n: int, hidden: int = 0, **more: float) -> Collector:
     """Of one prompt, a choice for each list; the text of a choice is its number."""
-    body = {"prompt": "x", "n": n, "best_of": len(logprobs)}
+    body = {"prompt": "x", "n": n, "best_of": len(logprobs), **more}
     made = Collector(parse_completion(json.dumps(body).encode(), served="tiny"), unasked)
     for choice, own in enumerate(logprobs):
         scores = TopLogprobs(chosen=np.array(own, "<f4").tobytes())
@@ -35,6 +35,13 @@ def given(made: Collector) -> list[str]:
 
 def test_the_best_is_the_likeliest_by_token_and_not_the_shortest() -> None:
     assert given(collected([[-1.0], [-0.5, -0.5, -0.5], [-0.9]], n=2)) == ["1", "2"]
+
+
+def test_without_a_penalty_for_length_the_whole_answer_counts() -> None:
+    made = [[-1.0], [-0.5, -0.5, -0.5], [-0.9]]
+    assert given(collected(made, n=2, length_penalty=0)) == ["2", "0"]
+    assert given(collected(made, n=2, length_penalty=2)) == ["1", "2"]
+    assert given(collected([[-1.0], []], n=1, length_penalty=-1)) == ["1"]
 
 
 def test_the_end_token_counts_although_nobody_sees_it() -> None:
