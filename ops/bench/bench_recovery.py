@@ -35,8 +35,8 @@ from ops.bench.hardware import describe
 from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState

@@ -35,13 +35,13 @@ from ops.bench.hardware import describe
 from ops.bench.page_moves import time_moves
 from ops.bench.pager_adapter import PagerAdapter
 
-from pagemesh.pager.chain_keys import chain_keys, root_chain
-from pagemesh.pager.disk_file import DiskFile, DiskPlace
-from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.page_bytes import MappedPages
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace
+from pagemesh.pager.storage.page_bytes import MappedPages
+from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.tier_events import (
     DiskFound,
     FoundRecords,
     LoadPages,

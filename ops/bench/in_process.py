@@ -24,8 +24,8 @@ from pagemesh.engine.worker.stepper import bounded_threads
 from pagemesh.pager import events as paging
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_request_id, new_ticket_id
 from pagemesh.runtime.settings import PagerConfig

@@ -22,11 +22,11 @@ import numpy as np
 from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
-from pagemesh.pager.device_pages import DevicePages
 from pagemesh.pager.events import Holder
-from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.storage.device_pages import DevicePages
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 
 NAME = "worker"

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.eviction import POLICIES, make_policy
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.pool_store import PoolStore
 from pagemesh.pager.state import PagerCore
+from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.wire.messages import Message, Order, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,

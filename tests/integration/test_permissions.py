@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.cli.plan_mesh import plan_nats
-from pagemesh.cli.run_folder import run_folder
+from pagemesh.cli.mesh.plan_mesh import plan_nats
+from pagemesh.cli.mesh.run_folder import run_folder
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig

@@ -10,8 +10,8 @@ from tests.machine.mesh import Mesh
 from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE, Rig
 
-from pagemesh.pager.node import Node
-from pagemesh.pager.runs import table_of
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tree.node import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,

@@ -21,9 +21,9 @@ from tests.unit.pager.disk_rig import DiskRig
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 
 from pagemesh.pager.events import Command, Holder, Sweep
-from pagemesh.pager.load import PAGER
-from pagemesh.pager.runs import table_of
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.load import PAGER
+from pagemesh.pager.tiers.tier_events import (
     ForgetSlots,
     LoadPages,
     PagesLoaded,

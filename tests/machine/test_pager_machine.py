@@ -21,7 +21,7 @@ from tests.machine.prompts import pages, picks, prompts
 from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
 from tests.unit.pager.steps import in_use, lives
 
-from pagemesh.pager.lease import LeaseState
+from pagemesh.pager.leases.lease import LeaseState
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.pager_messages import (

@@ -11,8 +11,8 @@ from tests.machine.prompts import picks
 from tests.machine.test_pager_machine import RESTARTS_MAX, ROOTS, PagerMachine
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE
 
-from pagemesh.pager.pins import Pin
-from pagemesh.pager.runs import table_of
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.retention.pins import Pin
 from pagemesh.wire.cache_messages import PinPrefix
 
 _SHORT = st.lists(st.integers(0, 1), min_size=PAGE_SIZE, max_size=9)

@@ -21,9 +21,9 @@ from tests.sim.memory import PoolMemory
 from tests.sim.world import Process
 
 from pagemesh.pager.events import Command
-from pagemesh.pager.load import PAGER
-from pagemesh.pager.runs import table_of
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.load import PAGER
+from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
     ForgetRetired,

@@ -10,11 +10,11 @@ import numpy as np
 from tests.sim import model
 from tests.sim.world import Network, Process, Reply, World
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.choice import TokensOnly
-from pagemesh.gateway.frames import FrameTracker
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.spec import RequestLimits, RequestSpec
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.choice import TokensOnly
+from pagemesh.gateway.calls.frames import FrameTracker
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import Busy, Stale
 from pagemesh.wire.messages import Message, Ok, Refused

@@ -24,7 +24,7 @@ from pagemesh.pager.events import (
     StoreRoot,
     WriteHeaders,
 )
-from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
 
 _WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)

@@ -16,8 +16,8 @@ from tests.sim.world import Network, Process, World
 
 from pagemesh.engine.worker.events import GatewayLost, PagerChanged, PagerLost, WorkerLost
 from pagemesh.engine.worker.settings import RoleSettings, WorkerLimits
-from pagemesh.gateway.events import ChooseRoute, PagesFrom, Route, Worker
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.wire.pager_messages import PoolSpec
 

@@ -14,7 +14,7 @@ from tests.sim.pager_node import PagerNode
 from tests.sim.world import World
 
 from pagemesh.pager.events import Asked
-from pagemesh.pager.tier_events import PutAway
+from pagemesh.pager.tiers.tier_events import PutAway
 from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
 from pagemesh.wire.messages import Message
 

@@ -13,14 +13,14 @@ from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.pager import events as ev
 from pagemesh.pager.books import Books
-from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.eviction import make_policy
-from pagemesh.pager.lease import Lease
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.patience import TICK_MS, patience_ms
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.patience import TICK_MS, patience_ms
-from pagemesh.pager.retiring import Retiring
+from pagemesh.pager.retention.retiring import Retiring
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import DiskFound, RememberRetired
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Forked, Granted, PoolSpec

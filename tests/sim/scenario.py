@@ -12,7 +12,7 @@ from tests.sim.mesh import Mesh, Shape
 from tests.sim.operators import Invalidations, operate
 from tests.sim.world import World
 
-from pagemesh.gateway.events import Completed, Failed
+from pagemesh.gateway.calls.events import Completed, Failed
 
 _QUIET_MS_MAX = 12_000.0
 _EVENTS_MAX = 400_000

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from pagemesh.cli.cache_prefix import Prefix, prefixes
-from pagemesh.cli.cache_sweep import Answers, wait_until_swept
-from pagemesh.cli.cache_tables import (
+from pagemesh.cli.caching.cache_prefix import Prefix, prefixes
+from pagemesh.cli.caching.cache_sweep import Answers, wait_until_swept
+from pagemesh.cli.caching.cache_tables import (
     invalidated_text,
     lines_text,
     pinned_text,

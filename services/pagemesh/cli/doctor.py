@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from pagemesh.cli.gpu_check import check_gpu
+from pagemesh.cli.mesh.gpu_check import check_gpu
+from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
+from pagemesh.cli.mesh.start_checks import check_model, check_room, pool_file_bytes
 from pagemesh.cli.options import check_variables
-from pagemesh.cli.run_folder import orphan_pool_bytes
-from pagemesh.cli.start_checks import check_model, check_room, pool_file_bytes
-from pagemesh.gateway.sampling_defaults import sampling_defaults
+from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed

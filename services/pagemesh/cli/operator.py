@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pagemesh.cli.mesh.plan_mesh import url_file_name
+from pagemesh.cli.mesh.roster import Roster
+from pagemesh.cli.mesh.run_folder import running_folders
 from pagemesh.cli.options import check_variables, config_flags, given_flags
-from pagemesh.cli.plan_mesh import url_file_name
-from pagemesh.cli.roster import Roster
-from pagemesh.cli.run_folder import running_folders
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import load

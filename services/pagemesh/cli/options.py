@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from pagemesh.cli.client_config import ClientConfig
-from pagemesh.cli.up_config import UpConfig
+from pagemesh.cli.mesh.up_config import UpConfig
 from pagemesh.runtime.config import Option, Secret, options, unknown_variables
 from pagemesh.runtime.settings import CONFIGS
 from pagemesh.wire.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from pagemesh.cli.leash import leash
+from pagemesh.cli.mesh.leash import leash
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.kernels.native.library import bound_spinning
 from pagemesh.runtime.config import to_environ

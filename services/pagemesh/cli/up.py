@@ -18,14 +18,13 @@ from typing import Any
 import click
 import httpx
 
-from pagemesh.cli.children import OWN_ERROR, ChildLimits
-from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
-from pagemesh.cli.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
-from pagemesh.cli.restarts import RestartLimits
-from pagemesh.cli.roster import Roster
-from pagemesh.cli.run_folder import RunFolder, orphan_pool_bytes, run_folder
-from pagemesh.cli.screen import Screen, fitted
-from pagemesh.cli.start_checks import (
+from pagemesh.cli.mesh.children import OWN_ERROR, ChildLimits
+from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
+from pagemesh.cli.mesh.restarts import RestartLimits
+from pagemesh.cli.mesh.roster import Roster
+from pagemesh.cli.mesh.run_folder import RunFolder, orphan_pool_bytes, run_folder
+from pagemesh.cli.mesh.screen import Screen, fitted
+from pagemesh.cli.mesh.start_checks import (
     check_model,
     check_room,
     check_settings,
@@ -33,11 +32,12 @@ from pagemesh.cli.start_checks import (
     plan_pool,
     pool_file_bytes,
 )
-from pagemesh.cli.stopping import drain, stop_signals
-from pagemesh.cli.supervisor import Supervisor, supervised
-from pagemesh.cli.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
-from pagemesh.cli.watch import WatchLimits
-from pagemesh.gateway.sampling_defaults import sampling_defaults
+from pagemesh.cli.mesh.stopping import drain, stop_signals
+from pagemesh.cli.mesh.supervisor import Supervisor, supervised
+from pagemesh.cli.mesh.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
+from pagemesh.cli.mesh.watch import WatchLimits
+from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
+from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.config import Secret, load

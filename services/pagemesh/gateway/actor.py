@@ -13,15 +13,15 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from pagemesh.gateway import events as ev
 from pagemesh.gateway import measures
-from pagemesh.gateway.events import Worker
-from pagemesh.gateway.frames import FrameTracker
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.calls.frames import FrameTracker
+from pagemesh.gateway.calls.orphans import Orphans
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import ABORT_TIMEOUT_MS, Life, Surroundings
-from pagemesh.gateway.orphans import Orphans
-from pagemesh.gateway.returning import Returning
-from pagemesh.gateway.router import Router, RouterLimits
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.routing.returning import Returning
+from pagemesh.gateway.routing.router import Router, RouterLimits
 from pagemesh.runtime import rpc
 from pagemesh.runtime.actor import Actor, Behaviour
 from pagemesh.runtime.bus import Bus, BusState, Delivery

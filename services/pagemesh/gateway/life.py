@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from pagemesh.gateway import events as ev
 from pagemesh.gateway import measures
-from pagemesh.gateway.events import Worker
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.router import Router
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime import rpc, semconv, trace
 from pagemesh.runtime.bus import Bus, BusState, Outgoing
 from pagemesh.runtime.clock import MonotonicClock

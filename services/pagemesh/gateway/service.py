@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from pagemesh.gateway.actor import GatewayActor
-from pagemesh.gateway.bus_door import BusDoor
-from pagemesh.gateway.front import Front
-from pagemesh.gateway.http import HttpDoor
-from pagemesh.gateway.router import RouterLimits
-from pagemesh.gateway.sampling_defaults import sampling_defaults
-from pagemesh.gateway.tenants import Tenants
-from pagemesh.gateway.tokens import Tokens
+from pagemesh.gateway.api.sampling_defaults import sampling_defaults
+from pagemesh.gateway.doors.bus_door import BusDoor
+from pagemesh.gateway.doors.front import Front
+from pagemesh.gateway.doors.http import HttpDoor
+from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.gateway.routing.router import RouterLimits
+from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation

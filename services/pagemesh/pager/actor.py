@@ -19,29 +19,30 @@ from functools import partial
 
 import msgspec
 
-from pagemesh.pager import cache_door, patience
+from pagemesh.pager import cache_door
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
-from pagemesh.pager.device_pages import page_bytes_of
-from pagemesh.pager.disk import Disk, log_event
 from pagemesh.pager.due import Due, LookDue, PutAwayDue, SweepDue, TickDue
 from pagemesh.pager.eviction import make_policy
-from pagemesh.pager.holders import Holders
+from pagemesh.pager.leases import patience
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.page_events import PageEvents
-from pagemesh.pager.pool_memory import PoolMemory
-from pagemesh.pager.pool_opening import adopt_pool, is_removed, make_pool, suits
-from pagemesh.pager.pool_store import PoolStore
-from pagemesh.pager.retired_notes import RetiredNotes
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.storage.device_pages import page_bytes_of
+from pagemesh.pager.storage.disk import Disk, log_event
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_opening import adopt_pool, is_removed, make_pool, suits
+from pagemesh.pager.storage.pool_store import PoolStore
+from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tier_measures import TierMeasures
+from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskOpening,
     PutAway,
     RememberRetired,
     TierEvent,
 )
-from pagemesh.pager.tier_measures import TierMeasures
 from pagemesh.runtime import trace
 from pagemesh.runtime.actor import Behaviour
 from pagemesh.runtime.bus import Bus, Delivery

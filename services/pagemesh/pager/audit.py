@@ -8,11 +8,11 @@ from itertools import islice
 import numpy as np
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.lease import Lease, LeaseState, SessionState, TicketState
-from pagemesh.pager.lifetime import FOREVER_MS
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import Forest, Node
-from pagemesh.pager.runs import Pages, join_all, table_of
+from pagemesh.pager.leases.lease import Lease, LeaseState, SessionState, TicketState
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.pages.runs import Pages, join_all, table_of
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import U32

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pagemesh.pager.disk_file import DiskPlace
+from pagemesh.pager.leases.patience import IDLE_TICK_MS
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.patience import IDLE_TICK_MS
+from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.wire.presence import Announce
 
 

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pagemesh.pager.accounts import Accounts, NewPolicy
-from pagemesh.pager.disk_tier import DiskTier
-from pagemesh.pager.ended import EndedLeases
 from pagemesh.pager.events import (
     Command,
     Notify,
@@ -28,19 +25,29 @@ from pagemesh.pager.events import (
     WriteHeaders,
 )
 from pagemesh.pager.eviction import EvictionPolicy
-from pagemesh.pager.in_flight import InFlight
-from pagemesh.pager.lease import Lease, LeaseState, RevokeReason, Session, SessionState, Ticket
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.leases.ended import EndedLeases
+from pagemesh.pager.leases.in_flight import InFlight
+from pagemesh.pager.leases.lease import (
+    Lease,
+    LeaseState,
+    RevokeReason,
+    Session,
+    SessionState,
+    Ticket,
+)
+from pagemesh.pager.leases.promises import Promises
+from pagemesh.pager.leases.waiting import FIRST, Queues
+from pagemesh.pager.leases.waste import Waste, waste_of
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.load import Load
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.promises import Promises
-from pagemesh.pager.radix import Forest, Node, Tree
-from pagemesh.pager.roots import leave_retired, unhidden
-from pagemesh.pager.runs import Pages
-from pagemesh.pager.waiting import FIRST, Queues
-from pagemesh.pager.waste import Waste, waste_of
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.retention.roots import leave_retired, unhidden
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.load import Load
+from pagemesh.pager.tree.accounts import Accounts, NewPolicy
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Forest, Node, Tree
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
@@ -48,7 +55,7 @@ from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
 
 if TYPE_CHECKING:
-    from pagemesh.pager.pins import Pin
+    from pagemesh.pager.retention.pins import Pin
 
 # Members of enums, looked up once: each time that would take longer than a call.
 _HELD, _REVOKED, _ENDED = LeaseState.HELD, LeaseState.REVOKED, LeaseState.ENDED
@@ -80,8 +87,7 @@ class Books:
         self.sessions: dict[int, Session] = {}
         self.by_worker: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
-        self.revoked: dict[int, Lease] = {}
-        """Those of ``leases`` whose holders have not let go yet."""
+        self.revoked: dict[int, Lease] = {}  # of ``leases``: their holders have not let go yet
         self.youngest = FIRST.place
         """No lease that can be taken back is after this."""
         self.tickets: dict[str, Ticket] = {}
@@ -89,13 +95,11 @@ class Books:
         self.ended = EndedLeases(limits.ended_count_max)
         self.pins: dict[str, Pin] = {}
         self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # of leases, free
-        self.slots_kept: dict[int, int] = {}
-        """Lease slots of an earlier life, to the lease in their word, until claimed."""
+        self.slots_kept: dict[int, int] = {}  # of an earlier life, to the lease in their word
         self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
         self.roots_kept: list[int] = []
         """Lines of retired roots of an earlier life, whose pages somebody alive may use."""
-        self.retired_pages: NDArray[np.bool_] | None = None
-        """By page: it was of such a root. None: nothing was."""
+        self.retired_pages: NDArray[np.bool_] | None = None  # of such roots; None: no page was
         self.hidden = np.zeros(facts.page_count, bool)  # of retired roots, for routers
         self.unsettled: set[int] = set()
         """Live incarnations that may use pages in ways this pager life has not heard of."""
@@ -106,8 +110,7 @@ class Books:
         self.out: list[Command] = []
         self.late: list[Command] = []
         self.now_ms = 0
-        self.freed = False
-        """Pages became available: waiters may be served."""
+        self.freed = False  # pages became available: waiters may be served
         self.preempted_count = 0
         self.prompt_tokens = self.cached_tokens = 0
         """Admitted in this life, and those of them that were cached."""

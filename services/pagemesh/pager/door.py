@@ -13,14 +13,14 @@ from itertools import islice
 
 import numpy as np
 
-from pagemesh.pager.ages import Ages
 from pagemesh.pager.books import Books
-from pagemesh.pager.pins import Pins
-from pagemesh.pager.radix import Node, Tree
-from pagemesh.pager.retiring import Retired, Retiring
-from pagemesh.pager.sweeps import Sweeps
-from pagemesh.pager.tier_events import RetiredRoots
-from pagemesh.pager.tiers import Tiers
+from pagemesh.pager.retention.ages import Ages
+from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.retiring import Retired, Retiring
+from pagemesh.pager.retention.sweeps import Sweeps
+from pagemesh.pager.tiers.tier_events import RetiredRoots
+from pagemesh.pager.tiers.traffic import Tiers
+from pagemesh.pager.tree.radix import Node, Tree
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
     AskCacheStats,

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pagemesh.pager.lifetime import FOREVER_MS
-from pagemesh.pager.runs import Pages
-from pagemesh.pager.tier_events import TierCommand, TierEvent
+from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.tiers.tier_events import TierCommand, TierEvent
+from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32

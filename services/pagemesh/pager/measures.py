@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leaving import Why
+from pagemesh.pager.tree.leaving import Why
 from pagemesh.runtime import metrics, semconv, trace
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.wire.messages import Message, Refused, name_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.runs import where
+from pagemesh.pager.pages.runs import where
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 

@@ -19,11 +19,11 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-from pagemesh.pager.admission import Admission
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import HeaderTable, PagesStored, Recovered
-from pagemesh.pager.handover import Handover
-from pagemesh.pager.lease import (
+from pagemesh.pager.leases.admission import Admission
+from pagemesh.pager.leases.handover import Handover
+from pagemesh.pager.leases.lease import (
     SESSION_MOVES,
     Lease,
     LeaseState,
@@ -32,13 +32,13 @@ from pagemesh.pager.lease import (
     SessionState,
     TicketState,
 )
-from pagemesh.pager.pins import Pins
+from pagemesh.pager.leases.sessions import Sessions
+from pagemesh.pager.leases.waiting import require_own
+from pagemesh.pager.pages.runs import run_of, table_of, where
 from pagemesh.pager.regrow import by_last_use, regrow
-from pagemesh.pager.retiring import Retiring
-from pagemesh.pager.roots import has_root_place, tree_of
-from pagemesh.pager.runs import run_of, table_of, where
-from pagemesh.pager.sessions import Sessions
-from pagemesh.pager.waiting import require_own
+from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.retiring import Retiring
+from pagemesh.pager.retention.roots import has_root_place, tree_of
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall

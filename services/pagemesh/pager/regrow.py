@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.events import HeaderTable
-from pagemesh.pager.lifetime import FOREVER_MS
-from pagemesh.pager.radix import Forest, Node, Tree
-from pagemesh.pager.runs import as_run, where
+from pagemesh.pager.pages.runs import as_run, where
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Forest, Node, Tree
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from pagemesh.pager.actor import PagerActor, PagerEvent
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
-from pagemesh.pager.disk_file import DiskPlace
 from pagemesh.pager.due import Due, PutAwayDue, TickDue
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock

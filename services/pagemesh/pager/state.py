@@ -16,9 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pagemesh.pager.accounts import NewPolicy
-from pagemesh.pager.admission import Admission
-from pagemesh.pager.ages import Ages
 from pagemesh.pager.audit import check_books, report
 from pagemesh.pager.books import Books
 from pagemesh.pager.door import Door
@@ -34,22 +31,25 @@ from pagemesh.pager.events import (
     Tick,
 )
 from pagemesh.pager.eviction import EvictionPolicy, Lru
-from pagemesh.pager.filling import Filling
-from pagemesh.pager.handover import Handover
-from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.leases.admission import Admission
+from pagemesh.pager.leases.filling import Filling
+from pagemesh.pager.leases.handover import Handover
+from pagemesh.pager.leases.preemption import Preemption
+from pagemesh.pager.leases.quotas import Quotas
+from pagemesh.pager.leases.sessions import Sessions
+from pagemesh.pager.leases.waterfall import Waterfalls
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.pins import Pins
-from pagemesh.pager.preemption import Preemption
-from pagemesh.pager.quotas import Quotas
-from pagemesh.pager.radix import Node
+from pagemesh.pager.pages.runs import own
 from pagemesh.pager.recovery import Recovery
-from pagemesh.pager.retiring import Retiring
-from pagemesh.pager.runs import own
-from pagemesh.pager.sessions import Sessions
-from pagemesh.pager.sweeps import Sweeps
-from pagemesh.pager.tier_events import TierEvent
-from pagemesh.pager.tiers import Tiers
-from pagemesh.pager.waterfall import Waterfalls
+from pagemesh.pager.retention.ages import Ages
+from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.retiring import Retiring
+from pagemesh.pager.retention.sweeps import Sweeps
+from pagemesh.pager.tiers.tier_events import TierEvent
+from pagemesh.pager.tiers.traffic import Tiers
+from pagemesh.pager.tree.accounts import NewPolicy
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,

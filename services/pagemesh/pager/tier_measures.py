@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.measures import evicted_pages
-from pagemesh.pager.tier_counts import REASONS, TierCounts
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.tier_counts import REASONS, TierCounts
 from pagemesh.runtime import metrics
 
 _on = metrics.gauge("pager_disk_on", "1 while pages are kept on disk.")

@@ -14,13 +14,14 @@ import pytest
 from tests.unit.cli.test_cache_tables import PIN, PINNED, RETIRED, ROOT, STATS
 from tests.unit.cli.test_command_line import error_of
 
-from pagemesh.cli import cache, cache_prefix
+from pagemesh.cli import cache
+from pagemesh.cli.caching import cache_prefix
 from pagemesh.cli.chat_stream import ChatError, client
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.main import run
+from pagemesh.cli.mesh.plan_mesh import url_file_name
+from pagemesh.cli.mesh.run_folder import run_folder
 from pagemesh.cli.operator import Mesh, bus_config
-from pagemesh.cli.plan_mesh import url_file_name
-from pagemesh.cli.run_folder import run_folder
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.settings import BusConfig

@@ -7,7 +7,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 from tests.unit.cli.test_cache_tables import RETIRED, STATS
 
-from pagemesh.cli.cache_sweep import wait_until_swept
+from pagemesh.cli.caching.cache_sweep import wait_until_swept
 from pagemesh.cli.operator import Mesh
 from pagemesh.wire.cache_messages import CacheStats
 from pagemesh.wire.errors import Absent, Fault

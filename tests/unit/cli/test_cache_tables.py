@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagemesh.cli.cache_tables import (
+from pagemesh.cli.caching.cache_tables import (
     invalidated_text,
     lines_text,
     pinned_text,

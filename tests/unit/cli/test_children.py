@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagemesh.cli.children import ChildLimits, ChildLost, ChildSpec
-from pagemesh.cli.restarts import RestartLimits
-from pagemesh.cli.supervisor import Supervisor, supervised
-from pagemesh.cli.watch import WatchLimits
+from pagemesh.cli.mesh.children import ChildLimits, ChildLost, ChildSpec
+from pagemesh.cli.mesh.restarts import RestartLimits
+from pagemesh.cli.mesh.supervisor import Supervisor, supervised
+from pagemesh.cli.mesh.watch import WatchLimits
 from pagemesh.runtime.nats_server import free_port
 from pagemesh.wire.errors import ConfigError
 
@@ -249,7 +249,7 @@ async def test_stopping_does_not_wait_for_a_frozen_child() -> None:
 def test_a_leashed_child_dies_with_a_parent_that_was_killed() -> None:
     parent = (
         "import os, subprocess, sys, time\n"
-        "command = [sys.executable, '-m', 'pagemesh.cli.leash', str(os.getpid()),\n"
+        "command = [sys.executable, '-m', 'pagemesh.cli.mesh.leash', str(os.getpid()),\n"
         "           sys.executable, '-c', 'import time; time.sleep(600)']\n"
         "child = subprocess.Popen(command)\n"
         "time.sleep(0.5)\n"

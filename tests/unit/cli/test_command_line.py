@@ -9,12 +9,12 @@ import pytest
 from tests.support.model_files import write_model_files
 
 from pagemesh.cli.main import run
+from pagemesh.cli.mesh.plan_mesh import plan_services
+from pagemesh.cli.mesh.screen import Screen
+from pagemesh.cli.mesh.up_config import http_url
 from pagemesh.cli.options import given_flags
-from pagemesh.cli.plan_mesh import plan_services
-from pagemesh.cli.screen import Screen
 from pagemesh.cli.serve import service_config
 from pagemesh.cli.up import plan
-from pagemesh.cli.up_config import http_url
 from pagemesh.wire.errors import ConfigError
 
 

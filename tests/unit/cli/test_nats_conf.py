@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.cli import nats_conf
+from pagemesh.cli.mesh import nats_conf
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.wire.subjects import BUS_ROLES, BusRole, permissions
 
@@ -19,11 +19,11 @@ COMMITTED = Path(__file__).parents[3] / "ops" / "nats" / "nats-server.conf"
 
 def test_the_committed_files_are_up_to_date() -> None:
     assert COMMITTED.read_text() == nats_conf.render_for_compose(), (
-        "run: python -m pagemesh.cli.nats_conf > ops/nats/nats-server.conf"
+        "run: python -m pagemesh.cli.mesh.nats_conf > ops/nats/nats-server.conf"
     )
     with_tls = COMMITTED.with_name("nats-server-tls.conf").read_text()
     assert with_tls == nats_conf.render_for_compose(tls=True), (
-        "run: python -m pagemesh.cli.nats_conf --tls > ops/nats/nats-server-tls.conf"
+        "run: python -m pagemesh.cli.mesh.nats_conf --tls > ops/nats/nats-server-tls.conf"
     )
 
 

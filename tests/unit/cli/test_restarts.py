@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.cli.restarts import GiveUp, Restart, RestartCore, RestartLimits
+from pagemesh.cli.mesh.restarts import GiveUp, Restart, RestartCore, RestartLimits
 
 LIMITS = RestartLimits(exit_count_max=5, window_ms=10_000, pause_ms_first=100, pause_ms_max=300)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.cli import run_folder as run_folder_module
-from pagemesh.cli.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder, running_folders
+from pagemesh.cli.mesh import run_folder as run_folder_module
+from pagemesh.cli.mesh.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder, running_folders
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
 

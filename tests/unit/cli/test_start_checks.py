@@ -15,10 +15,10 @@ import pytest
 from tests.support.model_files import write_model_files
 from tests.unit.cli.test_command_line import error_of
 
-from pagemesh.cli import gpu_check
-from pagemesh.cli.run_folder import orphan_pool_bytes, run_folder
-from pagemesh.cli.screen import Screen, fitted
-from pagemesh.cli.start_checks import (
+from pagemesh.cli.mesh import gpu_check
+from pagemesh.cli.mesh.run_folder import orphan_pool_bytes, run_folder
+from pagemesh.cli.mesh.screen import Screen, fitted
+from pagemesh.cli.mesh.start_checks import (
     PoolPlan,
     check_disk,
     check_room,

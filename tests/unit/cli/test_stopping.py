@@ -11,8 +11,8 @@ import time
 from rich.console import Console
 from tests.unit.cli.test_children import SLEEP, Witness, program
 
-from pagemesh.cli.screen import Screen
-from pagemesh.cli.stopping import drain, stop_signals
+from pagemesh.cli.mesh.screen import Screen
+from pagemesh.cli.mesh.stopping import drain, stop_signals
 
 BUSY = (
     "import signal, time\n"

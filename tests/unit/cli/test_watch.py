@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagemesh.cli.watch import WatchCore, WatchLimits
+from pagemesh.cli.mesh.watch import WatchCore, WatchLimits
 
 LIMITS = WatchLimits(silence_ms_max=5_000, first_ms_max=60_000, look_ms=500)
 HOUR_MS = 3_600_000

@@ -22,8 +22,8 @@ from pagemesh.engine.opening import Engine, open_engine
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.worker.plan import RowResult, Sample, StepPlan, StepRow
 from pagemesh.kernels.native.header_writer import HeaderWriter
-from pagemesh.pager.pool_memory import PoolMemory
-from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.storage.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.wire.errors import ConfigError, Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened

@@ -22,7 +22,7 @@ from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.device_memory import MappedMemory
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.descriptors import Packet, exchange
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Busy, Gone, NoCapacity

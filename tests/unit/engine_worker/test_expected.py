@@ -22,10 +22,10 @@ from tests.unit.engine_worker.bench import (
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.settings import RoleSettings
-from pagemesh.gateway import outgoing
-from pagemesh.gateway.choice import Choice, TokensOnly
-from pagemesh.gateway.events import AskPages, PagesFrom, Route, SendSubmit, Worker
-from pagemesh.gateway.spec import RequestSpec
+from pagemesh.gateway.calls import outgoing
+from pagemesh.gateway.calls.choice import Choice, TokensOnly
+from pagemesh.gateway.calls.events import AskPages, PagesFrom, Route, SendSubmit, Worker
+from pagemesh.gateway.calls.spec import RequestSpec
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import (
     Admit,

@@ -13,13 +13,13 @@ import numpy as np
 from tests.unit.gateway.support import MODEL
 
 from pagemesh.gateway.actor import GatewayActor
-from pagemesh.gateway.bus_door import BusDoor
-from pagemesh.gateway.front import Front
-from pagemesh.gateway.http import HttpDoor
-from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults
-from pagemesh.gateway.spec import RequestLimits
-from pagemesh.gateway.tenants import Tenants
-from pagemesh.gateway.tokens import Tokens
+from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
+from pagemesh.gateway.calls.spec import RequestLimits
+from pagemesh.gateway.doors.bus_door import BusDoor
+from pagemesh.gateway.doors.front import Front
+from pagemesh.gateway.doors.http import HttpDoor
+from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime import rpc
 from pagemesh.runtime.bus import Bus, Delivery, Subscription
 from pagemesh.runtime.clock import MonotonicClock

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pagemesh.gateway.events import Route, Worker
-from pagemesh.gateway.spec import RequestSpec
+from pagemesh.gateway.calls.events import Route, Worker
+from pagemesh.gateway.calls.spec import RequestSpec
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Waterfall
 from pagemesh.wire.tokens import pack

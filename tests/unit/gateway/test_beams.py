@@ -14,14 +14,14 @@ from tests.unit.gateway.test_openai_api import FACTS as SMALL
 from tests.unit.gateway.test_openai_api import completion
 from tests.unit.gateway.test_request import Desk
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.api_errors import ApiError
-from pagemesh.gateway.call_facts import CallFacts
-from pagemesh.gateway.choice import TextPiece, TokensOnly
-from pagemesh.gateway.openai_api import Ask, parse_chat
-from pagemesh.gateway.prepare import fit
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.spec import RequestLimits, RequestSpec
+from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.api.openai_api import Ask, parse_chat
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.call_facts import CallFacts
+from pagemesh.gateway.calls.choice import TextPiece, TokensOnly
+from pagemesh.gateway.calls.prepare import fit
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.runtime.trace import new_trace
 from pagemesh.wire.tokens import U32, pack

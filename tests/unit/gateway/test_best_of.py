@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from pagemesh.gateway.events import ChoiceEnded, Deliver
-from pagemesh.gateway.openai_api import parse_completion
-from pagemesh.gateway.render import Collector
-from pagemesh.gateway.scores import Written
+from pagemesh.gateway.api.openai_api import parse_completion
+from pagemesh.gateway.api.render import Collector
+from pagemesh.gateway.api.scores import Written
+from pagemesh.gateway.calls.events import ChoiceEnded, Deliver
 from pagemesh.wire.work_messages import TopLogprobs
 
 

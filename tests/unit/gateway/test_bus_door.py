@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
-from pagemesh.gateway import bus_door
+from pagemesh.gateway.doors import bus_door
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire import subjects
 

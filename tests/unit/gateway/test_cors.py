@@ -12,8 +12,8 @@ import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
-from pagemesh.gateway.asgi import Guard
-from pagemesh.gateway.http import HttpDoor
+from pagemesh.gateway.doors.asgi import Guard
+from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import GatewayConfig
 

@@ -11,9 +11,9 @@ from openai import AsyncOpenAI
 from tests.unit.gateway.fake_mesh import FakeMesh, FakeWorker, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.events import Worker
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.runtime.bus import BusState
 from pagemesh.runtime.nats_server import NatsServer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.gateway.support import frame
 
-from pagemesh.gateway.events import Worker
-from pagemesh.gateway.frames import FrameTracker
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.calls.frames import FrameTracker
 from pagemesh.wire.work_messages import Frame, Frames
 
 

@@ -13,13 +13,13 @@ import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
-from pagemesh.gateway import connection
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.connection import HEAD_BYTES_MAX
-from pagemesh.gateway.events import Worker
-from pagemesh.gateway.front import THREAD_BYTES_MIN
-from pagemesh.gateway.http import HttpDoor
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.calls.spec import RequestLimits
+from pagemesh.gateway.doors import connection
+from pagemesh.gateway.doors.connection import HEAD_BYTES_MAX
+from pagemesh.gateway.doors.front import THREAD_BYTES_MIN
+from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.wire.errors import Busy, ConfigError, NoCapacity

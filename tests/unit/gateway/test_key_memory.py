@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.gateway.key_memory import BLOCK_PAGES, KeyMemory
-from pagemesh.gateway.page_index import PageIndex
+from pagemesh.gateway.routing.key_memory import BLOCK_PAGES, KeyMemory
+from pagemesh.gateway.routing.page_index import PageIndex
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.pager_reports import PagesChanged
 from pagemesh.wire.tokens import U32

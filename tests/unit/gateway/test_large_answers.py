@@ -11,8 +11,8 @@ import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh
 from tests.unit.gateway.support import eventually
 
-from pagemesh.gateway.front import Call
-from pagemesh.gateway.render import Renderer
+from pagemesh.gateway.api.render import Renderer
+from pagemesh.gateway.doors.front import Call
 
 TEXT = "/v1/completions"
 SCORED = {"prompt": "abcdef", "max_tokens": 200, "logprobs": 20}

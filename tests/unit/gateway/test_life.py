@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, eventually, frame, spec
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.choice import TextPiece
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.choice import TextPiece
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import Life, Outbox, Surroundings
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.router import Router
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime.bus import Bus, BusState
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import new_trace

@@ -13,10 +13,10 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_params
 
-from pagemesh.gateway.api_errors import ApiError, from_fault
-from pagemesh.gateway.openai_api import Ask, ChatPrompt, parse_chat, parse_completion
-from pagemesh.gateway.openai_types import ChatBody, CompletionBody, StreamOptions
-from pagemesh.gateway.prepare import fit
+from pagemesh.gateway.api.api_errors import ApiError, from_fault
+from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, parse_chat, parse_completion
+from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody, StreamOptions
+from pagemesh.gateway.calls.prepare import fit
 from pagemesh.wire.errors import (
     Busy,
     DeadlineExceeded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.gateway.fake_mesh import FakeMesh
 from tests.unit.gateway.support import REQUEST, eventually, frame
 
-from pagemesh.gateway.orphans import Orphans
+from pagemesh.gateway.calls.orphans import Orphans
 from pagemesh.runtime import rpc
 from pagemesh.wire import subjects
 from pagemesh.wire.work_messages import Frame, Frames

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tests.unit.gateway.support import DECODE, PREFILL, REQUEST, ROUTE, frame, spec
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.choice import TokensOnly
-from pagemesh.gateway.events import Route, Worker
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.spec import RequestLimits, RequestSpec
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.choice import TokensOnly
+from pagemesh.gateway.calls.events import Route, Worker
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Gone, NoCapacity
 from pagemesh.wire.messages import Ok, Refused, SequenceKey
 from pagemesh.wire.tokens import pack, unpack

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.gateway.support import REQUEST, frame, spec
 
-from pagemesh.gateway import events as ev
-from pagemesh.gateway.choice import TokensOnly
-from pagemesh.gateway.events import Route, Worker
-from pagemesh.gateway.frames import FrameTracker
-from pagemesh.gateway.request import RequestCore
-from pagemesh.gateway.spec import RequestLimits
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.choice import TokensOnly
+from pagemesh.gateway.calls.events import Route, Worker
+from pagemesh.gateway.calls.frames import FrameTracker
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.wire.errors import Busy, Gone
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.work_messages import Accepted, Finish, Frames, Submit

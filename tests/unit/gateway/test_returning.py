@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from pagemesh.gateway.returning import Returning
+from pagemesh.gateway.routing.returning import Returning
 from pagemesh.runtime.directory import Changed, Joined, Lost
 from pagemesh.wire.presence import Announce, State
 

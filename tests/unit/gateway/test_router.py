@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagemesh.gateway.events import ChooseRoute, PagesFrom, Route, Worker
-from pagemesh.gateway.page_index import IndexState, PageIndex
-from pagemesh.gateway.router import Router, RouterLimits
+from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
+from pagemesh.gateway.routing.page_index import IndexState, PageIndex
+from pagemesh.gateway.routing.router import Router, RouterLimits
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot

@@ -14,8 +14,8 @@ from openai import AsyncOpenAI
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, write_model
 
-from pagemesh.gateway.openai_api import parse_chat, parse_completion
-from pagemesh.gateway.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
+from pagemesh.gateway.api.openai_api import parse_chat, parse_completion
+from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire import subjects

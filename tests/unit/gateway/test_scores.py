@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagemesh.gateway.scores import LOGPROB_MIN, ChatScores, TextScores, Written
+from pagemesh.gateway.api.scores import LOGPROB_MIN, ChatScores, TextScores, Written
 from pagemesh.wire.work_messages import TopLogprobs
 
 RAW = [b"a", b"the", b' "quoted"\n', b"\xf0\x9f\x98", "\u00e9".encode(), b"", b"a", b"\\", b"\x00"]

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
+from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},

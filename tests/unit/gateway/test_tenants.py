@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pagemesh.gateway.api_errors import ApiError
-from pagemesh.gateway.idempotency import IdempotencyStore
-from pagemesh.gateway.tenant_limits import TenantLimits
-from pagemesh.gateway.tenants import ANYBODY, Tenants, bearer
+from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.doors.idempotency import IdempotencyStore
+from pagemesh.gateway.doors.tenant_limits import TenantLimits
+from pagemesh.gateway.doors.tenants import ANYBODY, Tenants, bearer
 from pagemesh.wire.errors import ConfigError
 
 ALICE, BOB = "a" * 16, "b" * 16

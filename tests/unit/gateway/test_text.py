@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.gateway.support import END, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
-from pagemesh.gateway.detokenise import Detokeniser, StreamText
-from pagemesh.gateway.stops import StopMatcher
+from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
+from pagemesh.gateway.words.stops import StopMatcher
 
 TOKENIZER = byte_tokenizer()
 SIZE = TOKENIZER.get_vocab_size(with_added_tokens=True)

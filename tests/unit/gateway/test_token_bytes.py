@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.normalizers import Normalizer
 
-from pagemesh.gateway.token_bytes import bytes_per_token_max
-from pagemesh.gateway.tokens import BYTE_LETTERS
+from pagemesh.gateway.words.token_bytes import bytes_per_token_max
+from pagemesh.gateway.words.tokens import BYTE_LETTERS
 
 KELVIN, IOTA_WITH_MARKS = "\u212a", "\u1fbe\u0308\u0301"
 SOME = st.text("ab \u2581\u00e9\u20ac" + KELVIN + IOTA_WITH_MARKS, max_size=60)

@@ -13,8 +13,8 @@ from tests.unit.gateway.support import END, MODEL, byte_tokenizer, eventually
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 
-from pagemesh.gateway.token_memory import PIECE_COUNT_MAX, TokenMemory, cuts_of
-from pagemesh.gateway.tokens import Tokens
+from pagemesh.gateway.words.token_memory import PIECE_COUNT_MAX, TokenMemory, cuts_of
+from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.model_folder import find_model, tokenizer_file
 
 BLANK = "\u2581"

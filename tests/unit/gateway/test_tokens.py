@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer
 
-from pagemesh.gateway.scores import Written
-from pagemesh.gateway.templates import ChatTemplate, TemplateRefused
-from pagemesh.gateway.tokens import Tokens
+from pagemesh.gateway.api.scores import Written
+from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
+from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.wire.errors import ConfigError
 
 TRIMMING = TEMPLATE.replace("message['content']", "message['content'] | trim")
@@ -29,7 +29,7 @@ def test_the_gateway_loads_neither_torch_nor_transformers(model_folder: Path) ->
     script = (
         "import pathlib, sys\n"
         "import pagemesh.gateway.service\n"
-        "from pagemesh.gateway.tokens import Tokens\n"
+        "from pagemesh.gateway.words.tokens import Tokens\n"
         f"Tokens.load(pathlib.Path({str(model_folder)!r})).encode('x', add_special_tokens=True)\n"
         "print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])\n"
     )

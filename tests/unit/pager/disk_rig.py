@@ -10,8 +10,8 @@ from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.runs import table_of
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
     ForgetRetired,

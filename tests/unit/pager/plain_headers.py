@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pagemesh.pager.events import Command, HeaderTable, KeepUntil, SetStates, WriteHeaders
-from pagemesh.pager.lifetime import FOREVER_MS
-from pagemesh.pager.runs import table_of
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import HeaderState
 
 

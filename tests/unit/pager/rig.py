@@ -39,7 +39,7 @@ from pagemesh.pager.events import (
 )
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.runs import table_of as as_table
+from pagemesh.pager.pages.runs import table_of as as_table
 from pagemesh.pager.state import PagerCore
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey

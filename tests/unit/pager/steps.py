@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.pager.rig import ROOT, Rig, Worker
 
-from pagemesh.pager.node import Node
+from pagemesh.pager.tree.node import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     CacheInvalidated,

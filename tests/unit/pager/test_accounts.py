@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagemesh.pager.accounts import Account, Accounts
 from pagemesh.pager.eviction import Lru
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import Forest, Node
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.tree.accounts import Account, Accounts
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack
 

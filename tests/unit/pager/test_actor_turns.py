@@ -13,16 +13,16 @@ import pytest
 from tests.unit.pager.rig import LAYOUT, ROOT, Rig, Worker
 from tests.unit.pager.steps import cache
 
-from pagemesh.pager import sweeps
 from pagemesh.pager.actor import PagerActor
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.due import Due, LookDue, TickDue
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_memory import PoolMemory
-from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.retention import sweeps
 from pagemesh.pager.state import PagerCore
-from pagemesh.pager.tier_events import PutAway
+from pagemesh.pager.storage.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_store import PoolStore
+from pagemesh.pager.tiers.tier_events import PutAway
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.wire.cache_messages import InvalidateCache

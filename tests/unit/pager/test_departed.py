@@ -9,10 +9,10 @@ from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.test_waterfall import ask
 from xxhash import xxh3_64_intdigest
 
-from pagemesh.pager import departed
-from pagemesh.pager.departed import Departed
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.node import Node
+from pagemesh.pager.tree import departed
+from pagemesh.pager.tree.departed import Departed
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.node import Node
 
 
 def long_edge(rig: Rig, pages: int, shared_pages: int = 0) -> Node:

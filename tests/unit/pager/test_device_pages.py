@@ -25,12 +25,12 @@ import torch
 from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
-from pagemesh.pager import device_pages
-from pagemesh.pager.device_pages import DevicePages
 from pagemesh.pager.events import Holder
-from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.storage import device_pages
+from pagemesh.pager.storage.device_pages import DevicePages
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.descriptors import Packet, exchange
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Busy, Gone

@@ -9,9 +9,9 @@ from tests.unit.pager.rig import ROOT, Worker, is_queued
 from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import ForgetHolder, Holder
-from pagemesh.pager.movers import REST_MS
-from pagemesh.pager.runs import table_of
-from pagemesh.pager.tier_events import ForgetSlots, PagesLoaded, PagesNotTaken, PutAway
+from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.movers import REST_MS
+from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesLoaded, PagesNotTaken, PutAway
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.pager_messages import Declare
 from pagemesh.wire.pool_format import HeaderState

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_of, store_of
 
-from pagemesh.pager.disk import Disk
-from pagemesh.pager.disk_file import DiskPlace, Opener, PlainFile
-from pagemesh.pager.page_bytes import MappedPages, PageBytes
-from pagemesh.pager.retired_notes import RetiredNotes
-from pagemesh.pager.runs import Pages
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.storage.disk import Disk
+from pagemesh.pager.storage.disk_file import DiskPlace, Opener, PlainFile
+from pagemesh.pager.storage.page_bytes import MappedPages, PageBytes
+from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
     ForgetSlots,

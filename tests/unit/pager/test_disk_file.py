@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagemesh.pager.chain_keys import chain_keys, root_chain
-from pagemesh.pager.disk_file import DiskFile, DiskPlace, PlainFile
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.page_bytes import MappedPages
-from pagemesh.pager.tier_events import DiskFound, LoadPages, StorePages
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, PlainFile
+from pagemesh.pager.storage.page_bytes import MappedPages
+from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
+from pagemesh.pager.tiers.tier_events import DiskFound, LoadPages, StorePages
 from pagemesh.wire.tokens import pack
 
 PAGE_SIZE, PAGE_BYTES, PAGE_COUNT = 4, 512, 8

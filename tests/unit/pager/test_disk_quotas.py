@@ -12,9 +12,9 @@ from tests.unit.pager.steps import OTHER, stats
 from tests.unit.pager.test_disk_file import FACTS
 from tests.unit.pager.test_tiers_dropped import put_away
 
-from pagemesh.pager.disk_shelves import DiskAccount, Record
-from pagemesh.pager.disk_tier import DiskTier
-from pagemesh.pager.tier_events import DiskFound, FoundRecords
+from pagemesh.pager.tiers.disk_shelves import DiskAccount, Record
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords
 from pagemesh.wire.cache_messages import DiskTenantLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 

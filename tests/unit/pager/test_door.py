@@ -10,7 +10,7 @@ from tests.unit.pager.steps import OTHER, cache, invalidated, pin, pinned, stats
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager import door
-from pagemesh.pager.pins import name_of
+from pagemesh.pager.retention.pins import name_of
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,

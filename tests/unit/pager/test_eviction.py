@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import POLICIES, EvictionPolicy, Lru, make_policy
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts
 from pagemesh.pager.eviction.learned import Learned
 from pagemesh.pager.eviction.reuse import ReuseModel
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import Forest, Node
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.tree.accounts import Accounts
+from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import ConfigError

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagemesh.pager.fetch_cost import FIXED_MS, FetchCost
-from pagemesh.pager.recent_slots import RecentSlots
-from pagemesh.pager.tier_events import PagesLoaded
+from pagemesh.pager.tiers.fetch_cost import FIXED_MS, FetchCost
+from pagemesh.pager.tiers.recent_slots import RecentSlots
+from pagemesh.pager.tiers.tier_events import PagesLoaded
 
 PAGE_BYTES, PAGE_SIZE = 1_000_000, 16
 MEMORY_SLOTS = range(100, 200)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagemesh.pager.free_pages import RUN_PAGES_MIN, FreePages
-from pagemesh.pager.runs import run_of
+from pagemesh.pager.pages.free_pages import RUN_PAGES_MIN, FreePages
+from pagemesh.pager.pages.runs import run_of
 
 
 def test_a_fresh_pool_gives_contiguous_ascending_runs() -> None:

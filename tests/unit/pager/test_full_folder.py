@@ -15,9 +15,9 @@ from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.actor import PagerActor
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.events import Holder
-from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_memory import PoolMemory
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.wire import codec, subjects

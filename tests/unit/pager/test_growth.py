@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 from ops.bench.pager_adapter import INCARNATION, WORKER, PagerAdapter, Request
 
-from pagemesh.pager.ended import EndedLeases
 from pagemesh.pager.eviction import POLICIES
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts
+from pagemesh.pager.leases.ended import EndedLeases
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.wire.pager_messages import Fill, Granted, Offer, Offered, Redeem
 from pagemesh.wire.tokens import pack

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
-from pagemesh.pager.holders import Holders
+from pagemesh.pager.storage.holders import Holders
 
 LOCKED = """
 import sys, time

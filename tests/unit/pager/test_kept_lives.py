@@ -10,7 +10,7 @@ from tests.unit.pager.test_lifetime import FIRST, MINUTE, NEVER, SECOND, SOON, c
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import Command, KeepUntil
-from pagemesh.pager.lifetime import FOREVER_MS
+from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import HeaderState
 
 THIRD = list(range(16, 24))

@@ -11,8 +11,8 @@ from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import OTHER, cache, invalidated, pinned, stats
 
 from pagemesh.pager.events import Answer, Asked, KeptPin, StorePins
-from pagemesh.pager.kept_file import PinFile
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.storage.kept_file import PinFile
 from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Granted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.pager.rig import key_of, order_of
 
-from pagemesh.pager.lease import (
+from pagemesh.pager.leases.lease import (
     LEASE_MOVES,
     SESSION_MOVES,
     TICKET_MOVES,
@@ -15,7 +15,7 @@ from pagemesh.pager.lease import (
     SessionState,
     TicketState,
 )
-from pagemesh.pager.waiting import Waiter, WaitList, place_of
+from pagemesh.pager.leases.waiting import Waiter, WaitList, place_of
 from pagemesh.wire.errors import Busy
 from pagemesh.wire.pager_messages import Extend
 

@@ -7,12 +7,12 @@ import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of, key_of
 from tests.unit.pager.test_recovery import declare, line
 
-from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.eviction import Lru
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.lifetime import FOREVER_MS, Lifetimes
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import Forest, Node
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.tree.accounts import Accounts
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
+from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.wire.cache_messages import PinPrefix, UnpinPrefix
 from pagemesh.wire.cache_terms import CacheTerms
 

@@ -21,9 +21,9 @@ from tests.unit.pager.test_disk_file import (
     store_of,
 )
 
-from pagemesh.pager.disk_file import DiskFile, DiskPlace, Read
-from pagemesh.pager.page_bytes import MappedPages
-from pagemesh.pager.page_memory import PageMemory
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Read
+from pagemesh.pager.storage.page_bytes import MappedPages
+from pagemesh.pager.storage.page_memory import PageMemory
 
 __all__ = ["place"]
 PAGES = [bytes([number]) * 8 for number in range(6)]

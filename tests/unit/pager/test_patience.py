@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.pager.rig import Rig, Worker
 
-from pagemesh.pager.patience import IDLE_TICK_MS, TICK_MS, Absence, patience_ms
+from pagemesh.pager.leases.patience import IDLE_TICK_MS, TICK_MS, Absence, patience_ms
 from pagemesh.wire.pager_messages import Queued
 
 

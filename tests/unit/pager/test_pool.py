@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagemesh.pager.pool import LedgerError, PagePool
+from pagemesh.pager.pages.pool import LedgerError, PagePool
 from pagemesh.wire.pool_format import HeaderState
 
 

@@ -17,11 +17,11 @@ from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Holder
-from pagemesh.pager.holders import Holders
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pool_memory import PoolMemory
-from pagemesh.pager.pool_opening import adopt_pool
-from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_opening import adopt_pool
+from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 

@@ -10,8 +10,8 @@ import pytest
 
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.pager.events import HeaderTable, KeepUntil, WriteHeaders
-from pagemesh.pager.lifetime import FOREVER_MS
-from pagemesh.pager.pool_store import PoolStore
+from pagemesh.pager.storage.pool_store import PoolStore
+from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.runtime.clock import HostTime
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.roots import uproot
+from pagemesh.pager.retention.roots import uproot
+from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagemesh.pager.accounts import Accounts
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
-from pagemesh.pager.leaving import Why
-from pagemesh.pager.pool import PagePool
-from pagemesh.pager.radix import EDGE_PAGES_MAX, Forest, Node, Tree
+from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.tree.accounts import Accounts
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.radix import EDGE_PAGES_MAX, Forest, Node, Tree
 from pagemesh.wire.tokens import pack, unpack
 
 SIZE = 4

@@ -9,9 +9,9 @@ from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import ROOT, Worker, code_of
 from tests.unit.pager.steps import OTHER, invalidated, stats
 
-from pagemesh.pager.disk_file import DiskPlace
-from pagemesh.pager.retired_notes import RetiredNotes
-from pagemesh.pager.tier_events import (
+from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tiers.tier_events import (
     RETIRED_ROOTS_MAX,
     DiskOpening,
     RememberRetired,

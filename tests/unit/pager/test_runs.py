@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.pager.runs import (
+from pagemesh.pager.pages.runs import (
     Pages,
     join,
     join_all,

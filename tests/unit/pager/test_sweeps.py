@@ -10,8 +10,9 @@ from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
 from tests.unit.pager.steps import OTHER, cache, invalidated, stats
 from tests.unit.pager.test_recovery import declare
 
-from pagemesh.pager import sweeps, tiers
 from pagemesh.pager.events import SetStates, Sweep
+from pagemesh.pager.retention import sweeps
+from pagemesh.pager.tiers import traffic as tiers
 
 LATER = bytes([7]) * 32
 

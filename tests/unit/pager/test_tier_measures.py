@@ -9,8 +9,8 @@ from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, put_on_disk
 from tests.unit.pager.rig import ROOT, Worker
 from tests.unit.pager.steps import invalidated
 
-from pagemesh.pager.disk_tier import DiskTier
 from pagemesh.pager.tier_measures import TierMeasures
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.cache_terms import CacheTerms
 

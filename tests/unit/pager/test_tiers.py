@@ -27,7 +27,7 @@ from tests.unit.pager.rig import (
 from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import WriteHeaders
-from pagemesh.pager.tier_events import LoadPages, StorePages
+from pagemesh.pager.tiers.tier_events import LoadPages, StorePages
 from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack

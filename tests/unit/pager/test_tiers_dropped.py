@@ -17,7 +17,7 @@ from tests.unit.pager.disk_rig import (
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 from tests.unit.pager.steps import cache, invalidated
 
-from pagemesh.pager.tier_events import PagesLoaded, PutAway
+from pagemesh.pager.tiers.tier_events import PagesLoaded, PutAway
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack

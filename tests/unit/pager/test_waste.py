@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.pager.rig import Rig, Worker, fill_of, key_of
 
-from pagemesh.pager.leaving import Why
 from pagemesh.pager.measures import Measures
-from pagemesh.pager.roots import uproot
+from pagemesh.pager.retention.roots import uproot
+from pagemesh.pager.tree.leaving import Why
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.cache_terms import CacheTerms
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from tests.unit.pager.rig import Rig, Worker
 
-from pagemesh.pager.ages import Ages
+from pagemesh.pager.retention.ages import Ages
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Waterfall

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagemesh.engine.worker import ahead
-from pagemesh.pager.promises import first_part
+from pagemesh.pager.leases.promises import first_part
 from pagemesh.wire.presence import PageNeeds
 
 

@@ -1,0 +1,229 @@
+"""One child process of ``pagemesh up``: started, read, watched, restarted, stopped.
+
+WAITING -> RUNNING -> (exit) -> WAITING ... until stopped, refused or given up
+              |          ^
+              +- silent -+ killed first: its successor must find locks and ports free
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pagemesh.cli.main import ERROR_PREFIX, EXIT_CONFIG
+from pagemesh.cli.mesh.pulse import Pulse
+from pagemesh.cli.mesh.restarts import GiveUp, RestartCore, RestartLimits
+from pagemesh.cli.mesh.run_folder import put_back
+from pagemesh.cli.mesh.watch import WatchLimits
+from pagemesh.runtime.clock import Clock
+from pagemesh.wire.errors import ConfigError, PagemeshError
+
+_LINE_BYTES_MAX = 1 << 16
+_TAIL_LINES_MAX = 40
+_KILL_WAIT_S = 5.0
+OWN_ERROR = re.compile(f"^(?:{ERROR_PREFIX}|pagemesh [A-Za-z0-9_-]+: )")
+"""How a child begins the line that says what is wrong with its configuration."""
+
+
+class ChildLost(PagemeshError):
+    """A child keeps dying; the message says which and what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. Children of a lower ``stage`` are started first and stopped last.
+
+    ``pulse_flag`` tells it the descriptor to beat on; ``greets_at`` is a host and port where it
+    speaks first. One of them makes it known when the child stands still. ``files``, by path, are
+    what it cannot start without: those that somebody has removed are written again before it does.
+    """
+
+    name: str
+    role: str
+    stage: int
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    pulse_flag: str = ""
+    greets_at: tuple[str, int] | None = None
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """How often a child may die, and how long it may be silent."""
+
+    restarts: RestartLimits
+    watch: WatchLimits
+
+
+Failure = Callable[[PagemeshError], None]
+Line = Callable[[str, str], None]
+Changed = Callable[[str, str], None]
+
+
+class Child:
+    """Keeps one process running.
+
+    ``on_line`` gets its name and each line it prints, ``on_change`` its name and what became
+    of it, and ``on_failure`` the error after which there is no point in trying again.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        clock: Clock,
+        limits: ChildLimits,
+        *,
+        on_line: Line,
+        on_change: Changed,
+        on_failure: Failure,
+    ) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._restarts = RestartCore(limits.restarts)
+        self._watch_limits = limits.watch
+        self._on_line = on_line
+        self._on_change = on_change
+        self._on_failure = on_failure
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
+
+    @property
+    def pid(self) -> int | None:
+        """The running process, if there is one now."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def is_stopping(self) -> bool:
+        """It was asked to stop, and runs."""
+        return self._stopping.is_set() and self.pid is not None
+
+    async def tend(self) -> None:
+        """Run and restart until ``stop``; ends early after ``on_failure``.
+
+        What is wrong with the configuration is final when the first life ends with it. What was
+        right then is wrong because of others, who fill a disk, say, and may become right again.
+        """
+        is_first = True
+        while not self._stopping.is_set():
+            code = await self._run_once()
+            if self._stopping.is_set():
+                return
+            if code == EXIT_CONFIG and is_first:
+                self._on_failure(ConfigError(f"{self.spec.name}: {self._last_error()}"))
+                return
+            is_first = False
+            decision = self._restarts.exited(self._clock.now_ms())
+            why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
+            self._on_change(self.spec.name, f"died ({why})")
+            if isinstance(decision, GiveUp):
+                self._on_failure(ChildLost(self._give_up_text(decision)))
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
+
+    async def stop(self, grace_ms: int) -> None:
+        """Ask it to stop; kill it when it has not after ``grace_ms``."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._signal(process, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), grace_ms / 1_000)
+        except TimeoutError:
+            self._on_change(self.spec.name, f"did not stop in {grace_ms} ms; killed")
+            self._signal(process, signal.SIGKILL)
+            await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """No more patience."""
+        self._stopping.set()
+        if self._process is not None and self._process.returncode is None:
+            self._signal(self._process, signal.SIGKILL)
+
+    async def _run_once(self) -> int:
+        self._tail.clear()
+        spec = self.spec
+        with contextlib.suppress(OSError):  # a full disk, say: the child will tell what it misses
+            put_back(spec.files)
+        with Pulse(
+            self._clock, self._watch_limits, flag=spec.pulse_flag, greets_at=spec.greets_at
+        ) as pulse:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *spec.command,
+                *pulse.arguments,
+                env=dict(spec.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=_LINE_BYTES_MAX,
+                start_new_session=True,  # a terminal's Ctrl-C is for us, who stop in order
+                pass_fds=pulse.descriptors,
+            )
+            pulse.handed_over()
+            self._on_change(spec.name, "started")
+            if self._stopping.is_set():
+                self._signal(process, signal.SIGTERM)
+            watching = asyncio.create_task(self._watch(pulse, process), name=f"{spec.name}-watch")
+            try:
+                assert process.stdout is not None
+                await self._read(process.stdout)
+                return await process.wait()
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, pulse: Pulse, process: asyncio.subprocess.Process) -> None:
+        """Kill what stands still; ``tend`` takes it from there. While stopping too: a frozen
+        process hears no SIGTERM, and others should not have to wait for it."""
+        await pulse.stopped()
+        seconds = pulse.patience_ms / 1_000
+        self._on_change(self.spec.name, f"no sign of life for {seconds:g} s; killed")
+        self._signal(process, signal.SIGKILL)
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit: the reader has dropped it
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._tail.append(text)
+            self._on_line(self.spec.name, text)
+
+    def _last_error(self) -> str:
+        line = self._tail[-1] if self._tail else "stopped without a word"
+        return OWN_ERROR.sub("", line)
+
+    def _give_up_text(self, decision: GiveUp) -> str:
+        last = self._tail[-1] if self._tail else "nothing"
+        return (
+            f"{self.spec.name} died {decision.exit_count} times in {decision.within_ms / 1_000:.0f}"
+            f" s and is given up; its last words: {last[:300]}"
+        )
+
+    @staticmethod
+    def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,164 @@
+"""What would stop a mesh seconds after its start, found out before anything is started.
+
+The services judge the same things by the same code; asking here first makes one line of what
+would be a mesh that comes up halfway.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from pagemesh.cli.mesh.gpu_check import check_gpu
+from pagemesh.cli.planning.formats import FORMATS
+from pagemesh.cli.planning.memory import page_shape
+from pagemesh.cli.planning.shape import ModelShape, read_shape
+from pagemesh.engine.coverage import refuse_unsupported
+from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.runtime.bus.tls import tls_context
+from pagemesh.runtime.model_folder import read_config, tokenizer_file
+from pagemesh.runtime.service_config import ServiceConfig
+from pagemesh.runtime.sizes import exact_size, shown_binary
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.pool_format import IN_FILE, PoolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The pool that a mesh of this model and these settings makes."""
+
+    form: PoolFormat
+    context_tokens_max: int
+
+    @property
+    def tokens(self) -> int:
+        return self.form.page_count * self.form.page_size
+
+    @property
+    def shortfall(self) -> str:
+        """What to tell people of a pool smaller than the model's context; empty otherwise."""
+        if self.tokens >= self.context_tokens_max:
+            return ""
+        pages = -(-self.context_tokens_max // self.form.page_size)
+        return (
+            f"pool: holds {self.tokens:,} tokens, fewer than the {self.context_tokens_max:,} of "
+            "the model's context; longer requests are refused, --pool-bytes "
+            f"{exact_size(_round_up(pages * self.form.page_bytes))} takes them"
+        )
+
+
+def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
+    """What can be judged before a model is fetched. Raises ``ConfigError``."""
+    _ = config.telemetry.traces_url
+    gate = config.gateway
+    _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
+    _ = gate.page_origins
+    config.worker.check_supported()
+    if config.worker.device == "cpu" and config.pager.host_bytes:
+        raise ConfigError(
+            f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
+            "host's memory already; leave it out, or give --pool-bytes more"
+        )
+    if config.worker.device == "cuda":
+        check_gpu(config)
+    if config.pager.disk_dir:
+        check_disk(Path(config.pager.disk_dir).expanduser())
+    if not own_nats:
+        _ = config.bus.servers
+        tls_context(config.bus)
+    elif config.bus.demands_tls:
+        raise ConfigError(
+            "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
+            "has no TLS; name one that has with --nats, or unset them"
+        )
+
+
+def check_model(folder: Path) -> None:
+    """Raises ``ConfigError`` for an architecture that the engine has not, a broken config.json or
+    a missing tokenizer."""
+    where = f"model {folder}"
+    source = read_config(folder / "config.json")
+    try:
+        refuse_unsupported(SimpleNamespace(**source), where)
+    except (TypeError, LookupError):
+        raise ConfigError(f"{where}: config.json holds values of the wrong kind") from None
+    tokenizer_file(folder)
+
+
+def known_shape(folder: Path) -> ModelShape | None:
+    """The shape of the model in ``folder``; None where its config.json leaves to the family's
+    own code what we do not know by heart. The workers know it."""
+    try:
+        return read_shape(read_config(folder / "config.json"), f"model {folder}")
+    except ConfigError:
+        return None
+
+
+def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
+    """The pool of a mesh. Raises ``ConfigError`` when no page can hold K and V of the model, or
+    the pool no page."""
+    page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
+    size = page_shape(shape, FORMATS[config.worker.kv_dtype], page_size, 1).page_bytes
+    if pool_bytes < size:
+        raise ConfigError(
+            f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "
+            "give more, or smaller pages with --page-size"
+        )
+    place = IN_FILE if config.worker.device == "cpu" else config.worker.device
+    form = PoolFormat(pool_bytes // size, page_size, size, place)
+    return PoolPlan(form, shape.context_tokens_max)
+
+
+def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
+    """What the pool takes in the pool folder, at least: all of it, or headers and what may be
+    kept of it in the host's memory where pages are on a device. Without a ``pool``, as far as
+    the settings tell."""
+    tier_bytes = 0 if config.pager.disk_dir else config.pager.host_bytes
+    if pool is not None:
+        return pool.form.file_bytes + tier_bytes
+    return config.pager.pool_bytes if config.worker.device == "cpu" else tier_bytes
+
+
+def check_disk(folder: Path) -> None:
+    """Whether ``folder`` is one that pages can be kept in, or can be made. A disk that is full or
+    fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        why = error.strerror
+    else:
+        if not existing.is_dir():
+            why = "not a folder" if existing == folder else f"{existing} is not a folder"
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            why = "cannot be written" if existing == folder else f"{existing} cannot be written"
+        else:
+            return
+    raise ConfigError(f"PAGEMESH_DISK_DIR={folder} (--disk-dir): {why}; name another")
+
+
+def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
+    """Whether a pool of ``wanted_bytes`` finds room in ``folder``; gives what was found, for
+    people. ``orphan_bytes`` are taken by pools that the next mesh adopts or removes. Raises
+    ``ConfigError``."""
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free + orphan_bytes
+    except OSError as error:
+        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: {error.strerror}; name another") from None
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
+    if free < wanted_bytes:
+        raise ConfigError(
+            f"PAGEMESH_POOL_DIR={folder}: {shown_binary(free)} free, the pool takes "
+            f"{shown_binary(wanted_bytes)}; lower PAGEMESH_POOL_BYTES (--pool-bytes), or give the "
+            "file system more (containers: --shm-size)"
+        )
+    return f"{folder}, {shown_binary(free)} free, the pool takes {shown_binary(wanted_bytes)}"
+
+
+def _round_up(count_bytes: int) -> int:
+    """To whole MiB, as people write it."""
+    return -(-count_bytes // (1 << 20)) * (1 << 20)

@@ -1,0 +1,1 @@
+"""OpenAI's JSON: what clients send, and what they get. Pure."""

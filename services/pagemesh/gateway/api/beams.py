@@ -1,0 +1,83 @@
+"""What a client says of a beam search, and whether it fits. Pure.
+
+Whatever is wrong raises ``ApiError`` that names the parameter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.api.openai_types import Common
+from pagemesh.wire.work_messages import BEAMS_MAX, Beams
+
+if TYPE_CHECKING:
+    from pagemesh.gateway.api.openai_api import Ask
+
+DEFAULT_WIDTH = 4
+_TAKES_SEARCH = {"beam_width": None, "early_stopping": False}
+_DRAWS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1.0), "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,),
+    "presence_penalty": (0.0,), "frequency_penalty": (0.0,), "repetition_penalty": (1.0,),
+    "logit_bias": ({},),
+}  # fmt: skip
+"""What says how tokens are drawn, with the values that leave the model's own probabilities."""
+
+
+def beams_of(form: Common, *, scores_prompt: bool) -> Beams | None:
+    """The search that ``form`` asks for, if it does."""
+    if not form.use_beam_search:
+        for name, default in _TAKES_SEARCH.items():
+            if getattr(form, name) not in (None, default):
+                raise bad(name, f"{name} takes use_beam_search: true")
+        return None
+    for name, values in _DRAWS.items():
+        value = getattr(form, name)
+        if value is not None and value not in values:
+            raise bad(name, f"{name} says how to draw, and a beam search draws nothing")
+    if form.stream:
+        raise bad("stream", "a beam search has no token before all of them: leave stream out")
+    if scores_prompt:
+        raise unsupported("echo", "echo with logprobs in a beam search")
+    if form.max_tokens == 0:
+        raise bad("max_tokens", "a beam search takes max_tokens of at least 1")
+    n = form.n or 1
+    return Beams(
+        width=_width(form, n),
+        keep=n,
+        length_penalty=1.0 if form.length_penalty is None else form.length_penalty,
+        early_stopping=False if form.early_stopping is None else form.early_stopping,
+    )
+
+
+def _width(form: Common, n: int) -> int:
+    name = "best_of" if form.beam_width is None and form.best_of is not None else "beam_width"
+    width = form.best_of if name == "best_of" else form.beam_width
+    if width is None:
+        name, width = "n", max(n, DEFAULT_WIDTH)
+    if form.best_of not in (None, width):
+        raise bad("best_of", f"best_of {form.best_of} and beam_width {width} differ: give one")
+    if width < n:
+        raise bad(name, f"{name} {width} is below n {n}: that many cannot be chosen from it")
+    if width > BEAMS_MAX:
+        raise bad(name, f"{name} {width} exceeds the limit of {BEAMS_MAX} beams")
+    return width
+
+
+def fit_beams(
+    ask: Ask, beams: Beams, prompt_tokens: int, max_tokens: int, pool_pages: int, page_size: int
+) -> int:
+    """How many tokens each beam may have: ``max_tokens``, or what fits ``pool_pages`` when the
+    client left it open."""
+    if ask.max_tokens is None:
+        shared = (prompt_tokens - 1) // page_size
+        each = (pool_pages - shared) // beams.width
+        max_tokens = min(max_tokens, (shared + each) * page_size - prompt_tokens + 1)
+    needed = beams.pages_max(prompt_tokens, max(max_tokens, 1), page_size)
+    if needed > pool_pages or max_tokens < 1:
+        message = (
+            f"{beams.width} beams may take {needed * page_size} token slots, and there are "
+            f"{pool_pages * page_size}: lower max_tokens or beam_width"
+        )
+        raise ApiError(400, message, "beam_width", "context_length_exceeded")
+    return max_tokens

@@ -1,0 +1,382 @@
+"""From the bytes of a request to what is asked for, validated. Pure.
+
+Whatever is wrong raises ``ApiError`` that names the parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.api.beams import beams_of
+from pagemesh.gateway.api.openai_types import (
+    LOGIT_BIASES_MAX,
+    ChatBody,
+    ChatMessage,
+    Common,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
+from pagemesh.wire.work_messages import CHOICES_MAX, Beams
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
+_BRIEF_MAX = 300
+DEFAULT_COMPLETION_TOKENS = 16
+PROMPTS_MAX = CHOICES_MAX
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the chat template."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_values: Mapping[str, Any]
+
+
+Prompt = str | list[int] | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of an endpoint: each of ``prompts`` is answered ``n`` times, with the likeliest
+    of ``best_of`` choices."""
+
+    chat: bool
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int
+    best_of: int
+    beams: Beams | None
+    """Not None: the ``n`` best of a beam search are given."""
+    length_penalty: float
+    """Of choices that are selected: see ``Beams``."""
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    """None: as many as fit."""
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    seed: int | None
+    """None: a random one, made by the gateway."""
+    stops: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    show_stop: bool
+    return_token_ids: bool
+    add_special_tokens: bool
+    logprobs: int | None
+    """How many alternatives; None: no log-probabilities."""
+    echo: bool
+    cache_salt: str
+    cache_ttl_s: int
+    """0: what is cached stays for as long as there is room."""
+    priority: int
+    label: str
+    """The client's own name for the request: for its trace, never used."""
+
+    @property
+    def selects(self) -> bool:
+        """More choices are made than given."""
+        return self.best_of > self.n
+
+
+def parse_chat(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
+    """``/v1/chat/completions``; ``served`` is the model of a body that names none, ``defaults``
+    are for what it does not say of how to draw."""
+    form = decode(body, ChatBody)
+    _refuse_unsupported_chat(form)
+    if form.top_logprobs is not None and not form.logprobs:
+        raise bad("top_logprobs", "top_logprobs takes logprobs: true")
+    going_on = bool(form.continue_final_message)
+    adding = form.add_generation_prompt
+    if going_on and adding:
+        raise bad("add_generation_prompt", "continue_final_message excludes add_generation_prompt")
+    if going_on and form.messages[-1].role != "assistant":
+        raise bad("continue_final_message", "the final message is not the assistant's")
+    prompt = ChatPrompt(
+        messages=chat_messages(form.messages),
+        add_generation_prompt=not going_on if adding is None else adding,
+        continue_final_message=going_on,
+        template_values=_chat_values(form),
+    )
+    if form.max_tokens == 0:
+        raise bad("max_tokens", "max_tokens must be at least 1")
+    limit = form.max_completion_tokens
+    return _ask(
+        form,
+        served=served,
+        defaults=defaults,
+        chat=True,
+        prompts=(prompt,),
+        max_tokens=form.max_tokens if limit is None else limit,
+        logprobs=(form.top_logprobs or 0) if form.logprobs else None,
+    )
+
+
+def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = OPENAI) -> Ask:
+    """``/v1/completions``; ``served`` is the model of a body that names none."""
+    form = decode(body, CompletionBody)
+    if form.suffix:
+        raise unsupported("suffix")
+    _refuse_format(form.response_format)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if form.max_tokens is None else form.max_tokens
+    if max_tokens == 0 and not form.echo:
+        raise bad("max_tokens", "max_tokens: 0 takes echo: true")
+    return _ask(
+        form,
+        served=served,
+        defaults=defaults,
+        chat=False,
+        prompts=_prompts(form.prompt),
+        max_tokens=max_tokens,
+        logprobs=form.logprobs,
+        echo=bool(form.echo),
+    )
+
+
+def parse_tokenize(body: bytes) -> TokenizeBody:
+    form = decode(body, TokenizeBody)
+    if (form.prompt is None) == (form.messages is None):
+        raise bad("prompt", "give either prompt or messages")
+    return form
+
+
+def parse_detokenize(body: bytes) -> DetokenizeBody:
+    return decode(body, DetokenizeBody)
+
+
+def decode(body: bytes, kind: type[S]) -> S:
+    """``body`` as ``kind``; raises ``ApiError`` that says where it is wrong."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = f"the body is not valid JSON: {error}"[:_BRIEF_MAX]
+        raise ApiError(400, text, code="invalid_json") from None
+
+
+def _named(text: str) -> ApiError:
+    path = _PATH.search(text)
+    param = path.group(1).replace("[...]", "") if path else ""
+    message = text[: path.start()] if path else text
+    field = _FIELD.search(text)
+    if field:
+        param = f"{param}.{field.group(1)}" if param else field.group(1)
+        if "unknown field" in text:
+            name = param[:_BRIEF_MAX]
+            return ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
+        return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+    shown = f"{param}: {message}" if param else f"the body: {message}"
+    return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
+
+
+def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates know them: text content, known roles."""
+    out: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.tool_calls or message.function_call is not None:
+            raise unsupported(f"{where}.tool_calls", "tool calls")
+        if message.role in ("tool", "function"):
+            raise unsupported(f"{where}.role", f"role {message.role}")
+        if message.audio is not None:
+            raise unsupported(f"{where}.audio", "audio")
+        role = "system" if message.role == "developer" else message.role
+        one: dict[str, Any] = {"role": role, "content": _content(message, where)}
+        if message.name is not None:
+            one["name"] = message.name
+        thought = message.reasoning_content or message.reasoning
+        if thought is not None:
+            one["reasoning_content"] = thought
+        out.append(one)
+    return out
+
+
+def template_values(values: dict[str, Any] | None) -> dict[str, Any]:
+    """Further variables for the template."""
+    for name in values or {}:
+        if not name.isidentifier() or name.startswith("_"):
+            raise bad("chat_template_kwargs", f"{name[:64]!r} is no variable name")
+    return values or {}
+
+
+def _chat_values(form: ChatBody) -> dict[str, Any]:
+    effort = form.reasoning_effort
+    first = {} if effort is None else {"reasoning_effort": effort}
+    return first | template_values(form.chat_template_kwargs)
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise bad(f"{where}.content", "content is missing")
+        return message.refusal or ""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type")
+        text = part.get("text", part.get("refusal"))
+        if kind is None:
+            raise bad(f"{where}.content[{index}].type", "type is missing")
+        if kind not in ("text", "input_text", "refusal"):
+            raise unsupported(f"{where}.content[{index}].type", f"content type {str(kind)[:64]!r}")
+        if not isinstance(text, str):
+            raise bad(f"{where}.content[{index}].text", "text is missing")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise bad("prompt", "prompt is empty")
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
+        raise bad("prompt", "prompt mixes text, tokens and lists of tokens")
+    if kinds == {int}:
+        return (cast(list[int], prompt),)
+    if len(prompt) > PROMPTS_MAX:
+        raise bad("prompt", f"{len(prompt)} prompts exceed the limit of {PROMPTS_MAX}")
+    return tuple(part for part in prompt if not isinstance(part, int))
+
+
+def _ask(
+    form: Common,
+    *,
+    served: str,
+    defaults: SamplingDefaults,
+    chat: bool,
+    prompts: tuple[Prompt, ...],
+    max_tokens: int | None,
+    logprobs: int | None,
+    echo: bool = False,
+) -> Ask:
+    beams = beams_of(form, scores_prompt=echo and logprobs is not None)
+    own = defaults if beams is None else OPENAI  # a search draws nothing
+    n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)
+    min_tokens = form.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {max_tokens}")
+    options = form.stream_options
+    if options is not None and not form.stream:
+        raise bad("stream_options", "stream_options takes stream: true")
+    stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
+    return Ask(
+        chat=chat,
+        model=served if form.model is None else form.model,
+        prompts=prompts,
+        n=n,
+        best_of=best_of,
+        beams=beams,
+        length_penalty=1.0 if form.length_penalty is None else form.length_penalty,
+        stream=bool(form.stream),
+        include_usage=bool(options and options.include_usage),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=own.temperature if form.temperature is None else form.temperature,
+        top_p=own.top_p if form.top_p is None else form.top_p,
+        top_k=own.top_k if form.top_k is None else max(0, form.top_k),
+        min_p=own.min_p if form.min_p is None else form.min_p,
+        presence_penalty=form.presence_penalty or 0.0,
+        frequency_penalty=form.frequency_penalty or 0.0,
+        repetition_penalty=(
+            own.repetition_penalty if form.repetition_penalty is None else form.repetition_penalty
+        ),
+        logit_bias=_logit_bias(form.logit_bias or {}),
+        seed=form.seed,
+        stops=tuple(dict.fromkeys(stops)),
+        stop_tokens=tuple(dict.fromkeys(form.stop_token_ids or ())),
+        ignore_eos=bool(form.ignore_eos),
+        skip_special_tokens=form.skip_special_tokens is not False,
+        show_stop=bool(form.include_stop_str_in_output),
+        return_token_ids=bool(form.return_token_ids),
+        add_special_tokens=not chat if form.add_special_tokens is None else form.add_special_tokens,
+        logprobs=logprobs,
+        echo=echo,
+        cache_salt=form.cache_salt or "",
+        cache_ttl_s=form.cache_ttl_s or 0,
+        priority=form.priority or 0,
+        label=form.request_id or "",
+    )
+
+
+def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[int, int]:
+    """How many choices a prompt gets, and how many are made."""
+    n = form.n or 1
+    best_of = n if searches else form.best_of or n
+    name = "best_of" if best_of > n else "n"
+    if best_of * prompt_count > CHOICES_MAX:
+        raise bad(name, f"{prompt_count} prompts x {name} = {best_of} exceed {CHOICES_MAX} choices")
+    if best_of < n:
+        raise bad(
+            "best_of", f"best_of {best_of} is below n {n}: that many cannot be chosen from it"
+        )
+    if best_of == n and not searches and form.length_penalty not in (None, 1.0):
+        raise bad(
+            "length_penalty", "length_penalty takes use_beam_search: true, or best_of above n"
+        )
+    if best_of > n and form.stream:
+        raise bad("best_of", "which choices are the best shows at their end: leave stream out")
+    return n, best_of
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    if len(biases) > LOGIT_BIASES_MAX:
+        raise bad("logit_bias", f"more than {LOGIT_BIASES_MAX} biases")
+    out: dict[int, float] = {}
+    for key, value in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise bad("logit_bias", f"{key[:32]!r} is no token id")
+        out[int(key)] = value
+    return out
+
+
+def _refuse_format(value: Any) -> None:
+    if value is not None and value != {"type": "text"}:
+        raise unsupported("response_format", "response_format other than text")
+
+
+def _refuse_unsupported_chat(form: ChatBody) -> None:
+    _refuse_format(form.response_format)
+    for name in ("tools", "functions"):
+        if getattr(form, name):
+            raise unsupported(name)
+    if form.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice")
+    if form.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call")
+    if form.modalities not in (None, ["text"]):
+        raise unsupported("modalities", "modalities other than text")
+    if form.verbosity not in (None, "medium"):
+        raise unsupported("verbosity", "verbosity other than medium")
+    for name in ("audio", "web_search_options", "moderation"):
+        if getattr(form, name) is not None:
+            raise unsupported(name)

@@ -1,0 +1,313 @@
+"""From events of requests to OpenAI's JSON: whole responses and stream chunks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.api.openai_api import Ask
+from pagemesh.gateway.api.scores import ChatScores, TextScores, Written, new_scores
+from pagemesh.gateway.calls.events import ChoiceEnded, Deliver
+from pagemesh.gateway.calls.spec import Usage
+from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import TopLogprobs
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Of an answer in one piece, which waits here until its end."""
+SCORE_BYTES = 64
+"""About what one log-probability takes in JSON, with its token."""
+TOKEN_BYTES = 8
+"""About what a token takes, its id or its text."""
+DONE = b"data: [DONE]\n\n"
+_MARK = "text"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Collected:
+    """One choice of a whole response."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scores: ChatScores | TextScores | None = None
+    finish: Literal["stop", "length"] = "length"
+    stop_reason: str | int | None = None
+    logprob_sum: float = 0.0
+    scored_count: int = 0
+
+    def score(self, length_penalty: float) -> float:
+        """By which the best are found: that of a beam search."""
+        if not self.scored_count:
+            return 0.0
+        weight: float = float(self.scored_count) ** length_penalty
+        return self.logprob_sum / weight
+
+
+class Renderer:
+    """The JSON of one call. ``response_id`` and ``created`` (seconds since 1970) are made by
+    the caller. Choices are numbered prompt by prompt: index = prompt x n + choice."""
+
+    def __init__(self, ask: Ask, tokens: Tokens, *, response_id: str, created: int) -> None:
+        self._ask = ask
+        self._tokens = tokens
+        kind = "chat.completion" if ask.chat else "text_completion"
+        self._kind = kind
+        self._head = {"id": response_id, "created": created, "model": ask.model}
+        self._offsets: dict[int, int] = {}
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """What comes before and after the text in a chunk of each choice that has no more."""
+
+    # One response -----------------------------------------------------------------------------
+
+    def collect(self, prompts: list[U32], bytes_max: int = ANSWER_BYTES_MAX) -> Collector:
+        """Raises ``ApiError`` when ``prompts``, as often as they are to be told, are too large."""
+        made = Collector(self._ask, self._tokens.written, bytes_max)
+        if self._ask.echo or self._ask.return_token_ids:
+            made.told(sum(map(len, prompts)))
+        return made
+
+    def response(self, collected: Collector, prompts: list[U32], usage: Usage) -> bytes:
+        """The whole answer. ``prompts`` are the token ids that were asked about."""
+        ask = self._ask
+        made = collected.given
+        choices: list[dict[str, Any]] = []
+        for prompt_index, prompt in enumerate(prompts):
+            text = self._tokens.decode(prompt.tolist()) if ask.echo else ""
+            ids = _ids(prompt) if ask.return_token_ids and not ask.chat else None
+            first = prompt_index * ask.n
+            for index, one in enumerate(made[first : first + ask.n], first):
+                scores = self._scores_of(one, prompt, collected.prompt_scores.get(prompt_index))
+                choice = self._choice(index, one, text, scores)
+                if ids is not None:
+                    choice["prompt_token_ids"] = ids
+                choices.append(choice)
+        body: dict[str, Any] = {**self._head, "object": self._kind, "choices": choices}
+        body["usage"] = usage_json(usage)
+        if ask.return_token_ids and ask.chat:
+            body["prompt_token_ids"] = _ids(prompts[0])
+        return msgspec.json.encode(body)
+
+    def _scores_of(
+        self, one: _Collected, prompt: U32, prompt_scores: TopLogprobs | None
+    ) -> msgspec.Raw | None:
+        if one.scores is None:
+            return None
+        if not (self._ask.echo and isinstance(one.scores, TextScores)):
+            return one.scores.json()
+        whole = self._prompt_scores(prompt, prompt_scores)
+        whole.follow(one.scores)
+        return whole.json()
+
+    def _choice(
+        self, index: int, one: _Collected, echoed: str, logprobs: msgspec.Raw | None
+    ) -> dict[str, Any]:
+        ask = self._ask
+        text = echoed + "".join(one.texts)
+        choice: dict[str, Any] = {
+            "index": index,
+            "finish_reason": one.finish,
+            "stop_reason": one.stop_reason,
+            "logprobs": logprobs,
+        }
+        if ask.chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        if ask.return_token_ids:
+            choice["token_ids"] = one.token_ids
+        return choice
+
+    # Chunks -----------------------------------------------------------------------------------
+
+    def opening(self, prompts: list[U32]) -> list[bytes]:
+        """What comes before any token: the role of each chat choice, or nothing."""
+        if not self._ask.chat:
+            return []
+        chunks = []
+        extra = {"prompt_token_ids": _ids(prompts[0])} if self._ask.return_token_ids else {}
+        for index in range(len(prompts) * self._ask.n):
+            choice = self._chunk_choice(index, {"role": "assistant", "content": ""}, None)
+            chunks.append(self._chunk([choice], **extra))
+        return chunks
+
+    def echoed(self, prompt_index: int, prompt: U32, scores: TopLogprobs | None) -> list[bytes]:
+        """The prompt itself, for completions with ``echo``: a chunk for each choice."""
+        text = self._tokens.decode(prompt.tolist())
+        chunks = []
+        for index in range(prompt_index * self._ask.n, (prompt_index + 1) * self._ask.n):
+            logprobs = None
+            if self._ask.logprobs is not None:
+                logprobs = self._next_scores(index, self._prompt_scores(prompt, scores))
+            chunks.append(self._chunk([self._chunk_choice(index, text, logprobs)]))
+        return chunks
+
+    def delivered(self, prompt_index: int, event: Deliver) -> bytes:
+        """New tokens of a choice; empty when there is nothing to show yet."""
+        shown = len(event.tokens) - event.hidden_count
+        scored = event.logprobs is not None and shown > 0
+        if not event.text and not scored and not self._ask.return_token_ids:
+            return b""
+        index = prompt_index * self._ask.n + event.choice
+        logprobs = None
+        if event.logprobs is None and not self._ask.return_token_ids:
+            around = self._around.get(index) or self._text_around(index)
+            return around[0] + _encode(event.text) + around[1]
+        if event.logprobs is not None:
+            found = new_scores(self._tokens.written, chat=self._ask.chat)
+            found.add(event.tokens[:shown].tolist(), event.logprobs)
+            logprobs = self._next_scores(index, found)
+        content: Any = {"content": event.text} if self._ask.chat else event.text
+        choice = self._chunk_choice(index, content, logprobs)
+        if self._ask.return_token_ids:
+            choice["token_ids"] = event.tokens.tolist()
+        return self._chunk([choice])
+
+    def _text_around(self, index: int) -> tuple[bytes, bytes]:
+        content: Any = {"content": _MARK} if self._ask.chat else _MARK
+        whole = self._chunk([self._chunk_choice(index, content, None)])
+        before, _, after = whole.rpartition(_encode(_MARK))
+        self._around[index] = before, after
+        return before, after
+
+    def ended(self, prompt_index: int, event: ChoiceEnded) -> bytes:
+        """The last chunk of a choice."""
+        index = prompt_index * self._ask.n + event.choice
+        content: Any = event.text
+        if self._ask.chat:
+            content = {"content": event.text} if event.text else {}
+        choice = self._chunk_choice(index, content, None)
+        choice |= {"finish_reason": event.finish, "stop_reason": event.stop_reason}
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._chunk([], usage=usage_json(usage))
+
+    def _chunk_choice(self, index: int, content: Any, logprobs: Any) -> dict[str, Any]:
+        name = "delta" if self._ask.chat else "text"
+        return {"index": index, name: content, "logprobs": logprobs, "finish_reason": None}
+
+    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        kind = "chat.completion.chunk" if self._ask.chat else self._kind
+        body: dict[str, Any] = {**self._head, "object": kind, "choices": choices}
+        if self._ask.include_usage:
+            body["usage"] = None
+        return msgspec.json.encode(body | extra)
+
+    # Log-probabilities ------------------------------------------------------------------------
+
+    def _prompt_scores(self, prompt: U32, scores: TopLogprobs | None) -> TextScores:
+        ids, found = prompt.tolist(), TextScores(self._tokens.written)
+        if scores is not None:
+            found.add_unscored(ids[0])
+            found.add(ids[1:], scores)
+        return found
+
+    def _next_scores(self, index: int, found: ChatScores | TextScores) -> msgspec.Raw:
+        """Those of the next chunk of a choice."""
+        if isinstance(found, ChatScores):
+            return found.json()
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + found.character_count
+        return found.json(offset)
+
+
+class Collector:
+    """Gathers the events of a call that is answered in one piece."""
+
+    def __init__(
+        self, ask: Ask, written: Callable[[int], Written], bytes_max: int = ANSWER_BYTES_MAX
+    ) -> None:
+        self._ask = ask
+        self._bytes_max = bytes_max
+        self._choices = [_Collected() for _ in range(len(ask.prompts) * ask.best_of)]
+        if ask.logprobs is not None:
+            for one in self._choices:
+                one.scores = new_scores(written, chat=ask.chat)
+        self.prompt_scores: dict[int, TopLogprobs] = {}
+        self.size_bytes = 0
+        """About what the answer takes in JSON so far."""
+
+    @property
+    def given(self) -> list[_Collected]:
+        """``n`` for each prompt. When more were made, those with the highest score, the best
+        first."""
+        ask, found = self._ask, self._choices
+        if not ask.selects:
+            return found
+        best: list[_Collected] = []
+        for first in range(0, len(found), ask.best_of):
+            made = found[first : first + ask.best_of]
+            best += sorted(made, key=lambda one: -one.score(ask.length_penalty))[: ask.n]
+        return best
+
+    def delivered(self, prompt_index: int, event: Deliver) -> None:
+        """Raises ``ApiError`` when the answer becomes too large to be kept."""
+        one = self._choices[prompt_index * self._ask.best_of + event.choice]
+        one.texts.append(event.text)
+        self._grown(len(event.text))
+        if self._ask.return_token_ids:
+            one.token_ids += event.tokens.tolist()
+            self._grown(TOKEN_BYTES * len(event.tokens))
+        if event.logprobs is not None:
+            chosen = np.frombuffer(event.logprobs.chosen, "<f4")
+            one.logprob_sum += float(chosen.sum(dtype=np.float64))
+            one.scored_count += len(chosen)
+            if one.scores is not None:
+                before_bytes, shown = one.scores.size_bytes, len(event.tokens) - event.hidden_count
+                one.scores.add(event.tokens[:shown].tolist(), event.logprobs)
+                self._grown(one.scores.size_bytes - before_bytes)
+
+    def told(self, prompt_tokens: int) -> None:
+        """So many tokens of prompts are told with every choice. Raises ``ApiError`` as
+        ``delivered`` does."""
+        self._grown(TOKEN_BYTES * prompt_tokens * self._ask.n)
+
+    def scored(self, prompt_index: int, scores: TopLogprobs) -> None:
+        """A prompt's. Raises ``ApiError`` as ``delivered`` does."""
+        self.prompt_scores[prompt_index] = scores
+        value_count = len(scores.chosen + scores.top_values) // 4
+        self._grown(SCORE_BYTES * value_count * self._ask.n)
+
+    def _grown(self, by_bytes: int) -> None:
+        self.size_bytes += by_bytes
+        if self.size_bytes > self._bytes_max:
+            raise too_large(self._bytes_max)
+
+    def ended(self, prompt_index: int, event: ChoiceEnded) -> None:
+        one = self._choices[prompt_index * self._ask.best_of + event.choice]
+        one.texts.append(event.text)
+        one.finish = event.finish
+        one.stop_reason = event.stop_reason
+
+
+def too_large(bytes_max: int) -> ApiError:
+    """What is told of an answer that no piece of ``bytes_max`` can hold."""
+    text = (
+        f"the answer exceeds {bytes_max} bytes: ask for a stream, or for fewer choices, tokens or "
+        "log-probabilities"
+    )
+    return ApiError(400, text, code="answer_too_large")
+
+
+def _ids(tokens: U32) -> msgspec.Raw:
+    return msgspec.Raw(_encode(tokens.tolist()))
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def sse(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,106 @@
+"""What a request core says to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagemesh.gateway.calls.choice import Choice
+from pagemesh.gateway.calls.events import AskPages, Route, SendSubmit
+from pagemesh.gateway.calls.spec import RequestSpec
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.tokens import pack
+from pagemesh.wire.work_messages import (
+    Abort,
+    AbortReason,
+    AskedAs,
+    ChoiceStart,
+    Resend,
+    Submit,
+)
+
+
+def submit(
+    spec: RequestSpec,
+    route: Route,
+    group: Sequence[Choice],
+    attempt: int,
+    deadline_ms: int,
+    *,
+    timeout_ms: int,
+    scored: bool,
+) -> SendSubmit:
+    """The ``Submit`` of ``group``, with what their client already has, and what is asked of the
+    pager beside it. ``scored``: prompt log-probabilities are not wanted (any more)."""
+    pages = _pages(spec, route, group[0], attempt, deadline_ms)
+    message = Submit(
+        request=spec.request,
+        attempt=attempt,
+        gateway=spec.gateway,
+        gateway_incarnation=spec.gateway_incarnation,
+        priority=spec.priority,
+        arrival_us=spec.arrival_us,
+        root=route.root,
+        prompt=pack(spec.prompt),
+        choices=[ChoiceStart(choice=c.index, generated=bytes(c.generated)) for c in group],
+        sampling=spec.sampling,
+        prompt_logprobs=not scored,
+        read_cache=spec.read_cache,
+        terms=spec.terms,
+        decode=route.decode.name if route.decode else None,
+        asked_as=None if pages is None else _asked_as(pages.message),
+        deadline_ms=deadline_ms,
+    )
+    return SendSubmit(route.worker, message, timeout_ms, pages)
+
+
+def _asked_as(message: Admit) -> AskedAs:
+    return AskedAs(incarnation=message.incarnation, epoch=message.epoch)
+
+
+def _pages(
+    spec: RequestSpec, route: Route, first: Choice, attempt: int, deadline_ms: int
+) -> AskPages | None:
+    """What its worker would ask the pager for when it gets the ``Submit`` of a prompt: this way
+    the answer is there when that was understood (ADR 0026). None: the worker asks."""
+    beside, is_plain = route.pages, spec.read_cache and not spec.prompt_logprobs
+    if beside is None or attempt > 1 or not is_plain or spec.sampling.beams is not None:
+        return None
+    length = len(spec.prompt)
+    most = length + max(spec.sampling.max_tokens - 1, 0)
+    message = Admit(
+        key=SequenceKey(request=spec.request, attempt=attempt, choice=first.index),
+        order=Order(
+            priority=spec.priority,
+            arrival_us=spec.arrival_us,
+            request=spec.request,
+            choice=first.index,
+        ),
+        worker=route.worker.name,
+        incarnation=route.worker.incarnation,
+        epoch=beside.epoch,
+        root=route.root,
+        tokens=pack(spec.prompt),
+        reserve_tokens=beside.needs.reserve_tokens(length, most),
+        terms=spec.terms,
+        tokens_max=most,
+        first_tokens=beside.needs.first_tokens,
+        deadline_ms=deadline_ms,
+    )
+    return AskPages(beside.host, message)
+
+
+def resend(spec: RequestSpec, choice: Choice) -> Resend:
+    """Ask for everything from the next wanted position on."""
+    key = SequenceKey(request=spec.request, attempt=choice.attempt, choice=choice.index)
+    return Resend(key=key, position=choice.token_count)
+
+
+def abort(spec: RequestSpec, choice: Choice, reason: AbortReason, whole: int | None) -> Abort:
+    """Stop ``choice``, or every choice of each attempt up to ``whole``."""
+    return Abort(
+        request=spec.request,
+        attempt=choice.attempt if whole is None else whole,
+        choice=choice.index if whole is None else None,
+        reason=reason,
+    )

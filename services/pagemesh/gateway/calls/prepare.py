@@ -1,0 +1,153 @@
+"""From what is asked to what workers get: token ids and sampling, within the model's limits.
+
+Tokenising is the heavy part and free of shared state, so it may run on another thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagemesh.gateway.api.api_errors import ApiError, bad
+from pagemesh.gateway.api.beams import fit_beams
+from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, Prompt
+from pagemesh.gateway.words.templates import TemplateRefused
+from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.wire.messages import REQUEST_TOKENS_MAX
+from pagemesh.wire.presence import ModelFacts
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One prompt, ready to be submitted."""
+
+    prompt: U32
+    sampling: Sampling
+
+
+def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
+    """Token ids of every prompt. Raises ``ApiError``, and does so before the work when no
+    tokenisation could fit the model (``facts``, if they are known). ``owner``: see
+    ``Tokens.encode``."""
+    return [_tokenise_one(prompt, ask, tokens, facts, owner) for prompt in ask.prompts]
+
+
+def _tokenise_one(
+    prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes
+) -> U32:
+    if isinstance(prompt, list):
+        return np.asarray(array("I", prompt), "<u4")  # from a list numpy takes longer
+    text = prompt if isinstance(prompt, str) else render(prompt, tokens)
+    most_bytes = tokens.bytes_per_token_max
+    if facts is not None and most_bytes is not None:
+        least_tokens = -(-len(text.encode()) // most_bytes)
+        _check_room(ask, f"at least {least_tokens}", least_tokens, facts)
+    return tokens.encode(text, add_special_tokens=ask.add_special_tokens, owner=owner)
+
+
+def render(prompt: ChatPrompt, tokens: Tokens) -> str:
+    """The text of a chat. Raises ``ApiError``."""
+    try:
+        return tokens.render_chat(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            extra=prompt.template_values,
+        )
+    except TemplateRefused as error:
+        raise bad("messages", str(error)) from None
+
+
+def fit(
+    ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int,
+    *, quota_tokens: int = REQUEST_TOKENS_MAX,
+) -> list[Work]:  # fmt: skip
+    """Each prompt with its sampling, checked against the model and the slots that its tenant
+    may use. Raises ``ApiError`` that gives both numbers when something is too long."""
+    _check_tokens(ask, prompts, facts)
+    works: list[Work] = []
+    for prompt in prompts:
+        limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
+        if ask.beams is not None:
+            pages = min(facts.pool_pages, quota_tokens // facts.page_size)
+            limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
+        works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed)))
+    return works
+
+
+def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
+    vocab = facts.vocab_tokens
+    for prompt in prompts:
+        if not len(prompt):
+            raise bad("prompt", "the prompt is empty")
+        if int(prompt.max()) >= vocab:
+            raise bad("prompt", f"token {int(prompt.max())} is not below {vocab}")
+    for token in ask.logit_bias:
+        if token >= vocab:
+            raise bad("logit_bias", f"token {token} is not below {vocab}")
+    for token in ask.stop_tokens:
+        if token >= vocab:
+            raise bad("stop_token_ids", f"token {token} is not below {vocab}")
+
+
+def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) -> Sampling:
+    stop_tokens = set(ask.stop_tokens) | (frozenset() if ask.ignore_eos else end_tokens)
+    return Sampling(
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        min_p=ask.min_p,
+        presence_penalty=ask.presence_penalty,
+        frequency_penalty=ask.frequency_penalty,
+        repetition_penalty=ask.repetition_penalty,
+        logit_bias=ask.logit_bias,
+        seed=(ask.seed if ask.seed is not None else seed) % (1 << 64),
+        max_tokens=max_tokens,
+        min_tokens=ask.min_tokens,
+        stop_tokens=sorted(stop_tokens)[:64],
+        logprobs=0 if ask.logprobs is None and ask.selects else ask.logprobs,
+        beams=ask.beams,
+    )
+
+
+def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: int) -> int:
+    """How many tokens may be generated after a prompt."""
+    _check_room(ask, str(prompt_tokens), prompt_tokens, facts)
+    slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
+    if slots > quota_tokens:
+        message = (
+            f"prompt and max_tokens take {slots} token slots, and all requests of yours together "
+            f"may use {quota_tokens}: shorten the prompt or max_tokens, or ask for a larger quota"
+        )
+        raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
+    if ask.max_tokens is not None:
+        return ask.max_tokens
+    return min(quota_tokens, *(limit for limit, _ in _limits(facts))) - prompt_tokens
+
+
+def _limits(facts: ModelFacts) -> tuple[tuple[int, str], ...]:
+    pool_tokens = facts.pool_pages * facts.page_size
+    return (
+        (facts.context_tokens_max, "the model's context of {} tokens"),
+        (pool_tokens, "the page pool of {} tokens"),
+        (REQUEST_TOKENS_MAX, "the limit of {} tokens"),
+    )
+
+
+def _check_room(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -> None:
+    """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, and
+    what is to be generated exceed a limit."""
+    wanted = 1 if ask.max_tokens is None else ask.max_tokens
+    param = "messages" if ask.chat else "prompt"
+    for limit, name in _limits(facts):
+        if prompt_tokens + wanted > limit:
+            what = f"the prompt has {shown} tokens"
+            if ask.max_tokens is not None:
+                what += f" and max_tokens is {wanted}: {prompt_tokens + wanted}"
+            message = f"{what}, which exceeds {name.format(limit)}"
+            raise ApiError(400, message, param, "context_length_exceeded")

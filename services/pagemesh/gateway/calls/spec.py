@@ -1,0 +1,86 @@
+"""What a request asks for, validated, and the limits its life has. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagemesh.gateway.calls.choice import Choice
+from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
+from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+ATTEMPT_MAX = 1000
+"""The wire's own bound on the attempt number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What was asked for, validated. ``own_stops`` are the client's stop tokens, as opposed
+    to the model's end tokens; ``show_stop``: text includes the stop that ended it."""
+
+    request: str
+    gateway: str
+    gateway_incarnation: int
+    priority: int
+    arrival_us: int
+    prompt: U32
+    choice_count: int
+    sampling: Sampling
+    deadline_ms: int
+    """On the caller's clock, the one ``now_ms`` is read from."""
+    prompt_logprobs: bool = False
+    read_cache: bool = True
+    terms: CacheTerms = NO_TERMS
+    own_stops: frozenset[int] = frozenset()
+    show_stop: bool = False
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that workers are asked for: a beam search is one, whatever its choices."""
+        return self.choice_count if self.sampling.beams is None else 1
+
+    @property
+    def width(self) -> int:
+        """Rows of a step that each of them takes."""
+        return 1 if self.sampling.beams is None else self.sampling.beams.width
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    failures_max: int = 8
+    """Failed attempts of a choice in a row, without a new token between them."""
+    backoff_ms: int = 25
+    backoff_ms_max: int = 1_000
+    submit_timeout_ms: int = 5_000
+    resend_timeout_ms: int = 2_000
+    silence_ms_max: int = 1_000
+    """After so long without a frame we ask whether the choice is still known."""
+    gap_patience_ms: int = 500
+    resends_max: int = 8
+    worker_wait_ms_max: int = 3_000
+    """How long a new request waits for a worker to appear, when none is expected: long enough
+    to see one that has just registered, short enough for a client to go elsewhere."""
+    recovery_wait_ms_max: int = 30_000
+    """The same for a request that had one, or when one is on its way back (``returning``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, spec: RequestSpec, choices: Sequence[Choice]) -> Usage:
+        """What counts of ``choices`` so far."""
+        prompt_count = len(spec.prompt)
+        cached = next((c.waterfall.delivered_tokens for c in choices if c.waterfall), 0)
+        used = sum(choice.used_count for choice in choices)
+        return cls(prompt_count, used, min(cached, prompt_count))
+
+
+def mendable(error: Fault) -> bool:
+    """Another attempt may succeed."""
+    return isinstance(error, Busy | Stale | Gone | Internal) or error.retry_after_ms > 0

@@ -1,0 +1,225 @@
+"""The HTTP door's plumbing: bodies read in bounds, answers sent, clients watched.
+
+``Guard`` stands before every path: it checks keys, echoes request ids and turns whatever goes
+wrong into OpenAI's error form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.doors.tenants import Tenants, bearer
+from pagemesh.runtime.ids import new_request_id
+from pagemesh.runtime.logs import get_logger
+
+BODY_READ_S_MAX = 30.0
+WRITE_S_MAX = 30.0
+"""How long a client may leave one piece of an answer unread."""
+PIECE_BYTES_MAX = 256 << 10
+_LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+_HEADERS = "pagemesh.headers"
+_log = get_logger(__name__)
+
+
+class ClientLeft(Exception):
+    """The connection is closed; nobody reads what would be answered."""
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Lower-case names; of a repeated header the first counts."""
+    found: dict[str, str] | None = scope.get(_HEADERS)
+    if found is None:
+        found = scope[_HEADERS] = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found
+
+
+async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
+    """The whole body. Raises ``ApiError`` 413 above ``bytes_max`` without reading on, 408
+    when it does not come, ``ClientLeft``."""
+    length = headers_of(scope).get("content-length", "")
+    if length.isdigit() and int(length) > bytes_max:
+        raise _too_large(bytes_max)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_READ_S_MAX):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientLeft
+                size += len(message.get("body", b""))
+                if size > bytes_max:
+                    raise _too_large(bytes_max)
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", code="timeout") from None
+
+
+def _too_large(bytes_max: int) -> ApiError:
+    return ApiError(413, f"the body exceeds {bytes_max} bytes", code="body_too_large")
+
+
+async def send_json(
+    send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    """A whole answer. A long one goes in pieces, so that of what a client leaves unread little is
+    kept, and not for long. Raises ``ClientLeft`` then."""
+    await start(send, status, {"content-type": "application/json", **(headers or {})}, len(body))
+    if len(body) <= PIECE_BYTES_MAX:
+        await send({"type": "http.response.body", "body": body})
+        return
+    async with Pieces(send) as pieces:
+        for first in range(0, len(body), PIECE_BYTES_MAX):
+            end = first + PIECE_BYTES_MAX
+            await pieces.write(body[first:end], more=end < len(body))
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    await send_json(send, error.body(), status=error.status, headers=error.headers)
+
+
+async def start(
+    send: Send, status: int, headers: Mapping[str, str], length: int | None = None
+) -> None:
+    """Status and headers; no ``length``: a stream."""
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    if length is not None:
+        raw.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+class Pieces:
+    """The pieces of one stream, ``async with``. Each waits while the client's buffer is full;
+    when it stays full, the context ends in ``ClientLeft``.
+
+    One watch looks after all pieces: a time limit for each cost as much as sending it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._watch: asyncio.TimerHandle | None = None
+        self._began_s = math.inf
+        """When the piece that is being sent was begun; for ever: none is."""
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:  # the watch has cut it off
+            raise ClientLeft from None
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        self._began_s = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._began_s = math.inf
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        due_s = min(self._began_s, now_s) + WRITE_S_MAX
+        if due_s > now_s:
+            self._watch = self._loop.call_at(due_s, self._look)
+        else:
+            self._limit.reschedule(now_s)
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Do ``work``, cancelled as soon as the client disconnects. The body must have been read."""
+    limit = asyncio.timeout(None)
+    watching = asyncio.ensure_future(_end_when_gone(receive, limit))
+    try:
+        async with limit:
+            await work()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _end_when_gone(receive: Receive, limit: asyncio.Timeout) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    limit.reschedule(asyncio.get_running_loop().time())
+
+
+class Guard:
+    """ASGI middleware; see the module."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = headers_of(scope)
+        label = headers.get("x-request-id", "")
+        if not _LABEL.fullmatch(label):
+            label = new_request_id()
+        started = False
+
+        async def labelled(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", label.encode())]
+            await send(message)
+
+        scope["app"] = self  # has the router raise where it would answer in its own words
+        try:
+            self._admit(scope, headers)
+            await self._app(scope, receive, labelled)
+        except ApiError as error:
+            if not started:
+                await send_error(labelled, error)
+        except HTTPException as error:  # the router's: a path that does not take this method
+            if not started:
+                allowed = (error.headers or {}).get("Allow", "another method")
+                shown = ApiError(error.status_code, f"this path takes {allowed}")
+                headers_kept = {**shown.headers, **(error.headers or {})}
+                body = shown.body()
+                await send_json(labelled, body, status=shown.status, headers=headers_kept)
+        except ClientLeft:
+            return
+        except Exception as error:
+            _log.error("gateway.http_crashed", error=error)
+            if not started:
+                await send_error(labelled, ApiError(500, "the gateway failed on this request"))
+
+    def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Note the tenant. Raises ``ApiError`` 401; every path but health is closed."""
+        if scope["path"] in _OPEN_PATHS:
+            return
+        tenant = self._tenants.tenant_of(bearer(headers.get("authorization", "")))
+        if tenant is None:
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+        scope["pagemesh.tenant"] = tenant

@@ -1,0 +1,233 @@
+"""The bus door: the same JSON bodies on NATS subjects, answers to the reply inbox.
+
+A call is answered by one message, or, when it asks for a stream, by one for each chunk and an
+empty last one. Headers say which is which:
+
+    pagemesh-last: true       nothing comes after this message
+    pagemesh-sequence: N      messages of this answer, counted from 1
+    pagemesh-error: CODE      the body is OpenAI's error object; so do the service protocol's
+                              nats-service-error and nats-service-error-code (HTTP status)
+
+``authorization: Bearer KEY`` is asked for when the gateway has API keys, ``traceparent`` is
+taken up. A caller whose inbox is gone is noticed within about a second of its next chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from pagemesh.gateway.api.api_errors import ApiError, from_fault
+from pagemesh.gateway.api.render import too_large
+from pagemesh.gateway.doors.front import Caller, Front
+from pagemesh.gateway.doors.http import models_json
+from pagemesh.gateway.doors.tenants import bearer
+from pagemesh.runtime.bus import Bus, Delivery, Headers, Inbox, Subscription
+from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.discovery import (
+    ERROR_CODE_HEADER,
+    ERROR_HEADER,
+    Discovery,
+    Endpoint,
+    ServiceFacts,
+    discoverable,
+    semantic,
+)
+from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.version import VERSION
+from pagemesh.wire import subjects
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault
+
+LAST = "pagemesh-last"
+SEQUENCE = "pagemesh-sequence"
+ERROR = "pagemesh-error"
+CALLS_MAX = 4_096
+_PROBE_MS = 1_000
+_HEADER_BYTES_MAX = 1 << 10
+_SERVICE = "pagemesh"
+_ENDPOINTS = (
+    Endpoint("chat", subjects.CHAT_COMPLETIONS, subjects.CLIENT_QUEUE),
+    Endpoint("completions", subjects.COMPLETIONS, subjects.CLIENT_QUEUE),
+    Endpoint("models", subjects.MODELS, subjects.CLIENT_QUEUE),
+)
+_log = get_logger(__name__)
+
+
+class _CallerLeft(Exception):
+    """Nobody listens on the reply inbox."""
+
+
+class _Answer:
+    """Messages to one reply inbox, numbered.
+
+    Now and then a message itself asks for a reply, which nobody gives; but when nobody
+    listens any more, the server says so, and the next message raises ``_CallerLeft``.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock, delivery: Delivery) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._delivery = delivery
+        self._sequence = 0
+        self._probed_ms = 0
+        self._stack = contextlib.AsyncExitStack()
+        self._probe: Inbox | None = None
+
+    @property
+    def bytes_max(self) -> int:
+        """Of one message."""
+        return self._bus.message_bytes_max - _HEADER_BYTES_MAX
+
+    async def send(self, data: bytes, *, last: bool = False, error: ApiError | None = None) -> None:
+        """Raises ``_CallerLeft``, or ``ApiError`` for what the bus cannot carry."""
+        headers = {SEQUENCE: str(self._sequence + 1)}
+        if last:
+            headers[LAST] = "true"
+        if error is not None:
+            headers |= _error_headers(error)
+        try:
+            if len(data) > self.bytes_max:
+                raise too_large(self.bytes_max)
+            now_ms = self._clock.now_ms()
+            if last or now_ms - self._probed_ms < _PROBE_MS:
+                await self._bus.publish(self._delivery.reply, data, headers=headers)
+            else:
+                self._probed_ms = now_ms
+                await self._send_probing(data, headers)
+        except Fault:
+            raise _CallerLeft from None
+        self._sequence += 1
+
+    async def close(self) -> None:
+        self._probe = None
+        await self._stack.aclose()
+
+    async def _send_probing(self, data: bytes, headers: dict[str, str]) -> None:
+        """Raises ``Absent`` when the last probe found nobody."""
+        if self._probe is not None:
+            with contextlib.suppress(DeadlineExceeded):
+                await self._probe.receive(timeout_ms=0)
+        await self.close()
+        asking = self._bus.request_many(
+            self._delivery.reply, data, headers=headers, message_count_max=1
+        )
+        self._probe = await self._stack.enter_async_context(asking)
+
+
+class BusDoor:
+    """``async with BusDoor(front, bus).open():``"""
+
+    def __init__(self, front: Front, bus: Bus) -> None:
+        self._front = front
+        self._bus = bus
+        self._calls: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._discovery: Discovery | None = None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[BusDoor]:
+        """Take calls for as long as the context lasts; then let running ones finish. Raises
+        ``Denied``."""
+        facts = ServiceFacts(
+            _SERVICE, semantic(VERSION), "OpenAI-compatible model serving", _ENDPOINTS
+        )
+        metadata = {"model": self._front.model, "gateway": self._front.gateway.name}
+        async with discoverable(self._bus, facts, metadata=metadata) as discovery:
+            self._discovery = discovery
+            queue = subjects.CLIENT_QUEUE
+            self._subscriptions = [
+                await self._bus.subscribe(
+                    endpoint.subject, self._admit, queue=queue, refusal=_refusal
+                )
+                for endpoint in _ENDPOINTS
+            ]
+            try:
+                yield self
+            finally:
+                await self.close()
+                await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Take no new calls; other gateways get them. Doing so twice is harmless."""
+        for subscription in self._subscriptions:
+            await self._bus.unsubscribe(subscription)
+
+    def _admit(self, delivery: Delivery) -> None:
+        """Start a call in a task of its own. A message without a reply inbox asks nothing, and
+        none of our own subjects is one: nobody speaks to a service through us."""
+        if not delivery.reply or not subjects.may_be_answered(delivery.reply):
+            return
+        if len(self._calls) >= CALLS_MAX:
+            raise Busy("too many calls at once", retry_after_ms=1_000)
+        task = asyncio.create_task(self._serve(delivery), name="bus-call")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _serve(self, delivery: Delivery) -> None:
+        clock = self._front.gateway.clock
+        start_us = clock.now_us()
+        answer = _Answer(self._bus, clock, delivery)
+        failed = ""
+        try:
+            await self._answer(delivery, answer)
+        except _CallerLeft:
+            failed = "cancelled"
+        except ApiError as error:
+            failed = error.code or error.type
+            await _send_error(answer, error)
+        except Exception as error:
+            failed = "internal"
+            _log.error("gateway.bus_call_crashed", error=error)
+            await _send_error(answer, ApiError(500, "the gateway failed on this request"))
+        finally:
+            await answer.close()
+        name = next(e.name for e in _ENDPOINTS if e.subject == delivery.subject)
+        if self._discovery is not None:
+            self._discovery.record(name, duration_us=clock.now_us() - start_us, error=failed)
+
+    async def _answer(self, delivery: Delivery, answer: _Answer) -> None:
+        key = bearer(delivery.headers.get("authorization", ""))
+        tenant = self._front.tenants.tenant_of(key)
+        if tenant is None:
+            message = "a valid API key is needed: authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+        if delivery.subject == subjects.MODELS:
+            await answer.send(msgspec.json.encode(models_json(self._front)), last=True)
+            return
+        with self._front.entered():
+            await self._complete(delivery, tenant, answer)
+
+    async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
+        chat = delivery.subject == subjects.CHAT_COMPLETIONS
+        understood = await self._front.understand(delivery.data, tenant=tenant, chat=chat)
+        caller = Caller(door="bus", tenant=tenant, headers=delivery.headers)
+        async with self._front.call(understood, caller) as call:
+            if not understood.ask.stream:
+                await answer.send(await call.whole(answer.bytes_max), last=True)
+                return
+            async for chunks in call.chunks():
+                for chunk in chunks:
+                    await answer.send(chunk)
+            await answer.send(b"", last=True)
+
+
+def _error_headers(error: ApiError) -> dict[str, str]:
+    return {
+        ERROR: error.code or error.type,
+        ERROR_CODE_HEADER: str(error.status),
+        ERROR_HEADER: error.type,
+    }
+
+
+def _refusal(fault: Fault) -> tuple[bytes, Headers]:
+    """The whole answer to a call that was not even taken."""
+    error = from_fault(fault)
+    return error.body(), {SEQUENCE: "1", LAST: "true", **_error_headers(error)}
+
+
+async def _send_error(answer: _Answer, error: ApiError) -> None:
+    with contextlib.suppress(_CallerLeft, ApiError):
+        await answer.send(error.body(), last=True, error=error)

@@ -1,0 +1,398 @@
+"""What both doors share: from a parsed call to its answer, whole or in chunks.
+
+parse, tokenise (each on a thread when large) -> fit to the model -> one life a prompt
+  -> events, rendered as they come -> spans and metrics at the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.api.api_errors import ApiError, bad, from_fault
+from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
+from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
+from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.call_facts import CallFacts
+from pagemesh.gateway.calls.prepare import Work, fit, tokenise
+from pagemesh.gateway.calls.request import RequestCore
+from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
+from pagemesh.gateway.doors.tenant_limits import TenantLimits
+from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.gateway.life import Life, Outbox
+from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.runtime import trace
+from pagemesh.runtime.ids import new_request_id
+from pagemesh.wire.errors import Busy, Fault
+from pagemesh.wire.identity import tenant_root
+from pagemesh.wire.tokens import U32
+
+THREAD_BYTES_MIN, PARSE_BYTES_MIN = 16 << 10, 64 << 10
+"""Longer texts are tokenised, longer bodies parsed on a thread, so that others are not held up."""
+LARGE_BYTES_MIN = 1 << 20
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")
+_PACKING_SHARE = 16
+"""Token ids are packed so many times as fast as a text of as many bytes is tokenised, or more."""
+_SUBMIT_MARGIN_BYTES = 64 << 10
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls and how. ``headers`` have lower-case keys."""
+
+    door: str
+    tenant: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A body that made sense by itself."""
+
+    ask: Ask
+    prompts: list[U32]
+    salt: bytes
+    arrival_us: int
+
+
+class Front:
+    """Answers calls. ``model`` is what clients call the one model that is served, ``defaults`` how
+    tokens are drawn for those that do not say."""
+
+    def __init__(
+        self,
+        gateway: GatewayActor,
+        tokens: Tokens,
+        tenants: Tenants,
+        *,
+        model: str,
+        request_timeout_ms: int,
+        defaults: SamplingDefaults = OPENAI,
+        trace_ratio: float = 1.0,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.tokens = tokens
+        self.tenants = tenants
+        self.model = model
+        self.defaults = defaults
+        self.created = int(time.time())
+        self._request_timeout_ms = request_timeout_ms
+        self._trace_ratio = trace_ratio
+        self._limits = limits or RequestLimits()
+        self._call_count = 0
+        self._calls_of: Counter[str] = Counter()
+        """By tenant, of those that are limited."""
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """A call is here: from before its body is read, since bodies take room long before
+        they are requests, until it was answered. Raises ``ApiError`` when there are too many."""
+        if self._call_count >= self.gateway.request_count_max:
+            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+        self._call_count += 1
+        try:
+            yield
+        finally:
+            self._call_count -= 1
+
+    async def understand(self, body: bytes, *, tenant: str, chat: bool) -> Understood:
+        """Parse and tokenise. Raises ``ApiError``."""
+        arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
+        size = len(body)
+        ask = await off_loop(
+            size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
+        )
+        if all(isinstance(prompt, list) for prompt in ask.prompts):
+            size //= _PACKING_SHARE
+        salt = self.tenants.salt(tenant, ask.cache_salt)  # who shares pages shares these ids too
+        prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
+        return Understood(ask, prompts, salt, arrival_us)
+
+    def _parsed(self, body: bytes, chat: bool) -> Ask:
+        parse = parse_chat if chat else parse_completion
+        ask = parse(body, served=self.model, defaults=self.defaults)
+        self.check_model(ask.model)
+        return ask
+
+    def check_model(self, model: str) -> None:
+        """Raises ``ApiError`` for a model that is not served here."""
+        if model != self.model:
+            shown = model[:100]
+            message = f"the model {shown!r} does not exist; this one does: {self.model}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    @contextlib.asynccontextmanager
+    async def call(self, understood: Understood, caller: Caller) -> AsyncIterator[Call]:
+        """A call in progress; whatever of it is unfinished at the end of the context is
+        cancelled. Raises ``ApiError``."""
+        ask = understood.ask
+        context = trace.accept(caller.headers, ratio=self._trace_ratio)
+        facts = CallFacts(ask, caller.door, context, understood.arrival_us)
+        lives: list[Life] = []
+        limits = self.tenants.limits_of(caller.tenant)
+        try:
+            with self._counted(caller.tenant, limits.requests_max), trace.use(context):
+                works = await self._works(understood, limits)
+                outbox = Outbox()
+                lives += self._lives(understood, works, caller, outbox, context)
+                self._begin(lives)
+                await asyncio.sleep(0)  # they are sent before we make what only answers need
+                renderer = Renderer(
+                    ask,
+                    self.tokens,
+                    response_id=facts.response_id,
+                    created=int(time.time()),
+                )
+                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts)
+        except ApiError as error:
+            facts.failed(error)
+            raise
+        finally:
+            for life in lives:
+                life.feed(ev.ClientGone())
+            facts.close([life.core for life in lives], self.gateway.clock.now_us())
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str, requests_max: int) -> Iterator[None]:
+        """One more call of ``tenant``. Raises ``ApiError`` when it has enough (0: it never has)."""
+        if not requests_max:
+            yield
+            return
+        if self._calls_of[tenant] >= requests_max:
+            text = f"your limit of {requests_max} open requests is reached: wait for one to end"
+            raise ApiError(429, text, code="quota_exceeded", retry_after_ms=1_000)
+        self._calls_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls_of[tenant] -= 1
+            if not self._calls_of[tenant]:
+                del self._calls_of[tenant]
+
+    async def _works(self, understood: Understood, limits: TenantLimits) -> list[Work]:
+        ask = understood.ask
+        if not self.gateway.room(len(ask.prompts)):
+            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+        try:
+            facts = await self.gateway.facts(wait_ms=self._limits.worker_wait_ms_max)
+            bytes_max = self.gateway.bus.message_bytes_max - _SUBMIT_MARGIN_BYTES
+        except Fault as fault:
+            raise from_fault(fault) from None
+        for prompt in understood.prompts:
+            if 4 * len(prompt) > bytes_max:
+                raise bad(
+                    "prompt",
+                    f"the prompt has {len(prompt)} tokens; the bus carries {bytes_max // 4}",
+                    code="context_length_exceeded",
+                )
+        seed = secrets.randbits(63)
+        quota_tokens = limits.quota_tokens(facts.pool_pages, facts.page_size)
+        return fit(
+            ask, understood.prompts, facts, self.tokens.end_tokens, seed, quota_tokens=quota_tokens
+        )
+
+    def cache_roots(self, tenant: str, cache_salt: str) -> list[str]:
+        """Under which roots the mesh caches what ``tenant`` sends, in hexadecimal: one for each
+        model that workers serve now."""
+        there = self.gateway.presence.directory
+        workers = (*there.of_role("prefill"), *there.of_role("decode"))
+        salt = self.tenants.salt(tenant, cache_salt)
+        models = {worker.model.model_root for worker in workers if worker.model is not None}
+        return sorted(tenant_root(model, salt).hex() for model in models)
+
+    def _lives(
+        self,
+        understood: Understood,
+        works: Sequence[Work],
+        caller: Caller,
+        outbox: Outbox,
+        context: trace.TraceContext,
+    ) -> list[Life]:
+        ask = understood.ask
+        terms = self.tenants.limits_of(caller.tenant).terms(caller.tenant, ask.cache_ttl_s)
+        scored = ask.echo and ask.logprobs is not None
+        now_ms = self.gateway.clock.now_ms()
+        made: list[Life] = []
+        for index, work in enumerate(works):
+            spec = RequestSpec(
+                request=new_request_id(),
+                gateway=self.gateway.name,
+                gateway_incarnation=self.gateway.incarnation,
+                priority=ask.priority,
+                arrival_us=understood.arrival_us,
+                prompt=work.prompt,
+                choice_count=ask.best_of,
+                sampling=work.sampling,
+                deadline_ms=now_ms + self._request_timeout_ms,
+                prompt_logprobs=scored,
+                read_cache=not scored,
+                terms=terms,
+                own_stops=frozenset(ask.stop_tokens),
+                show_stop=ask.show_stop,
+            )
+            texts = [
+                self.tokens.stream(
+                    stops=list(ask.stops),
+                    show_stop=ask.show_stop,
+                    skip_special_tokens=ask.skip_special_tokens,
+                    min_tokens=ask.min_tokens,
+                )
+                for _ in range(ask.best_of)
+            ]
+            core = RequestCore(spec, self._limits, texts, now_ms)
+            made.append(
+                Life(
+                    self.gateway.surroundings,
+                    core,
+                    outbox,
+                    prompt_index=index,
+                    model=self.model,
+                    salt=understood.salt,
+                    context=context,
+                )
+            )
+        return made
+
+    def _begin(self, lives: Sequence[Life]) -> None:
+        try:
+            for life in lives:
+                self.gateway.begin(life)
+        except Busy as fault:
+            raise ApiError(429, fault.message, retry_after_ms=fault.retry_after_ms) from None
+
+
+class Call:
+    """One call in progress; read it once, by ``whole`` or by ``chunks``."""
+
+    def __init__(
+        self,
+        front: Front,
+        ask: Ask,
+        prompts: list[U32],
+        lives: Sequence[Life],
+        outbox: Outbox,
+        renderer: Renderer,
+        facts: CallFacts,
+    ) -> None:
+        self.ask = ask
+        self._clock = front.gateway.clock
+        self._prompts = prompts
+        self._lives = lives
+        self._outbox = outbox
+        self._renderer = renderer
+        self._facts = facts
+        self._open_count = len(lives)
+        self._echoed: set[int] = set()
+
+    @property
+    def usage(self) -> Usage:
+        parts = [life.core.usage for life in self._lives]
+        return Usage(
+            sum(part.prompt_tokens for part in parts),
+            sum(part.completion_tokens for part in parts),
+            sum(part.cached_tokens for part in parts),
+        )
+
+    async def whole(self, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+        """The answer in one piece of about ``bytes_max`` at most. Raises ``ApiError``."""
+        collected = self._renderer.collect(self._prompts, bytes_max)
+        while self._open_count:
+            for prompt_index, event in await self._outbox.take():
+                match event:
+                    case ev.Deliver():
+                        self._facts.delivered(event, self._clock.now_us())
+                        collected.delivered(prompt_index, event)
+                    case ev.ChoiceEnded():
+                        self._facts.finish_reasons.append(event.finish)
+                        collected.ended(prompt_index, event)
+                    case ev.PromptScored(logprobs):
+                        collected.scored(prompt_index, logprobs)
+                    case ev.Ended():
+                        self._ended(event)
+        usage = self.usage
+        return await off_loop(
+            collected.size_bytes, lambda: self._renderer.response(collected, self._prompts, usage)
+        )
+
+    async def chunks(self) -> AsyncIterator[list[bytes]]:
+        """The answer as JSON chunks, those that are there together in one list. Raises
+        ``ApiError`` instead of the rest; nothing was yielded then if nothing was delivered."""
+        opening = self._renderer.opening(self._prompts)
+        while self._open_count:
+            out: list[bytes] = []
+            failed: ApiError | None = None
+            for prompt_index, event in await self._outbox.take():
+                try:
+                    if self.ask.echo:
+                        out += await self._echo(prompt_index, event)
+                    out += self._render(prompt_index, event)
+                except ApiError as error:
+                    failed = error
+                    break
+            if out:
+                yield opening + out
+                opening = []
+            if failed is not None:
+                raise failed
+        if self.ask.include_usage:
+            yield [self._renderer.usage_chunk(self.usage)]
+
+    async def _echo(self, prompt_index: int, event: object) -> list[bytes]:
+        """The chunks of a prompt, once something of its answer is there."""
+        if prompt_index in self._echoed or isinstance(event, ev.Ended):
+            return []
+        self._echoed.add(prompt_index)
+        scores = event.logprobs if isinstance(event, ev.PromptScored) else None
+        prompt = self._prompts[prompt_index]
+        value_bytes = 0 if scores is None else len(scores.chosen + scores.top_values)
+        return await off_loop(
+            (SCORE_BYTES // 4 * value_bytes + TOKEN_BYTES * len(prompt)) * self.ask.n,
+            lambda: self._renderer.echoed(prompt_index, prompt, scores),
+        )
+
+    def _render(self, prompt_index: int, event: object) -> list[bytes]:
+        """The chunks of ``event``, if there is something to show."""
+        out: list[bytes] = []
+        match event:
+            case ev.Deliver():
+                self._facts.delivered(event, self._clock.now_us())
+                chunk = self._renderer.delivered(prompt_index, event)
+                if chunk:
+                    out.append(chunk)
+            case ev.ChoiceEnded():
+                self._facts.finish_reasons.append(event.finish)
+                out.append(self._renderer.ended(prompt_index, event))
+            case ev.Ended():
+                self._ended(event)
+        return out
+
+    def _ended(self, event: ev.Ended) -> None:
+        self._open_count -= 1
+        match event.outcome:
+            case ev.Failed(fault):
+                raise from_fault(fault)
+            case ev.Cancelled():
+                raise ApiError(503, "the request was cancelled", code="cancelled")
+
+
+async def off_loop(
+    size_bytes: int, work: Callable[[], T], *, thread_bytes_min: int = THREAD_BYTES_MIN
+) -> T:
+    """``work()``, on a thread when its input is long. Those of megabytes take turns on one of
+    their own: eight of them kept every thread, and with it all long bodies, for a minute."""
+    if size_bytes < thread_bytes_min:
+        return work()
+    if size_bytes < LARGE_BYTES_MIN:
+        return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, work)

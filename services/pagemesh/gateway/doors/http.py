@@ -1,0 +1,322 @@
+"""The HTTP door: OpenAI's paths, health, metrics, and the server that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagemesh.gateway import measures
+from pagemesh.gateway.api.api_errors import ApiError, bad
+from pagemesh.gateway.api.openai_api import (
+    ChatPrompt,
+    chat_messages,
+    parse_detokenize,
+    parse_tokenize,
+    template_values,
+)
+from pagemesh.gateway.api.render import DONE, sse
+from pagemesh.gateway.calls.prepare import render
+from pagemesh.gateway.doors.asgi import (
+    Guard,
+    Pieces,
+    headers_of,
+    read_body,
+    send_json,
+    start,
+    while_connected,
+)
+from pagemesh.gateway.doors.connection import Connection
+from pagemesh.gateway.doors.cors import for_pages
+from pagemesh.gateway.doors.front import Call, Caller, Front, off_loop
+from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
+from pagemesh.runtime.metrics import CONTENT_TYPE
+from pagemesh.runtime.settings import GatewayConfig
+from pagemesh.runtime.supervise import to_next_s
+from pagemesh.runtime.version import VERSION
+from pagemesh.wire.errors import ConfigError
+
+CONNECTIONS_BACKLOG = 1_024
+_DATE_PERIOD_MS = 1_000
+PATH_SHOWN_MAX = 100
+"""Characters of an unknown path that its error repeats."""
+_SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class _Completions:
+    """``/v1/chat/completions`` or ``/v1/completions``."""
+
+    def __init__(
+        self, front: Front, store: IdempotencyStore, *, chat: bool, body_bytes_max: int
+    ) -> None:
+        self._front = front
+        self._store = store
+        self._chat = chat
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._front.entered():
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
+        headers = headers_of(scope)
+        tenant = scope["pagemesh.tenant"]
+        caller = Caller(door="http", tenant=tenant, headers=headers)
+        key = headers.get(HEADER)
+        if key is None:
+            await while_connected(receive, lambda: self._answer(body, caller, send))
+            return
+        digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
+        now_ms = self._front.gateway.clock.now_ms()
+        known = self._store.begin(tenant, key, digest, now_ms)
+        if known is not None:
+            await send_json(send, known, headers={"idempotent-replayed": "true"})
+            return
+        try:
+            await while_connected(receive, lambda: self._answer(body, caller, send, key))
+        finally:
+            self._store.abandon(tenant, key)
+
+    async def _answer(self, body: bytes, caller: Caller, send: Send, key: str = "") -> None:
+        understood = await self._front.understand(body, tenant=caller.tenant, chat=self._chat)
+        async with self._front.call(understood, caller) as call:
+            if understood.ask.stream:
+                await self._stream(call, send)
+                answer = None
+            else:
+                answer = await call.whole()
+                await send_json(send, answer)
+        if key:
+            self._store.finish(caller.tenant, key, answer)
+
+    async def _stream(self, call: Call, send: Send) -> None:
+        """Server-sent events. The status goes out with the first of them, so that what fails
+        before is a plain error; what fails later is an error event and the end."""
+        started = False
+        async with Pieces(send) as pieces:
+            try:
+                async for chunks in call.chunks():
+                    if not started:
+                        started = True
+                        await start(send, 200, _SSE_HEADERS)
+                    await pieces.write(b"".join([sse(chunk) for chunk in chunks]), more=True)
+                await pieces.write(DONE, more=False)
+            except ApiError as error:
+                if not started:
+                    raise
+                await pieces.write(sse(error.body()), more=False)
+                raise
+
+
+class HttpDoor:
+    """``app`` is the ASGI application; ``serve`` listens with it."""
+
+    def __init__(self, front: Front, config: GatewayConfig) -> None:
+        self._front = front
+        self._config = config
+        store = IdempotencyStore()
+        bytes_max = config.body_bytes_max
+
+        def completions(chat: bool) -> ASGIApp:
+            return _Completions(front, store, chat=chat, body_bytes_max=bytes_max)
+
+        routes = [
+            Route("/v1/chat/completions", completions(True), methods=["POST"]),
+            Route("/v1/completions", completions(False), methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self._model, methods=["GET"]),
+            Route("/health", self._ready, methods=["GET"]),
+            Route("/health/live", self._live, methods=["GET"]),
+            Route("/health/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/version", self._version, methods=["GET"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+        router = Router(routes, redirect_slashes=False, default=_nothing_here)
+        self.app = for_pages(Guard(router, front.tenants), config.page_origins)
+
+    async def _models(self, _request: Request) -> Response:
+        return _json(models_json(self._front))
+
+    async def _model(self, request: Request) -> Response:
+        self._front.check_model(request.path_params["model"])
+        return _json(model_json(self._front))
+
+    async def _live(self, _request: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def _ready(self, _request: Request) -> Response:
+        ready = self._front.gateway.ready
+        return _json({"status": "ready" if ready else "not ready"}, status=200 if ready else 503)
+
+    async def _metrics(self, _request: Request) -> Response:
+        body = measures.render_metrics()
+        if self._config.vllm_metrics:
+            directory = self._front.gateway.presence.directory
+            workers = [*directory.of_role("prefill"), *directory.of_role("decode")]
+            pagers = directory.of_role("pager")
+            body += measures.vllm_aliases(self._front.model, workers, pagers)
+        return Response(body, media_type=CONTENT_TYPE)
+
+    async def _version(self, _request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body, tenant = await self._body(request), request.scope["pagemesh.tenant"]
+        ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
+        roots = self._front.cache_roots(tenant, salt)
+        return _json({"count": len(ids), "tokens": ids, "cache_roots": roots})
+
+    def _tokens_of(self, body: bytes) -> tuple[list[int], str]:
+        """Token ids, and the salt of the requests that have them."""
+        front = self._front
+        form = parse_tokenize(body)
+        front.check_model(form.model if form.model is not None else front.model)
+        adding = form.add_special_tokens
+        if form.messages is not None:
+            prompt = ChatPrompt(
+                messages=chat_messages(form.messages),
+                add_generation_prompt=form.add_generation_prompt is not False,
+                continue_final_message=False,
+                template_values=template_values(form.chat_template_kwargs),
+            )
+            text = render(prompt, front.tokens)
+            ids = front.tokens.encode(text, add_special_tokens=bool(adding))
+        else:
+            text = form.prompt or ""
+            ids = front.tokens.encode(text, add_special_tokens=adding is not False)
+        return ids.tolist(), form.cache_salt or ""
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        return _json(await off_loop(len(body), lambda: self._text_of(body)))
+
+    def _text_of(self, body: bytes) -> dict[str, object]:
+        front = self._front
+        form = parse_detokenize(body)
+        front.check_model(form.model if form.model is not None else front.model)
+        for token in form.tokens:
+            if token >= front.tokens.vocab_tokens:
+                raise bad("tokens", f"token {token} is not below {front.tokens.vocab_tokens}")
+        return {"prompt": front.tokens.decode(form.tokens)}
+
+    async def _body(self, request: Request) -> bytes:
+        bytes_max = self._config.body_bytes_max
+        return await read_body(request.scope, request.receive, bytes_max=bytes_max)
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        """Listen for as long as the context lasts; gives the URL. At the end nothing new is
+        taken and what is running may finish. Raises ``ConfigError`` for a taken port."""
+        listener = _listen(self._config.http_host, self._config.http_port)
+        host, port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            self.app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            backlog=CONNECTIONS_BACKLOG,
+        )
+        server = _Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
+        try:
+            await server.listening.wait()
+            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        finally:
+            server.stop()
+            await running
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens. Signals are the service's business, not the server's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no connections any more; ``serve`` returns when those there are have ended."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Once a second, for the ``Date`` of answers; uvicorn's own wakes ten times as often."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(to_next_s(_DATE_PERIOD_MS)):
+                    await self._stopping.wait()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
+    path: str = scope["path"]
+    hint = "" if path.startswith("/v1/") else "; OpenAI's paths begin with /v1, e.g. /v1/models"
+    message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}{hint}"
+    raise ApiError(404, message, code="unknown_url")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ``ConfigError`` that names the address."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=CONNECTIONS_BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(
+            f"cannot serve at {host}:{port}: {reason}; stop what listens there or set "
+            "PAGEMESH_HTTP_HOST and PAGEMESH_HTTP_PORT (--http-host, --http-port)"
+        ) from None
+
+
+def _json(value: object, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def model_json(front: Front) -> dict[str, object]:
+    """One line of the model list."""
+    found = front.gateway.router.models().get(front.model)
+    line: dict[str, object] = {
+        "id": front.model,
+        "object": "model",
+        "created": front.created,
+        "owned_by": "pagemesh",
+    }
+    if found is not None:
+        line["max_model_len"] = found.context_tokens_max
+    if front.defaults.recommended:
+        line["sampling_defaults"] = front.defaults.recommended
+    return line
+
+
+def models_json(front: Front) -> dict[str, object]:
+    return {"object": "list", "data": [model_json(front)]}

@@ -1,0 +1,319 @@
+"""Which workers take a request: predicted prefix overlap, queued work, free pages.
+
+Everything here is a hint that is a little old. A wrong choice costs time; whether pages are
+there is the pager's business. Pure: fed with announcements and page events, asked for a
+``Route``.
+
+Both workers of a route live on one host, where a handover moves no page. A short uncached
+suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
+prefill workers and has company already (ADR 0025); when one role is missing the other does all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
+from pagemesh.gateway.routing.key_memory import KeyMemory
+from pagemesh.gateway.routing.page_index import KEY_BYTES, PageIndex
+from pagemesh.wire.errors import Fault, NoCapacity, NotReady
+from pagemesh.wire.identity import tenant_root
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
+from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds
+
+_KEYED_PAGES_MAX = 4_096
+"""Pages of a prompt that are looked up; more would hold the event loop for milliseconds."""
+_AVOIDED = 1e12
+_RUNNING_COST_TOKENS = 32
+"""What a running sequence slows a newcomer by, in prompt tokens: a rough exchange rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    short_suffix_tokens: int = 64
+    """A prompt with at most so many uncached tokens goes straight to decode."""
+    always_prefill: bool = False
+    """Other prompts go to a prefill worker, even if it shares its cores with the decode worker."""
+    index_bytes_max: int = 64 << 20
+    """For each host."""
+    workers_max: int = 4_096
+    retry_after_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class _Known:
+    """A worker as last announced, what we sent it since, and what of it is still open."""
+
+    worker: Worker
+    role: str
+    host: str
+    facts: ModelFacts
+    load: Load
+    ready: bool
+    cores: int
+    """A bit for each core that its steps take turns on."""
+    needs: PageNeeds | None
+    open_count: int
+    """Sequences of ours that end there."""
+    foreign_count: int
+    """Those of other gateways, when it announced itself."""
+    sent_tokens: int = 0
+    sent_count: int = 0
+
+    @property
+    def has_company(self) -> bool:
+        return self.open_count + self.foreign_count > 0
+
+    @property
+    def is_full(self) -> bool:
+        """It will most likely refuse what comes: others' pages should not be taken for that."""
+        load = self.load
+        count = load.running_count + load.waiting_count + self.sent_count
+        return count > load.sequence_count_max > 0
+
+    @property
+    def queue_tokens(self) -> int:
+        running = self.load.running_count + self.load.waiting_count + self.sent_count
+        return self.load.waiting_tokens + self.sent_tokens + _RUNNING_COST_TOKENS * running
+
+
+@dataclass(slots=True)
+class _Host:
+    index: PageIndex
+    pager: Worker | None = None
+    epoch: int = 0
+    """Of the pager; 0: it has no pool yet."""
+    free_pages: int = 0
+
+
+@dataclass(slots=True)
+class Router:
+    """Raises nothing on any announcement: what it cannot use it ignores."""
+
+    secret: bytes = field(repr=False)
+    limits: RouterLimits = RouterLimits()
+    _workers: dict[str, _Known] = field(default_factory=dict)
+    _hosts: dict[str, _Host] = field(default_factory=dict)
+    _keys: KeyMemory = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._keys = KeyMemory(self.secret)
+
+    # What is known ----------------------------------------------------------------------------
+
+    def announced(self, message: Announce) -> bool:
+        """Take note of a service. True when a snapshot of its pages must be asked for."""
+        who = Worker(message.name, message.incarnation)
+        if message.state == "leaving":
+            self.lost(who)
+            return False
+        if message.role == "pager":
+            host = self._host(message.host)
+            host.pager, host.epoch = who, message.epoch
+            host.free_pages = message.free_pages
+            return host.index.announced(message.epoch, message.event_sequence)
+        if message.role not in ("prefill", "decode") or message.model is None:
+            return False
+        had = self._workers.get(message.name)
+        if had is not None or len(self._workers) < self.limits.workers_max:
+            open_count = had.open_count if had is not None and had.worker == who else 0
+            count = message.load.running_count + message.load.waiting_count
+            self._workers[message.name] = _Known(
+                worker=who,
+                role=message.role,
+                host=message.host,
+                facts=message.model,
+                load=message.load,
+                ready=message.state == "ready",
+                cores=int.from_bytes(message.cores, "little"),
+                needs=message.needs,
+                open_count=open_count,
+                foreign_count=max(0, count - open_count),
+            )
+        return False
+
+    def lost(self, who: Worker) -> None:
+        """A service is gone."""
+        known = self._workers.get(who.name)
+        if known is not None and known.worker == who:
+            del self._workers[who.name]
+        for name, host in list(self._hosts.items()):
+            if host.pager == who:
+                del self._hosts[name]
+
+    def absent(self, who: Worker) -> None:
+        """Nobody listens there: not ready until it announces itself again."""
+        known = self._workers.get(who.name)
+        if known is not None and known.worker == who:
+            known.ready = False
+
+    def pages_changed(self, message: PagesChanged) -> bool:
+        """Apply a pager's event. True when a snapshot must be asked for."""
+        return self._host(message.host).index.changed(message)
+
+    def pages_snapshot(self, message: PagesSnapshot) -> int:
+        """Apply part of a snapshot; where the next part starts, 0: there is none."""
+        return self._host(message.host).index.snapshot(message)
+
+    def snapshot_failed(self, host: str) -> None:
+        self._host(host).index.unload()
+
+    def models(self) -> dict[str, ModelFacts]:
+        """What ready workers serve, by name. Where they differ, the tightest limits."""
+        found: dict[str, ModelFacts] = {}
+        for known in self._workers.values():
+            have = found.get(known.facts.model)
+            if known.ready and (have is None or known.facts.pool_pages < have.pool_pages):
+                found[known.facts.model] = known.facts
+        return found
+
+    # Choosing ---------------------------------------------------------------------------------
+
+    def choose(
+        self, model: str, salt: bytes, want: ChooseRoute, *, read_cache: bool = True
+    ) -> Route | Fault:
+        """The cheapest route, or the fault that says why there is none. How many go that way, and
+        for how long, it is told by ``count``."""
+        usable = [
+            known
+            for known in self._workers.values()
+            if known.ready
+            and known.facts.model == model
+            and want.model_root in (None, known.facts.model_root)
+        ]
+        if not usable:
+            after_ms = self.limits.retry_after_ms
+            return NotReady(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
+        need_tokens = len(want.tokens) + want.growth_tokens
+        fitting = [k for k in usable if need_tokens <= k.facts.pool_pages * k.facts.page_size]
+        if not fitting:
+            return NoCapacity(f"{need_tokens} tokens exceed the page pool of every worker")
+        priced = [
+            (cost, order, route)
+            for order, (cost, route) in enumerate(self._routes(fitting, salt, want, read_cache))
+        ]
+        _, _, route = min(priced, key=lambda entry: entry[:2])
+        self._note_sent(route, want)
+        most_tokens = max(other.predicted_tokens for _, _, other in priced)
+        return replace(
+            route, elsewhere_tokens=most_tokens - route.predicted_tokens,
+            pages=self._pages_from(route),
+        )  # fmt: skip
+
+    def _pages_from(self, route: Route) -> PagesFrom | None:
+        known = self._workers[route.worker.name]
+        host = self._hosts.get(known.host)
+        if known.needs is None or host is None or not host.epoch or known.is_full:
+            return None
+        return PagesFrom(known.host, host.epoch, known.needs)
+
+    def count(self, route: Route, change: int) -> None:
+        """So many sequences more go by ``route``, or fewer."""
+        known = self._end_of(route)
+        if known is not None:
+            known.open_count = max(0, known.open_count + change)
+
+    def _end_of(self, route: Route) -> _Known | None:
+        """Whoever decodes what goes by ``route``, if it still lives."""
+        last = route.decode or route.worker
+        known = self._workers.get(last.name)
+        return known if known is not None and known.worker == last else None
+
+    def _routes(
+        self, usable: list[_Known], salt: bytes, want: ChooseRoute, read_cache: bool
+    ) -> Iterator[tuple[float, Route]]:
+        """Every sensible route and its cost in tokens."""
+        models = {known.facts.model_root: known.facts for known in usable}
+        for model_root, facts in models.items():
+            root = tenant_root(model_root, salt)
+            same = [known for known in usable if known.facts.model_root == model_root]
+            names = dict.fromkeys(known.host for known in same)
+            found = self._cached_pages(names, root, facts, want) if read_cache else {}
+            for name in names:
+                cached = min(found.get(name, 0) * facts.page_size, len(want.tokens) - 1)
+                here = [known for known in same if known.host == name]
+                short = self._shortage_tokens(self._hosts.get(name), facts, want, cached)
+                for known, decode in self._pairs(here, want, cached):
+                    cost = float(known.queue_tokens + len(want.tokens) - cached + short)
+                    cost += _busy_cost(known, decode, want)
+                    other = decode.worker if decode else None
+                    yield cost, Route(known.worker, other, model_root, root, cached)
+
+    def _cached_pages(
+        self, names: Iterable[str], root: bytes, facts: ModelFacts, want: ChooseRoute
+    ) -> dict[str, int]:
+        """By host: how many pages of the prompt are cached in a row from its start, so far as
+        is known."""
+        indexes = {name: self._hosts[name].index for name in names if name in self._hosts}
+        head = want.tokens[: _KEYED_PAGES_MAX * facts.page_size]
+        return self._keys.cached_pages(root, head, facts.page_size, indexes)
+
+    def _pairs(
+        self, here: list[_Known], want: ChooseRoute, cached: int
+    ) -> Iterator[tuple[_Known, _Known | None]]:
+        """Who takes the ``Submit`` and who the handover, on one host."""
+        prefills = [known for known in here if known.role == "prefill"]
+        decodes = [known for known in here if known.role == "decode"]
+        uncached = len(want.tokens) - cached
+        if decodes and (not prefills or uncached <= self.limits.short_suffix_tokens):
+            yield from ((known, None) for known in decodes)
+            return
+        best = min(
+            decodes,
+            key=lambda known: (known.worker in want.avoid, known.queue_tokens),
+            default=None,
+        )
+        apart = [known for known in prefills if not self._gives_way(known, best, decodes, want)]
+        if best is not None and all(known.worker in want.avoid for known in apart):
+            yield best, None
+        yield from ((known, best) for known in apart)
+
+    def _gives_way(
+        self, prefill: _Known, best: _Known | None, decodes: list[_Known], want: ChooseRoute
+    ) -> bool:
+        """Whether the prompt's steps would take the cores from answers that others decode, so that
+        it had better be part of ``best``'s steps (ADR 0025)."""
+        if self.limits.always_prefill or best is None or best.worker in want.avoid:
+            return False
+        company = any(prefill.cores & known.cores and known.has_company for known in decodes)
+        return bool(prefill.cores & best.cores) and company
+
+    def _shortage_tokens(
+        self, host: _Host | None, facts: ModelFacts, want: ChooseRoute, cached: int
+    ) -> int:
+        """What waiting for pages may cost: the tokens that do not fit right now."""
+        if host is None or host.pager is None:
+            return 0
+        grown = want.choice_count * want.growth_tokens + len(want.tokens) - cached
+        return max(0, grown - host.free_pages * facts.page_size)
+
+    def _note_sent(self, route: Route, want: ChooseRoute) -> None:
+        known = self._workers[route.worker.name]
+        known.sent_tokens += len(want.tokens) - route.predicted_tokens
+        known.sent_count += want.choice_count
+        if route.decode is not None:
+            self._workers[route.decode.name].sent_count += want.choice_count
+
+    def _host(self, name: str) -> _Host:
+        host = self._hosts.get(name)
+        if host is None:
+            if len(self._hosts) >= self.limits.workers_max:
+                self._hosts.pop(next(iter(self._hosts)))
+            host = _Host(PageIndex(keys_max=self.limits.index_bytes_max // KEY_BYTES))
+            self._hosts[name] = host
+        return host
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` when an invariant is broken."""
+        assert len(self._workers) <= self.limits.workers_max
+        self._keys.check()
+        for host in self._hosts.values():
+            host.index.check()
+
+
+def _busy_cost(known: _Known, decode: _Known | None, want: ChooseRoute) -> float:
+    """What the decode worker's company costs, and what speaks against either of the two."""
+    cost = 0.0 if decode is None else _RUNNING_COST_TOKENS * decode.load.running_count
+    shunned = [one for one in (known, decode) if one is not None and one.worker in want.avoid]
+    return cost + _AVOIDED * len(shunned)

@@ -1,0 +1,123 @@
+"""Token ids to text, as they come, in time linear in the output.
+
+Decoding is not additive: a character may be spread over tokens, and a decoder may treat the
+first token of its input specially. So a short window of recent tokens is decoded again with
+new ones, and only what that added is handed out. A trailing replacement character may
+still become a real one and is held back.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagemesh.gateway.calls.choice import TextPiece
+from pagemesh.gateway.words.stops import StopMatcher
+from pagemesh.wire.tokens import U32
+
+_REPLACEMENT = "\ufffd"
+_UNSTABLE_MAX = 3
+"""Trailing replacement characters that may still change: a character has four bytes."""
+_WINDOW_KEPT = 6
+_WINDOW_TRIMMED = 16
+_WINDOW_MAX = 64
+_RUN_MAX = 32
+"""Tokens that are decoded at once where nobody asks which of them a text came with."""
+
+
+class Decodes(Protocol):
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class Detokeniser:
+    """The text of one growing list of tokens. ``close`` gives what is held back."""
+
+    def __init__(
+        self, tokenizer: Decodes, *, skip_special_tokens: bool = True, by_bytes: bool = False
+    ) -> None:
+        """``by_bytes``: a text is the bytes of its tokens one after the other, so that after a
+        whole character nothing of what came before has to be decoded again."""
+        self._tokenizer = tokenizer
+        self._by_bytes = by_bytes
+        self._skip = skip_special_tokens
+        self._window: list[int] = []
+        self._shown = 0
+        """Characters of the window's text that were handed out."""
+
+    def push(self, *tokens: int) -> str:
+        """The text that became certain with ``tokens``, a few."""
+        self._window += tokens
+        text = self._text(self._window)
+        if self._by_bytes and not text.endswith(_REPLACEMENT):
+            out, self._window, self._shown = text[self._shown :], [], 0
+            return out
+        tail = len(text) - len(text.rstrip(_REPLACEMENT))
+        stable = len(text) - min(tail, _UNSTABLE_MAX)
+        out = text[self._shown : stable]
+        self._shown = max(self._shown, stable)
+        if len(self._window) > _WINDOW_TRIMMED:
+            self._trim(text)
+        return out
+
+    def close(self) -> str:
+        """The rest, broken characters shown as such."""
+        text = self._text(self._window)
+        out = text[self._shown :]
+        self._shown = len(text)
+        return out
+
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+    def _trim(self, text: str) -> None:
+        """Forget old tokens, at a place where the rest decodes to the same text."""
+        for kept in range(_WINDOW_KEPT, _WINDOW_KEPT + 4):
+            window = self._window[-kept:]
+            tail = self._text(window)
+            shown = self._shown - (len(text) - len(tail))
+            if text.endswith(tail) and shown >= 0:
+                self._window, self._shown = window, shown
+                return
+        if len(self._window) > _WINDOW_MAX:  # nothing but debris: some of it may look different
+            self._window = self._window[-_WINDOW_KEPT:]
+            self._shown = len(self._text(self._window))
+
+
+class StreamText:
+    """The text of one choice: detokenised, searched for stop strings.
+
+    The first ``min_tokens`` tokens are not searched.
+    """
+
+    def __init__(self, detokeniser: Detokeniser, stops: StopMatcher, *, min_tokens: int) -> None:
+        self._detokeniser = detokeniser
+        self._stops = stops
+        self._unsearched = min_tokens
+        self._stopped = False
+
+    def push(self, tokens: U32) -> TextPiece:
+        """Goes token by token where there are stop strings, so that the count says which one
+        completed one."""
+        parts: list[str] = []
+        if not self._stops.wanted and len(tokens) <= _RUN_MAX:
+            return TextPiece(self._detokeniser.push(*tokens.tolist()), len(tokens))
+        ids, used, run_max = tokens.tolist(), 0, 1 if self._stops.wanted else _RUN_MAX
+        while used < len(ids):
+            run = ids[used : used + run_max]
+            used += len(run)
+            text = self._detokeniser.push(*run)
+            if self._unsearched > 0:
+                self._unsearched -= len(run)
+                parts.append(text)
+                continue
+            released = self._stops.push(text)
+            parts.append(released.text)
+            if released.stop is not None:
+                self._stopped = True
+                return TextPiece("".join(parts), used, released.stop)
+        return TextPiece("".join(parts), used)
+
+    def close(self) -> str:
+        if self._stopped:
+            return ""
+        last = self._stops.push(self._detokeniser.close())
+        return last.text if last.stop is not None else last.text + self._stops.close()

@@ -1,0 +1,232 @@
+"""The model's words as the gateway needs them: template, tokenizer, end tokens.
+
+Read straight from the model folder's files, so that neither torch nor any model code is
+loaded here. The folder must have a ``tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders
+
+from pagemesh.gateway.api.scores import Written
+from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
+from pagemesh.gateway.words.stops import StopMatcher
+from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
+from pagemesh.gateway.words.token_bytes import bytes_per_token_max
+from pagemesh.gateway.words.token_memory import TokenMemory, cuts_of
+from pagemesh.runtime.model_folder import read_config, tokenizer_file
+from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.tokens import U32
+
+# Short texts, as of most requests, are done before another thread is awake.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+_WRITTEN_MAX = 1 << 15
+"""Tokens whose JSON is remembered, some 300 bytes each."""
+_MARK = "THE_MESSAGE_IS_OPEN_HERE "
+"""Ends in a blank, which shows whether a template trims what it is given."""
+_SPECIAL_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+class Tokens:
+    """Tokenizer and template of one model; ``load`` makes it. Safe to use from threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None,
+        end_tokens: frozenset[int],
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._template = template
+        self.end_tokens = end_tokens
+        """The model's own: any of them ends a choice."""
+        self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
+        self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
+        self._cuts = cuts_of(tokenizer)
+        self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+        self._memory = TokenMemory()
+        self.written = lru_cache(_WRITTEN_MAX)(self._write)
+        """A token by itself (``Written``), as shown beside its log-probability."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokens:
+        """Raises ``ConfigError`` naming the file that is missing or broken."""
+        path = tokenizer_file(folder)
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{path} cannot be read: {error}"[:500]) from None
+        config = _json(folder / "tokenizer_config.json")
+        special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
+        source = _template_source(folder, config)
+        try:
+            template = ChatTemplate(source, special) if source else None
+        except TemplateRefused as error:
+            raise ConfigError(f"{folder}: {error}") from None
+        ends = _end_tokens(folder, tokenizer, special.get("eos_token", ""))
+        return cls(tokenizer, template=template, end_tokens=ends)
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a chat. Raises ``TemplateRefused``.
+
+        ``continue_final_message``: the last message is left open, to be written on.
+        """
+        if self._template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+        if continue_final_message:
+            return self._render_open(self._template, messages, add_generation_prompt, extra)
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, extra=extra
+        )
+
+    def _render_open(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> str:
+        """Up to the end of the last message, which a mark finds: its words alone may stand in
+        what the template puts behind them, and there may be none. As ``transformers`` does it."""
+        last = str(messages[-1]["content"])
+        marked = [*messages[:-1], {**messages[-1], "content": last + _MARK}]
+        text = template.render(marked, add_generation_prompt=add_generation_prompt, extra=extra)
+        at = text.rfind(_MARK.strip())
+        if at < 0 or last.strip() not in text:
+            raise TemplateRefused("the template does not show the final message as it is")
+        kept = text[:at]
+        return kept if text.startswith(_MARK, at) else kept.rstrip()  # it trims what it shows
+
+    def encode(self, text: str, *, add_special_tokens: bool, owner: bytes = b"") -> U32:
+        """Token ids: uint32 [tokens]. Time grows with the text; other threads run meanwhile.
+
+        What was tokenised for the same ``owner`` between special tokens is remembered; without
+        an owner nothing is.
+        """
+        pieces = [text]
+        if owner and self._cuts is not None and not (add_special_tokens and self._adds_tokens):
+            pieces = self._cuts.pieces(text)
+        if len(pieces) == 1:
+            return self._encode([text], add_special_tokens=add_special_tokens)[0]
+        known = {piece: self._memory.find(owner, piece) for piece in pieces}
+        fresh = [piece for piece, ids in known.items() if ids is None]
+        for piece, ids in zip(fresh, self._encode(fresh, add_special_tokens=False), strict=True):
+            known[piece] = ids.tobytes()
+            self._memory.keep(owner, piece, ids.tobytes())
+        return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
+
+    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
+        # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [np.asarray(one.ids, "<u4") for one in found]
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token stands for."""
+        raw = self._tokenizer.id_to_token(token)
+        if raw is None:
+            return b""
+        if len(raw) == 6 and raw.startswith("<0x") and raw.endswith(">"):
+            return bytes.fromhex(raw[3:5])
+        if self._byte_level and all(letter in _BYTE_OF for letter in raw):
+            return bytes(_BYTE_OF[letter] for letter in raw)
+        return str(raw).replace("\u2581", " ").encode()
+
+    def _write(self, token: int) -> Written:
+        return Written.of(self.token_bytes(token))
+
+    def stream(
+        self,
+        *,
+        stops: list[str],
+        show_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> StreamText:
+        """The text of one new choice."""
+        detokeniser = Detokeniser(
+            self._tokenizer, skip_special_tokens=skip_special_tokens, by_bytes=self._by_bytes
+        )
+        return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level BPE writes bytes as letters: printable ones as themselves, the others
+    as the letters from 256 on (as published with GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+BYTE_LETTERS = frozenset(_BYTE_OF)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in ``path``, empty when there is no such file. Raises ``ConfigError``."""
+    return read_config(path) if path.is_file() else {}
+
+
+def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens as text; the first config that has one wins."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in _SPECIAL_NAMES:
+            value = config.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                found.setdefault(name, value)
+    return found
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
+    """The default chat template's text; empty: there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    source = config.get("chat_template") or _json(folder / "chat_template.json").get(
+        "chat_template"
+    )
+    if isinstance(source, list):  # several by name
+        named = {item.get("name"): item.get("template") for item in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else ""
+
+
+def _end_tokens(folder: Path, tokenizer: Tokenizer, eos_token: str) -> frozenset[int]:
+    """Every id that the model's files call an end of sequence."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = _json(folder / name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        found.update(one for one in ids if isinstance(one, int) and one >= 0)
+    token = tokenizer.token_to_id(eos_token) if eos_token else None
+    if token is not None:
+        found.add(token)
+    return frozenset(found)

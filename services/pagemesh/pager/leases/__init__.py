@@ -1,0 +1,1 @@
+"""Sequences and their pages: admitted, waiting, filled, forked, handed over, taken back. Pure."""

@@ -1,0 +1,399 @@
+"""Who gets pages now, and who waits.
+
+A sequence that asks is served at once when nobody older waits and there is room (free pages,
+and idle ones that may be evicted). Otherwise it queues at its place in the one total order,
+and while it is first there, younger leases are revoked for it (``preemption``). One whose
+prefix is being computed waits for that first, in no queue (``in_flight``). Answers to waiters
+are pushed; asking again finds the same lease.
+"""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import SetLeaseWord
+from pagemesh.pager.leases.in_flight import Found
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.preemption import Preemption
+from pagemesh.pager.leases.promises import first_part
+from pagemesh.pager.leases.quotas import Quotas
+from pagemesh.pager.leases.waiting import Waiter, place_of, require_own
+from pagemesh.pager.leases.waterfall import Waterfalls
+from pagemesh.pager.pages.runs import NO_PAGES, Pages, last_extents, pack_runs
+from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.roots import has_root_place, tree_of
+from pagemesh.pager.tiers.traffic import OnDisk, Tiers
+from pagemesh.pager.tree.accounts import Account
+from pagemesh.pager.tree.radix import Match, Node, Tree
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
+from pagemesh.wire.messages import Order, SequenceKey
+from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
+
+
+class Admission:
+    """Admit and extend, at once or from the queue."""
+
+    def __init__(
+        self, books: Books, preemption: Preemption, quotas: Quotas, tiers: Tiers, pins: Pins,
+        waterfalls: Waterfalls,
+    ) -> None:  # fmt: skip
+        self._books = books
+        self._tiers = tiers
+        self._pins = pins
+        self._waterfalls = waterfalls
+        self._preemption = preemption
+        self._quotas, self._tenants = quotas, books.accounts.by_tenant
+        self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
+
+    # Requests
+
+    def admit(self, message: Admit) -> Granted | Extended | Queued:
+        """A lease for a sequence, or a place in the queue."""
+        books = self._books
+        session = books.open_session(message.worker, message.incarnation, message.epoch)
+        lease = session.by_key.get(message.key)
+        if lease is not None:
+            return lease.granted()
+        self._require_admissible(message)
+        flights = books.in_flight
+        if flights.waits and flights.ask_again(self._waiter(message, message.order)):
+            return self._queued(message, 0)
+        return self._serve_or_queue(message, message.order)
+
+    def extend(self, message: Extend) -> Granted | Extended | Queued:
+        """More pages for a lease, or a place in the queue."""
+        lease = self._books.held_lease(
+            message.worker, message.incarnation, message.lease, message.key
+        )
+        if message.have_pages > lease.page_count:
+            raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
+        if message.page_count > self._page_count:
+            raise self._too_large(message.page_count)
+        if self._tenants:
+            self._quotas.require_growing(lease.account, message.page_count)
+        books, count = self._books, message.page_count - lease.page_count
+        if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
+            books.waiting.discard(message.incarnation, message.key)
+            return self._extended(lease, message, self.lengthen(lease, count))
+        return self._serve_or_queue(message, lease.order)
+
+    def serve_waiters(self) -> None:
+        """Serve from the front of the queue for as long as there is room."""
+        books = self._books
+        for _ in range(len(books.waiting)):
+            if not len(books.waiting):
+                return
+            waiter = books.waiting.first
+            try:
+                if self._is_held_back(waiter):
+                    continue
+            except Busy:  # too many of its tenant wait: it asks again, and is told so
+                books.waiting.discard(*waiter.name)
+                continue
+            books.trace = waiter.trace
+            reply = self._try_pressing(waiter)
+            while reply is None and self._missing_pages(waiter) > 0 and self._give_way(waiter):
+                reply = self._try_pressing(waiter)
+            if reply is None:
+                if isinstance(waiter.message, Extend):
+                    self._preemption.shed_copies(books.leases[waiter.message.lease])
+                return
+            books.waiting.discard(*waiter.name)
+            if not isinstance(reply, Queued):
+                books.notify(waiter.message.worker, reply)
+
+    def serve_held_back(self) -> None:
+        """Let those go on who waited for their own tenants, as far as these use less now."""
+        books = self._books
+        for waiter in self._quotas.firsts():
+            is_held_back = self._is_held_back(waiter)
+            while is_held_back and self._give_way(waiter, self._quotas.account_of(waiter.message)):
+                is_held_back = self._is_held_back(waiter)
+            if is_held_back:
+                self._quotas.shed_copies(waiter)
+                continue
+            books.waiting.discard(*waiter.name)
+            self._ask_anew(waiter)
+
+    def serve_due(self) -> None:
+        """Have those ask anew who waited for somebody to commit, the oldest first."""
+        books = self._books
+        while (waiter := books.in_flight.pop_due(books.now_ms)) is not None:
+            self._ask_anew(waiter)
+
+    def _ask_anew(self, waiter: Waiter) -> None:
+        """Serve or queue ``waiter``, who waited for something else than room."""
+        books = self._books
+        books.trace = waiter.trace
+        try:
+            reply = self._serve_or_queue(waiter.message, waiter.order)
+        except Busy:  # no place to queue for room: it asks again, and is told so
+            books.in_flight.end_wait(waiter.name)
+            return
+        if not isinstance(reply, Queued):
+            books.notify(waiter.message.worker, reply)
+
+    def _extended(self, lease: Lease, message: Extend, fresh: tuple[int, bytes]) -> Extended:
+        count = lease.page_count - message.have_pages
+        return Extended(
+            key=lease.key,
+            lease=lease.id,
+            granted_at=lease.granted_at,
+            first_index=message.have_pages,
+            extents=fresh[1] if fresh[0] == count else last_extents(lease.extents, count),
+        )
+
+    # Queueing
+
+    def older_waits(self, order: Order, key: SequenceKey, incarnation: int) -> bool:
+        """Whether somebody before ``order`` waits, and so must not be overtaken."""
+        return self._books.waiting.ahead_of(place_of(order, key.attempt, incarnation)) > 0
+
+    def _waiter(self, message: Admit | Extend, order: Order) -> Waiter:
+        patience_ms = 2 * self._books.limits.ask_again_ms
+        if isinstance(message, Admit):
+            patience_ms = min(patience_ms, message.deadline_ms)
+        place = place_of(order, message.key.attempt, message.incarnation)
+        return Waiter(place, message, order, self._books.now_ms + patience_ms, self._books.trace)
+
+    def _give_way(self, waiter: Waiter, within: Account | None = None) -> bool:
+        """Whether a pin ended for a waiter that lacks pages, of the pool or ``within`` its
+        tenant's quota, and that nothing else helps."""
+        message = waiter.message
+        own = self._books.leases[message.lease] if isinstance(message, Extend) else None
+        return self._pins.give_way(waiter.order, own, within=within)
+
+    def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
+        waiting = self._books.waiting
+        if self._tenants:
+            if self._is_held_back(self._waiter(message, order)):
+                return self._queued(message, 0)
+            waiting.let_go(message.incarnation, message.key)  # it may have been, until now
+        if not waiting.places:  # most of the time: nobody is overtaken
+            reply = self._try(message)
+            if reply is not None:
+                return reply
+        waiter = self._waiter(message, order)
+        if not waiting.ahead_of(waiter.place):
+            reply = self._try(message) if waiting.places else None
+            if reply is None:
+                waiting.require_room(waiter)
+                if self._preemption.press(waiter.place, self._missing_pages(waiter)):
+                    reply = self._try(message)
+            if reply is not None:
+                waiting.discard(*waiter.name)
+                return reply
+        waiting.put(waiter)
+        return self._queued(message, waiting.ahead_of(waiter.place))
+
+    def _is_held_back(self, waiter: Waiter) -> bool:
+        """Whether ``waiter`` waits, from now on, until its tenant uses less."""
+        if not self._tenants:  # with a quota
+            return False
+        books, message = self._books, waiter.message
+        if isinstance(message, Extend):
+            lease = books.leases[message.lease]
+            need_pages = message.page_count - lease.page_count - lease.promised_pages
+            if need_pages <= 0:
+                return False  # they count as used
+        else:
+            match = self._match(message)
+            need_pages = books.facts.pages_for(message.reserve_tokens) - match.pages
+            need_pages += books.forest.idle_pages(match)
+        return self._quotas.holds_back(waiter, need_pages)
+
+    def quota_room(self, lease: Lease) -> int:
+        """Pages that the tenant of ``lease`` may still use."""
+        return self._quotas.room(lease.account)
+
+    def _queued(self, message: Admit | Extend, ahead_count: int) -> Queued:
+        ask_again_ms = self._books.limits.ask_again_ms
+        return Queued(key=message.key, ahead_count=ahead_count, ask_again_ms=ask_again_ms)
+
+    def _try(self, message: Admit | Extend) -> Granted | Extended | Queued | None:
+        """Serve now, or wait for what is in flight; None: there is no room."""
+        if isinstance(message, Admit):
+            return self._try_admit(message)
+        return self._try_extend(message)
+
+    def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
+        """``_try``, and again if that is of use once the younger were pressed."""
+        reply = self._try(waiter.message)
+        if reply is None and self._preemption.press(waiter.place, self._missing_pages(waiter)):
+            reply = self._try(waiter.message)
+        return reply
+
+    def _missing_pages(self, waiter: Waiter) -> int:
+        """Pages short of what ``waiter`` needs."""
+        message, books = waiter.message, self._books
+        if isinstance(message, Admit):
+            match = self._match(message)
+            need = books.facts.pages_for(message.reserve_tokens) - match.pages
+            return need - self._room_beside(match)
+        lease = books.leases[message.lease]
+        need = message.page_count - lease.page_count
+        if need <= lease.promised_pages:  # they come when they may be evicted
+            return need - books.pool.free - books.pool.idle
+        return need - books.room_for(lease.promised_pages)
+
+    # Serving
+
+    def _try_admit(self, message: Admit) -> Granted | Queued | None:
+        books = self._books
+        if not books.slots or not has_root_place(books, message.root):
+            return None
+        match = self._match(message)
+        found = books.in_flight.find(match, message)
+        if found is not None and found.is_fit:
+            waiter = self._waiter(message, message.order)
+            if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
+                return self._queued(message, 0)
+        matched = match.pages
+        count = -(-message.reserve_tokens // self._page_size) - matched
+        unpromised = books.pool.free - books.promises.page_count
+        if count > unpromised and count > self._room_beside(match):
+            return None
+        session, terms = books.sessions[message.incarnation], message.terms
+        tree = tree_of(books, message.root, terms)
+        if match.node is _NO_TREE:
+            match = Match(tree.root, tree.root, 0, 0)
+        tree.model, tree.terms = session.model, terms
+        on_disk = self._tiers.find(match, message) if books.disk is not None else None
+        if on_disk is not None and on_disk.is_worth and self._fetch(tree, match, on_disk, message):
+            return self._queued(message, 0)
+        waterfall = self._waterfalls.of(message, match, found, on_disk)
+        anchor, token_count = books.forest.pin_match(match), len(message.tokens) // 4
+        cached_tokens = matched * self._page_size
+        books.prompt_tokens += token_count
+        if matched:
+            anchor.uses += 1
+            books.cached_tokens += cached_tokens
+        now = count
+        if message.first_tokens:
+            now = first_part(count, books.facts.pages_for(message.first_tokens))
+        fresh = books.take_pages(now, message.incarnation, tree)
+        lease = self.start_lease(
+            message.key, message.order, tree, anchor, fresh, message.tokens, 0,
+            cached_tokens, waterfall, message.tokens_max,
+        )  # fmt: skip
+        if terms.ttl_s:
+            lease.ttl_ms = 1_000 * terms.ttl_s
+        books.hold(lease, session)
+        if now < count:
+            books.promises.give(lease, count - now)
+        prompt_pages = token_count // self._page_size
+        if message.read_cache and prompt_pages > matched:
+            books.in_flight.enter(lease, prompt_pages)
+        return lease.granted()
+
+    def _fetch(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> bool:
+        """Read what is on disk and let the sequence wait for it; False: too many wait."""
+        books = self._books
+        waiter = self._waiter(message, message.order)
+        if not books.in_flight.has_place(waiter.name):
+            return False
+        load = self._tiers.load(tree, match, on_disk, message)
+        found = Found(load, len(on_disk.records), is_fit=True)
+        return books.in_flight.wait_for(found, match.pages, waiter, books.now_ms)
+
+    def start_lease(
+        self,
+        key: SequenceKey,
+        order: Order,
+        tree: Tree,
+        anchor: Node,
+        fresh: list[Pages],
+        tokens: bytes,
+        tokens_first: int,
+        filled_tokens: int,
+        waterfall: Waterfall,
+        tokens_max: int,
+    ) -> Lease:
+        """A lease over the pages above ``anchor``, which is pinned for it, and ``fresh`` ones;
+        ``tokens`` are known from ``tokens_first`` on."""
+        books = self._books
+        lease_id = books.pool.number()
+        page_count = anchor.depth
+        for pages in fresh:
+            page_count += len(pages)
+        lease = Lease(
+            id=lease_id,
+            slot=books.slots.pop(),
+            key=key,
+            order=order,
+            incarnation=0,
+            tree=tree,
+            anchor=anchor,
+            extents=pack_runs([*books.forest.runs(anchor), *fresh]),
+            page_count=page_count,
+            writable=fresh,
+            granted_at=lease_id,
+            tokens=tokens,
+            tokens_first=tokens_first,
+            matched_pages=anchor.depth,
+            cached_tokens=filled_tokens,
+            waterfall=waterfall,
+            granted_ms=books.now_ms,
+            tokens_max=tokens_max,
+            filled_tokens=filled_tokens,
+            trace=books.trace,
+        )
+        books.enter(lease)
+        books.out.append(SetLeaseWord(lease.slot, lease_id))
+        return lease
+
+    def _try_extend(self, message: Extend) -> Extended | None:
+        books = self._books
+        lease = books.leases[message.lease]
+        count = message.page_count - lease.page_count
+        if count > books.pool.free - books.promises.page_count:
+            promised = count <= lease.promised_pages  # where they are broken, who comes first
+            if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
+                return None
+        return self._extended(lease, message, self.lengthen(lease, count))
+
+    def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
+        """Add ``count`` pages to ``lease``; there must be room. Returns how many, and which."""
+        if count <= 0:
+            return 0, b""
+        books = self._books
+        packed = lease.grow(books.take_pages(count, lease.incarnation, lease.tree))
+        books.promises.keep(lease, count)
+        lease.granted_at = books.pool.last_sequence
+        return count, packed
+
+    def _match(self, message: Admit) -> Match:
+        """What ``message`` may read. The last token is always computed."""
+        tree = self._books.forest.trees.get(message.root)
+        root = tree.root if tree is not None else _NO_TREE
+        tokens = message.tokens
+        pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
+        return self._books.forest.match(root, tokens, pages_max)
+
+    def _room_beside(self, match: Match) -> int:
+        """Room that is left once ``match`` is pinned."""
+        books = self._books
+        return books.room_for(-books.forest.idle_pages(match))
+
+    def _require_admissible(self, message: Admit) -> None:
+        count, extra = divmod(len(message.tokens), 4)
+        if extra or not count:
+            raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
+        if message.reserve_tokens < count:
+            raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
+        require_own(message.order, message.key)
+        if not message.deadline_ms:
+            raise DeadlineExceeded("no time is left to admit in")
+        page_count = -(-message.reserve_tokens // self._page_size)
+        if page_count > self._page_count:
+            raise self._too_large(page_count)
+        if message.terms.has_quota:
+            self._quotas.require_fitting(message.terms, page_count)
+        if not has_root_place(self._books, message.root):
+            raise Busy("leases of too many roots are open", retry_after_ms=1_000)
+
+    def _too_large(self, page_count: int) -> NoCapacity:
+        wanted = f"{page_count} pages are wanted, and the whole pool has {self._page_count}"
+        return NoCapacity(f"{wanted}: shorten the prompt or max_tokens, or enlarge the pool")
+
+
+_NO_TREE = Node(None, b"", NO_PAGES)

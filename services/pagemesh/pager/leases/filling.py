@@ -1,0 +1,172 @@
+"""What workers write: tokens become known, full pages become committed.
+
+A ``Fill`` says how far a lease is written and brings the token ids that the pager may not
+know. Commit, release, offer and fork all take one; each checks it before anything changes.
+"""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import PagesStored, WriteHeaders
+from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.retention.roots import hide
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Inserted
+from pagemesh.wire.errors import Gone, Malformed
+from pagemesh.wire.messages import Ok
+from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
+from pagemesh.wire.pool_format import HeaderState
+
+_REVOKED, _COMMITTED = LeaseState.REVOKED, HeaderState.COMMITTED
+
+
+class Filling:
+    """Commit and release."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._page_size = books.facts.page_size
+        self._width = books.facts.page_token_bytes
+
+    def commit(self, message: Commit) -> Committed:
+        """Make full pages matchable. Raises ``Gone``, ``Stale`` or ``Malformed``."""
+        lease = self._books.held_lease(
+            message.worker, message.incarnation, message.lease, message.key
+        )
+        self.require(lease, message.fill)
+        self.take(lease, message.fill)
+        return Committed(
+            lease=lease.id,
+            committed_tokens=lease.anchor.depth * self._page_size,
+            known_tokens=lease.known_tokens,
+        )
+
+    def release(self, message: Release) -> Ok:
+        """Commit what is full, give the rest back. Raises ``Gone``, ``Stale``, ``Malformed``."""
+        books = self._books
+        found = books.leases.get(message.lease)
+        if found is None:
+            if books.ended.was_held_by(message.lease, message.incarnation):
+                return Ok()
+            session = books.sessions.get(message.incarnation)
+            if session is not None and message.lease in session.letting_go:
+                books.let_go(session, message.lease)
+                return Ok()
+            raise Gone(f"lease {message.lease} is not there (any more)")
+        if found.life.state is _REVOKED and found.incarnation == message.incarnation:
+            books.end(found, "release")  # whoever gives it back has let go of it
+            return Ok()
+        lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
+        self.require(lease, message.fill)
+        if message.cache:
+            self.take(lease, message.fill)
+        anchor = lease.anchor
+        books.end(lease, "release")
+        if not message.cache and not lease.tree.is_retired:
+            books.drop(anchor, lease.matched_pages, Why.INVALIDATED)
+        return Ok()
+
+    def require(self, lease: Lease, fill: Fill) -> None:
+        """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
+        known = end = lease.tokens_first + len(lease.tokens) // 4
+        slots = lease.page_count * self._page_size
+        if fill.first_token > known:
+            raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
+        if fill.tokens:
+            end = max(known, self._require_tokens(lease, fill, known))
+        if fill.filled_tokens > end or fill.filled_tokens > slots:
+            raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
+        if end > known and end > slots + self._page_size:
+            raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
+
+    def _require_tokens(self, lease: Lease, fill: Fill, known: int) -> int:
+        """Where the tokens of ``fill`` end; what is known already must be the same there."""
+        count, odd = divmod(len(fill.tokens), 4)
+        if odd:
+            raise Malformed(f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}")
+        brought = fill.first_token + count
+        low = max(lease.committed_pages * self._page_size, fill.first_token)
+        high = min(known, brought)
+        if low < high:
+            ours = lease.known_from(low)[: 4 * (high - low)]
+            theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
+            if ours != theirs:
+                raise Malformed(f"tokens {low} to {high} differ from those known")
+        return brought
+
+    def take(self, lease: Lease, fill: Fill) -> None:
+        """Note what ``fill`` says (``require`` holds) and commit the full pages."""
+        if fill.tokens:
+            skip = lease.known_tokens - fill.first_token
+            if 4 * skip < len(fill.tokens):
+                start = lease.committed_pages * self._page_size
+                lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
+                lease.tokens_first = start
+        if fill.filled_tokens > lease.filled_tokens:
+            lease.filled_tokens = fill.filled_tokens
+        count = lease.filled_tokens // self._page_size - lease.anchor.depth
+        if count > 0:
+            self._commit_pages(lease, count)
+
+    def pinned_by(self, lease: Lease, fill: Fill) -> int:
+        """Idle pages that committing ``fill`` would pin, the same content being there."""
+        count = fill.filled_tokens // self._page_size - lease.committed_pages
+        if count <= 0:
+            return 0
+        skip = lease.known_tokens - fill.first_token
+        start = lease.committed_pages * self._page_size
+        tokens = lease.known_from(start) + fill.tokens[4 * skip :]
+        return self._books.forest.idle_pages(
+            self._books.forest.match(
+                lease.anchor, tokens[: count * self._width], count, is_over_too=True
+            )
+        )
+
+    def _commit_pages(self, lease: Lease, count: int) -> None:
+        books, before, known_tokens = self._books, lease.anchor, lease.tokens
+        run = lease.take_written(count)
+        at = 4 * (before.depth * self._page_size - lease.tokens_first)
+        end = at + count * self._width
+        tokens = known_tokens[at:end]
+        inserted = books.forest.insert(before, tokens, run, grow=lease.made, timed=lease.ttl_ms > 0)
+        books.forest.unpin(before)
+        lease.anchor = inserted.node
+        if len(known_tokens) - end < self._width:  # soon said, and no prompt is kept for it
+            lease.tokens = known_tokens[end:]
+            lease.tokens_first += end // 4
+        known = inserted.known_pages
+        lease.made = known < count
+        account = before.account
+        account.used_pages -= count - known  # in the tree they count again
+        if account.waiting.places:
+            books.freed = True  # who shares what is cached now needs less
+        if known:
+            lease.copies.append(run[:known])
+        if lease.prompt_pages:
+            if books.disk is not None:
+                done_pages = lease.committed_pages - lease.matched_pages
+                took_ms = books.now_ms - lease.granted_ms
+                books.disk.cost.computed(done_pages * self._page_size, took_ms)
+            books.in_flight.committed(lease, books.now_ms)
+        if known < count:
+            if known:
+                run, tokens = run[known:], tokens[known * self._width :]
+            self._publish(lease, inserted, run, tokens)
+
+    def _publish(self, lease: Lease, inserted: Inserted, pages: Pages, tokens: bytes) -> None:
+        """Write the headers of ``pages``, new in the tree and holding ``tokens``."""
+        books, tree, after = self._books, lease.tree, inserted.after
+        books.out.append(
+            WriteHeaders(
+                pages, _COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
+                tree.index, inserted.first_identity,
+                books.pool.identities.item(after[0]) if len(after) else 0,
+                tokens, books.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS,
+            )
+        )  # fmt: skip
+        if tree.is_retired:
+            hide(books, pages)
+        else:
+            books.late.append(PagesStored(tree.digest, after, pages, tokens))

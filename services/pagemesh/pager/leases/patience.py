@@ -1,0 +1,49 @@
+"""How long until a ``Tick`` could be of use to a pager that is asked nothing meanwhile. Pure."""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.lease import SessionState
+
+_OPEN = SessionState.OPEN
+TICK_MS = 50
+"""While somebody waits for what only time brings, or there is work that ticks do in parts."""
+CALM_TICK_MS = 100
+"""While listeners have to hear of pages that were stored or dropped."""
+IDLE_TICK_MS = 500
+_LATE_MS_MAX = 1_000
+
+
+class Absence:
+    """Tells from its ticks how long a pager was away: stopped with its machine or by somebody."""
+
+    def __init__(self) -> None:
+        self._ticked_ms: int | None = None
+
+    def at_tick(self, now_ms: int) -> int:
+        """Milliseconds by which this tick comes too late; 0 when that is nothing unusual."""
+        before_ms, self._ticked_ms = self._ticked_ms, now_ms
+        late_ms = now_ms - before_ms - IDLE_TICK_MS if before_ms is not None else 0
+        return late_ms if late_ms > _LATE_MS_MAX else 0
+
+
+def patience_ms(books: Books) -> int:
+    """``TICK_MS`` to ``IDLE_TICK_MS``, and less where a session is to end before that."""
+    forest = books.forest
+    if (
+        books.waiting.count
+        or books.in_flight.wait_count
+        or books.revoked
+        or books.tickets
+        or books.unsettled
+        or forest.retired
+        or forest.lifetimes.due
+    ):
+        return TICK_MS
+    ends_ms = books.now_ms + IDLE_TICK_MS
+    for one in books.sessions.values():
+        if one.life.state is not _OPEN or one.letting_go:
+            return TICK_MS
+        if one.expires_ms < ends_ms:
+            ends_ms = one.expires_ms
+    return max(ends_ms - books.now_ms, TICK_MS)

@@ -1,0 +1,102 @@
+"""Taking pages back from the young.
+
+There is one total order of sequences, across prefill, tickets and decode, and of the attempts at
+each, which may both be there for a while. When the first
+waiter cannot be served after evicting, the youngest leases younger than it are revoked until
+what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
+and nobody waits for somebody younger: no deadlock, and no livelock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.waiting import Place, place_of
+from pagemesh.pager.tree.accounts import Account
+from pagemesh.pager.tree.radix import Node
+
+
+class Preemption:
+    """Chooses victims. ``close_offer`` ends an offered lease and its ticket."""
+
+    def __init__(self, books: Books, close_offer: Callable[[Lease], None]) -> None:
+        self._books = books
+        self._close_offer = close_offer
+
+    def press(self, place: Place, missing_pages: int, *, within: Account | None = None) -> bool:
+        """Revoke for the waiter at ``place``. True when that freed pages at once. ``within``: the
+        tenant that is short of its quota, and of whom only the waiter wants pages."""
+        books = self._books
+        if missing_pages <= 0:
+            return False
+        taken: dict[Node, int] = {}
+        missing = missing_pages - (0 if within is not None else books.pool.draining)
+        for lease in books.revoked.values():
+            if within is None or lease.account is within:
+                missing -= self._unpinned(lease, taken, within)
+                missing -= len(lease.held_pages) if within is not None else 0
+        if missing <= 0:
+            return False  # enough is on its way
+        victims: list[Lease] = []
+        for lease in self._younger(place):
+            if missing <= 0:
+                break
+            if within is not None and lease.account is not within:
+                continue
+            victims.append(lease)
+            missing -= len(lease.held_pages) + lease.promised_pages
+            missing -= self._unpinned(lease, taken, within)
+        if missing > 0:
+            return False  # older ones hold the rest: what they give back will do
+        before = books.room if within is None else within.used_pages
+        for lease in victims:
+            books.preempted_count += 1
+            if lease.life.state is LeaseState.OFFERED:
+                self._close_offer(lease)
+            else:
+                books.revoke(lease, "preempted")
+        return books.room > before if within is None else within.used_pages < before
+
+    def shed_copies(self, lease: Lease, *, within: Account | None = None) -> None:
+        """Revoke a waiting lease whose own copies of what the tree has are in its way.
+
+        It holds both: its private pages, and by its anchor the tree's. When nobody older
+        holds anything and nothing drains, nothing else can make room; admitted again, it
+        reads the tree's pages and needs no others for them."""
+        books = self._books
+        if not lease.copies or books.pool.draining:
+            return
+        for other in books.leases.values():
+            if within is not None and other.account is not within:
+                continue
+            if other.order.place < lease.order.place or other.life.state is LeaseState.REVOKED:
+                return
+        books.preempted_count += 1
+        books.revoke(lease, "preempted")
+
+    def _younger(self, place: Place) -> list[Lease]:
+        """Leases after ``place``, the youngest first."""
+        books, order = self._books, place[:3]
+        if order > books.youngest:
+            return []  # as under load: who waits came after those who were served
+        younger = [
+            lease
+            for lease in books.leases.values()
+            if lease.life.state in (LeaseState.HELD, LeaseState.OFFERED) and _place(lease) > place
+        ]
+        if not younger:
+            books.youngest = order
+        younger.sort(key=_place, reverse=True)
+        return younger
+
+    def _unpinned(self, lease: Lease, taken: dict[Node, int], within: Account | None) -> int:
+        """Pages that end up idle, and evictable, with ``lease`` gone too."""
+        if not self._books.may_evict() and within is None:
+            return 0
+        return self._books.forest.try_unpin(lease.anchor, taken)
+
+
+def _place(lease: Lease) -> Place:
+    return place_of(lease.order, lease.key.attempt, lease.incarnation)

@@ -1,0 +1,94 @@
+"""Tenants that use all the pages they may: their next sequences wait for their own.
+
+A quota is a small pool of its own. Who would use more waits, in the order of all sequences but
+beside the others', so that it is in nobody else's way; while it is the first of its tenant, younger
+leases of the same tenant are revoked for it. What could never fit is refused with the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.preemption import Preemption
+from pagemesh.pager.leases.waiting import Waiter
+from pagemesh.pager.tree.accounts import Account
+from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.errors import OverQuota
+from pagemesh.wire.pager_messages import Admit, Extend
+
+
+class Quotas:
+    """Holds back who would use more than its tenant may."""
+
+    def __init__(self, books: Books, preemption: Preemption) -> None:
+        self._books = books
+        self._preemption = preemption
+
+    def require_fitting(self, terms: CacheTerms, page_count: int) -> None:
+        """Raises ``OverQuota`` for what the quota of ``terms`` never allows."""
+        self._require(terms.tenant, terms.quota_pages(self._books.pool.total), page_count)
+
+    def require_growing(self, account: Account, page_count: int) -> None:
+        """Raises ``OverQuota`` for a lease of ``page_count`` pages that never fits."""
+        if account.tenant:
+            self._require(account.tenant, account.quota_pages, page_count)
+
+    def _require(self, tenant: str, quota_pages: int, page_count: int) -> None:
+        if page_count > quota_pages:
+            raise OverQuota(
+                f"{page_count} pages are wanted, and {tenant} may use {quota_pages} at once: "
+                "shorten the prompt or max_tokens, or ask for a larger quota"
+            )
+
+    def account_of(self, message: Admit | Extend) -> Account | None:
+        """The account with a quota that ``message`` counts against, if it has any pages yet."""
+        if isinstance(message, Admit):
+            return self._books.accounts.find(message.terms)
+        account = self._books.leases[message.lease].account
+        return account if account.tenant else None
+
+    def room(self, account: Account) -> int:
+        """Pages that ``account`` may still use."""
+        if not account.tenant:
+            return self._books.pool.total
+        return account.quota_pages - account.used_pages
+
+    def holds_back(self, waiter: Waiter, need_pages: int) -> bool:
+        """Whether ``waiter`` waits for its tenant: it would use ``need_pages`` more than now, and
+        that is too much, or somebody before it waits for the same. Raises ``Busy`` when too many
+        do."""
+        account = self.account_of(waiter.message)
+        if account is None:
+            return False
+        waiting = self._books.waiting
+        if not account.waiting.ahead_of(waiter.place):
+            if need_pages <= self.room(account):
+                return False
+            account.waiting.require_room(waiter)
+            missing = need_pages - self.room(account)
+            # Only for who may also wait for room: what was taken for a refused one is lost.
+            if waiting.has_room(waiter):
+                pressed = self._preemption.press(waiter.place, missing, within=account)
+                if pressed and need_pages <= self.room(account):
+                    return False
+        waiting.hold_back(waiter, account.waiting)
+        return True
+
+    def shed_copies(self, waiter: Waiter) -> None:
+        """Let go of a held back lease whose copies are what is too much (``Preemption``)."""
+        if isinstance(waiter.message, Extend):
+            lease = self._books.leases[waiter.message.lease]
+            self._preemption.shed_copies(lease, within=lease.account)
+
+    def firsts(self) -> Iterator[Waiter]:
+        """Of each tenant that waits for itself the first one, again and again while the caller
+        takes it out."""
+        for account in list(self._books.accounts.by_tenant.values()):
+            for _ in range(len(account.waiting)):
+                if not len(account.waiting):
+                    break  # the others' leases were taken back for the one before
+                first = account.waiting.first
+                yield first
+                if first.name in account.waiting:
+                    break

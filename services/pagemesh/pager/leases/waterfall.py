@@ -1,0 +1,145 @@
+"""What became of each cached token of a prompt, and why the rest is not there (``Waterfall``).
+
+    in_flight                     somebody is computing it, and could not be waited for
+    on_disk                       reading it would take longer than computing it
+    evicted expired quota         it was cached lately, and left the tree for that reason
+    invalidated
+    other_root                    it is cached for the same tenant under another root: another
+                                  model, other weights or types, another salt
+    partial_page                  the cache agrees further on, but shares whole pages only
+    last_token                    the last token of a prompt is always computed
+    not_read                      the request may not read the cache
+
+One reason is given for the tokens right after the match, the first of these that is known.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.in_flight import Found
+from pagemesh.pager.tiers.traffic import OnDisk
+from pagemesh.pager.tree.departed import Departed
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.radix import Match
+from pagemesh.wire.pager_messages import Admit, Waterfall
+
+_ROOTS_MAX = 8
+"""The roots that were used last."""
+
+
+class Waterfalls:
+    """Explains admissions."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._page_size = books.facts.page_size
+        self._width = books.facts.page_token_bytes
+        self._lifetimes = books.forest.lifetimes
+        self._departed = Departed(books.forest, books.facts.page_size)
+        books.forest.on_leave(self._departed.leaving)
+
+    def of(
+        self, message: Admit, match: Match, found: Found | None, on_disk: OnDisk | None
+    ) -> Waterfall:
+        """What ``message`` gets of what there is, with ``match`` pinned for it; ``found`` and
+        ``on_disk`` follow the match and are not waited for."""
+        if not message.read_cache:
+            return self._not_read(message)
+        size = self._page_size
+        matched = match.pages * size
+        lost: dict[str, int] = {}
+        near = 0
+        if found is not None:
+            lost["in_flight"] = found.pages * size
+        elif on_disk is not None:
+            lost["on_disk"] = len(on_disk.records) * size
+        elif not self._gone(message, match, lost):
+            near = self._books.forest.near_tokens(match, message.tokens)
+        available = matched + near
+        if lost:
+            available += sum(lost.values())
+        if near and available == len(message.tokens) // 4:
+            lost["last_token"] = 1
+            near -= 1
+        if near:
+            lost["partial_page"] = near
+        saved, fetched, waited_ms = (
+            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0, 0)
+        )
+        return Waterfall(
+            available_tokens=available,
+            selected_tokens=matched,
+            delivered_tokens=matched,
+            lost=lost,
+            awaited_tokens=saved,
+            fetched_tokens=fetched,
+            awaited_ms=waited_ms,
+        )
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless what is known of the departed goes by what is there."""
+        self._departed.check()
+
+    def _not_read(self, message: Admit) -> Waterfall:
+        tree = self._books.forest.trees.get(message.root)
+        if tree is None:
+            return Waterfall()
+        pages_max = len(message.tokens) // self._width
+        unread = self._books.forest.match(tree.root, message.tokens, pages_max).pages
+        unread *= self._page_size
+        return Waterfall(available_tokens=unread, lost={"not_read": unread} if unread else {})
+
+    def _gone(self, message: Admit, match: Match, lost: dict[str, int]) -> bool:
+        """Note why whole pages after ``match`` are not cached. Whether it is known of any."""
+        pages_max = (len(message.tokens) // 4 - 1) // self._page_size
+        if match.pages >= pages_max:
+            return False
+        over = self._over_pages(message, match, pages_max) if self._lifetimes.due else 0
+        if over:
+            lost[Why.EXPIRED.value] = over * self._page_size
+            return True
+        gone = self._departed.lost_pages(message.root, message.tokens, match, pages_max)
+        for why, pages in gone:
+            lost[why.value] = lost.get(why.value, 0) + pages * self._page_size
+        if not gone and message.terms.tenant:
+            pages = self._elsewhere(message, pages_max) - match.pages
+            if pages > 0:
+                lost["other_root"] = pages * self._page_size
+        return bool(lost)
+
+    def _over_pages(self, message: Admit, match: Match, pages_max: int) -> int:
+        """Pages after ``match`` that are there still and over."""
+        if match.edge_pages:
+            return 0
+        forest = self._books.forest
+        rest = message.tokens[match.pages * self._width :]
+        wanted = pages_max - match.pages
+        return forest.match(match.node, rest, wanted, is_over_too=True).pages - match.pages
+
+    def _elsewhere(self, message: Admit, pages_max: int) -> int:
+        """The most pages that are cached of the prompt under another root of its tenant, of
+        those that were used last."""
+        most, first_page = 0, message.tokens[: self._width]
+        forest = self._books.forest
+        for tree in islice(reversed(forest.trees.values()), _ROOTS_MAX + 1):
+            if (
+                tree.tenant == message.terms.tenant
+                and tree.digest != message.root
+                and first_page in tree.root.children
+            ):
+                most = max(most, forest.match(tree.root, message.tokens, pages_max).pages)
+        return most
+
+    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int, int]:
+        """Tokens that waiting for others saved the sequence to compute, those that were read from
+        disk for it, and for how many milliseconds it waited."""
+        flights = self._books.in_flight
+        wait = flights.end_wait((message.incarnation, message.key))
+        if wait is None:
+            return 0, 0, 0
+        gained_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
+        fetched_tokens = min(wait.fetched_pages * self._page_size, gained_tokens)
+        flights.saved_tokens += gained_tokens - fetched_tokens
+        return gained_tokens - fetched_tokens, fetched_tokens, wait.waited_ms

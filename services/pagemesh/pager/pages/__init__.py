@@ -1,0 +1,1 @@
+"""The ledger of pages, and lists of them. Pure."""

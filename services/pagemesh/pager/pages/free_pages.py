@@ -1,0 +1,136 @@
+"""The free pages of a pool, kept so that most grants are one contiguous run.
+
+Longer runs lie on a stack of their own: a prompt is cut off the top of one. Single pages and
+short runs, as growing answers leave them, lie on another, from where little wishes are served,
+so that they do not tear the runs. ``tidy`` makes runs of what has come together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.pages.runs import Pages, run_of, table_of
+from pagemesh.wire.tokens import U32
+
+_Borders = NDArray[np.int64]
+RUN_PAGES_MIN = 8
+_LOOK_RUNS_MAX = 4
+_TIDY_PAGES_MAX = 1 << 14
+_TIDY_RUNS_MAX = 1 << 10
+
+
+class FreePages:
+    """``count`` of them. That no page is pushed twice is the ledger's to see to."""
+
+    __slots__ = ("_odd", "_odd_count", "_runs", "_untidy", "count")
+
+    def __init__(self, page_count: int) -> None:
+        """All of ``page_count`` pages are free."""
+        self.count = page_count
+        # The top of each stack is its end.
+        self._runs = [range(page_count)] if page_count else []
+        self._odd: U32 = np.empty(page_count, "<u4")
+        self._odd_count = 0
+        self._untidy = False
+
+    def reset(self, pages: U32) -> None:
+        """``pages``, ascending, are free and no others. Low ones will go out first."""
+        self.count, self._runs, self._odd_count = len(pages), [], 0
+        self._put(*_pieces(pages))
+
+    def push(self, pages: Pages) -> None:
+        """``pages`` are free now."""
+        count = len(pages)
+        if not count:
+            return
+        self.count += count
+        self._untidy = True
+        if type(pages) is range and count >= RUN_PAGES_MIN:
+            self._runs.append(pages)
+            return
+        if count == 1:
+            self._odd[self._odd_count] = pages[0]
+        else:
+            self._odd[self._odd_count : self._odd_count + count] = table_of(pages)[::-1]
+        self._odd_count += count
+
+    def pop(self, count: int) -> Pages:
+        """``count`` free pages, ascending, that are so no longer; there must be so many."""
+        self.count -= count
+        if count < RUN_PAGES_MIN and self._odd_count >= count:
+            if count == 1:  # most of the time: an answer grows
+                self._odd_count = at = self._odd_count - 1
+                return range(page := self._odd.item(at), page + 1)
+            return run_of(np.sort(self._pop_odd(count)))
+        runs = self._runs
+        if runs and len(run := runs[-1]) > count:  # so it mostly is
+            runs[-1] = run[count:]
+            return run[:count]
+        for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
+            run = runs[index]
+            if len(run) > count:
+                runs[index] = run[count:]
+                return run[:count]
+            if len(run) == count:
+                del runs[index]
+                return run
+        return self._gather(count)
+
+    def tidy(self) -> None:
+        """Join what lies on top of the stacks into longer runs, low pages outermost."""
+        if not self._untidy or not self.count:
+            return
+        self._untidy = False
+        odd = np.sort(self._pop_odd(min(self._odd_count, _TIDY_PAGES_MAX)))
+        runs = self._runs[-_TIDY_RUNS_MAX:]
+        del self._runs[-_TIDY_RUNS_MAX:]
+        starts, stops = _pieces(odd)
+        starts = np.concatenate([starts, np.array([run.start for run in runs], np.int64)])
+        stops = np.concatenate([stops, np.array([run.stop for run in runs], np.int64)])
+        order = np.argsort(starts)
+        starts, stops = starts[order], stops[order]
+        apart = starts[1:] != stops[:-1]
+        self._put(starts[np.append(True, apart)], stops[np.append(apart, True)])
+
+    def table(self) -> U32:
+        """Every free page, in no order."""
+        return np.concatenate([*map(table_of, self._runs), self._odd[: self._odd_count]])
+
+    def _pop_odd(self, count: int) -> U32:
+        self._odd_count -= count
+        return self._odd[self._odd_count : self._odd_count + count]
+
+    def _gather(self, count: int) -> Pages:
+        """Pages from several places."""
+        parts: list[U32] = []
+        while count and self._runs:
+            run = self._runs.pop()
+            if len(run) > count:
+                self._runs.append(run[count:])
+                run = run[:count]
+            parts.append(table_of(run))
+            count -= len(run)
+        parts.append(self._pop_odd(count))
+        return run_of(np.sort(np.concatenate(parts)))
+
+    def _put(self, starts: _Borders, stops: _Borders) -> None:
+        """Put runs ``[start, stop)``, ascending, on top, the lowest last."""
+        counts = stops - starts
+        long = counts >= RUN_PAGES_MIN
+        borders = zip(starts[long].tolist(), stops[long].tolist(), strict=True)
+        self._runs += [range(*border) for border in borders][::-1]
+        starts, counts = starts[~long], counts[~long]
+        firsts = np.repeat(starts - np.cumsum(counts) + counts, counts)
+        odd = (firsts + np.arange(len(firsts)))[::-1]
+        self._odd[self._odd_count : self._odd_count + len(odd)] = odd
+        self._odd_count += len(odd)
+
+
+def _pieces(pages: U32) -> tuple[_Borders, _Borders]:
+    """Where the runs in ``pages``, which ascend, start and stop."""
+    if not len(pages):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    apart = np.diff(pages) != 1
+    ascending = pages.astype(np.int64)
+    return ascending[np.append(True, apart)], ascending[np.append(apart, True)] + 1

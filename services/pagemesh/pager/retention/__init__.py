@@ -1,0 +1,1 @@
+"""What operators have kept or dropped: pins, and roots that are invalidated. Pure."""

@@ -1,0 +1,98 @@
+"""Roots that are not to be used any more.
+
+    invalidated --> nothing new matches it; idle pages are freed, in parts (``sweeps``)
+                     | sequences that run go on with their own pages, cached for nobody
+                     v
+                    the last of them ends: its tree and its place in the root table are free
+
+The root table says so at once (the line is not live), so a later pager does not believe the pages
+either; until the last page is free no other root takes the line. The same root may be planted
+anew meanwhile, in another line: what is computed from then on shares nothing with what was. A lease
+of an earlier life of the pager that is declared after that is lost: what it filled is of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import PagesDropped, StoreRoot
+from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.roots import hide
+from pagemesh.pager.retention.sweeps import Sweeps
+from pagemesh.pager.tree.radix import Node, Tree
+
+_NOTED_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """``used_pages`` are freed when the sequences that use them end."""
+
+    used_pages: int
+    pins: tuple[str, ...]
+
+
+class Retiring:
+    """Retires trees."""
+
+    def __init__(self, books: Books, pins: Pins, sweeps: Sweeps) -> None:
+        self._books = books
+        self._pins = pins
+        self._sweeps = sweeps
+        self._since: set[tuple[str, str]] = set()
+        self._all_since = False
+
+    def note(self, what: str, name: str, roots: Iterable[bytes]) -> None:
+        """All of a root, a model or a tenant was invalidated, and with it ``roots``, of which some
+        may be others' whom nobody knew: also leases that an earlier life of the pager granted, and
+        that are not declared yet."""
+        if not self._books.unsettled:
+            return
+        self._since |= {(what, name), *(("root", root.hex()) for root in roots)}
+        if len(self._since) > _NOTED_MAX:
+            self._since, self._all_since = {(what, name)}, True
+
+    def meant(self, root: bytes, tenant: str, model: str) -> bool:
+        """Whether a lease of an earlier life was invalidated in this one. As with trees, one whose
+        tenant or model is not known is everybody's."""
+        if not self._since:
+            return False
+        digits = root.hex()
+        return self._all_since or any(
+            (what == "root" and digits.startswith(name))
+            or (what == "tenant" and tenant in ("", name))
+            or (what == "model" and model in ("", name))
+            for what, name in self._since
+        )
+
+    def retire(self, trees: Collection[Tree]) -> Retired:
+        """Nothing new matches ``trees`` from now on; on disk they have been retired already."""
+        books, forest = self._books, self._books.forest
+        chosen = {tree.index for tree in trees}
+        ended = [pin for pin in books.pins.values() if pin.tree.index in chosen]
+        self._pins.unpin(ended)
+        used: dict[Node, None] = {}
+        for lease in books.leases.values():
+            if lease.tree.index in chosen:
+                books.in_flight.leave(lease)
+                _note_path(used, lease.anchor)
+        for load in books.loads.values():
+            if load.tree.index in chosen:
+                _note_path(used, load.anchor)
+        for node in used:
+            books.late.append(PagesDropped(node.pages))
+            hide(books, node.pages)
+        for tree in trees:
+            forest.retire(tree)
+            books.out.append(StoreRoot(tree.index, tree.digest, False))
+            self._sweeps.add(tree, books.pool.last_sequence)
+        used_pages = sum(len(node.pages) for node in used)
+        return Retired(used_pages, tuple(pin.name for pin in ended))
+
+
+def _note_path(used: dict[Node, None], node: Node) -> None:
+    while not node.is_root and node not in used:
+        used[node] = None
+        node = node.parent

@@ -1,0 +1,96 @@
+"""Which root has which line of the pool's root table, and so a tree of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pagemesh.pager.events import StoreRoot
+from pagemesh.pager.pages.runs import Pages, as_run, table_of, where
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.radix import Node, Tree
+from pagemesh.wire.cache_terms import CacheTerms
+
+if TYPE_CHECKING:
+    from pagemesh.pager.books import Books
+
+
+def has_root_place(books: Books, digest: bytes) -> bool:
+    """Whether ``tree_of`` can answer."""
+    trees = books.forest.trees
+    return (
+        digest in trees or bool(books.roots) or any(_may_go(books, one) for one in trees.values())
+    )
+
+
+def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
+    """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
+    that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an empty
+    one, else of the tenant with the most trees the one that was not asked for the longest, so that
+    roots seen once do not drive out those in use, nor many salts of one tenant what others have."""
+    trees = books.forest.trees
+    tree = trees.pop(digest, None)
+    if tree is not None:
+        trees[digest] = tree
+        if terms.has_quota or tree.root.account is not books.accounts.common:
+            books.accounts.assign(tree, terms, partial(_held_pages, books, tree))
+        return tree
+    if not books.roots:
+        spare = _spare_tree(books)
+        assert spare is not None, "has_root_place was not asked"
+        uproot(books, spare, Why.EVICTED)
+    tree = books.forest.plant(digest, books.roots.pop())
+    books.out.append(StoreRoot(tree.index, digest, True))
+    if terms.has_quota:
+        books.accounts.assign(tree, terms, lambda: 0)
+    return tree
+
+
+def uproot(books: Books, tree: Tree, why: Why) -> None:
+    """Forget a tree that no lease uses, with all it caches."""
+    for node in reversed(list(tree.root.below())):
+        books.drop(node, 0, why)
+    books.forest.fell(tree)
+    books.roots.append(tree.index)
+    books.out.append(StoreRoot(tree.index, tree.digest, False))
+    books.freed = True
+
+
+def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
+    """Free what of the retired ``tree`` was needed by ``anchor``'s user only, who is gone."""
+    books.drop(anchor, 0, Why.INVALIDATED)
+    if tree.is_unused:
+        uproot(books, tree, Why.INVALIDATED)
+
+
+def _held_pages(books: Books, tree: Tree) -> int:
+    leases = [one for one in books.leases.values() if one.tree is tree]
+    return sum(len(one.held_pages) + one.promised_pages for one in leases)
+
+
+def _may_go(books: Books, tree: Tree) -> bool:
+    return tree.is_unused or (tree.is_spare and books.may_evict())
+
+
+def _spare_tree(books: Books) -> Tree | None:
+    trees = books.forest.trees.values()  # the longest unused first
+    for tree in trees:
+        if tree.is_unused:
+            return tree
+    counts = Counter(tree.tenant for tree in trees)
+    spare = (tree for tree in trees if _may_go(books, tree))
+    return max(spare, key=lambda tree: counts[tree.tenant], default=None)
+
+
+def hide(books: Books, pages: Pages) -> None:
+    """Routers do not take ``pages``, of a retired root, for cached (any more)."""
+    books.hidden[where(pages)] = True
+
+
+def unhidden(books: Books, pages: Pages) -> Pages:
+    """Those of ``pages``, which leave, that routers take for cached."""
+    at, table = where(pages), table_of(pages)
+    there = table[~books.hidden[at]]
+    books.hidden[at] = False
+    return as_run(there)

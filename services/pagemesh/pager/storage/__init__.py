@@ -1,0 +1,1 @@
+"""What lies in files and shared memory: the pool, its headers, stored pages; who holds it."""

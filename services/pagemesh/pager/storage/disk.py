@@ -1,0 +1,247 @@
+"""The disk tier's hands: a thread that writes, one that reads, and what they have to say.
+
+    actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
+                    not to be had    -------------> PagesNotTaken ---+
+          --load-----------------------> reader --> PagesLoaded -----+--> events for the core
+          <-forget, skip->               any of them: DiskFailed ----+
+
+Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
+read, is the core's to bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
+from pagemesh.pager.storage.page_bytes import Bytes, Filling, PageBytes
+from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tiers.load import PAGER
+from pagemesh.pager.tiers.tier_events import (
+    DiskFailed,
+    DiskFound,
+    ForgetRetired,
+    ForgetSlots,
+    LoadPages,
+    PagesLoaded,
+    PagesNotTaken,
+    PagesWritten,
+    SkipSlots,
+    StorePages,
+    TierEvent,
+)
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.errors import Fault
+
+_log = get_logger(__name__)
+
+
+def log_event(event: TierEvent) -> None:
+    """What operators are told of it, if anything."""
+    match event:
+        case DiskFound(slot_count, records, dropped_count):
+            _log.info(
+                "pager.disk_found", slots=slot_count, pages=len(records.slots),
+                dropped=dropped_count,
+            )  # fmt: skip
+        case DiskFailed(why):
+            _log.error(
+                "pager.disk_off", why=why,
+                next="serving goes on without; mend what is wrong, then restart the pager",
+            )  # fmt: skip
+        case _:
+            pass
+
+
+class Disk:
+    """The disk of one pager life. ``pages``, closed with it, are the pool's; ``report`` gets each
+    event on the event loop, or the exception that ended a thread's work."""
+
+    def __init__(
+        self,
+        place: DiskPlace,
+        facts: PoolFacts,
+        pages: PageBytes,
+        report: Callable[[TierEvent | BaseException], None],
+        opener: Opener = PlainFile,
+        *,
+        retired: RetiredNotes,
+    ) -> None:
+        self._place, self._facts, self._opener = place, facts, opener
+        self._retired = retired
+        self._pages = pages
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._file: DiskFile | None = None
+        self._closing = threading.Event()
+        self._failed = threading.Event()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
+        self._filling: dict[Future[list[TierEvent]], ThreadPoolExecutor] = {}
+        """Loads into a device, each on a thread of its own."""
+
+    # What the actor asks for
+
+    async def perform(self, command: object) -> bool:
+        """Do what ``command`` says, if it is one for the disk; True when it was."""
+        match command:
+            case StorePages():
+                await self.take(command)
+            case LoadPages():
+                self.load(command)
+            case ForgetSlots() | SkipSlots():
+                await self.forget(command)
+            case ForgetRetired(number):  # after what is to be written before it
+                self._start(self._writer, lambda: self._forget_retired(number))
+            case _:
+                return False
+        return True
+
+    @property
+    def can_take(self) -> bool:
+        """Whether there is a way to the bytes of the pool at all."""
+        return self._pages.can_take
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Nobody else waits: bytes may take seconds to come."""
+        self._pages.is_patient = True
+        try:
+            yield
+        finally:
+            self._pages.is_patient = False
+
+    def open(self) -> None:
+        """Find out what is there; ``DiskFound`` or ``DiskFailed`` comes."""
+        self._start(self._writer, self._open)
+
+    async def take(self, command: StorePages) -> None:
+        """Copy the pages' bytes, then have them written. Nobody may write into the pages before
+        this returns."""
+        try:
+            taken = await self._pages.take(command.pages)
+        except Fault:
+            self._report(PagesNotTaken(command.slots))
+        else:
+            self._start(self._writer, lambda: self._store(command, taken))
+
+    def load(self, command: LoadPages) -> None:
+        """Read into pages of the pool; ``PagesLoaded`` comes in any case."""
+        filling = self._pages.filling(command.pages, command.mover)
+        if command.mover == PAGER:
+            self._start(self._reader, lambda: self._load(command, filling))
+            return
+        # One that waits for a worker that stands still must not hold up others' loads.
+        own = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-fill")
+        future = own.submit(lambda: self._load(command, filling))
+        future.add_done_callback(self._finished)
+        own.shutdown(wait=False)
+        self._filling = {one: its for one, its in self._filling.items() if not one.done()}
+        self._filling[future] = own
+
+    async def forget(self, command: ForgetSlots | SkipSlots) -> None:
+        """Let nothing be found in these slots, not even by a pager that is started right after
+        this returns."""
+        for event in await asyncio.to_thread(self._forget, command):
+            self._report(event)
+
+    async def close(self) -> None:
+        """Write what was taken, read no more, and let go of the files."""
+        self._closing.set()
+        self._pages.stop()
+        await asyncio.to_thread(self._shut)
+        self._pages.close()
+
+    def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
+        executor.submit(work).add_done_callback(self._finished)
+
+    def _finished(self, future: Future[list[TierEvent]]) -> None:
+        error = future.exception()
+        for event in [error] if error is not None else future.result():
+            self._loop.call_soon_threadsafe(self._report, event)
+
+    # On the threads
+
+    def _open(self) -> list[TierEvent]:
+        try:
+            self._file, found = DiskFile.open(self._place, self._facts, self._opener)
+        except OSError as error:
+            return self._fail(error)
+        return [replace(found, retired=self._retired.read())]
+
+    def _store(self, command: StorePages, taken: Bytes) -> list[TierEvent]:
+        if self._file is None or self._failed.is_set():
+            return []
+        try:
+            self._file.store(command, taken)
+        except OSError as error:
+            return self._fail(error)
+        return [PagesWritten(command.slots)]
+
+    def _load(self, command: LoadPages, filling: Filling) -> list[TierEvent]:
+        began_ns = time.perf_counter_ns()
+        read, settling_ns = Read(0, None), began_ns
+        failed: list[TierEvent] = []
+        if self._file is not None and not self._failed.is_set():
+            try:
+                read = self._file.load(command, filling.row, self._closing.is_set)
+                settling_ns = time.perf_counter_ns()
+                if not self._closing.is_set():
+                    filling.settle(read.page_count)
+            except OSError as error:
+                failed = self._fail(error)
+            except Fault as fault:
+                _log.warning("pager.pages_not_filled", reason=fault.message)
+        filling.close()
+        ended_ns = time.perf_counter_ns()
+        memory_count = min(read.memory_count, filling.settled)
+        # Handing them over takes as long for each.
+        of_memory = memory_count / max(1, filling.settled)
+        memory_ns = read.memory_ns + int(of_memory * (ended_ns - settling_ns))
+        return [
+            PagesLoaded(
+                command.load, filling.settled, (ended_ns - began_ns) // 1_000, read.bad_slot,
+                memory_count, memory_ns // 1_000,
+            ),
+            *failed,
+        ]  # fmt: skip
+
+    def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
+        if self._file is None or self._failed.is_set():
+            return []
+        forget = self._file.skip if isinstance(command, SkipSlots) else self._file.forget
+        try:
+            for slot in command.slots:
+                forget(slot)
+        except OSError as error:
+            return self._fail(error)
+        return []
+
+    def _forget_retired(self, number: int) -> list[TierEvent]:
+        if not self._failed.is_set():
+            self._retired.forget(number)
+        return []
+
+    def _fail(self, error: OSError) -> list[TierEvent]:
+        """The first failure ends it: what cannot be relied on is not used."""
+        if self._failed.is_set():
+            return []
+        self._failed.set()
+        reason = error.strerror or type(error).__name__
+        place = error.filename or self._place.folder
+        return [DiskFailed(f"{place}: {reason[:1].lower()}{reason[1:]}")]
+
+    def _shut(self) -> None:
+        self._writer.shutdown(wait=True)
+        for executor in (self._reader, *self._filling.values()):
+            executor.shutdown(wait=True)  # what they had to say was said by then
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,344 @@
+"""The files of the disk tier: what lies where, how a record is written, and when it is believed.
+
+    <folder>/<host>.disk.index    4 KiB about the pages, then 128 bytes a slot
+             <host>.disk.pages    the bytes of each slot's page
+
+(``.host.`` for files in the host's memory, which pages on a device go to where there is no disk.)
+
+A record says which page is in its slot: the root digest, the keyed digest of all tokens from the
+root to the page's end, and a checksum of the page's bytes. It is sealed with a key made of the
+mesh's secret, its slot included, so nothing is found that this mesh did not write there. Tokens
+are not kept.
+
+A record is zeroed before its page is overwritten, and written after it. So a writer that dies
+half-way leaves no record; if the machine dies the order is nobody's promise, and the checksum says
+so when the page is read. Nothing is ever flushed by force: what is lost is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
+
+from pagemesh.kernels.native.locks import try_lock
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.storage.page_memory import PageMemory
+from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords, LoadPages, StorePages
+from pagemesh.wire.cache_messages import Medium
+from pagemesh.wire.identity import page_digests
+
+_MAGIC, _VERSION = b"PMDISK01", 1
+_HEAD_BYTES = 4_096
+_RECORD_BYTES = 128
+_HEAD = struct.Struct("<8sIIQQ32s")
+_RECORD = struct.Struct("<QIIQ16s32s32s")
+"""Number, slot, index in its prefix, chain key, checksum, root digest, prefix digest."""
+_SEAL_BYTES = 16
+_SCAN_BYTES = 1 << 20
+_EMPTY = bytes(_RECORD_BYTES)
+_Bytes = NDArray[np.uint8]
+
+
+class File(Protocol):
+    """What is done to each of the two files; every method may raise ``OSError``."""
+
+    def size(self) -> int: ...
+    def truncate(self, size: int) -> None: ...
+    def read_into(self, target: memoryview, offset: int) -> int: ...
+    def write(self, data: bytes | memoryview, offset: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainFile:
+    """A file of the system, 0600, whose lock is ours. Raises ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o600)
+        if not try_lock(self._descriptor):
+            os.close(self._descriptor)
+            raise BlockingIOError(0, "another pager uses it", str(path))
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """How many bytes were there."""
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            if not count:
+                break
+            done += count
+        return done
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        left = memoryview(data)
+        while len(left):
+            count = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+Opener = Callable[[Path], File]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlace:
+    """Where the disk tier of a host is, and how large it may become."""
+
+    folder: Path
+    host: str
+    bytes_max: int
+    secret: bytes
+    medium: Medium = "disk"
+    memory_bytes: int = 0
+    """What of it is kept in memory too."""
+
+    def path(self, part: str) -> Path:
+        """The file of this host for ``part``."""
+        name = "disk" if self.medium == "disk" else "host"
+        return self.folder / f"{self.host}.{name}.{part}"
+
+
+class Read(NamedTuple):
+    """How many pages hold what they should, the slot of the first that does not, how many
+    were in memory, and what these took."""
+
+    page_count: int
+    bad_slot: int | None
+    memory_count: int = 0
+    memory_ns: int = 0
+
+
+class DiskFile:
+    """Records and pages of one host. Made by ``open``; after that ``store`` is called by one
+    thread at a time, and so are, for slots that are not written anew, ``forget`` and ``skip``."""
+
+    def __init__(self, place: DiskPlace, facts: PoolFacts, index: File, pages: File) -> None:
+        self._facts = facts
+        self._key = hashlib.blake2b(place.secret, digest_size=32, person=b"pagemesh-disk").digest()
+        self._index, self._pages = index, pages
+        self._medium = place.medium
+        self._memory = PageMemory(facts.page_bytes, place.memory_bytes)
+        self._number = 0
+        self.slot_count = place.bytes_max // (facts.page_bytes + _RECORD_BYTES)
+        self._used = bytearray(self.slot_count)
+        """1 where a record may be."""
+        self._skipped: set[int] = set()
+        self._recording = threading.Lock()
+        """Held while ``_skipped`` is asked or changed, and what follows from it is written."""
+
+    @classmethod
+    def open(
+        cls, place: DiskPlace, facts: PoolFacts, opener: Opener = PlainFile
+    ) -> tuple[DiskFile, DiskFound]:
+        """Take the files over, or make them, and list the whole records. Raises ``OSError``."""
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        index = opener(place.path("index"))
+        try:
+            pages = opener(place.path("pages"))
+        except OSError:
+            index.close()
+            raise
+        file = cls(place, facts, index, pages)
+        try:
+            return file, file._adopt()
+        except OSError:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of files and locks. Raises ``OSError``."""
+        try:
+            self._index.close()
+        finally:
+            self._pages.close()
+
+    # Starting
+
+    def _adopt(self) -> DiskFound:
+        head = self._sealed(
+            _HEAD.pack(
+                _MAGIC, _VERSION, self._facts.page_size, self._facts.page_bytes, self._facts.group,
+                self._facts.layout_digest,
+            )
+        )  # fmt: skip
+        found = bytearray(len(head))
+        self._index.read_into(memoryview(found), 0)
+        if found != head:  # new, damaged, of other pages or of another secret
+            self._index.truncate(0)
+            self._pages.truncate(0)
+            self._index.write(head, 0)
+        page_bytes = self._facts.page_bytes
+        if self._index.size() > _HEAD_BYTES + self.slot_count * _RECORD_BYTES:
+            self._index.truncate(_HEAD_BYTES + self.slot_count * _RECORD_BYTES)
+        if self._pages.size() > self.slot_count * page_bytes:
+            self._pages.truncate(self.slot_count * page_bytes)
+        return self._scan(whole_pages=self._pages.size() // page_bytes)
+
+    def _scan(self, whole_pages: int) -> DiskFound:
+        """Every whole record, the oldest first."""
+        lines: list[tuple[int, int, int, int]] = []
+        roots: dict[bytes, int] = {}
+        dropped = 0
+        buffer = bytearray(_SCAN_BYTES)
+        for first in range(0, self.slot_count, _SCAN_BYTES // _RECORD_BYTES):
+            count = self._index.read_into(memoryview(buffer), _HEAD_BYTES + first * _RECORD_BYTES)
+            for at in range(0, count - _RECORD_BYTES + 1, _RECORD_BYTES):
+                line = bytes(buffer[at : at + _RECORD_BYTES])
+                if line == _EMPTY:
+                    continue
+                slot = first + at // _RECORD_BYTES
+                self._used[slot] = 1
+                record = self._record(line, slot)
+                if record is None or slot >= whole_pages:
+                    dropped += 1
+                    continue
+                number, _, _, chain, _, root, _ = record
+                lines.append((number, slot, chain, roots.setdefault(root, len(roots))))
+            if count < _SCAN_BYTES:
+                break
+        lines.sort()
+        self._number = lines[-1][0] if lines else 0
+        columns = list(zip(*lines, strict=True)) or [(), (), (), ()]
+        records = FoundRecords(
+            np.array(columns[1], np.uint32), np.array(columns[2], np.uint64),
+            np.array(columns[3], np.intp), tuple(roots),
+        )  # fmt: skip
+        return DiskFound(
+            self.slot_count, records, dropped, medium=self._medium,
+            memory_pages=self._memory.page_count,
+        )  # fmt: skip
+
+    # Writing
+
+    def store(self, command: StorePages, pages: _Bytes) -> None:
+        """Write ``pages`` (uint8 [pages, page_bytes]) and their records. Raises ``OSError``."""
+        digests = self._digests(command.root, command.tokens, 0)
+        for row, slot, index, chain in zip(
+            pages, command.slots, command.indexes, command.chains, strict=True
+        ):
+            with self._recording:
+                self._empty(slot)
+            data = memoryview(row)
+            self._pages.write(data, slot * self._facts.page_bytes)
+            self._number += 1
+            record = _RECORD.pack(
+                self._number, slot, index, chain, xxh3_128_digest(data), command.root,
+                digests[index],
+            )  # fmt: skip
+            with self._recording:
+                if slot not in self._skipped:
+                    self._used[slot] = 1
+                    self._index.write(self._line(record), self._offset(slot))
+                    self._memory.put(slot, data)
+
+    def forget(self, slot: int) -> None:
+        """Leave no record in ``slot``. Raises ``OSError``."""
+        with self._recording:
+            self._skipped.discard(slot)
+            self._empty(slot)
+
+    def skip(self, slot: int) -> None:
+        """Leave no record in ``slot``, and let ``store``, which is about to write it or has just
+        done so, write none until the slot is forgotten. Raises ``OSError``."""
+        with self._recording:
+            self._skipped.add(slot)
+            self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
+        self._memory.drop(slot)
+        if self._used[slot]:
+            self._index.write(_EMPTY, self._offset(slot))
+            self._used[slot] = 0
+
+    # Reading
+
+    def load(
+        self,
+        command: LoadPages,
+        row: Callable[[int], memoryview],
+        is_over: Callable[[], bool],
+    ) -> Read:
+        """Read the bytes of each page into its ``row``, asked for in order, until ``is_over``. May
+        be called by several threads. Raises ``OSError``, and what ``row`` raises."""
+        digests = self._digests(command.root, command.tokens, command.first_index)
+        memory_count = memory_ns = 0
+        bad_slot = None
+        for done, slot in enumerate(command.slots):
+            if is_over():
+                break
+            began_ns = time.perf_counter_ns()
+            found = self._read(slot, row(done), command.root, digests[done])
+            if not found:
+                bad_slot = slot
+                break
+            if found == "memory":
+                memory_count += 1
+                memory_ns += time.perf_counter_ns() - began_ns
+        else:
+            done = len(command.slots)
+        return Read(done, bad_slot, memory_count, memory_ns)
+
+    def _read(
+        self, slot: int, target: memoryview, root: bytes, digest: bytes
+    ) -> Literal["memory", "disk", ""]:
+        """Where it came from; empty: it is not what it should be."""
+        line = bytearray(_RECORD_BYTES)
+        self._index.read_into(memoryview(line), self._offset(slot))
+        record = self._record(bytes(line), slot)
+        if record is None:
+            return ""
+        *_, checksum, found_root, found_digest = record
+        if (found_root, found_digest) != (root, digest):
+            return ""
+        if self._memory.get(slot, target) and xxh3_128_digest(target) == checksum:
+            return "memory"
+        if self._pages.read_into(target, slot * len(target)) < len(target):
+            return ""
+        if xxh3_128_digest(target) != checksum:
+            return ""
+        self._memory.put(slot, target)
+        return "disk"
+
+    def _digests(self, root: bytes, tokens: bytes, first: int) -> list[bytes]:
+        return list(page_digests(self._key, root, tokens, self._facts.page_size))[first:]
+
+    def _record(
+        self, line: bytes, slot: int
+    ) -> tuple[int, int, int, int, bytes, bytes, bytes] | None:
+        """What a record says, if it is whole and ours."""
+        body = line[: _RECORD.size]
+        if line != self._line(body):
+            return None
+        record: tuple[int, int, int, int, bytes, bytes, bytes] = _RECORD.unpack(body)
+        return record if record[1] == slot else None
+
+    def _line(self, body: bytes) -> bytes:
+        return self._sealed(body).ljust(_RECORD_BYTES, b"\0")
+
+    def _sealed(self, body: bytes) -> bytes:
+        seal = hashlib.blake2b(body, digest_size=_SEAL_BYTES, key=self._key).digest()
+        return body + seal
+
+    @staticmethod
+    def _offset(slot: int) -> int:
+        return _HEAD_BYTES + slot * _RECORD_BYTES

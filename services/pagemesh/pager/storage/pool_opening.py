@@ -1,0 +1,97 @@
+"""A pool for a life of the pager: what an earlier one left, or a new one.
+
+Either may have to wait for the disk or, where pages are on a device, for a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.pool_memory import PoolMemory
+from pagemesh.pager.storage.pool_store import PoolStore
+from pagemesh.runtime.logs import get_logger
+from pagemesh.wire.errors import ConfigError, Fault, NoCapacity
+from pagemesh.wire.pager_messages import OpenSession, PoolSpec
+from pagemesh.wire.pool_format import IN_FILE
+
+_log = get_logger(__name__)
+
+
+async def adopt_pool(
+    settings: PagerSettings, memory: PoolMemory, holders: Holders
+) -> PoolStore | None:
+    """What is there and whole, memory on a device included; what is there and is not is removed.
+    Raises ``ConfigError`` when another pager serves it."""
+    path = PoolStore.path_of(settings.folder, settings.host)
+    if not path.exists():
+        return None
+    try:
+        store = PoolStore.adopt(settings.folder, settings.host)
+    except ConfigError as error:
+        if "served by another" in str(error):
+            raise
+        _log.error("pager.pool_damaged", path=str(path), error=error)
+        path.unlink(missing_ok=True)
+        return None
+    if store.facts.place != IN_FILE:
+        locks = [holder.lock_name for holder in holders.living()]
+        for name in locks:  # an earlier pager handed them the memory
+            memory.watch(name, holders.owner(name))
+        if not await asyncio.to_thread(memory.find, store.facts, locks):
+            _log.warning("pager.pool_memory_lost", path=str(path), place=store.facts.place)
+            store.file.remove()
+            return None
+    return store
+
+
+async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSession) -> PoolStore:
+    """The pool that the session asks for. Raises ``NoCapacity`` where there is no room for it, or
+    what the worker refuses to make its memory with."""
+    spec = message.pool
+    if spec.place == IN_FILE and settings.disk is not None:
+        _check_memory(settings.disk)
+    try:
+        store = await asyncio.to_thread(
+            PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes
+        )
+    except ConfigError as error:
+        raise NoCapacity(str(error)) from None
+    if spec.place != IN_FILE:
+        try:
+            await asyncio.to_thread(memory.make, store.facts, message.lock_name)
+        except Fault:
+            store.file.remove()
+            raise
+    return store
+
+
+def suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
+    """Whether a pool is what ``spec`` and our settings would make anew."""
+    pages = settings.pool_bytes // spec.page_bytes
+    return (facts.layout_digest, facts.place, facts.page_count) == (
+        spec.layout_digest, spec.place, pages,
+    )  # fmt: skip
+
+
+def is_removed(store: PoolStore) -> bool:
+    """Whether somebody has removed the pool under us, so that no worker could attach to it. Those
+    that have it mapped open again, and all go on in another."""
+    if store.file.is_in_place:
+        return False
+    _log.error(
+        "pager.pool_removed", path=store.facts.path,
+        next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
+    )  # fmt: skip
+    return True
+
+
+def _check_memory(disk: DiskPlace) -> None:
+    if disk.medium == "memory" or disk.memory_bytes:
+        raise NoCapacity(
+            "PAGEMESH_HOST_BYTES (--host-bytes): pages are in the host's memory already; leave it "
+            "out, or give PAGEMESH_POOL_BYTES more"
+        )

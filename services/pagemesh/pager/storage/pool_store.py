@@ -1,0 +1,190 @@
+"""The pool file in the pager's hands: made or taken over, scanned, written to.
+
+    <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages (unless they
+                                    are on a device)
+                  <host>.holders    which lock proves that a worker incarnation lives (JSON)
+                  <host>.pins       what operators have pinned in it (``kept_file``)
+                  <lock name>.lock  each worker incarnation's own
+
+The file outlives the pager; the epoch in its superblock is bumped before the first grant of
+each life. Times in headers are the host's (``runtime.clock``); the core hears of its own alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.kernels.native.header_writer import HeaderWriter
+from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.kernels.native.superblock import Superblock
+from pagemesh.pager.events import (
+    Command,
+    HeaderTable,
+    Holder,
+    KeepUntil,
+    Recovered,
+    RootEntry,
+    SetLeaseWord,
+    SetStates,
+    StorePins,
+    StoreRoot,
+    WriteHeaders,
+)
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.pages.runs import pack_runs
+from pagemesh.pager.storage.kept_file import PinFile
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.runtime.clock import HostTime
+from pagemesh.runtime.ids import new_incarnation
+from pagemesh.wire.errors import NoCapacity
+from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pool_format import (
+    LEASE_SLOT_COUNT_MAX,
+    POOL_SUFFIX,
+    UNTIL_FOREVER_MS,
+    HeaderState,
+    PoolFormat,
+)
+from pagemesh.wire.tokens import pack_extents
+
+
+class PoolStore:
+    """One pool, from the bump of its epoch on. Made by ``create`` and ``adopt``."""
+
+    def __init__(self, file: PoolFile, host: str, time: HostTime) -> None:
+        self.file = file
+        self._time = time
+        self.facts = _facts(file, host, file.bump_epoch())
+        self._writer = HeaderWriter(file.headers)
+        self._pins = PinFile(file.path, self.facts.incarnation)
+        self._performers: dict[type, Callable[[Any], None]] = {
+            WriteHeaders: self._write_headers,
+            SetStates: self._set_states,
+            KeepUntil: self._keep_until,
+            SetLeaseWord: self._set_lease_word,
+            StoreRoot: self._store_root,
+            StorePins: self._store_pins,
+        }
+
+    @staticmethod
+    def path_of(folder: Path, host: str) -> Path:
+        return folder / f"{host}{POOL_SUFFIX}"
+
+    @classmethod
+    def create(cls, folder: Path, host: str, spec: PoolSpec, pool_bytes: int) -> PoolStore:
+        """A new pool in place of what is there. Raises ``NoCapacity`` when ``pool_bytes`` hold
+        no page, ``ConfigError`` when the file cannot be made."""
+        count = pool_bytes // spec.page_bytes
+        if not count:
+            raise NoCapacity(
+                f"PAGEMESH_POOL_BYTES={pool_bytes} holds no page of {spec.page_bytes} bytes"
+            )
+        form = PoolFormat(count, spec.page_size, spec.page_bytes, spec.place)
+        superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = cls.path_of(folder, host)
+        file, time = PoolFile.create(path, superblock, epoch=superblock.first_epoch), HostTime()
+        file.store_boot(time.boot)
+        return cls(file, host, time)
+
+    @classmethod
+    def adopt(cls, folder: Path, host: str, time: HostTime | None = None) -> PoolStore:
+        """Take over what an earlier pager left; ask what that is with ``recovered``. Raises
+        ``ConfigError`` when it is missing, damaged or still served."""
+        return cls(PoolFile.adopt(cls.path_of(folder, host)), host, time or HostTime())
+
+    def close(self) -> None:
+        """Let go of the lock; the file stays for the next pager."""
+        self.file.close()
+
+    def perform(self, command: Command) -> bool:
+        """Write what ``command`` says, if it concerns the file; True when it did."""
+        perform = self._performers.get(type(command))
+        if perform is None:
+            return False
+        perform(command)
+        return True
+
+    def _write_headers(self, command: WriteHeaders) -> None:
+        self._writer.write(
+            pack_runs([command.pages]), command.state, command.sequences, writer=command.writer,
+            root=command.root, first_identity=command.first_identity, parent=command.parent,
+            tokens=command.tokens, token_count=command.token_count,
+            until_ms=0 if command.until_ms >= FOREVER_MS else self._time.kept_ms(command.until_ms),
+        )  # fmt: skip
+
+    def _set_states(self, command: SetStates) -> None:
+        self._writer.mark(pack_runs([command.pages]), command.state, command.sequences)
+
+    def _keep_until(self, command: KeepUntil) -> None:
+        forever = command.until_ms >= FOREVER_MS
+        until_ms = UNTIL_FOREVER_MS if forever else self._time.kept_ms(command.until_ms)
+        self._writer.keep(pack_runs([command.pages]), until_ms)
+
+    def _set_lease_word(self, command: SetLeaseWord) -> None:
+        self.file.headers.set_lease_word(command.slot, command.value)
+
+    def _store_root(self, command: StoreRoot) -> None:
+        self.file.headers.store_root(command.index, command.digest, live=command.live)
+
+    def _store_pins(self, command: StorePins) -> None:
+        self._pins.write(command.pins)
+
+    def recovered(self, holders: tuple[Holder, ...]) -> Recovered:
+        """What is in the file, and beside it, for the core. ``holders`` are those alive."""
+        scan = self.file.headers.scan()
+        batch = scan.batch
+        states = batch.states.copy()
+        states[scan.torn] = HeaderState.INVALID
+        until_ms = self._until_ms(batch, states)
+        offset = self.file.superblock.form.revocation_offset
+        words = self.file.headers.mapped[offset : offset + 8 * LEASE_SLOT_COUNT_MAX]
+        roots = tuple(
+            RootEntry(index, root.digest, root.live)
+            for index, root in sorted(self.file.headers.roots().items())
+        )
+        table = HeaderTable(
+            states, batch.sequences, batch.identities, batch.parents, batch.writers,
+            batch.roots, batch.counts, batch.tokens, until_ms,
+        )  # fmt: skip
+        words_copy = words.view(np.uint64).copy()
+        return Recovered(table, roots, words_copy, holders, self._pins.read())
+
+    def _until_ms(self, batch: HeaderBatch, states: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """In the core's time. What ends in the time of another start of the machine is INVALID from
+        now on: nobody knows whether it is over."""
+        ends = (batch.until_ms != 0) & (states == HeaderState.COMMITTED)
+        if self.file.boot != self._time.boot:
+            # Before ours is stored: who dies in between finds them to be of another still.
+            pages = np.flatnonzero(ends)
+            self._writer.mark(
+                pack_extents(batch.pages[pages]), HeaderState.INVALID, batch.sequences[pages]
+            )
+            states[pages] = HeaderState.INVALID
+            self.file.store_boot(self._time.boot)
+        until_ms = np.full(len(states), FOREVER_MS)
+        ends &= batch.until_ms < UNTIL_FOREVER_MS
+        until_ms[ends] = self._time.clock_ms(0) + batch.until_ms[ends].astype(np.int64)
+        return until_ms
+
+
+def _facts(file: PoolFile, host: str, epoch: int) -> PoolFacts:
+    superblock = file.superblock
+    return PoolFacts(
+        host=host,
+        epoch=epoch,
+        incarnation=superblock.incarnation,
+        page_count=superblock.form.page_count,
+        page_size=superblock.form.page_size,
+        page_bytes=superblock.form.page_bytes,
+        layout_digest=superblock.layout_digest,
+        path=str(file.path),
+        group=superblock.group,
+        place=superblock.place,
+    )

@@ -1,0 +1,98 @@
+"""Roots that were invalidated while the disk tier could not forget them, kept until it has.
+
+    <pool folder>/<host>.retired         what the disk has to forget
+    <disk folder>/<host>.disk.retired    the same: either may be lost, or not be there to be written
+
+Both are read when the disk is opened; what either says counts. A file that is torn says that
+everything has to be forgotten, since nobody knows what it said.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pagemesh.pager.storage.disk_file import DiskPlace
+from pagemesh.pager.storage.kept_file import KeptFile
+from pagemesh.pager.tiers.tier_events import RETIRED_ROOTS_MAX, RememberRetired, RetiredRoots
+from pagemesh.wire.cache_messages import RootName
+from pagemesh.wire.pool_format import RETIRED_SUFFIX
+
+
+class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    everything: bool
+    roots: Annotated[list[RootName], Meta(max_length=RETIRED_ROOTS_MAX)]
+
+
+class RetiredNotes:
+    """May be used by several threads."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._files = [KeptFile(path, _Lines) for path in paths]
+        self._lock = threading.Lock()
+        self._numbers: dict[int, RetiredRoots] = {}
+        """What was added in this life, by number, and what was there before it, as number 0."""
+
+    @classmethod
+    def beside(cls, folder: Path, host: str, disk: DiskPlace | None) -> RetiredNotes:
+        """Those of ``host``."""
+        paths = [folder / f"{host}{RETIRED_SUFFIX}"]
+        if disk is not None:
+            paths.append(disk.folder / f"{host}.disk{RETIRED_SUFFIX}")
+        return cls(paths)
+
+    def read(self) -> RetiredRoots:
+        """What is to be forgotten. From now on all of it counts as there before."""
+        with self._lock:
+            self._load()
+            self._numbers = {0: self._sum()}
+            return self._numbers[0]
+
+    def add(self, command: RememberRetired) -> None:
+        """Keep what ``command`` says, too."""
+        with self._lock:
+            self._load()
+            self._numbers[command.number] = command.retired
+            if len(self._numbers) > RETIRED_ROOTS_MAX:
+                self._numbers = {command.number: self._sum()}
+            self._write()
+
+    def forget(self, number: int) -> None:
+        """Nothing is left of what was added up to ``number``, or before this life."""
+        with self._lock:
+            self._load()
+            self._numbers = {at: one for at, one in self._numbers.items() if at > number}
+            self._write()
+
+    def _load(self) -> None:
+        if self._numbers:
+            return
+        found = RetiredRoots()
+        for file in self._files:
+            lines = file.read()
+            if lines is not None:
+                roots = frozenset(map(bytes.fromhex, lines.roots))
+                found |= RetiredRoots(roots, lines.everything)
+            elif file.is_there():
+                found |= RetiredRoots(everything=True)
+        self._numbers[0] = found
+
+    def _sum(self) -> RetiredRoots:
+        total = RetiredRoots()
+        for one in self._numbers.values():
+            total |= one
+        return total
+
+    def _write(self) -> None:
+        total = self._sum()
+        lines = _Lines(total.everything, sorted(root.hex() for root in total.roots))
+        for file in self._files:
+            if total:
+                file.write(lines)
+            else:
+                file.remove()

@@ -1,0 +1,400 @@
+"""What moves between the pool and the disk, and when.
+
+    evicted from the pool --StorePages--> a slot on disk
+    an admission that misses, and whose next pages are on disk and quicker read than computed:
+
+        HELD by who fills it     --LoadPages--> PagesLoaded --> COMMITTED, and matched by all
+                 ^                                   |           who waited for them
+                 |                                   `--> FREE   what was not as it should be
+                 admissions wait as for any prefix in flight (``in_flight``)
+
+A page's bytes are taken before anybody else is told that it is his; so no page waits for the disk.
+A page that is being read into is held by nobody but who fills it until what was read is verified,
+and given back only when the reader is done with it, whatever happens meanwhile.
+
+When the disk fails the tier is off for the rest of this pager's life, and everything else
+goes on as if there had never been one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.events import PagesStored, WriteHeaders
+from pagemesh.pager.pages.runs import Pages, as_run, join, join_all, own, table_of
+from pagemesh.pager.retention.roots import leave_retired
+from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over
+from pagemesh.pager.tiers.disk_shelves import Record
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.load import PAGER, Load
+from pagemesh.pager.tiers.movers import Movers
+from pagemesh.pager.tiers.tier_events import (
+    DiskFailed,
+    DiskFound,
+    DiskOpening,
+    ForgetRetired,
+    ForgetSlots,
+    LoadPages,
+    PagesLoaded,
+    PagesNotTaken,
+    PagesWritten,
+    PutAway,
+    RememberRetired,
+    RetiredRoots,
+    SkipSlots,
+    StorePages,
+    TierEvent,
+)
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.radix import Match, Node, Tree
+from pagemesh.wire.cache_messages import DiskLine
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.pool_format import IN_FILE, HeaderState
+
+_LOAD_PAGES_MAX = 1_024
+"""In one load; what follows is loaded by who comes to where it ends."""
+_SWEPT_PAGES_MAX = 1_024
+"""In one turn, of what was retired."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Pages of a prompt that follow its match and are on disk: those that are quicker read than
+    computed if ``is_worth``, else all, since none is."""
+
+    records: list[Record]
+    is_worth: bool
+
+
+class Tiers:
+    """Stores what is evicted; loads what is asked for."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._page_size = books.facts.page_size
+        self._width = books.facts.page_token_bytes
+        self._away: deque[Node] | None = None
+        self._away_pages = 0
+        """Of the first of ``_away``, those that are on disk or on their way."""
+        self._away_left = 0
+        self._away_quotas: dict[str, int] = {}
+        """What tenants may still put there."""
+        self.is_opening = False
+        """Whether there is a disk is not known yet."""
+        self.why_off = "PAGEMESH_DISK_DIR names no folder"
+        self._retired = RetiredRoots()
+        """What the disk has to be told when it is open."""
+        self._retired_number = 0
+        self._must_forget = False
+        self._movers = Movers()
+
+    def handle(self, event: TierEvent) -> None:
+        """The disk was opened, has done something, or has failed."""
+        disk = self._books.disk
+        match event:
+            case DiskOpening():
+                self.is_opening = True
+            case DiskFound():
+                self._found(event)
+            case PagesWritten(slots):
+                if disk is not None:
+                    self._forget(disk.written(slots))
+            case PagesNotTaken(slots):
+                self._movers.failed_out(self._books.now_ms)
+                if disk is not None:
+                    self._forget(disk.not_taken(slots))
+            case PagesLoaded():
+                self._loaded(event)
+            case DiskFailed(why):
+                self._books.disk = None
+                self.is_opening, self.why_off = False, why
+            case PutAway(anew):
+                self._put_away(anew=anew)
+
+    def retire(self, retired: RetiredRoots) -> None:
+        """No page of these roots is ever read again, by whatever pager. That is remembered until
+        the disk has nothing of them any more, which may be long: there is perhaps no disk tier now,
+        or it has failed, and the next pager has one."""
+        for load in self._books.loads.values():
+            if retired.everything or load.tree.digest in retired.roots:
+                load.is_unwanted = True
+                self._books.in_flight.leave(load)
+        self._retired_number += 1
+        self._books.out.append(RememberRetired(self._retired_number, retired))
+        disk = self._books.disk
+        if disk is None:
+            self._retired |= retired
+        else:
+            self._retire_on(disk, retired)
+
+    def _retire_on(self, disk: DiskTier, retired: RetiredRoots) -> None:
+        disk.retire(disk.roots() if retired.everything else retired.roots)
+        self._must_forget = True
+
+    @property
+    def is_sweeping(self) -> bool:
+        """The disk has to be told to forget more of what was retired."""
+        disk = self._books.disk
+        return disk is not None and disk.is_sweeping
+
+    def sweep(self) -> None:
+        """Have the disk forget some of what was retired: a turn's worth."""
+        disk = self._books.disk
+        if disk is None or not self._must_forget:
+            return
+        self._forget_records(disk.sweep(_SWEPT_PAGES_MAX))
+        if not disk.is_sweeping:
+            self._must_forget = False
+            self._books.out.append(ForgetRetired(self._retired_number))
+
+    def roots(self) -> set[bytes]:
+        """The roots that something on disk is of."""
+        disk = self._books.disk
+        return set() if disk is None else disk.roots()
+
+    def line(self) -> DiskLine:
+        """What operators are told."""
+        disk = self._books.disk
+        if disk is not None:
+            return disk.line()
+        if self.is_opening:
+            return DiskLine(state="opening")
+        return DiskLine(state="off", why_off=self.why_off)
+
+    # Out of the pool
+
+    def leaving(self, node: Node, page_count: int, why: Why) -> None:
+        """The last pages of an idle leaf leave the pool: keep them if they were only evicted."""
+        disk = self._books.disk
+        if disk is None:
+            return
+        tree = self._books.forest.tree_of(node)
+        if why is Why.EVICTED and _is_kept(node) and not tree.is_retired:
+            if self._movers.can_copy(self._books.now_ms):
+                self._store(disk, node, len(node.pages) - page_count, page_count)
+            else:
+                disk.counts.not_stored += page_count
+        elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
+            first = len(node.pages) - page_count
+            chains = self._chains_of(node, tree.digest, first, page_count)
+            known = list(filter(None, (disk.find(tree.digest, one) for one in chains)))
+            disk.counts.left(why, len(known))
+            self._drop(disk, known)
+        node.chain = None
+
+    def _put_away(self, *, anew: bool) -> None:
+        """Store what is committed and not on disk yet, as much as may wait to be written; the
+        starts of prefixes first, since nothing is found without them."""
+        disk = self._books.disk
+        if disk is None:
+            return
+        if anew or self._away is None:
+            self._movers.try_again()
+            self._away, self._away_pages = deque(self._by_depth()), 0
+            self._away_left = disk.slot_count  # more would drive out what was stored first
+            self._away_quotas = {}
+        while self._away and self._away_left and (room := disk.staged_room):
+            node, first = self._away[0], self._away_pages
+            terms = self._books.forest.tree_of(node).terms
+            quota = self._away_quotas.get(terms.tenant, terms.disk_quota_pages(disk.slot_count))
+            count = min(len(node.pages) - first, room, self._away_left, quota)
+            if count:
+                self._store(disk, node, first, count)
+            self._away_left -= count
+            self._away_quotas[terms.tenant] = quota - count
+            self._away_pages += count
+            if self._away_pages == len(node.pages) or quota == count:
+                self._away.popleft()
+                self._away_pages = 0
+
+    def _by_depth(self) -> list[Node]:
+        trees = self._books.forest.trees.values()
+        nodes = [node for tree in trees for node in tree.root.below() if _is_kept(node)]
+        return sorted(nodes, key=lambda node: node.depth - len(node.pages))
+
+    def _store(self, disk: DiskTier, node: Node, first: int, count: int) -> None:
+        """Keep ``count`` pages of ``node`` from its page ``first`` on."""
+        tree = self._books.forest.tree_of(node)
+        root = tree.digest
+        chains = self._chains_of(node, root, first, count)
+        places, slots = disk.claim(chains, root, tree.terms)
+        if not places:
+            return
+        pages = node.pages[first : first + count]
+        if len(places) == count:
+            places.reverse()
+            slots.reverse()
+        else:
+            pages = table_of(pages)[places]
+        index = node.depth - len(node.pages) + first
+        self._books.out.append(
+            StorePages(
+                own(pages), tuple(slots), tuple([index + place for place in places]),
+                tuple([chains[place] for place in places]), root, node.path(),
+            )
+        )  # fmt: skip
+
+    def _chains_of(self, node: Node, root: bytes, first: int, count: int) -> list[int]:
+        """The chain keys of ``count`` pages of ``node`` from its page ``first`` on."""
+        width = self._width
+        start = chain_at(node.parent, root, width)
+        start = chain_over(start, node.tokens, 0, first * width, width)
+        return list(chain_keys(start, node.tokens, first * width, (first + count) * width, width))
+
+    # Into the pool
+
+    def find(self, match: Match, message: Admit) -> OnDisk | None:
+        """What follows ``match`` on disk, if anything does."""
+        books = self._books
+        disk = books.disk
+        if disk is None or not disk.page_count or not message.read_cache:
+            return None
+        last = len(message.tokens) // 4 - 1
+        pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
+        if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
+            return None
+        at = match.pages * self._width
+        node_at = match.node.depth * self._width
+        start = chain_at(match.node, message.root, self._width)
+        start = chain_over(start, message.tokens, node_at, at, self._width)
+        records = disk.run(message.root, start, message.tokens, at, pages_max)
+        if not records:
+            return None
+        worth = disk.cost.pages_worth([record.slot for record in records], books.now_ms)
+        if not worth:
+            disk.counts.declined += len(records)
+        return OnDisk(records[: worth or None], is_worth=bool(worth))
+
+    def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
+        """Begin to read ``on_disk``, for which there is room: from now on it fills."""
+        books, records = self._books, on_disk.records
+        disk = books.disk
+        assert disk is not None
+        start, count = match.pages, len(records)
+        disk.touch(records)
+        disk.hold(records)  # first: what is evicted for them must not take their slots
+        anchor = books.forest.pin_match(match)
+        # On a device it is the worker that fills them, and may stand still while it does so.
+        mover = PAGER if books.facts.place == IN_FILE else message.incarnation
+        pages = as_run(join_all(books.take_pages(count, mover, tree)))
+        number = books.pool.number()
+        at, end = start * self._width, (start + count) * self._width
+        load = Load(
+            number, SequenceKey(request=f"{number:032x}", attempt=1, choice=0), tree, anchor,
+            pages, message.tokens[at:end], start * self._page_size, records, start, books.now_ms,
+            mover,
+        )  # fmt: skip
+        tree.lease_count += 1
+        books.loads[number] = load
+        slots = tuple(record.slot for record in records)
+        disk.cost.begun(number, slots)
+        tokens = message.tokens[:end]
+        books.out.append(LoadPages(number, pages, slots, tree.digest, tokens, start, mover))
+        books.in_flight.enter(load, start + count)
+        return load
+
+    def _loaded(self, event: PagesLoaded) -> None:
+        """Commit what is verified, give the rest back, and let those go on who waited."""
+        books = self._books
+        load = books.loads.pop(event.load)
+        disk = books.disk
+        if disk is not None:
+            disk.release(load.records)
+            read = load.records[: event.page_count]
+            disk.cost.loaded(event, [record.slot for record in read], books.now_ms)
+            if event.bad_slot is not None:
+                self._drop_bad(disk, load, event.bad_slot)
+            elif event.page_count < len(load.records):
+                self._movers.failed_in(load.incarnation, books.now_ms)
+            disk.counts.loaded += event.page_count
+            disk.counts.from_memory += event.memory_count
+        good = 0 if load.is_unwanted else event.page_count
+        rest = load.pages[good:]
+        if good:
+            rest = self._commit(load, load.pages[:good], rest)
+        books.pool.give(rest)
+        books.set_states(rest, HeaderState.FREE)
+        if load.prompt_pages:
+            books.in_flight.fetched(load, load.first_page)
+            if good:
+                books.in_flight.committed(load, books.now_ms)
+            books.in_flight.leave(load)
+        books.forest.unpin(load.anchor)
+        load.tree.lease_count -= 1
+        if load.tree.is_retired:
+            leave_retired(books, load.tree, load.anchor)
+        books.freed = True
+
+    def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:
+        """Put ``pages`` into the tree. Returns ``rest`` and those that somebody else has computed
+        meanwhile."""
+        books, tree = self._books, load.tree
+        tokens = load.tokens[: len(pages) * self._width]
+        before = load.anchor
+        inserted = books.forest.insert(before, tokens, pages, grow=False)
+        books.forest.unpin(before)
+        load.anchor = inserted.node
+        known, after = inserted.known_pages, inserted.after
+        fresh = pages[known:]
+        if len(fresh):
+            fresh_tokens = tokens[known * self._width :]
+            books.out.append(
+                WriteHeaders(
+                    fresh, HeaderState.COMMITTED, books.pool.sequences_of(fresh), PAGER,
+                    tree.index, inserted.first_identity,
+                    int(books.pool.identities[after[0]]) if len(after) else 0, fresh_tokens,
+                )
+            )  # fmt: skip
+            books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
+        return join(pages[:known], rest)
+
+    def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> None:
+        """What is not what it should be is never tried again, nor what follows it: that is computed
+        now and stored anew, where else each request would find the next one that is damaged."""
+        bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
+        left = [record for record in load.records[bad:] if not record.is_dropped]
+        disk.counts.corrupt += (is_there := not load.records[bad].is_dropped)
+        disk.counts.after_corrupt += len(left) - is_there
+        self._drop(disk, left)
+
+    # Both
+
+    def _found(self, event: DiskFound) -> None:
+        books = self._books
+        staged = max(1, books.limits.staged_bytes_max // books.facts.page_bytes)
+        disk = books.disk = DiskTier(books.facts, event, staged)
+        books.forest.on_leave(self.leaving)
+        self.is_opening, self.why_off = False, ""
+        retired, self._retired = self._retired | event.retired, RetiredRoots()
+        if retired:
+            self._retire_on(disk, retired)
+            self.sweep()
+
+    def _drop(self, disk: DiskTier, records: list[Record]) -> None:
+        """Forget ``records``, here and on disk, also those that are being written."""
+        for record in records:
+            disk.drop(record)
+        self._forget_records(records)
+
+    def _forget_records(self, records: list[Record]) -> None:
+        """Have the disk forget them."""
+        written: list[int] = []
+        unwritten: list[int] = []
+        for record in records:
+            (written if record.is_written else unwritten).append(record.slot)
+        self._forget(written)
+        if unwritten:
+            self._books.out.append(SkipSlots(tuple(unwritten)))
+
+    def _forget(self, slots: list[int]) -> None:
+        if slots:
+            self._books.out.append(ForgetSlots(tuple(slots)))
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether its pages may be stored: a record has no time to live."""
+    return node.expires_ms >= FOREVER_MS

@@ -1,0 +1,200 @@
+"""Why a prefix is not cached any more, for the hit waterfall.
+
+What leaves the tree leaves marks: 64-bit hashes (XXH3) of everything from the root to the end of
+some of its pages, with the reason. They are chained: each goes on from the one before, and the
+first from the hash of the path to the run, which goes on from block to block.
+
+    root ------ path ------> [ 0 | 1 | 2 | 3 | 4 | 5 | 6 ]   run of pages that left
+     | 256  | 256  |  ..     1   2       4           7       marks after so many
+
+A prompt is looked up from where its match ends, mark by mark. So what is told has left indeed,
+up to one hash in 2**64 or so; what a prompt shares only in part with a run is told to the last
+mark, at least half of it. Marks are kept in a table of fixed size; a newer one takes the place of
+an older one, which is then forgotten. Nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.pager.tree.radix import Forest, Match, Node
+
+MARK_COUNT = 1 << 16
+"""12 bytes each."""
+_PATHS_MAX = 1_024
+"""What is hashed up to edges above those that left lately is kept for the next of them."""
+_BLOCK_PAGES = 256
+_PATH = 1
+"""Told apart from marks: paths go on with this bit of the hash before turned."""
+_CHAINS_MAX = 64
+"""The hashes of all blocks up to edges that left in part lately are kept for when more does."""
+_RUNS_MAX = 32
+"""Runs that one prompt is followed through."""
+_CODE_BITS = 3
+_REASONS = {why: code for code, why in enumerate(Why, start=1)}
+_WHY = {code: why for why, code in _REASONS.items()}
+
+
+class Departed:
+    """The marks of what left ``forest``, of pages of ``page_size`` tokens. ``mark_count`` is a
+    power of two."""
+
+    def __init__(self, forest: Forest, page_size: int, mark_count: int = MARK_COUNT) -> None:
+        self._forest = forest
+        self._width = 4 * page_size
+        self._block_bytes = _BLOCK_PAGES * self._width
+        self._mask = mark_count - 1
+        # Zeros take no memory before they are written to; views are quicker with single items.
+        self._keys = np.zeros(mark_count, np.uint64).data
+        self._notes = np.zeros(mark_count, np.uint32).data
+        self._is_empty = True
+        self._paths: dict[Node, tuple[int, int]] = {}
+        """The depth of an edge above what left lately, and the hash up to its end. Edges only grow
+        at that end, and one that gets shorter is forgotten."""
+        self._chains: dict[Node, list[int]] = {}
+        """The hash of nothing and those up to the end of each block, of an edge that got shorter.
+        Blocks are counted from the root, wherever edges are cut."""
+
+    def leaving(self, node: Node, page_count: int, why: Why) -> None:
+        """The last ``page_count`` pages of ``node`` leave the tree (a ``Leaver``)."""
+        width = self._width
+        at = len(node.tokens) - page_count * width
+        self._paths.pop(node, None)
+        if at:
+            key = self._kept_key(node, node.depth - page_count)
+        else:
+            self._chains.pop(node, None)
+            key = self._path(node.parent)
+        note = page_count << _CODE_BITS | _REASONS[why]
+        self._is_empty = False
+        keys, notes, mask = self._keys, self._notes, self._mask
+        run = memoryview(node.tokens)[at:]
+        for part in _between_marks(page_count, width):
+            key = xxh3_64_intdigest(run[part], key)
+            place = key & mask
+            keys[place] = key
+            notes[place] = note
+
+    def _path(self, node: Node) -> int:
+        """The hash of all tokens from the root to the end of ``node``."""
+        known = self._paths.get(node)
+        if known is not None and known[0] == node.depth:
+            return known[1]
+        key = self._key(node, node.depth, self._chain(node))
+        if len(self._paths) >= _PATHS_MAX:
+            self._paths.clear()
+        if node.depth:  # nobody says when a root is gone
+            self._paths[node] = (node.depth, key)
+        return key
+
+    def _kept_key(self, node: Node, depth: int) -> int:
+        """The hash up to ``depth`` in ``node``, where that is about to end. A long edge that
+        leaves bit by bit is hashed once, and then a block at most each time."""
+        chain = self._chains.get(node)
+        if chain is None or len(chain) <= depth // _BLOCK_PAGES:
+            chain = self._chain(node)
+            if len(chain) > 1:
+                if len(self._chains) >= _CHAINS_MAX:
+                    self._chains.clear()
+                self._chains[node] = chain
+        del chain[depth // _BLOCK_PAGES + 1 :]
+        return self._key(node, depth, chain)
+
+    def _key(self, node: Node, depth: int, chain: list[int]) -> int:
+        """The hash up to ``depth`` in ``node``, of whose blocks ``chain`` has the hashes."""
+        block = depth // _BLOCK_PAGES
+        rest = _tokens(node, block * _BLOCK_PAGES, depth, self._width)
+        return xxh3_64_intdigest(rest, chain[block] ^ _PATH) if rest else chain[block]
+
+    def _chain(self, node: Node) -> list[int]:
+        """The hash of nothing, and those up to the end of each block above the end of ``node``."""
+        key = _seed(self._forest.tree_of(node).digest)
+        chain = [key]
+        whole = node.depth // _BLOCK_PAGES * _BLOCK_PAGES
+        if whole:
+            tokens, size = memoryview(_tokens(node, 0, whole, self._width)), self._block_bytes
+            for at in range(0, len(tokens), size):
+                key = xxh3_64_intdigest(tokens[at : at + size], key ^ _PATH)
+                chain.append(key)
+        return chain
+
+    def lost_pages(
+        self, root: bytes, tokens: bytes, match: Match, pages_max: int
+    ) -> list[tuple[Why, int]]:
+        """Why the pages of ``tokens`` after ``match``, up to ``pages_max`` in all, are not cached,
+        as far as that is known: reasons and page counts, in order."""
+        lost: list[tuple[Why, int]] = []
+        if self._is_empty:
+            return lost
+        width, view = self._width, memoryview(tokens)
+        first, path, hashed = match.pages, 0, -1
+        known = None if match.edge_pages else self._paths.get(match.node)
+        for _ in range(_RUNS_MAX):
+            if first >= pages_max:
+                break
+            at = first * width
+            if known is not None and known[0] == first:
+                key = known[1]
+            else:
+                if hashed < 0:
+                    path, hashed = _seed(root), 0
+                while (end := hashed + self._block_bytes) <= at:
+                    path, hashed = xxh3_64_intdigest(view[hashed:end], path ^ _PATH), end
+                key = xxh3_64_intdigest(view[hashed:at], path ^ _PATH) if at > hashed else path
+            key = xxh3_64_intdigest(view[at : at + width], key)
+            note = self._note(key)
+            if not note:
+                break
+            run, done = view[at:], 1
+            for part in _between_marks(min(note >> _CODE_BITS, pages_max - first), width)[1:]:
+                key = xxh3_64_intdigest(run[part], key)
+                if not self._note(key):
+                    break
+                done = part.stop // width
+            lost.append((_WHY[note & ((1 << _CODE_BITS) - 1)], done))
+            first += done
+        return lost
+
+    def _note(self, key: int) -> int:
+        """What is noted of ``key``; 0: nothing."""
+        at = key & self._mask
+        return self._notes[at] if self._keys[at] == key else 0
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless each path that is kept has the hash of its tokens."""
+        assert len(self._paths) <= _PATHS_MAX
+        for node, (depth, key) in self._paths.items():
+            own = self._key(node, node.depth, self._chain(node))
+            assert depth != node.depth or key == own, "another path's hash"
+        assert len(self._chains) <= _CHAINS_MAX
+        for node, chain in self._chains.items():
+            assert chain == self._chain(node)[: len(chain)], "another path's blocks"
+
+
+def _tokens(node: Node, start: int, stop: int, width: int) -> bytes | memoryview:
+    """The packed tokens between two depths, of which ``stop`` is in ``node`` or at its end."""
+    parts, first = [], node.depth - len(node.pages)
+    while stop > start:
+        at = max(start - first, 0) * width
+        parts.append(memoryview(node.tokens)[at : (stop - first) * width])
+        stop, node = first, node.parent
+        first = node.depth - len(node.pages)
+    return parts[0] if len(parts) == 1 else b"".join(reversed(parts))
+
+
+@lru_cache(maxsize=1_024)
+def _between_marks(page_count: int, width: int) -> tuple[slice, ...]:
+    """The bytes between the marks of a run, one after the other."""
+    parts, done, pages = [], 0, 1
+    while done < page_count:
+        parts.append(slice(done * width, pages * width))
+        done, pages = pages, min(2 * pages, page_count)
+    return tuple(parts)
+
+
+def _seed(root: bytes) -> int:
+    return int.from_bytes(root[:8], "little")

@@ -1,0 +1,75 @@
+"""One edge of a prefix tree (``radix``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.tree.accounts import Account
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+
+UNRANKED = -(1 << 30)
+"""The rank of what nobody has used up to the end yet."""
+
+
+class Node:
+    """An edge and the place it leads to. ``depth``: pages from the root to its end; ``rank``: the
+    highest of those who used it."""
+
+    __slots__ = (
+        "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
+        "rank", "tokens", "uses",
+    )  # fmt: skip
+
+    def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
+        self.parent: Node = parent or self  # the root is its own parent
+        if parent is not None:
+            self.account: Account = parent.account  # a root gets one when it is planted
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, Node] = _NO_CHILDREN  # changed by the two below alone
+        self.pins = 0
+        self.rank = 0
+        self.uses = 0  # admissions whose match ended here
+        self.note: Any = None  # the eviction policy's own
+        self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
+        self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
+        self.depth: int = (parent.depth if parent else 0) + len(pages)
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent is self
+
+    def path(self) -> bytes:
+        """The tokens from the root to its end, packed."""
+        parts: list[bytes] = []
+        node = self
+        while not node.is_root:
+            parts.append(node.tokens)
+            node = node.parent
+        return b"".join(reversed(parts))
+
+    def put_child(self, first_page: bytes, child: Node) -> None:
+        """``child`` starts where this one ends, with ``first_page``."""
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        self.children[first_page] = child
+
+    def lose_child(self, first_page: bytes) -> None:
+        """No child starts with ``first_page`` any more."""
+        del self.children[first_page]
+        if not self.children:
+            self.children = _NO_CHILDREN
+
+    def below(self) -> Iterator[Node]:
+        """Every node below this one, each before its children."""
+        open_nodes = list(self.children.values())
+        while open_nodes:
+            node = open_nodes.pop()
+            yield node
+            open_nodes.extend(node.children.values())
+
+
+_NO_CHILDREN: dict[bytes, Node] = {}
+"""Of every leaf, which most edges are: stays empty."""

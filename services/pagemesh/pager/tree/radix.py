@@ -1,0 +1,377 @@
+"""The prefix tree: which committed page holds the K and V of which tokens.
+
+One tree per root digest. An edge (a ``Node``) owns a run of pages and the token ids in
+them, as packed bytes; it starts and ends on page borders, and the children of a node are
+keyed by the bytes of their first page:
+
+    root --[pages 7 8 9 | 48 tokens]--> node --[pages 30 31]--> leaf
+                                         `-----[page 12]------> leaf
+
+An edge is compared in one ``startswith``; where it differs is found by bisection. So a match
+costs memory speed in the prompt, a few operations per edge, and nothing per cached page.
+
+``pins`` counts the leases anchored at a node plus its pinned children, so pinning a path
+stops at the first node that is pinned already. A node with no pins is *idle*, and then so is
+all that is below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pagemesh.pager.pages.pool import Grant, PagePool
+from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, own
+from pagemesh.pager.tree.accounts import Accounts
+from pagemesh.pager.tree.leaving import Leaver, Why
+from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
+from pagemesh.pager.tree.near import common_tokens, nearest
+from pagemesh.pager.tree.node import UNRANKED
+from pagemesh.pager.tree.node import Node as Node
+from pagemesh.pager.tree.tree import Tree as Tree
+from pagemesh.wire.tokens import U32
+
+EDGE_PAGES_MAX = 4_096
+"""A growing edge is copied when it grows; beyond this a new one starts."""
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``;
+    ``pages`` in all."""
+
+    node: Node
+    edge: Node
+    edge_pages: int
+    pages: int
+
+    @property
+    def last_page(self) -> Pages:
+        """The page where it ends, or none."""
+        if self.edge_pages:
+            return self.edge.pages[self.edge_pages - 1 : self.edge_pages]
+        return self.node.pages[-1:]
+
+
+class Inserted(msgspec.Struct, frozen=True, gc=False):
+    """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
+    already; the rest went in after page ``after`` (empty: under the root), with identities
+    from ``first_identity`` on."""
+
+    node: Node
+    known_pages: int
+    after: Pages
+    first_identity: int
+
+
+class Forest:
+    """Every tree of a pager, sharing one ledger."""
+
+    def __init__(self, pool: PagePool, page_size: int, accounts: Accounts) -> None:
+        self._pool = pool
+        self.accounts = accounts
+        self.lifetimes = Lifetimes()
+        self.now_ms = 0
+        """What is over by then is not found."""
+        self._width = 4 * page_size
+        self.trees: dict[bytes, Tree] = {}
+        self.left_pages = dict.fromkeys(Why, 0)
+        """Pages that left the trees so far."""
+        self.retired: dict[int, Tree] = {}
+        """By index: nothing new matches them, and their last leases have not ended."""
+        self._leavers: list[Leaver] = []
+        self._planted: dict[Node, Tree] = {}
+        """By the node it starts with."""
+
+    def on_leave(self, leaver: Leaver) -> None:
+        """Have ``leaver`` told of whatever leaves from now on."""
+        self._leavers.append(leaver)
+
+    def plant(self, digest: bytes, index: int) -> Tree:
+        """Start an empty tree."""
+        tree = self.trees[digest] = Tree(index, digest, Node(None, b"", NO_PAGES))
+        self._planted[tree.root] = tree
+        self.accounts.planted(tree, self.accounts.common)
+        return tree
+
+    def tree_of(self, node: Node) -> Tree:
+        """The tree that ``node`` is in."""
+        while (above := node.parent) is not node:
+            node = above
+        return self._planted[node]
+
+    def retire(self, tree: Tree) -> None:
+        """Have nothing new match ``tree``, which stays until it is felled."""
+        del self.trees[tree.digest]
+        self.retired[tree.index] = tree
+        tree.is_retired = True
+
+    def fell(self, tree: Tree) -> None:
+        """Forget an unused tree."""
+        assert tree.is_unused
+        if tree.is_retired:
+            del self.retired[tree.index]
+        else:
+            del self.trees[tree.digest]
+        del self._planted[tree.root]
+        self.accounts.felled(tree, tree.root.account)
+
+    # Looking
+
+    def match(
+        self, start: Node, tokens: bytes, pages_max: int, *, is_over_too: bool = False
+    ) -> Match:
+        """The longest cached run of ``tokens`` below ``start``, at most ``pages_max`` pages;
+        with what is over, if it ``is_over_too``."""
+        width, now_ms = self._width, 0 if is_over_too else self.now_ms
+        node, at, end = start, 0, pages_max * width
+        while at < end:
+            edge = node.children.get(tokens[at : at + width])
+            if edge is None or (edge.expires_ms <= now_ms and not edge.pins):
+                break
+            size = len(edge.tokens)
+            if at + size <= end and tokens.startswith(edge.tokens, at):
+                node, at = edge, at + size
+                continue
+            pages = self.common_pages(edge.tokens, tokens, at, min(size, end - at))
+            return Match(node, edge, pages, node.depth + pages)
+        return Match(node, node, 0, node.depth)
+
+    def near_tokens(self, match: Match, tokens: bytes) -> int:
+        """How many tokens beyond ``match``, the longest below a root, are in a cached page that
+        differs later on or may not be used."""
+        width = self._width
+        at = match.pages * width
+        rest = tokens[at : at + width]
+        if match.edge_pages:
+            cut = match.edge_pages * width
+            return common_tokens(match.edge.tokens[cut : cut + width], rest)
+        if not rest:
+            return 0
+        children = match.node.children
+        if rest in children:
+            return len(rest) // 4
+        return nearest(children, rest)
+
+    def idle_pages(self, match: Match) -> int:
+        """Pages of the match that nothing pins yet: pinning it takes them from the evictable."""
+        count = match.edge_pages if match.edge_pages and not match.edge.pins else 0
+        node = match.node
+        while not node.pins and (above := node.parent) is not node:
+            count += len(node.pages)
+            node = above
+        return count
+
+    def runs(self, node: Node) -> list[Pages]:
+        """The pages from the root to the end of ``node``, edge by edge."""
+        runs = []
+        while (parent := node.parent) is not node:
+            runs.append(node.pages)
+            node = parent
+        runs.reverse()
+        return runs
+
+    def table(self, node: Node) -> U32:
+        """The pages from the root to the end of ``node``."""
+        return join_all(self.runs(node))
+
+    @staticmethod
+    def try_unpin(anchor: Node, taken: dict[Node, int]) -> int:
+        """How many more pages would be idle if ``anchor`` were unpinned too; ``taken`` keeps
+        the pins taken so far in this trial."""
+        count, node = 0, anchor
+        while True:
+            taken[node] = gone = taken.get(node, 0) + 1
+            if gone < node.pins or node.is_root:
+                return count
+            count += len(node.pages)
+            node = node.parent
+
+    # Pinning
+
+    def pin(self, node: Node) -> None:
+        """One more lease is anchored at ``node``."""
+        while True:
+            node.pins += 1
+            if node.pins > 1 or (parent := node.parent) is node:
+                return
+            self._pool.pin(len(node.pages))
+            node.account.pin(node)
+            node = parent
+
+    def unpin(self, node: Node) -> None:
+        """One lease less is anchored at ``node``."""
+        while True:
+            assert node.pins > 0, "unpinned more often than pinned"
+            node.pins -= 1
+            if node.pins or (parent := node.parent) is node:
+                return
+            self._pool.unpin(len(node.pages))
+            node.account.unpin(node)
+            if node.expires_ms < FOREVER_MS:  # it may have been over while it was in use
+                self.lifetimes.again(node, self.now_ms)
+            node = parent
+
+    def pin_match(self, match: Match) -> Node:
+        """Pin a match, cutting its last edge where the match ends. Returns the anchor."""
+        if match.edge_pages:
+            return self._cut_and_pin(match.edge, match.edge_pages)
+        self.pin(match.node)
+        return match.node
+
+    def used(self, node: Node, until_ms: int, rank: int) -> None:
+        """A lease that ended had used ``node``, and so all above it: it is kept ``until_ms`` and
+        has ``rank``, unless others have given it longer or a higher one."""
+        if node.expires_ms < until_ms:
+            self.lifetimes.keep(node, until_ms)
+        while node.rank < rank and not node.is_root:
+            node.rank = rank
+            node = node.parent
+
+    # Growing and shrinking
+
+    def insert(
+        self, anchor: Node, tokens: bytes, pages: Pages, *, grow: bool, timed: bool = False
+    ) -> Inserted:
+        """Put ``pages``, held so far and holding ``tokens``, below ``anchor``.
+
+        What is there already stays as it is: those pages of ours are left held. The node
+        where the tokens end is pinned; the caller unpins ``anchor``. ``grow`` allows to
+        lengthen ``anchor`` itself, when nobody else could tell. What is new is kept for ever,
+        or, ``timed``, only as long as it is used and then as ``lifetimes`` is told.
+        """
+        match = self.match(anchor, tokens, len(pages), is_over_too=True)
+        known, after = match.pages - anchor.depth, match.last_page
+        if known:
+            pages, tokens = pages[known:], tokens[known * self._width :]
+        fresh, fresh_count = own(pages), len(pages)
+        first = self._pool.commit(fresh) if fresh_count else 0
+        anchor.account.used_pages += fresh_count
+        grow = grow and not (timed and anchor.expires_ms)  # it is kept for somebody else too
+        if grow and not known and self._may_grow(anchor, fresh_count):
+            anchor.tokens += tokens
+            anchor.pages = join(anchor.pages, fresh)
+            anchor.depth += fresh_count
+            self.pin(anchor)
+            return Inserted(anchor, known, after, first)
+        node = self.pin_match(match)
+        if not fresh_count:
+            return Inserted(node, known, after, first)
+        leaf = self._attach(node, tokens, fresh)
+        leaf.rank = UNRANKED
+        if timed:
+            leaf.expires_ms = 0
+        elif node.expires_ms < FOREVER_MS:
+            self.lifetimes.keep(node, FOREVER_MS)
+        leaf.pins = 1  # the caller's; the pin that it had at the node is now the leaf's own
+        return Inserted(leaf, known, after, first)
+
+    def graft(self, parent: Node, tokens: bytes, pages: Pages) -> Node | None:
+        """Hang an idle edge of an earlier life below ``parent``; None when the place is taken.
+        The ledger counts its pages as idle already."""
+        if tokens[: self._width] in parent.children:
+            return None
+        return self._attach(parent, tokens, pages)
+
+    def rest(self, nodes: Iterable[Node]) -> None:
+        """After grafting: tell the policy every idle node, each after those below it."""
+        for node in nodes:
+            node.account.idle_pages += len(node.pages)
+            node.account.policy.add(node)
+
+    def reuse(
+        self, count: int, spare_pages_max: int, why: Why = Why.EVICTED
+    ) -> tuple[list[Grant], list[Pages]]:
+        """Evict ``count`` idle pages (there must be so many) that are held anew at once, leaves
+        first and each leaf from its end, and at most ``spare_pages_max`` more, which are free:
+        an edge that goes whole leaves one run, and cutting a long one page by page would copy it
+        each time. Returns both; an edge that is just as long is one grant, as it was before."""
+        grants, spare = [], []
+        account, others = self.accounts.richest()
+        while count:
+            node, pages_max = account.policy.victim()
+            run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
+            self._cut_off(node, len(run), Why.QUOTA if account.is_over else why)
+            beyond = max(0, len(run) - count)
+            if beyond:
+                self._pool.evict(run[:beyond])
+                spare.append(run[:beyond])
+                run = run[beyond:]
+            taken = as_run(run)
+            grants.append((taken, self._pool.reuse(taken)))
+            count -= len(taken)
+            if count and not self.accounts.is_richest(account, others):
+                account, others = self.accounts.richest()  # what the others have has not changed
+        return grants, spare
+
+    def trim(self, node: Node, count: int, why: Why) -> None:
+        """Free the last ``count`` pages of an idle leaf."""
+        pages = node.pages[len(node.pages) - count :]
+        self._cut_off(node, count, why)
+        self._pool.evict(pages)
+
+    def _cut_off(self, node: Node, count: int, why: Why) -> None:
+        assert not node.children and not node.pins and not node.is_root
+        self.left_pages[why] += count
+        for leaver in self._leavers:
+            leaver(node, count, why)
+        keep = len(node.pages) - count
+        if not keep:
+            node.parent.lose_child(node.tokens[: self._width])
+            node.parent.uses += node.uses  # they read it as well
+            self.lifetimes.forget(node)
+        node.account.part(node, keep)
+        if keep:
+            node.tokens = node.tokens[: keep * self._width]
+            node.pages = own(node.pages[:keep])
+            node.depth -= count
+            self.lifetimes.shortened(node)
+        else:
+            node.tokens, node.pages = b"", NO_PAGES
+
+    def _attach(self, parent: Node, tokens: bytes, pages: Pages) -> Node:
+        node = Node(parent, tokens, pages)
+        parent.put_child(tokens[: self._width], node)
+        return node
+
+    def _cut_and_pin(self, lower: Node, keep: int) -> Node:
+        """Cut an edge after ``keep`` pages; the upper part is new and gets one pin.
+
+        Leases anchored at ``lower`` stay there, so the path of each keeps its length.
+        """
+        lower.account.policy.tidy()  # what it was told is of the edge as it is
+        parent, cut = lower.parent, keep * self._width
+        upper = Node(parent, lower.tokens[:cut], own(lower.pages[:keep]))
+        parent.put_child(lower.tokens[: self._width], upper)
+        lower.parent = upper
+        lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
+        upper.put_child(lower.tokens[: self._width], lower)
+        upper.rank = lower.rank
+        upper.account.policy.cut(upper, lower)
+        self.lifetimes.cut(upper, lower)
+        if lower.pins:
+            upper.pins = 2  # the child, and the caller
+        else:
+            upper.pins = 1
+            self._pool.pin(keep)
+            upper.account.idle_pages -= keep
+            upper.account.used_pages += keep
+            self.pin(parent)
+        return upper
+
+    def _may_grow(self, node: Node, page_count: int) -> bool:
+        # With one pin and no child, only the one lease anchored here knows its depth.
+        alone = node.pins == 1 and not node.children and not node.is_root
+        return alone and 0 < page_count <= EDGE_PAGES_MAX - len(node.pages)
+
+    def common_pages(self, edge: bytes, tokens: bytes, at: int, size: int) -> int:
+        """Equal leading pages of ``edge`` and ``tokens[at:at + size]``; the first one is."""
+        width = self._width
+        low, high = 1, size // width
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tokens.startswith(edge[low * width : middle * width], at + low * width):
+                low = middle
+            else:
+                high = middle - 1
+        return low
