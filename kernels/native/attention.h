@@ -8,6 +8,7 @@ namespace {
 
 // Below some 80 us of work (see parallel.h), in multiply-adds.
 constexpr long kAttentionWork = 1 << 20;
+constexpr long kUnitsPerThread = 8;
 
 inline long attention_work(const AttentionCall& call) {
   long positions = 0;
@@ -18,9 +19,17 @@ inline long attention_work(const AttentionCall& call) {
   return positions * call.group * call.pages.kv_heads * call.pages.head_dim * 2;
 }
 
+// Queries of a tile for each KV head. The more, the less often K and V are read; and yet so few
+// that each thread has several tiles, the last of which others wait for.
+inline long unit_queries_of(const AttentionCall& call, int threads) {
+  const long each = call.rows * call.group * call.pages.kv_heads / (kUnitsPerThread * threads);
+  return each < kUnitQueriesMin ? kUnitQueriesMin : each < kUnitQueriesMax ? each : kUnitQueriesMax;
+}
+
 // How a batch's rows are spread: made once a step, used by every layer. Tiles go to threads
 // whole, or by span when there are too few of them to go round.
 struct AttentionPlan {
+  long unit_queries = kUnitQueriesMin;
   Tile* tiles = nullptr;
   long tile_count = 0;
   bool by_span = false;
@@ -48,7 +57,8 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   plan->tiles = pm::take<Tile>(static_cast<size_t>(call.rows));
   // Not so few tiles that threads are left without.
   const long joined_max = call.rows * call.pages.kv_heads / (2 * threads);
-  plan->tile_count = make_tiles(call, joined_max, plan->tiles);
+  plan->unit_queries = unit_queries_of(call, threads);
+  plan->tile_count = make_tiles(call, plan->unit_queries, joined_max, plan->tiles);
   long spans_max = 0, rows_max = 1, units = 0;
   for (long i = 0; i < plan->tile_count; ++i) {
     const long own = Spans(reach_of(call, plan->tiles[i])).count();
@@ -140,7 +150,7 @@ long paged_attention(const PmPages* pages, const float* q, long q_stride, float*
   plan_attention(call, threads, &plan);
   pm::Counter work, merging;
   pm::parallel(threads, [&] {
-    ThreadScratch own(call);
+    ThreadScratch own(call, plan.unit_queries);
     attend(call, plan, work, merging, own.scratch);
   });
   return 0;

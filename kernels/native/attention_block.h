@@ -19,9 +19,9 @@ namespace {
 constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
 constexpr long kSpan = 512;
 #if PM_LEVEL >= 1
-constexpr int kTileQueries = 6, kUnitQueries = 48;
+constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 #else
-constexpr int kTileQueries = 1, kUnitQueries = 24;
+constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
 constexpr int kFetchQueries = 4;  // runs of more are bound by arithmetic
 
@@ -291,11 +291,12 @@ void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   }
 }
 
-// Adds the weighted rows of V to N vectors of columns, from column `at` on.
-template <typename T, int Q, int N>
+// Adds the weighted rows of V to N vectors of columns, from column `at` on; the last may be in part
+// beyond them if TAIL.
+template <typename T, int Q, int N, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
-  const int lanes = lanes_at(at + (N - 1) * kLanes, columns);
+  const int lanes = lanes_at(at, columns);
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;
@@ -305,7 +306,7 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     V value[N];
     const typename T::Code* from = block.values[slot] + at;
     for (int j = 0; j < N; ++j) {
-      value[j] = N > 1 ? T::decode(from + j * kLanes) : T::decode_some(from, lanes);
+      value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
     if (Q <= kFetchQueries) {
       const long row = (slot % kLanes * columns + at) / kLanes;
@@ -340,6 +341,7 @@ void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part
   if (part.vectors == 0) return weigh<T, Q>(call, block, run);
   if (part.vectors == 8) return add_values<T, Q, (Q <= 2 ? 2 : 1) * kHeld>(call, block, run, part.at);
   const long end = part.at + part.vectors * kLanes;
+  if (end > call.pages.head_dim) return add_values<T, Q, 1, true>(call, block, run, part.at);
   for (; part.at + kHeld * kLanes <= end; part.at += kHeld * kLanes) {
     add_values<T, Q, kHeld>(call, block, run, part.at);
   }

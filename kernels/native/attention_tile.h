@@ -245,8 +245,9 @@ struct ThreadScratch {
   Scratch scratch;
   void* memory;
 
-  explicit ThreadScratch(const AttentionCall& call) {
-    const long queries = call.group > kUnitQueries ? call.group : kUnitQueries;
+  // For tiles of up to `unit_queries` for each KV head.
+  ThreadScratch(const AttentionCall& call, long unit_queries) {
+    const long queries = call.group > unit_queries ? call.group : unit_queries;
     const long states = queries * state_floats(call.width);
     const long packed = queries * call.width, weights = queries * kBlock;
     const long keys = call.pages.page_size % kLanes ? call.pages.head_dim * kBlock : 0;
@@ -279,9 +280,10 @@ long shared_positions(const AttentionCall& call, long row, long other) {
 
 // Rows side by side of one sequence. Under a window their positions must be neighbours, so that
 // every position within reach of a tile is within that of one of its rows. Or single rows of up
-// to `joined_max` sequences, most of whose positions are shared.
-long make_tiles(const AttentionCall& call, long joined_max, Tile* tiles) {
-  const long rows_max = call.group >= kUnitQueries ? 1 : kUnitQueries / call.group;
+// to `joined_max` sequences, most of whose positions are shared. At most `unit_queries` for each
+// KV head, or one row.
+long make_tiles(const AttentionCall& call, long unit_queries, long joined_max, Tile* tiles) {
+  const long rows_max = call.group >= unit_queries ? 1 : unit_queries / call.group;
   const auto sequence = [&](long row) { return row < call.rows ? call.row_sequence[row] : -1; };
   joined_max = joined_max < rows_max ? joined_max : rows_max;
   long count = 0;

@@ -338,7 +338,7 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
   const StepCall step{*model, pages, *batch, memory, counters, attention, plan, last, last_plan,
                       hidden, logits, phase_us};
   pm::parallel(threads, [&] {
-    ThreadScratch scratch(attention);
+    ThreadScratch scratch(attention, plan.unit_queries);  // the last layer's are no larger
     const int thread = pm::thread_index();
     Hand hand{thread, pm::thread_count(), model->row_invariant != 0, memory.split,
               memory.own_split + thread * memory.own_split_floats,

@@ -113,7 +113,7 @@ class Decoder:
         return linear(x, packed, out, row_invariant=self.deterministic)
 
     def _is_for_torch(self, batch: RaggedBatch) -> bool:
-        """Are there chunks so long, over a past so long, that torch's attention is quicker?"""
+        """Are there chunks so long that torch's attention is quicker?"""
         if self.deterministic or batch.rows < ROWS_MIN * batch.sequences or not batch.rows:
             return False
         return int(batch.row_position.max()) >= past_tokens_min()

@@ -1,13 +1,13 @@
-"""``paged_prefill``: what ``paged_attention`` computes, with long chunks over a long past given
-to torch's attention.
+"""``paged_prefill``: what ``paged_attention`` computes, with long chunks given to torch's attention
+where our own has no vector instructions.
 
 Same arguments and result, but rows of a sequence must be consecutive positions, and the last
 bits depend on the chunking: not for deterministic mode. For such a chunk K and V are gathered
 from their pages; the past is attended to without a mask, the chunk causally, and the two are
-merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). From how much
-past on that is quicker depends on the instruction set: our own kernel takes a half to two thirds
-of the time with AVX-512, and several times as long without vectors
-(``ops/bench/results/kernels.json``, ``kernels_avx2.json``, ``kernels_portable.json``).
+merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). Without vectors
+our own kernel takes several times as long as torch's; with AVX2 it takes as long or less, with
+AVX-512 a half to two thirds (``ops/bench/results/kernels_portable.json``, ``kernels_avx2.json``,
+``kernels.json``).
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from pagemesh.kernels.paged_attention.reference import gather as gather_referenc
 
 NEVER = 1 << 31
 ROWS_MIN = 128
-_PAST_TOKENS_MIN = {CpuLevel.PORTABLE: 0, CpuLevel.AVX2: 4096}
 
 
 def past_tokens_min() -> int:
     """How many tokens must come before a chunk of ``ROWS_MIN`` rows for torch to be quicker."""
-    return _PAST_TOKENS_MIN.get(cpu_level(), NEVER) if is_native() else 0
+    return NEVER if is_native() and cpu_level() is not CpuLevel.PORTABLE else 0
 
 
 def paged_prefill(
