@@ -6,8 +6,8 @@ bits depend on the chunking: not for deterministic mode. For such a chunk K and 
 from their pages; the past is attended to without a mask, the chunk causally, and the two are
 merged by their log-sum-exp (base e), as in cascade attention (Ye et al., 2024). Without vectors
 our own kernel takes several times as long as torch's; with AVX2 it takes as long or less, with
-AVX-512 a half to two thirds (``ops/bench/results/kernels_portable.json``, ``kernels_avx2.json``,
-``kernels.json``).
+AVX-512 less than half as long (``ops/bench/results/kernels_portable.json``,
+``kernels_avx2.json``, ``kernels.json``).
 """
 
 from __future__ import annotations
