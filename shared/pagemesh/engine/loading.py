@@ -7,7 +7,7 @@ LoadedModel.root  names weights, tokenizer, positions and page layout: workers w
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,7 @@ from pagemesh.engine.checkpoint import (
 from pagemesh.engine.files import ensure_folder, write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import kept_digest, load_prepared
-from pagemesh.engine.weights import DecoderWeights, assemble, recipes
+from pagemesh.engine.weights import HEAD, DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout, identity
 from pagemesh.kernels.weight_types import WeightType
@@ -36,7 +36,7 @@ from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
-_CONFIG_VERSION = 2
+_CONFIG_VERSION = 3
 """Raise it when ``DecoderConfig`` means something else."""
 
 
@@ -121,6 +121,7 @@ def load_model(
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:
+        config = with_own_head(config, checkpoint)
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = kept_digest(stored, weight_type)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress, weight_type)
@@ -174,6 +175,15 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
         pass  # not known yet, or a torn file of an older time
     config = decoder_config(read_config(folder), where=f"model {folder}")
     write_atomically(known, msgspec.json.encode(config))
+    return config
+
+
+def with_own_head(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """``config`` as ``transformers`` takes it for an open ``checkpoint``: a head that is stored
+    beside the embeddings is not theirs, whatever the configuration says. Where it is a copy of
+    them nothing changes."""
+    if config.tied_embeddings and HEAD in checkpoint:
+        return replace(config, tied_embeddings=False)
     return config
 
 

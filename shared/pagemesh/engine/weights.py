@@ -16,6 +16,9 @@ from pagemesh.kernels.ops import LayerWeights, PackedLinear, packed_shape
 from pagemesh.kernels.weight_types import WeightType
 
 Tensor = torch.Tensor
+HEAD = "lm_head.weight"
+"""The name in a checkpoint of a head that is not the embeddings'."""
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,12 @@ class Recipe:
 def recipes(config: DecoderConfig) -> Iterator[Recipe]:
     """Every tensor of a decoder, in the order the forward pass reads them."""
     hidden, vocab = config.hidden_size, config.vocab_tokens
-    embedding = (("model.embed_tokens.weight", (vocab, hidden)),)
+    embedding = ((_EMBEDDING, (vocab, hidden)),)
     yield Recipe("embedding", embedding, factor=config.embedding_factor)
     for index in range(config.layer_count):
         yield from _layer_recipes(config, index)
     yield Recipe("norm", (("model.norm.weight", (hidden,)),))
-    head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
-    parts = ((head, (vocab, hidden)),)
+    parts = ((_EMBEDDING if config.tied_embeddings else HEAD, (vocab, hidden)),)
     yield Recipe("head.weight", parts, matrix=True, factor=config.logits_factor)
 
 

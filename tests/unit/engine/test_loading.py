@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.engine.models import SHAPE, save_twin
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagemesh.engine import checkpoint, prepared
 from pagemesh.engine.files import locked
@@ -81,6 +81,20 @@ def test_every_weight_is_mapped_from_a_file_and_float32_norms_from_the_checkpoin
     assert str(folder / WEIGHTS) in mapped_files(weights.norm)
     assert str(folder.parent / "cache") in mapped_files(weights.head.panels)
     assert str(folder.parent / "cache") in mapped_files(weights.layers[0].qkv.panels)
+
+
+def test_a_head_that_is_stored_beside_the_embeddings_it_is_said_to_be_is_its_own(
+    folder: Path,
+) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tied = load(folder)
+    own = tensors["model.embed_tokens.weight"].flip(0).clone()
+    save_file(tensors | {"lm_head.weight": own}, folder / WEIGHTS, metadata={"format": "pt"})
+    model = load(folder)
+    twin = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    assert torch.equal(twin.lm_head.weight, own), "transformers takes it so"
+    assert torch.equal(unpack_linear(model.weights.head), own)
+    assert torch.equal(unpack_linear(tied.weights.head), tied.weights.embedding)
 
 
 def test_half_precision_is_converted_once_and_then_found(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.files import ensure_folder
-from pagemesh.engine.loading import ServedModel, page_layout, remembered_config, root_of
+from pagemesh.engine.loading import (
+    ServedModel,
+    page_layout,
+    remembered_config,
+    root_of,
+    with_own_head,
+)
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.engine.opening import Engine, has_lean_path
 from pagemesh.kernels.layout import KvDtype
@@ -55,6 +61,7 @@ def open_on_device(
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:
+        config = with_own_head(config, checkpoint)
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = _load(checkpoint, config, device, TYPES[compute_type], progress, where)
     root = root_of(
