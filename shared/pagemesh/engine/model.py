@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from pagemesh.engine.coverage import lean_obstacle, refuse_unsupported
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
+_MLP_BIASED = ("GraniteForCausalLM", "LlamaForCausalLM")
+_BIASED = (*_MLP_BIASED, "Qwen3ForCausalLM")
+"""What a configuration says of biases counts for these; the other families have no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,21 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     architecture = refuse_unsupported(source, where)
     if obstacle := lean_obstacle(source, architecture):
         raise ConfigError(f"{where}: the lean forward pass cannot run this: {obstacle}")
-    is_biased = architecture in ("LlamaForCausalLM", "GraniteForCausalLM")
-    attention_bias = bool(getattr(source, "attention_bias", False))
+    try:
+        config = _described(source, architecture, where)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: config.json holds a value of the wrong kind: {first_line(error)}"
+        ) from None
+    _check_shape(config, where)
+    return config
+
+
+def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
+    attention_bias = architecture in _BIASED and bool(getattr(source, "attention_bias", False))
     heads = int(source.num_attention_heads)
     head_dim = int(getattr(source, "head_dim", None) or source.hidden_size // heads)
-    config = DecoderConfig(
+    return DecoderConfig(
         architecture=architecture,
         layer_count=int(source.num_hidden_layers),
         hidden_size=int(source.hidden_size),
@@ -108,14 +122,12 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
         rope=_rope(source, head_dim, where),
         tied_embeddings=bool(source.tie_word_embeddings),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
-        output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
-        mlp_bias=is_biased and bool(getattr(source, "mlp_bias", False)),
+        output_bias=attention_bias,
+        mlp_bias=architecture in _MLP_BIASED and bool(getattr(source, "mlp_bias", False)),
         head_norm=architecture == "Qwen3ForCausalLM",
         fused_projections=architecture == "Phi3ForCausalLM",
         **(_granite_factors(source, head_dim) if architecture == "GraniteForCausalLM" else {}),
     )
-    _check_shape(config, where)
-    return config
 
 
 def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:
@@ -137,6 +149,8 @@ def _check_shape(config: DecoderConfig, where: str) -> None:
         raise ConfigError(
             f"{where}: head width {config.head_dim} is not an even number up to {_HEAD_DIM_MAX}"
         )
+    if not all(map(math.isfinite, (*config.rope.frequencies, config.rope.scale))):
+        raise ConfigError(f"{where}: rope_parameters make angles that are no numbers")
 
 
 def _rope(source: Any, head_dim: int, where: str) -> Rope:

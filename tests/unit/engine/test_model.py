@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
-from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from pagemesh.engine.coverage import LEAN
 from pagemesh.engine.model import decoder_config
@@ -37,6 +44,15 @@ def test_the_three_architectures_differ_where_they_should() -> None:
     assert (normed.qkv_bias, normed.head_norm, normed.head_dim) == (False, True, 24)
 
 
+@pytest.mark.parametrize("kind", [MistralConfig, Phi3Config, Qwen2Config])
+def test_biases_that_a_family_has_not_are_not_looked_for(kind: Any) -> None:
+    stray = {"attention_bias": True, "mlp_bias": True, "pad_token_id": 0, "sliding_window": None}
+    name = f"{kind.__name__.removesuffix('Config')}ForCausalLM"
+    config = decoder_config(named(kind(**SHAPE, **stray), name), where="")
+    assert (config.output_bias, config.mlp_bias) == (False, False)
+    assert config.qkv_bias == (kind is Qwen2Config)
+
+
 def test_what_the_lean_pass_has_not_is_named_with_what_it_has() -> None:
     text = refusal(named(GPT2Config(), "GPT2LMHeadModel"))
     assert "GPT2LMHeadModel" in text
@@ -56,6 +72,12 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
             "dynamic",
         ),
         ({"num_key_value_heads": 3}, "3 key/value heads"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "wide"}}, "'wide'"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "wrong kind"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}},
+            "no numbers",
+        ),
         ({"head_dim": 1024}, "1024"),
     ],
 )
