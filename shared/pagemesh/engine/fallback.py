@@ -248,9 +248,10 @@ def window_obstacle(config: Any, seen: Mapping[int, Seen]) -> str:
     """What a configuration says of windows and attention was not told; empty when they agree.
     Models that keep a window in their masks alone would see too much, silently."""
     window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
-        return ""
     kinds = getattr(config, "layer_types", None)
+    # Masks are made by what each layer is called, where layers have names, whatever the switch is.
+    if not window or (kinds is None and getattr(config, "use_sliding_window", True) is False):
+        return ""
     for layer, told in seen.items():
         has_window = kinds is None or kinds[layer] == "sliding_attention"
         if has_window and told.window_tokens != window:

@@ -28,6 +28,7 @@ from pagemesh.engine.checkpoint import (
     silent,
     weights_digest,
 )
+from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.engine.fallback import (
     ATTENTION,
     FallbackDecoder,
@@ -86,6 +87,8 @@ def load_fallback(
     ensure_folder(cache)
     where = f"model {folder}"
     source = read_config(folder)
+    # config.json was judged as it is written; what transformers makes of it may be something else.
+    refuse_unsupported(source, where)
     with Checkpoint(folder) as checkpoint:
         stored = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
     weights = kept_digest(stored, weight_type)
@@ -144,6 +147,8 @@ def _modules(
         model = kind(source).eval()
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
+    # Once more: a tied head's bias is copied, to be padded, and is then mapped no longer.
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.requires_grad_(False)
     _pack(model, tensors)
     mapped = {tensor.data_ptr() for tensor in tensors.values()}

@@ -128,6 +128,25 @@ def test_a_lean_family_without_windows_takes_the_lean_path(tmp_path: Path) -> No
     assert isinstance(model, LoadedModel)
 
 
+@pytest.mark.parametrize("stored_apart", [False, True])
+def test_a_head_said_to_be_tied_is_what_transformers_makes_of_it(
+    stored_apart: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    # Phi's head has a bias, which is never the embeddings'.
+    twin = save_fallback_twin(folder, "PhiForCausalLM", tie_word_embeddings=True)
+    if stored_apart:
+        tensors = load_file(folder / "model.safetensors")
+        own = tensors["model.embed_tokens.weight"].flip(0).clone()
+        save_file(tensors | {"lm_head.weight": own}, folder / "model.safetensors", {"format": "pt"})
+        twin = type(twin).from_pretrained(str(folder), dtype=torch.float32)
+    model, decoder = opened(folder)
+    pool = KvPool.allocate(model.layout, 4)
+    tokens = some_tokens(40, vocab=VOCAB)
+    (got,) = stepped(decoder, pool, [(Pages(pool).table(40), tokens, 0)])
+    assert relative_error(got, expected_logits(twin, tokens)) < TOLERANCE
+
+
 def test_heads_fewer_and_narrower_than_a_page_has_room_for_change_nothing() -> None:
     own = PageLayout(layers=1, kv_heads=2, head_dim=8, page_size=4)
     results = []
@@ -251,6 +270,16 @@ def test_what_does_not_compute_the_same_over_pages_is_refused_at_loading(
     assert reason in text
 
 
+def test_a_window_that_masks_alone_have_is_refused_whatever_the_switch_says(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    save_fallback_twin(
+        tmp_path / "model", "SmolLM3ForCausalLM", use_sliding_window=False, layer_types=kinds
+    )
+    assert "its layer 0 does not tell attention its window of 24 tokens" in refusal(
+        tmp_path / "model"
+    )
+
+
 def test_a_model_with_other_logits_over_pages_than_without_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +312,16 @@ def test_what_pages_cannot_hold_is_refused_by_its_configuration(
     text = json.dumps({"architectures": [architecture], **fields})
     (tmp_path / "model" / "config.json").write_text(text)
     assert reason in refusal(tmp_path / "model")
+
+
+def test_a_scaling_that_transformers_reads_beside_another_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "GemmaForCausalLM")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["rope_scaling"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    assert fields["rope_parameters"]["rope_type"] == "default"
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert "'dynamic' is not supported" in refusal(folder)
 
 
 def test_deterministic_mode_is_refused_with_its_reason(tmp_path: Path) -> None:
