@@ -16,6 +16,7 @@ LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
 H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
 WEBSOCKET = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
 CLOSE = b"connection: close\r\n"
+END = b"\r\n\r\n"
 
 
 def post(*fields: bytes, body: bytes = BODY) -> bytes:
@@ -48,6 +49,51 @@ async def test_a_client_of_http_1_0_with_an_offer_is_answered_as_one(mesh: FakeM
     old = LIVE.replace(b"HTTP/1.1", b"HTTP/1.0") + WEBSOCKET
     answer = await answered(mesh, old + b"\r\n")  # the connection ends with the answer
     assert answer.count(b"200 OK") == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=("whole", "stream"))
+async def test_a_client_of_http_1_0_gets_an_answer_without_the_marks_of_chunks(
+    mesh: FakeMesh, is_stream: bool
+) -> None:
+    body = BODY[:-1] + (b', "stream": true}' if is_stream else b"}")
+    sent = post(b"content-length: %d\r\n" % len(body), body=body)
+    head, _, text = (await answered(mesh, sent.replace(b"HTTP/1.1", b"HTTP/1.0"))).partition(END)
+    assert b" 200 OK" in head and b"chunked" not in head.lower()
+    if not is_stream:
+        assert json.loads(text)["choices"][0]["text"] == "cba"
+        return
+    events = text.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "cba"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00\r\n", b"GET\r\n\r\n", LIVE + b"x: aaaaaaaa\r\n" * 8_000],
+    ids=("TLS", "no path", "too long"),
+)
+async def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(
+    mesh: FakeMesh, sent: bytes
+) -> None:
+    head, _, text = (await answered(mesh, sent)).partition(END)
+    assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+    assert json.loads(text)["error"]["code"] == "malformed_http"
+
+
+async def test_no_error_is_written_into_the_middle_of_an_answer(mesh: FakeMesh) -> None:
+    body = {"model": MODEL, "prompt": "abc" * 20, "max_tokens": 50, "stream": True}
+    sent = json.dumps(body).encode()
+    mesh.worker.pause_s = 0.02
+    url = httpx.URL(mesh.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(post(b"content-length: %d\r\n" % len(sent), body=sent))
+    async with asyncio.timeout(20):
+        answer = await reader.readuntil(b"data: ")
+        writer.write(b"no HTTP\r\n\r\n")
+        answer += await reader.read()
+    writer.close()
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 async def test_many_offers_that_come_at_once_are_each_declined(mesh: FakeMesh) -> None:

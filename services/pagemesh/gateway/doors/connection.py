@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's, which bounds bodies' buffers and idle time, with bounds on
 what is neither: heads and trailers, which it gathers whole before anybody is asked for a key.
 
-Offers to speak another protocol are declined by going on as if they had not been made.
+Offers to speak another protocol are declined by going on as if they had not been made. What is no
+HTTP at all is told so in the form of all errors.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from pagemesh.gateway.api.api_errors import ApiError
 
 HEAD_BYTES_MAX = 64 << 10
 HEAD_S_MAX = 30.0
+_REFUSAL = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"connection: close\r\n\r\n"
+)
 
 
 class Connection(HttpToolsProtocol):
@@ -76,6 +85,18 @@ class Connection(HttpToolsProtocol):
         is_known = parser.get_http_version() != "1.0" and parser.get_method() != b"CONNECT"
         return is_known and parser.should_upgrade()
 
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong, and hang up; in the middle of an answer nothing can be said."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = ApiError(400, msg, code="malformed_http").body()
+            self.transport.write(_REFUSAL % len(body) + body)
+        self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
+
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
@@ -83,6 +104,28 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """``app`` for a client of HTTP/1.0, which takes the marks of chunks for text: an answer whose
+    length is not known before is all that comes until the connection ends."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream = False
+
+        async def plain(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if is_stream:
+                    cycle.chunked_encoding = False
+            elif is_stream:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, plain)
+
+    return answering
 
 
 class _Parser(httptools.HttpRequestParser):
