@@ -101,5 +101,22 @@ async def test_megabytes_that_cannot_fit_are_refused_unread(
             assert refused.status_code == 400
             error = refused.json()["error"]
             assert error["code"] == "context_length_exceeded"
+            assert "maximum context length is 3200 tokens" in error["message"]
             assert "has at least" in error["message"]
     assert read == []
+
+
+async def test_an_answer_that_cannot_fit_is_told_the_limit_and_the_prompts_own_length(
+    mesh: FakeMesh,
+) -> None:
+    await eventually(lambda: mesh.front.gateway.known_facts is not None)
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=30) as http:
+        body = {"model": MODEL, "prompt": "abcdefgh" * 4, "max_tokens": 1_000_000}
+        refused = await http.post("/v1/completions", json=body)
+        tokens = len(
+            (await http.post("/tokenize", json={"prompt": body["prompt"]})).json()["tokens"]
+        )
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    told = f"has {tokens}, so that max_tokens may be {3_200 - tokens} at most, not 1000000"
+    assert told in error["message"] and "maximum context length is 3200 tokens" in error["message"]

@@ -46,7 +46,7 @@ def _tokenise_one(
     most_bytes = tokens.bytes_per_token_max
     if facts is not None and most_bytes is not None:
         least_tokens = -(-len(text.encode()) // most_bytes)
-        _check_room(ask, f"at least {least_tokens}", least_tokens, facts)
+        _check_prompt(ask, f"at least {least_tokens}", least_tokens, facts)
     return tokens.encode(text, add_special_tokens=ask.add_special_tokens, owner=owner)
 
 
@@ -117,7 +117,8 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
 
 def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: int) -> int:
     """How many tokens may be generated after a prompt."""
-    _check_room(ask, str(prompt_tokens), prompt_tokens, facts)
+    _check_prompt(ask, str(prompt_tokens), prompt_tokens, facts)
+    _check_answer(ask, prompt_tokens, facts)
     slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
     if slots > quota_tokens:
         message = (
@@ -127,27 +128,39 @@ def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: i
         raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
         return ask.max_tokens
-    return min(quota_tokens, *(limit for limit, _ in _limits(facts))) - prompt_tokens
+    return min(quota_tokens, _limit(facts)[0]) - prompt_tokens
 
 
-def _limits(facts: ModelFacts) -> tuple[tuple[int, str], ...]:
+def _limit(facts: ModelFacts) -> tuple[int, str]:
+    """Of tokens of a prompt and its answer, and the words that clients look for to tell a context
+    that is too small by, as OpenAI's own message has them."""
     pool_tokens = facts.pool_pages * facts.page_size
-    return (
-        (facts.context_tokens_max, "the model's context of {} tokens"),
-        (pool_tokens, "the page pool of {} tokens"),
-        (REQUEST_TOKENS_MAX, "the limit of {} tokens"),
+    limit, reason = min(
+        (facts.context_tokens_max, ""),
+        (pool_tokens, ", all that the page pool holds"),
+        (REQUEST_TOKENS_MAX, ", as for every model here"),
     )
+    return limit, f"this model's maximum context length is {limit} tokens{reason}"
 
 
-def _check_room(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -> None:
-    """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, and
-    what is to be generated exceed a limit."""
-    wanted = 1 if ask.max_tokens is None else ask.max_tokens
-    param = "messages" if ask.chat else "prompt"
-    for limit, name in _limits(facts):
-        if prompt_tokens + wanted > limit:
-            what = f"the prompt has {shown} tokens"
-            if ask.max_tokens is not None:
-                what += f" and max_tokens is {wanted}: {prompt_tokens + wanted}"
-            message = f"{what}, which exceeds {name.format(limit)}"
-            raise ApiError(400, message, param, "context_length_exceeded")
+def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -> None:
+    """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, leaves
+    no room for an answer of any length."""
+    limit, said = _limit(facts)
+    if prompt_tokens + (0 if ask.max_tokens == 0 else 1) > limit:
+        so = "" if prompt_tokens > limit else ", which leaves no room for an answer"
+        message = f"{said}; the prompt has {shown}{so}"
+        param = "messages" if ask.chat else "prompt"
+        raise ApiError(400, message, param, "context_length_exceeded")
+
+
+def _check_answer(ask: Ask, prompt_tokens: int, facts: ModelFacts) -> None:
+    """Raises ``ApiError`` when the prompt fits, and not with what is to be generated."""
+    wanted = ask.max_tokens or 0
+    limit, said = _limit(facts)
+    if prompt_tokens + wanted > limit:
+        message = (
+            f"{said}; the prompt has {prompt_tokens}, so that max_tokens may be "
+            f"{limit - prompt_tokens} at most, not {wanted}"
+        )
+        raise ApiError(400, message, "max_tokens", "context_length_exceeded")
