@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +20,9 @@ from pagemesh.cli.caching.cache_tables import (
     unpinned_text,
 )
 from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.gateway_url import client_config, gateway_flags
 from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected
-from pagemesh.cli.options import config_flags, given_flags
 from pagemesh.cli.param_types import Counts, Digits
-from pagemesh.runtime.config import load
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
     PIN_TTL_S_MAX,
@@ -103,7 +101,7 @@ def top(by: Any, root: str, limit: int, as_json: bool, **arguments: Any) -> int:
 @click.option("--tokens", type=_TOKENS, help="The prefix as token ids.")
 @click.option("--ttl-s", type=click.IntRange(1, PIN_TTL_S_MAX), metavar="SECONDS",
               help="Unpin it by itself after so long.  [default: never]")  # fmt: skip
-@config_flags(ClientConfig)
+@gateway_flags
 @_door
 def pin(
     text: str | None,
@@ -118,7 +116,8 @@ def pin(
     """Keep a cached prefix from eviction. The gateway turns text and messages into tokens, and
     knows whose cache they are in by the API key."""
     bus_config(arguments)  # what is wrong with the settings is said before anything is asked
-    client = load(ClientConfig, os.environ, given_flags(arguments))
+    # Who has tokens has no need of a gateway, and must not be asked which.
+    client = client_config(arguments) if tokens is None else ClientConfig()
     wanted = prefixes(Prefix(text, messages, salt, root, tokens), client)
     asks = [PinPrefix(root=root, tokens=ids, ttl_s=ttl_s) for root, ids in wanted]
     return _each(arguments, "pin", asks, PrefixPinned, pinned_text, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from typing import Any
@@ -12,11 +11,10 @@ import httpx
 from rich.console import Console
 
 from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
-from pagemesh.cli.client_config import ClientConfig
-from pagemesh.cli.options import check_variables, config_flags, given_flags
+from pagemesh.cli.gateway_url import client_config, gateway_flags
+from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Number
 from pagemesh.cli.word_wrap import WordWrap
-from pagemesh.runtime.config import load
 
 _HELP = "Type a message; /reset forgets the conversation, /quit or Ctrl-D leaves."
 _MESSAGE_COUNT_MAX = 200
@@ -30,7 +28,7 @@ _MESSAGE_COUNT_MAX = 200
 @click.option("--temperature", type=Number(0, 2), default=None,
               help="0 always takes the likeliest token.  [default: the gateway's, 1]")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
-@config_flags(ClientConfig)
+@gateway_flags
 def chat(
     once: str | None,
     system: str | None,
@@ -41,7 +39,7 @@ def chat(
 ) -> int:
     """Talk to a running mesh. Where it asks for an API key, set PAGEMESH_API_KEY."""
     check_variables()
-    config = load(ClientConfig, os.environ, given_flags(arguments))
+    config = client_config(arguments)
     settings: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
         settings["temperature"] = temperature

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagemesh.cli.mesh.plan_mesh import url_file_name
 from pagemesh.cli.mesh.roster import Roster
-from pagemesh.cli.mesh.run_folder import running_folders
+from pagemesh.cli.mesh.run_folder import running_urls
 from pagemesh.cli.options import check_variables, config_flags, given_flags
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
@@ -86,8 +85,7 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     if "PAGEMESH_NATS" in flags or "PAGEMESH_NATS" in os.environ:
         return config
     base = load(HostConfig, os.environ, flags).pool_dir
-    found = [folder / url_file_name("operator") for folder in running_folders(base)]
-    urls = [file.read_text().strip() for file in found if file.is_file()]
+    urls = running_urls(base, "operator")
     if len(urls) > 1:
         raise ConfigError(f"{len(urls)} meshes run under {base}; name one with --nats URL")
     return replace(config, url=urls[0]) if urls else config

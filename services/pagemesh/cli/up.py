@@ -19,10 +19,17 @@ import click
 import httpx
 
 from pagemesh.cli.mesh.children import OWN_ERROR, ChildLimits
-from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services, url_file_name
+from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services
 from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.roster import Roster
-from pagemesh.cli.mesh.run_folder import RunFolder, orphan_pool_bytes, run_folder
+from pagemesh.cli.mesh.run_folder import (
+    GATEWAY,
+    RunFolder,
+    orphan_pool_bytes,
+    run_folder,
+    url_file_name,
+    write_private,
+)
 from pagemesh.cli.mesh.screen import Screen, fitted
 from pagemesh.cli.mesh.start_checks import (
     check_model,
@@ -135,10 +142,14 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
 async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
     """Run until a signal. Raises ``PagemeshError`` when the mesh cannot start or go on."""
     set_up_logs(replace(plan.config.telemetry, log_level="error"), service="up")
+    if not plan.own_nats:  # without one nothing that is started could do anything
+        async with Bus.connect(plan.config.bus, role="operator", name=new_service_name("up")):
+            pass
     with run_folder(plan.config.host.pool_dir) as folder:
         if folder.adopted:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
         config = _in_folder(plan.config, folder)
+        write_private(folder.path / url_file_name(GATEWAY), http_url(config) + "\n")
         nats = plan_nats(folder) if plan.own_nats else None
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,9 @@ from pagemesh.cli import cache
 from pagemesh.cli.caching import cache_prefix
 from pagemesh.cli.chat_stream import ChatError, client
 from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.gateway_url import client_config
 from pagemesh.cli.main import run
-from pagemesh.cli.mesh.plan_mesh import url_file_name
-from pagemesh.cli.mesh.run_folder import run_folder
+from pagemesh.cli.mesh.run_folder import GATEWAY, run_folder, url_file_name
 from pagemesh.cli.operator import Mesh, bus_config
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.ids import new_service_name
@@ -243,6 +244,24 @@ def test_a_gateway_without_workers_or_without_itself_is_told(
     gateway(monkeypatch, httpx.Response(200, json={"tokens": [7], "cache_roots": []}))
     with pytest.raises(ConfigError, match="no worker serves a model at"):
         cache_prefix.prefixes(prefix, ClientConfig())
+
+
+def test_the_gateway_that_runs_here_is_meant_unless_there_are_more(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = Path(os.environ["PAGEMESH_POOL_DIR"])
+    assert client_config({}) == ClientConfig(), "none runs: that of the documentation"
+    with run_folder(base) as one, run_folder(base) as two:
+        (one.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8101\n")
+        assert client_config({}).url == "http://127.0.0.1:8101"
+        (two.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8102\n")
+        line = error_of(capsys, "chat", "--once", "hello")
+        assert "http://127.0.0.1:8101, http://127.0.0.1:8102; name one with --url" in line
+        assert client_config({"pagemesh_url": "http://x:1"}).url == "http://x:1"
+        door.answers = {"h": PINNED}
+        assert run(["cache", "pin", "--nats", "nats://x:7", "--root", ROOT, "--tokens", "1"]) == 0
+        monkeypatch.setenv("PAGEMESH_URL", "http://y:2")
+        assert client_config({}).url == "http://y:2"
 
 
 def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(

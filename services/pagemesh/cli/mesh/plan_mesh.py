@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pagemesh.cli.mesh import nats_conf
 from pagemesh.cli.mesh.children import ChildSpec
-from pagemesh.cli.mesh.run_folder import RunFolder, write_private
+from pagemesh.cli.mesh.run_folder import RunFolder, url_file_name, write_private
 from pagemesh.cli.mesh.up_config import UpConfig
 from pagemesh.runtime.config import ENV_PREFIX, Secret
 from pagemesh.runtime.nats_server import find_nats_server, free_port
@@ -35,10 +35,6 @@ class NatsServer:
 
     def bus(self, config: BusConfig, role: BusRole) -> BusConfig:
         return replace(config, url=self.url, user=role, password=self.passwords[role])
-
-
-def url_file_name(role: BusRole) -> str:
-    return f"{role}.url"
 
 
 def plan_nats(folder: RunFolder) -> NatsServer:

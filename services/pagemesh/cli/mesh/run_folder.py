@@ -28,6 +28,7 @@ from pagemesh.wire.pool_format import PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
 PREFIX = "up-"
 LOCK_NAME = "up.lock"
 SECRET_NAME = "secret"
+GATEWAY = "gateway"
 _FOLDER_COUNT_MAX = 256
 
 
@@ -127,6 +128,17 @@ def running_folders(base: Path) -> list[Path]:
         return []
     with _alone_in(base):
         return [folder for folder in _folders(base) if not holder_is_dead(folder / LOCK_NAME)]
+
+
+def running_urls(base: Path, role: str) -> list[str]:
+    """What each mesh that runs below ``base`` has written down as the URL for ``role``."""
+    files = [folder / url_file_name(role) for folder in running_folders(base)]
+    return [file.read_text().strip() for file in files if file.is_file()]
+
+
+def url_file_name(role: str) -> str:
+    """The private file of a mesh that holds a URL: of a user of its bus, or of its ``GATEWAY``."""
+    return f"{role}.url"
 
 
 def _usable(base: Path) -> bool:

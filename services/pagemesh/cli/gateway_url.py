@@ -1,0 +1,36 @@
+"""How commands that talk to a gateway find it: without ``--url`` it is that of the one `pagemesh
+up` that runs on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
+from pagemesh.cli.options import config_flags, given_flags
+from pagemesh.runtime.config import load
+from pagemesh.runtime.settings import HostConfig
+from pagemesh.wire.errors import ConfigError
+
+gateway_flags = config_flags(
+    ClientConfig,
+    defaults={"PAGEMESH_URL": f"that of `pagemesh up` on this machine, else {ClientConfig().url}"},
+)
+"""What says where the gateway is, and who asks."""
+
+
+def client_config(arguments: Mapping[str, object]) -> ClientConfig:
+    """The gateway that flags, environment or a running `pagemesh up` name. Raises
+    ``ConfigError``."""
+    flags = given_flags(arguments)
+    config = load(ClientConfig, os.environ, flags)
+    if "PAGEMESH_URL" in flags or "PAGEMESH_URL" in os.environ:
+        return config
+    urls = running_urls(load(HostConfig, os.environ).pool_dir, GATEWAY)
+    if len(urls) > 1:
+        raise ConfigError(
+            f"{len(urls)} meshes run here: {', '.join(sorted(urls))}; name one with --url"
+        )
+    return replace(config, url=urls[0]) if urls else config
