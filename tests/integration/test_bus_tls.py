@@ -77,8 +77,20 @@ async def test_a_server_is_believed_when_the_given_authority_vouches_for_it(
         for url in (encrypted, server.url):
             assert await echo(BusConfig(url=url, ca_file=mine.certificate)) == b"said"
         for url, ca_file in ((encrypted, stranger.certificate), (encrypted, ""), (server.url, "")):
-            said = await said_by(BusConfig(url=url, ca_file=ca_file, start_wait_ms=300))
-            assert "not trusted (self" in said and "PAGEMESH_NATS_TLS_CA" in said
+            said = await said_by(BusConfig(url=url, ca_file=ca_file, start_wait_ms=600_000))
+            assert url in said and "not trusted (self" in said and "PAGEMESH_NATS_TLS_CA" in said
+            assert "start one there" not in said
+
+
+async def test_a_certificate_for_another_name_is_told_so_and_not_called_untrusted(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    mine = identities["server"]
+    with NatsServer(tmp_path, extra=tls_block(mine)) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        said = await said_by(BusConfig(url=url, ca_file=mine.certificate))
+    assert "is for another name" in said and "PAGEMESH_NATS (--nats)" in said
+    assert "PAGEMESH_NATS_TLS_CA" not in said
 
 
 async def test_a_server_that_wants_certificates_gets_ours(

@@ -9,18 +9,20 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import click
 
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
-from pagemesh.cli.mesh.start_checks import check_model, check_room, pool_file_bytes
+from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
 from pagemesh.cli.options import check_variables
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.errors import ConfigError
 
 _OPEN_FILES_MIN = 1_024
@@ -57,6 +59,7 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
         "native library": _native,
         "nats-server": _nats_server,
         "pool folder": _pool_folder,
+        "disk folder": _disk_folder,
         "limits": _limits,
         "model": _model,
     }
@@ -105,6 +108,14 @@ def _nats_server(_config: ServiceConfig) -> str:
 def _pool_folder(config: ServiceConfig) -> str:
     folder = config.host.pool_dir
     return check_room(folder, pool_file_bytes(config, None), orphan_pool_bytes(folder))
+
+
+def _disk_folder(config: ServiceConfig) -> str:
+    if not config.pager.disk_dir:
+        return "none is wanted (PAGEMESH_DISK_DIR)"
+    folder = Path(config.pager.disk_dir).expanduser()
+    check_disk(folder, config.host.host)
+    return f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
 
 
 def _limits(_config: ServiceConfig) -> str:

@@ -31,6 +31,15 @@ def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> No
     assert "PAGEMESH_POOL_BYTES" in found.text
 
 
+def test_a_folder_for_pages_on_disk_is_looked_at_if_one_is_named(tmp_path: Path) -> None:
+    assert findings({})["disk folder"].text.startswith("none")
+    environ = {"PAGEMESH_DISK_DIR": str(tmp_path / "new"), "PAGEMESH_DISK_BYTES": "3GiB"}
+    told = findings(environ)["disk folder"]
+    assert told.ok and told.text == f"{tmp_path / 'new'}, takes up to 3 GiB"
+    refused = findings({"PAGEMESH_DISK_DIR": "/proc/pages"})["disk folder"]
+    assert not refused.ok and "/proc cannot be written" in refused.text
+
+
 def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:
     model = write_model_files(tmp_path / "tiny")
     (model / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95}')
@@ -72,4 +81,4 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 8
+    assert found["python"].ok and len(found) == 9

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from pagemesh.cli.mesh.start_checks import (
 )
 from pagemesh.cli.up import plan
 from pagemesh.kernels.layout import PageLayout
+from pagemesh.pager.storage.disk_file import DiskPlace, PlainFile
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
@@ -70,6 +74,7 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--otlp", "grpc://127.0.0.1:4317"], "--otlp"),
         (["--cors-origins", "example.com"], "scheme://host[:port]"),
         (["--nats", "http://127.0.0.1:4222"], "PAGEMESH_NATS"),
+        (["--nats", "nats://127.0.0.1:1", "--nats-start-wait-ms", "0"], "connection refused"),
         (["--nats-tls-ca", "ca.pem"], "name one that has with --nats"),
         (["--nats", "tls://nats:4222", "--nats-tls-ca", "none.pem"], "PAGEMESH_NATS_TLS_CA"),
         (["--pool-bytes", "16TiB"], "--pool-bytes"),
@@ -221,16 +226,37 @@ def test_a_folder_that_may_not_even_be_looked_into_is_refused(
 def test_a_folder_for_pages_on_disk_that_cannot_be_one_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    check_disk(tmp_path)
-    check_disk(tmp_path / "not" / "there" / "yet")
+    check_disk(tmp_path, "h")
+    check_disk(tmp_path / "not" / "there" / "yet", "h")
     assert list(tmp_path.iterdir()) == [], "nothing was made"
     file = tmp_path / "file"
     file.touch()
     line = up_error(capsys, "--disk-dir", str(file))
     assert f"PAGEMESH_DISK_DIR={file} (--disk-dir): not a folder; name another" in line
     assert f"{file} is not a folder" in up_error(capsys, "--disk-dir", str(file / "below"))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot be written" in up_error(capsys, "--disk-dir", str(tmp_path))
+    # Where root may write as well as anybody, and nobody can.
+    assert "/proc cannot be written" in up_error(capsys, "--disk-dir", "/proc/pages")
+
+    def cannot(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", cannot)
+    number = errno.EROFS
+    line = up_error(capsys, "--disk-dir", str(tmp_path))
+    assert "(--disk-dir): cannot be written (read-only file system); name another" in line
+    number = errno.ENOSPC
+    check_disk(tmp_path, "h")
+
+
+def test_a_folder_for_pages_on_disk_that_another_mesh_uses_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place = DiskPlace(tmp_path, "h", 1 << 20, b"secret")
+    with contextlib.closing(PlainFile(place.path("index"))):
+        line = up_error(capsys, "--disk-dir", str(tmp_path), "--host", "h")
+        assert "another mesh keeps its pages there" in line
+        check_disk(tmp_path, "other")
+    check_disk(tmp_path, "h")
 
 
 def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ would be a mesh that comes up halfway.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,8 @@ from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.runtime.service_config import ServiceConfig
@@ -65,7 +69,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     if config.worker.device == "cuda":
         check_gpu(config)
     if config.pager.disk_dir:
-        check_disk(Path(config.pager.disk_dir).expanduser())
+        check_disk(Path(config.pager.disk_dir).expanduser(), config.host.host)
     if not own_nats:
         _ = config.bus.servers
         tls_context(config.bus)
@@ -122,21 +126,31 @@ def pool_file_bytes(config: ServiceConfig, pool: PoolPlan | None) -> int:
     return config.pager.pool_bytes if config.worker.device == "cpu" else tier_bytes
 
 
-def check_disk(folder: Path) -> None:
-    """Whether ``folder`` is one that pages can be kept in, or can be made. A disk that is full or
-    fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
+def check_disk(folder: Path, host: str) -> None:
+    """Whether ``folder`` is one that pages of ``host`` can be kept in, or can be made. A disk that
+    is full or fails is the pager's to see: it serves on without. Raises ``ConfigError``."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:
-        why = error.strerror
-    else:
-        if not existing.is_dir():
-            why = "not a folder" if existing == folder else f"{existing} is not a folder"
-        elif not os.access(existing, os.W_OK | os.X_OK):
-            why = "cannot be written" if existing == folder else f"{existing} cannot be written"
-        else:
+        raise _no_disk(folder, str(error.strerror).lower()) from None
+    named = "" if existing == folder else f"{existing} "
+    if not existing.is_dir():
+        raise _no_disk(folder, f"{existing} is not a folder" if named else "not a folder")
+    try:
+        # Asking for permission is not enough: root has it everywhere, read-only disks included.
+        Path(tempfile.mkdtemp(prefix=".pagemesh-", dir=existing)).rmdir()
+        is_taken = not holder_is_dead(DiskPlace(folder, host, 0, b"").path("index"))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return
-    raise ConfigError(f"PAGEMESH_DISK_DIR={folder} (--disk-dir): {why}; name another")
+        why = str(error.strerror).lower()
+        raise _no_disk(folder, f"{named}cannot be written ({why})") from None
+    if is_taken:
+        raise _no_disk(folder, "another mesh keeps its pages there")
+
+
+def _no_disk(folder: Path, why: str) -> ConfigError:
+    return ConfigError(f"PAGEMESH_DISK_DIR={folder} (--disk-dir): {why}; name another")
 
 
 def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:

@@ -30,7 +30,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size
-from pagemesh.runtime.bus.tls import tls_context
+from pagemesh.runtime.bus.tls import distrust, tls_context
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.wire.errors import Busy, ConfigError, Disconnected, Malformed
@@ -87,8 +87,8 @@ class Link:
         gathers: bool = False,
     ) -> Link:
         """Connect once; for ``gathers`` see ``Bus.connect``. Raises ``Disconnected`` with the
-        reason, in time, or ``ConfigError`` for credentials and files that no second try can
-        mend."""
+        reason, in time, or ``ConfigError`` for credentials, certificates and files that no second
+        try can mend."""
         client = Client()
         context = tls_context(config)
         if context is not None:
@@ -122,6 +122,8 @@ class Link:
             cause = errors[0] if errors and vague else error
             if "authorization" in _text(cause).lower():
                 raise ConfigError("the NATS server refused user and password") from None
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise distrust(cause, config.shown_url) from None
             raise Disconnected(_reason(cause)) from None
         except asyncio.CancelledError:
             await link.close()
@@ -325,8 +327,6 @@ def _reason(error: BaseException) -> str:
         return "no host of that name is known"
     if isinstance(error, TimeoutError):
         return "nothing answers"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}), see PAGEMESH_NATS_TLS_CA"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({(error.reason or text).lower().replace('_', ' ')})"
     if number is not None and number > 0:

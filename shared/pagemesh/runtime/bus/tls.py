@@ -7,6 +7,10 @@ import ssl
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import ConfigError
 
+_OTHER_NAME = frozenset({62, 63, 64})
+_OTHER_TIME = frozenset({9, 10})
+"""Of OpenSSL's codes: host, mail or IP address mismatch; not yet valid, or expired."""
+
 
 def tls_context(config: BusConfig) -> ssl.SSLContext | None:
     """None when TLS was not asked for. Raises ``ConfigError`` naming the file that is wrong."""
@@ -26,6 +30,19 @@ def tls_context(config: BusConfig) -> ssl.SSLContext | None:
             shown = ", ".join(filter(None, (config.cert_file, config.key_file)))
             raise _unusable("PAGEMESH_NATS_TLS_CERT", shown, error) from None
     return context
+
+
+def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
+    """What to tell people of the certificate that the server at ``url`` showed."""
+    why = error.verify_message.rstrip(".")
+    if error.verify_code in _OTHER_NAME:
+        what, next_step = "is for another name", "use one that it carries in PAGEMESH_NATS (--nats)"
+    elif error.verify_code in _OTHER_TIME:
+        what, next_step = "is not trusted", "have the server's renewed, or set this machine's clock"
+    else:
+        what = "is not trusted"
+        next_step = "name the authority that signed it in PAGEMESH_NATS_TLS_CA (--nats-tls-ca)"
+    return ConfigError(f"the certificate of the NATS server at {url} {what} ({why}): {next_step}")
 
 
 def _unusable(variable: str, value: str, error: OSError) -> ConfigError:
