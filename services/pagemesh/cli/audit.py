@@ -12,6 +12,7 @@ import msgspec
 
 from pagemesh.cli.operator import ASK_TIMEOUT_MS, Mesh, bus_config, bus_flags, connected
 from pagemesh.cli.reconcile import Finding, Look, reconcile
+from pagemesh.cli.words import counted
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Fault, NoCapacity
@@ -89,8 +90,9 @@ def _summary(look: Look) -> str:
     pager = look.pager
     silent = f", {len(look.silent)} silent" if look.silent else ""
     return (
-        f"{pager.host}: {pager.total_pages} pages, {pager.lease_count} leases, "
-        f"{pager.ticket_count} tickets, {len(look.workers)} workers{silent}"
+        f"{pager.host}: {counted(pager.total_pages, 'page')}, "
+        f"{counted(pager.lease_count, 'lease')}, {counted(pager.ticket_count, 'ticket')}, "
+        f"{counted(len(look.workers), 'worker')}{silent}"
     )
 
 

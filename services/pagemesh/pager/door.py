@@ -15,7 +15,7 @@ import numpy as np
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.retention.ages import Ages
-from pagemesh.pager.retention.pins import Pins
+from pagemesh.pager.retention.pins import Pin, Pins
 from pagemesh.pager.retention.retiring import Retired, Retiring
 from pagemesh.pager.retention.sweeps import Sweeps
 from pagemesh.pager.tiers.tier_events import RetiredRoots
@@ -86,16 +86,7 @@ class Door:
             left_pages={why.value: count for why, count in books.forest.left_pages.items()},
             prompt_tokens=books.prompt_tokens,
             cached_tokens=books.cached_tokens,
-            pins=[
-                PinLine(
-                    pin=pin.name,
-                    root=pin.tree.digest.hex(),
-                    pages=pin.anchor.depth,
-                    tokens=pin.anchor.depth * self._page_size,
-                    expires_in_s=self._pins.expires_in_s(pin),
-                )
-                for pin in books.pins.values()
-            ],
+            pins=[self._pin_line(pin) for pin in books.pins.values()],
             pin_pages_max=self._pins.pages_max,
             pins_given_way=self._pins.given_way_count,
             is_sweeping=self._sweeps.is_going_on,
@@ -166,18 +157,31 @@ class Door:
         """Keep what is cached of a prefix. Raises ``Gone``, ``NoCapacity`` or ``Malformed``."""
         if len(message.tokens) < self._page_size:
             raise Malformed(
-                f"{len(message.tokens)} tokens do not fill a page of {self._page_size}; "
-                "only whole pages are cached"
+                f"only whole pages are cached, of {self._page_size} tokens, and this prefix has "
+                f"{len(message.tokens)}"
             )
         tokens = np.asarray(message.tokens, "<u4").tobytes()
         ttl_ms = None if message.ttl_s is None else 1_000 * message.ttl_s
-        pin = self._pins.pin(bytes.fromhex(message.root), tokens, ttl_ms)
+        root = bytes.fromhex(message.root)
+        before = self._pins.named(root, tokens)
+        was = None if before is None else self._pin_line(before)
+        pin = self._pins.pin(root, tokens, ttl_ms)
         return PrefixPinned(
             host=self._books.facts.host,
             pin=pin.name,
             pages=pin.anchor.depth,
             tokens=pin.anchor.depth * self._page_size,
             asked_tokens=len(message.tokens),
+            expires_in_s=self._pins.expires_in_s(pin),
+            before=was,
+        )
+
+    def _pin_line(self, pin: Pin) -> PinLine:
+        return PinLine(
+            pin=pin.name,
+            root=pin.tree.digest.hex(),
+            pages=pin.anchor.depth,
+            tokens=pin.anchor.depth * self._page_size,
             expires_in_s=self._pins.expires_in_s(pin),
         )
 

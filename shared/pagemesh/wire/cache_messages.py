@@ -204,6 +204,8 @@ class PrefixPinned(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: Count
     asked_tokens: Count
     expires_in_s: Count | None
+    before: PinLine | None = None
+    """The pin of the same prefix that this one replaces, whatever was left of its time."""
 
 
 @registered("cache.unpin")

@@ -107,7 +107,7 @@ def test_stats_say_what_is_in_the_hosts_memory_and_came_from_there() -> None:
     )  # fmt: skip
     lines = stats_text(msgspec.structs.replace(STATS, disk=disk))
     assert lines.splitlines()[3:5] == [
-        "  memory   2 of 4 pages (2 MiB of 4 MiB) of 1 roots",
+        "  memory   2 of 4 pages (2 MiB of 4 MiB) of 1 root",
         "           5 pages written, 4 read back, 3 read from memory",
     ]
 
@@ -147,12 +147,33 @@ def test_a_pin_says_what_it_keeps_and_for_how_long() -> None:
     assert unpinned_text(PrefixUnpinned(host="h", pins=[])) == "h: unpinned nothing"
 
 
+def test_a_pin_says_what_it_replaces_so_that_nobodys_is_shortened_unseen() -> None:
+    was = PinLine(pin=PIN, root=ROOT, pages=1, tokens=16, expires_in_s=7_200)
+    again = msgspec.structs.replace(PINNED, expires_in_s=10, before=was)
+    kept = f"h: {PIN} keeps 2 pages, 32 tokens for 10 s"
+    assert pinned_text(again) == f"{kept} (before: 1 page for 2 h)"
+    endless = msgspec.structs.replace(was, pages=2, expires_in_s=None)
+    again = msgspec.structs.replace(again, before=endless)
+    assert pinned_text(again) == f"{kept} (before: 2 pages until it is unpinned)"
+
+
+def test_one_is_one_page_and_not_1_pages() -> None:
+    one = msgspec.structs.replace(PINNED, pages=1, tokens=1, asked_tokens=1)
+    assert pinned_text(one) == f"h: {PIN} keeps 1 page, 1 token"
+    freed = msgspec.structs.replace(RETIRED, root_count=1, freed_pages=1, used_pages=1)
+    assert invalidated_text(freed).splitlines() == [
+        "h: 1 root retired, 1 page freed",
+        "  in use until their sequences end: 1 page",
+    ]
+    assert "; 1 lease\n" in stats_text(msgspec.structs.replace(STATS, lease_count=1))
+
+
 def test_an_invalidation_says_what_is_free_now_later_and_unpinned() -> None:
     assert invalidated_text(RETIRED) == "h: 600 roots retired, 7 pages freed"
     more = msgspec.structs.replace(RETIRED, unknown_root_count=1, used_pages=3, pins=[PIN])
     assert invalidated_text(more).splitlines() == [
         "h: 600 roots retired (1 of them of nobody known), 7 pages freed",
-        "  3 pages are freed when the sequences that use them end",
+        "  in use until their sequences end: 3 pages",
         f"  unpinned {PIN}",
     ]
 

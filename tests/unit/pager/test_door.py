@@ -142,6 +142,8 @@ def test_pinning_again_takes_what_was_cached_since_and_the_new_lifetime(
     cache(worker, 2, range(12))
     again = pinned(rig, range(12), ttl_s=50)
     assert (again.pin, again.pages, again.expires_in_s) == (first.pin, 3, 50)
+    assert first.before is None and again.before is not None
+    assert (again.before.pages, again.before.expires_in_s) == (1, 5)
     assert rig.core.books.pool.pinned == 3 and len(stats(rig).pins) == 1
     assert first.pin == name_of(ROOT, pack(range(12)), 16)
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pagemesh.cli.operator import Mesh
+from pagemesh.cli.words import counted
 from pagemesh.wire.cache_messages import AskCacheStats, CacheInvalidated, CacheStats
 from pagemesh.wire.errors import Fault
 
@@ -43,5 +44,5 @@ async def wait_until_swept(
             freed = max(answer.freed_pages, stats.swept_pages)
             done[host] = replace(answer, freed_pages=freed, goes_on=stats.is_sweeping)
             if stats.is_sweeping:
-                say(f"{host}: {freed} pages freed so far")
+                say(f"{host}: {counted(freed, 'page')} freed so far")
     return list(done.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagemesh.cli.words import counted
 from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.cache_messages import (
     CacheInvalidated,
@@ -29,20 +30,23 @@ def stats_text(stats: CacheStats) -> str:
     retired = f", {stats.retired_root_count} retired" if stats.retired_root_count else ""
     kept = sum(line.pages for line in stats.pins)
     out = [
-        f"{stats.host}: {stats.total_pages} pages of {stats.page_size} tokens "
+        f"{stats.host}: {counted(stats.total_pages, 'page')} of "
+        f"{counted(stats.page_size, 'token')} "
         f"({shown_binary(total_bytes)})",
         f"  pages    {pages}",
-        f"  prompts  {stats.prompt_tokens} tokens admitted, {stats.cached_tokens} of them cached "
-        f"({share:.1%})",
+        f"  prompts  {counted(stats.prompt_tokens, 'token')} admitted, {stats.cached_tokens} of "
+        f"them cached ({share:.1%})",
         *_disk(stats.disk, stats.page_bytes),
         f"  left     {left or 'nothing'}",
-        f"  roots    {stats.root_count}{retired}; {stats.lease_count} leases",
-        f"  pins     {len(stats.pins)} with {kept} pages, at most {stats.pin_pages_max}"
+        f"  roots    {stats.root_count}{retired}; {counted(stats.lease_count, 'lease')}",
+        f"  pins     {len(stats.pins)} with {counted(kept, 'page')}, at most {stats.pin_pages_max}"
         + (f"; {stats.pins_given_way} gave way" if stats.pins_given_way else ""),
     ]
     out += [f"    {_pin(line)}" for line in stats.pins]
     if stats.is_sweeping:
-        out.append(f"  freeing  {stats.swept_pages} invalidated pages so far, and it goes on")
+        out.append(
+            f"  freeing  {counted(stats.swept_pages, 'invalidated page')} so far, and it goes on"
+        )
     return "\n".join(out)
 
 
@@ -66,10 +70,13 @@ def lines_text(listing: CacheTree | CacheTop) -> str:
 
 def pinned_text(pinned: PrefixPinned) -> str:
     """One line."""
-    part = "" if pinned.tokens == pinned.asked_tokens else f" of {pinned.asked_tokens}"
+    part = "" if pinned.tokens == pinned.asked_tokens else f"{pinned.tokens} of "
+    tokens = part + counted(pinned.asked_tokens, "token")
+    was = pinned.before
+    before = "" if was is None else f" (before: {_kept(was, for_ever=' until it is unpinned')})"
     return (
-        f"{pinned.host}: {pinned.pin} keeps {pinned.pages} pages, {pinned.tokens}{part} tokens"
-        f"{_for(pinned.expires_in_s)}"
+        f"{pinned.host}: {pinned.pin} keeps {counted(pinned.pages, 'page')}, {tokens}"
+        f"{_for(pinned.expires_in_s)}{before}"
     )
 
 
@@ -83,9 +90,13 @@ def invalidated_text(done: CacheInvalidated) -> str:
     unknown = (
         f" ({done.unknown_root_count} of them of nobody known)" if done.unknown_root_count else ""
     )
-    out = [f"{done.host}: {done.root_count} roots retired{unknown}, {done.freed_pages} pages freed"]
+    out = [
+        f"{done.host}: {counted(done.root_count, 'root')} retired{unknown}, "
+        f"{counted(done.freed_pages, 'page')} freed"
+    ]
     if done.used_pages:
-        out.append(f"  {done.used_pages} pages are freed when the sequences that use them end")
+        used = counted(done.used_pages, "page")
+        out.append(f"  in use until their sequences end: {used}")
     if done.pins:
         out.append(f"  unpinned {', '.join(done.pins)}")
     if done.goes_on:
@@ -107,12 +118,13 @@ def _disk(disk: DiskLine, page_bytes: int) -> list[str]:
     }  # fmt: skip
     said = "".join(f", {count} {what}" for what, count in beside.items() if count)
     out = [
-        f"  {disk.medium:<8} {disk.used_pages} of {disk.total_pages} pages ({used} of {total}) of "
-        f"{disk.root_count} roots",
-        f"           {disk.stored} pages written, {disk.loaded} read back{said}",
+        f"  {disk.medium:<8} {disk.used_pages} of {counted(disk.total_pages, 'page')} "
+        f"({used} of {total}) of {counted(disk.root_count, 'root')}",
+        f"           {counted(disk.stored, 'page')} written, {disk.loaded} read back{said}",
     ]
     return out + [
-        f"    {one.tenant}  {one.pages} pages, at most {one.quota_pages}" for one in disk.tenants
+        f"    {one.tenant}  {counted(one.pages, 'page')}, at most {one.quota_pages}"
+        for one in disk.tenants
     ]
 
 
@@ -139,7 +151,11 @@ def shown_age(seconds: int) -> str:
 
 def _pin(line: PinLine) -> str:
     root = line.root[:_ROOT_SHOWN]
-    return f"{line.pin}  root {root}  {line.pages} pages{_for(line.expires_in_s)}"
+    return f"{line.pin}  root {root}  {_kept(line)}"
+
+
+def _kept(line: PinLine, *, for_ever: str = "") -> str:
+    return counted(line.pages, "page") + (_for(line.expires_in_s) or for_ever)
 
 
 def _for(expires_in_s: int | None) -> str:

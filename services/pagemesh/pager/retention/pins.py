@@ -51,12 +51,16 @@ class Pins:
         """Pages that pins may keep in all."""
         return int(self._books.facts.page_count * self._books.limits.pin_share_max)
 
+    def named(self, root: bytes, tokens: bytes) -> Pin | None:
+        """The pin of whatever is cached of ``tokens``, if there is one."""
+        return self._books.pins.get(name_of(root, tokens, self._books.facts.page_token_bytes))
+
     def pin(self, root: bytes, tokens: bytes, ttl_ms: int | None) -> Pin:
         """Keep what is cached of ``tokens``. Raises ``Gone`` when that is nothing,
         ``NoCapacity`` when it would be too much, for all pins or for its tenant's quota."""
         books = self._books
         name = name_of(root, tokens, books.facts.page_token_bytes)
-        old = books.pins.get(name)
+        old = self.named(root, tokens)
         tree = books.forest.trees.get(root)
         pages_max = len(tokens) // books.facts.page_token_bytes
         match = books.forest.match(tree.root, tokens, pages_max) if tree is not None else None
