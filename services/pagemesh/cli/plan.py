@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from pagemesh.cli.planning.lifetime import Pace
 from pagemesh.cli.planning.report import json_report, text_report
 from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
+from pagemesh.engine.coverage import is_tested, refuse_form
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
@@ -110,7 +112,22 @@ def ask(
         disk_bytes=rest["disk"],
         pace=_pace(worker, **rest),
         up_kv=worker.kv_dtype,
+        up_says=_up_says(config),
     )
+
+
+def _up_says(config: dict[str, Any]) -> str:
+    """What people should know who plan for `pagemesh up`; empty for a model that it is tested
+    with. Whether it runs others only `transformers` knows, whose import takes seconds."""
+    try:
+        architecture = refuse_form(SimpleNamespace(**config), "it")
+    except ConfigError as error:
+        return f"`pagemesh up` does not run {error}"
+    except (TypeError, LookupError):
+        return "`pagemesh up` does not run it: config.json holds values of the wrong kind"
+    if is_tested(architecture):
+        return ""
+    return f"{architecture} is none that pagemesh is tested with: `pagemesh up` says if it runs"
 
 
 def _pace(

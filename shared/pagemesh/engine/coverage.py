@@ -67,6 +67,20 @@ def path_of(source: Any, where: str) -> Path:
 
 def refuse_unsupported(source: Any, where: str) -> str:
     """The architecture, if one of the paths has it. Raises ``ConfigError`` like ``path_of``."""
+    architecture = refuse_form(source, where)
+    if not is_tested(architecture):
+        _refuse_unknown_class(architecture, where)
+    return architecture
+
+
+def is_tested(architecture: str) -> bool:
+    """Whether tests hold it against ``transformers``."""
+    return architecture in LEAN or architecture in FALLBACK_TESTED
+
+
+def refuse_form(source: Any, where: str) -> str:
+    """The architecture, if pages hold all that it keeps. Asks no library. Raises ``ConfigError``
+    like ``path_of``."""
     names = getattr(source, "architectures", None) or ["(none named)"]
     architecture = str(names[0])
     if not architecture.endswith(_DECODER_ENDINGS):
@@ -94,8 +108,6 @@ def refuse_unsupported(source: Any, where: str) -> str:
                 f"{where}: rotary scaling {kind!r} is not supported; "
                 f"supported are {', '.join(ROPE_TYPES)}"
             )
-    if architecture not in LEAN and architecture not in FALLBACK_TESTED:
-        _refuse_unknown_class(architecture, where)
     return architecture
 
 

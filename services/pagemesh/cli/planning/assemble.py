@@ -49,6 +49,8 @@ class Asked:
     pace: Pace
     up_kv: str
     """What `pagemesh up` would keep KV as, with the settings there are."""
+    up_says: str = ""
+    """What `pagemesh up` would say of this model before it starts anything, if not yes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def _page_sizes(asked: Asked) -> list[int]:
 
 
 def _notes(asked: Asked) -> tuple[str, ...]:
-    notes = []
+    notes = [asked.up_says] if asked.up_says else []
     if asked.shape.dtype not in DTYPE_BYTES:
         notes.append(
             f"the config's type {asked.shape.dtype[:40]!r} is none that pagemesh knows: counted as "

@@ -13,6 +13,7 @@ from pagemesh.cli.planning.memory import (
     mean_tail_slots,
     shared_saving,
 )
+from pagemesh.cli.words import counted
 from pagemesh.runtime.sizes import shown_binary, shown_both
 
 _LABEL_WIDTH = 13
@@ -36,8 +37,9 @@ def _model_lines(plan: Plan) -> Iterator[str]:
     shape, page = plan.shape, plan.page
     yield _row(
         "model",
-        f"{plan.name}: {shape.layer_count} layers, {shape.kv_head_count} KV heads x "
-        f"{shape.head_dim} ({shape.sharing}, {shape.head_count} query heads), "
+        f"{plan.name}: {counted(shape.layer_count, 'layer')}, "
+        f"{counted(shape.kv_head_count, 'KV head')} x {shape.head_dim} "
+        f"({shape.sharing}, {counted(shape.head_count, 'query head')}), "
         f"context {shape.context_tokens_max:,}",
     )
     yield _row(

@@ -65,6 +65,7 @@ _ASSUMED: Mapping[str, Config] = {
     "qwen3_moe": {"num_key_value_heads": 4, "max_position_embeddings": 32_768},
 }  # fmt: skip
 """What a family's own code takes for granted and its files may leave out."""
+_ENCODERS = "ForMaskedLM"
 _OTHER_FORMS: Mapping[str, str] = {
     "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
     "num_kv_shared_layers": "has layers that share K and V with others",
@@ -145,6 +146,11 @@ def read_shape(config: Config, where: str) -> ModelShape:
 def _refuse_other_forms(config: Config, where: str) -> None:
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"{where}: is an encoder-decoder; pages hold decoders' K and V only")
+    names = config.get("architectures")
+    if isinstance(names, list) and names and all(str(one).endswith(_ENCODERS) for one in names):
+        raise ConfigError(
+            f"{where}: {names[0]} is an encoder, which keeps no K and V between steps"
+        )
     for name, what in _OTHER_FORMS.items():
         if config.get(name):
             raise ConfigError(f"{where}: {name} says that the model {what}; no page holds that")

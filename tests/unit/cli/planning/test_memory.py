@@ -27,6 +27,7 @@ from pagemesh.wire.errors import ConfigError
 GB = 10**9
 GIB = 2**30
 LLAMA_70B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
     "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
     "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
     "max_position_embeddings": 131_072, "vocab_size": 128_256, "torch_dtype": "bfloat16",

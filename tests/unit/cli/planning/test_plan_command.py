@@ -228,3 +228,35 @@ def test_a_type_that_is_not_known_is_told_where_it_is_counted_as_another(
     (folder / "config.json").write_text(json.dumps(LLAMA_70B | {"torch_dtype": "float7"}))
     text = " ".join(shown(capsys, folder, "--memory", "1TB").split())
     assert "the config's type 'float7' is none that pagemesh knows: counted as bfloat16" in text
+
+
+def test_a_plan_tells_what_up_would_say_of_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def notes(**fields: object) -> list[str]:
+        file = tmp_path / "model.json"
+        file.write_text(json.dumps({**LLAMA_70B, "dtype": "float32", **fields}))
+        found: list[str] = as_json(capsys, file, "--kv-dtype", "float32")["notes"]
+        return found
+
+    assert notes(architectures=["LlamaForCausalLM"]) == []
+    [note] = notes(architectures=["LlamaForCausalLM"], quantization_config={"bits": 4})
+    assert note.startswith("`pagemesh up` does not run it: quantised checkpoints")
+    [note] = notes(architectures=["FalconForCausalLM"])
+    assert "FalconForCausalLM is none that pagemesh is tested with" in note
+    [note] = notes(architectures=5)
+    assert "values of the wrong kind" in note
+
+
+def test_an_encoder_has_no_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bert.json").write_text(
+        json.dumps({**LLAMA_70B, "architectures": ["BForMaskedLM"]})
+    )
+    assert "BForMaskedLM is an encoder" in error_of(capsys, "plan", tmp_path / "bert.json")
+
+
+def test_one_head_is_one_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mqa.json").write_text(json.dumps({**LLAMA_70B, "num_key_value_heads": 1}))
+    assert "80 layers, 1 KV head x 128 (multi-query, 64 query" in shown(
+        capsys, tmp_path / "mqa.json"
+    )
