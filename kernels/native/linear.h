@@ -29,7 +29,7 @@ constexpr long kBlockDepth = 192;
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
 constexpr long kUnitRows = (256 + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
 constexpr long kUnitPanels = 12;
-constexpr long kAheadLines = 32;  // of a stream that is read once
+constexpr long kAheadLines = 64;  // of a stream that is read once; 16 rows take 8 cycles a line
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.
 constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
@@ -173,27 +173,31 @@ Floats floats_of(const LinearCall& call, long panel, long begin, long end, float
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
 
 // A tile's share of a block: values [begin, end) of K, whose weights are `floats`. Sums go to
-// `carry`, [R][P][16], from which those of a later block go on. Fetches as many rows of `next`
-// when FETCH.
-template <int R, int P, bool FETCH>
+// `carry`, [R][P][16], from which those of a later block go on. Fetches `ahead` rows of `next`.
+template <int R, int P>
 void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Floats floats,
-                float* carry, Next next) {
+                float* carry, Next next, long ahead) {
   const float* x = call.x + row * call.x_stride + begin;
   const float* from = begin ? carry : kNoSums;
   V sum[R][P];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) sum[r][p] = load(from + (r * P + p) * kLanes);
   }
-#pragma GCC unroll 4
-  for (long k = 0; k < end - begin; ++k) {
+  const auto multiply = [&](long k) {
     V w[P];
     for (int p = 0; p < P; ++p) w[p] = load(floats.at + p * floats.stride + k * kLanes);
-    if (FETCH) prefetch_far(next.at + k * next.row_bytes);
     for (int r = 0; r < R; ++r) {
       V value = splat(x[r * call.x_stride + k]);
       for (int p = 0; p < P; ++p) sum[r][p] = fma(value, w[p], sum[r][p]);
     }
+  };
+#pragma GCC unroll 4
+  for (long k = 0; k < ahead; ++k) {
+    prefetch_far(next.at + k * next.row_bytes);
+    multiply(k);
   }
+#pragma GCC unroll 4
+  for (long k = ahead; k < end - begin; ++k) multiply(k);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
   }
@@ -201,7 +205,7 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
 }
 
 using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
-using BlockTile = void (*)(const LinearCall&, long, long, long, long, Floats, float*, Next);
+using BlockTile = void (*)(const LinearCall&, long, long, long, long, Floats, float*, Next, long);
 
 template <typename T>
 StreamPanels stream_panel_of(long rows) {
@@ -252,26 +256,27 @@ Stream stream_of(const LinearCall& call) {
   return {stream_panel_of<Int8>(call.rows), stream_pair_of(call.rows)};
 }
 
-template <int P, bool FETCH>
+template <int P>
 BlockTile block_tile_of(long rows) {
   switch (rows) {
-    case 1: return block_tile<1, P, FETCH>;
+    case 1: return block_tile<1, P>;
 #if PM_LEVEL > 0
-    case 2: return block_tile<2, P, FETCH>;
-    case 3: return block_tile<3, P, FETCH>;
-    case 4: return block_tile<4, P, FETCH>;
-    case 5: return block_tile<5, P, FETCH>;
+    case 2: return block_tile<2, P>;
+    case 3: return block_tile<3, P>;
+    case 4: return block_tile<4, P>;
+    case 5: return block_tile<5, P>;
 #endif
 #if PM_LEVEL >= 2
-    case 6: return block_tile<6, P, FETCH>;
-    case 7: return block_tile<7, P, FETCH>;
+    case 6: return block_tile<6, P>;
+    case 7: return block_tile<7, P>;
 #endif
-    default: return block_tile<kTileRows, P, FETCH>;
+    default: return block_tile<kTileRows, P>;
   }
 }
 
 // Panels [panel, panel + P) for rows [row, row_end), in tiles of even height, over one block of
-// K. The first P tiles fetch a panel each of what comes next.
+// K. The first P tiles fetch a panel each of what comes next; where a panel is all, each tile
+// fetches its share.
 template <int P>
 void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
                   long end, float* carry, Next next) {
@@ -280,10 +285,12 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   const long tiles = pieces(row_end - row, kTileRows);
   for (long tile = 0; tile < tiles; ++tile) {
     const long height = pieces(row_end - row, tiles - tile);
-    const bool fetch = next.at && tile < P;
-    (fetch ? block_tile_of<P, true>(height) : block_tile_of<P, false>(height))(
-        call, row, panel, begin, end, floats, carry, next);
-    if (fetch) next.at += next.apart_bytes;
+    const long depth = end - begin;
+    const long ahead = !next.at ? 0
+                       : P == 1 ? depth * (tile + 1) / tiles - depth * tile / tiles
+                       : tile < P ? depth : 0;
+    block_tile_of<P>(height)(call, row, panel, begin, end, floats, carry, next, ahead);
+    if (ahead) next.at += P == 1 ? ahead * next.row_bytes : next.apart_bytes;
     row += height;
     carry += kTileRows * P * kLanes;
   }
