@@ -125,6 +125,8 @@ class SharedTurns:
             raise ConfigError(f"{path}: {error.strerror}; make room in PAGEMESH_POOL_DIR") from None
         self._own = _Words(path)
         self._others: dict[str, _Words] = {}
+        self._dead: set[str] = set()
+        """Names of files whose workers were killed; an incarnation has one of its own."""
         self._scanned_ns = now_ns() - SCAN_NS
 
     def enter(self, drawing_rows: int) -> Readers:
@@ -215,14 +217,23 @@ class SharedTurns:
             and entry.name.endswith(LOCK_SUFFIX)
             and entry.name != self._own.path.name
         }
-        for name in [name for name in self._others if name not in found]:
+        self._dead &= found.keys()
+        for name in [name for name, other in self._others.items() if other.is_dead()]:
+            self._dead.add(name)
+        for name in [name for name in self._others if name not in found or name in self._dead]:
             self._others.pop(name).close()
         for name, path in found.items():
-            if name not in self._others and len(self._others) < WORKERS_MAX:
-                try:
-                    self._others[name] = _Words(path)
-                except (OSError, ValueError):
-                    continue  # it went, or has written nothing yet
+            if name in self._others or name in self._dead or len(self._others) >= WORKERS_MAX:
+                continue
+            try:
+                other = _Words(path)
+            except (OSError, ValueError):
+                continue  # it went, or has written nothing yet
+            if other.is_dead():  # what it wrote it wrote under its lock
+                self._dead.add(name)
+                other.close()
+            else:
+                self._others[name] = other
 
 
 class _Words:
