@@ -24,6 +24,10 @@ class Bugs:
     """A lease of before a restart is taken up though its root was invalidated since."""
     believe_any_asker: bool = False
     """Whoever a gateway asked as, and whatever life of the pager, the answer is believed."""
+    give_up_filling: bool = False
+    """Pages of a device are given back though a worker may be filling them."""
+    forget_movers: bool = False
+    """A new pager does not ask a worker whether it is done with what the last one asked it for."""
 
 
 NONE = Bugs()

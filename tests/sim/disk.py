@@ -134,8 +134,9 @@ class DiskHands:
         """Do what ``command`` says soon; False when it is not for a disk."""
         match command:
             case StorePages():
-                self._writes.append(self._take(command))
-                self._write()
+                pages, memory = table_of(command.pages).tolist(), self._memory
+                values = [list(memory.slots[page]) for page in pages]
+                self.store(command, values, [memory.grown[page] for page in pages])
             case ForgetSlots(slots):
                 self._skipped.difference_update(slots)
                 self._forget(slots)
@@ -171,11 +172,10 @@ class DiskHands:
 
     # Writing
 
-    def _take(self, command: StorePages) -> _Taken:
-        """The pages' slots as they are now, which must be what their tokens make them."""
-        memory, size = self._memory, self._memory.page_size
-        pages = table_of(command.pages).tolist()
-        values = [list(memory.slots[page]) for page in pages]
+    def store(self, command: StorePages, values: list[list[int]], growths: list[int]) -> None:
+        """Write what the pages held when they were taken, which must be what their tokens make
+        them."""
+        size = self._memory.page_size
         tokens = np.frombuffer(command.tokens, "<u4").tolist()
         right = model.slots_of(command.root, tokens)
         for index, found in zip(command.indexes, values, strict=True):
@@ -183,8 +183,8 @@ class DiskHands:
                 self._bugs.take_late or found == right[index * size : (index + 1) * size],
                 "a page is stored that holds something else",
             )
-        growths = [memory.grown[page] for page in pages]
-        return _Taken(command, values, growths, self._disk.killed_count)
+        self._writes.append(_Taken(command, values, growths, self._disk.killed_count))
+        self._write()
 
     def _write(self) -> None:
         while self._writes and not self._writing:
@@ -232,20 +232,24 @@ class DiskHands:
 
     def _loaded(self, command: LoadPages, took_ms: float) -> None:
         self._reading = False
-        count, bad = 0, None
-        for page, slot in zip(table_of(command.pages).tolist(), command.slots, strict=True):
-            line = self._disk.lines.get(slot)
-            end = (command.first_index + count + 1) * self._width
-            if self._failed:
-                break
-            if line is None or (line.root, line.tokens) != (command.root, command.tokens[:end]):
-                bad = slot
-                break
+        lines, bad = self._found(command)
+        for page, line in zip(table_of(command.pages).tolist(), lines, strict=False):
             for offset, value in enumerate(line.values):
                 self._memory.write(page, offset, value, PAGER, line.growth)
-            if line.damaged and not self._bugs.trust_disk:
-                bad = slot
-                break
-            count += 1
-        self._tell(PagesLoaded(command.load, count, int(1_000 * took_ms), bad))
+        self._tell(PagesLoaded(command.load, len(lines), int(1_000 * took_ms), bad))
         self._read()
+
+    def _found(self, command: LoadPages) -> tuple[list[Line], int | None]:
+        """What is there of what is asked for, up to the first slot that is bad, and that."""
+        lines: list[Line] = []
+        for slot in command.slots:
+            if self._failed:
+                break
+            line = self._disk.lines.get(slot)
+            end = (command.first_index + len(lines) + 1) * self._width
+            if line is None or (line.root, line.tokens) != (command.root, command.tokens[:end]):
+                return lines, slot
+            if line.damaged and not self._bugs.trust_disk:
+                return lines, slot
+            lines.append(line)
+        return lines, None

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from tests.sim import model
 from tests.sim.clients import STORM_MS, Clients
 from tests.sim.disk import DiskMemory
 from tests.sim.mesh import Mesh
+from tests.sim.pager_node import PagerNode
 from tests.sim.worker_node import WorkerNode
 from tests.sim.world import Process, Weather, World
 
@@ -124,6 +126,58 @@ def _strike_disk(disk: DiskMemory, kind: str) -> None:
             disk.refuses = True
 
 
+def device_storm(world: World, mesh: Mesh, clients: Clients) -> None:
+    """Devices fail or hang; workers that move pages, and pagers that wait for them, stand still or
+    die; and what was driven out of a device is wanted again."""
+    for host in mesh.hosts:
+        device = host.device
+        if device is None:
+            continue
+        dice = device.dice
+        device.refuses = dice.choice([0.0, 0.0, 0.05, 0.3])
+        device.stalls = dice.choice([0.0, 0.05, 0.2])
+        pager = next(one for one in mesh.pagers if one.host is host)
+        device.on_move = partial(_strike_mover, world, mesh, pager, dice.choice([0.0, 0.3, 0.6]))
+        for _ in range(dice.choice([1, 2, 4])):
+            at_ms = dice.random() * STORM_MS * 0.9
+            world.at(at_ms, partial(_drive_out, clients, dice))
+            for _ in range(dice.randrange(2, 6)):
+                world.at(at_ms + 400.0 * dice.random(), partial(_want_again, clients, dice))
+
+
+def _drive_out(clients: Clients, dice: Random) -> None:
+    """By something long that nobody has asked before."""
+    for _ in range(dice.randrange(1, 3)):
+        prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(dice.randrange(30, 55)))
+        clients.ask(dice.choice(clients.roots), prompt, 40.0 * dice.random())
+
+
+def _want_again(clients: Clients, dice: Random) -> None:
+    """What somebody has asked before, and may be anywhere by now."""
+    root, prompt = clients.asked(dice)
+    clients.ask(root, prompt, 0.0)
+
+
+def _strike_mover(
+    world: World, mesh: Mesh, pager: PagerNode, share: float, mover: Process, is_filling: bool
+) -> None:
+    """It is asked to move pages just now."""
+    device = pager.host.device
+    assert device is not None
+    dice = device.dice
+    if dice.random() >= (share if is_filling else share / 8):
+        return
+    choices: list[list[Process]] = [[mover], [pager], [pager], [pager, mover]]
+    victims = dice.choice(choices)
+    after_ms, span_ms = 8.0 * dice.random(), dice.choice([15.0, 80.0, 300.0, 1_200.0])
+    for victim in victims:
+        world.note("fault", "mover", f"{victim.name} {after_ms} {span_ms}")
+        if victim is mover and dice.random() < 0.7:
+            world.at(after_ms, partial(_freeze, world, victim, span_ms))
+        else:
+            world.at(after_ms, partial(mesh.restart, victim))
+
+
 def _lose_pool(mesh: Mesh, host_name: str) -> None:
     """The pager dies and its pool file goes with it."""
     for pager in mesh.pagers:
@@ -137,6 +191,9 @@ def peace(mesh: Mesh) -> None:
     for host in mesh.hosts:
         if host.disk is not None:
             host.disk.slowness = 1.0
+        if host.device is not None:
+            host.device.refuses = host.device.stalls = 0.0
+            host.device.on_move = None
     for process in mesh.processes:
         process.thaw()
         process.slowness = 1.0

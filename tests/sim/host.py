@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.sim.box import Box, Device
 from tests.sim.disk import DiskMemory
 from tests.sim.growths import Growths, meant
 from tests.sim.memory import PoolMemory
@@ -18,6 +19,8 @@ class Host:
         self.name = name
         self.pager_name = f"pager-{name}"
         self.disk: DiskMemory | None = None
+        self.device: Device | None = None
+        """Where the pages are; None: in a file."""
         self.roots: dict[str, bytes] = {}
         """The tree of each request, which a model knows as its own start value."""
         self.growths = Growths()
@@ -29,6 +32,7 @@ class Host:
         self._page_count = page_count
         self._page_size = page_size
         self._living: dict[int, Process] = {}
+        self._boxes: dict[int, Box] = {}
         self._incarnations = 0
         self._pools: dict[int, PoolMemory] = {}
         self.new_pool(0)
@@ -62,11 +66,23 @@ class Host:
         self._incarnations += 1
         incarnation = sum(self.name.encode()) << 20 | self._incarnations
         self._living[incarnation] = process
+        if self.device is not None:
+            self._boxes[incarnation] = Box(process, self.device)
         return incarnation
 
     def died(self, incarnation: int) -> None:
         self._living.pop(incarnation, None)
+        self._boxes.pop(incarnation, None)
 
     def living(self, incarnation: int) -> Process | None:
         """Whose lock it is; None: the lock is free."""
         return self._living.get(incarnation)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether somebody has the memory of the pool still, where that is on a device."""
+        return any(box.has(self.memory.incarnation) for box in self._boxes.values())
+
+    def box(self, incarnation: int) -> Box | None:
+        """Where that worker is asked to move pages, if it lives and there is a device."""
+        return self._boxes.get(incarnation)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from tests.sim.box import Device
 from tests.sim.bugs import Bugs
+from tests.sim.device import PLACE
 from tests.sim.disk import DiskMemory
 from tests.sim.gateway_node import GatewayNode
 from tests.sim.host import Host
@@ -20,6 +22,7 @@ from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pool_format import IN_FILE
 
 _PRESENCE_MS = 200.0
 _LOST_MS = 900.0
@@ -36,6 +39,8 @@ PAGER_LIMITS = PagerLimits(
     lease_count_max=256,
     in_flight_stall_ms_max=600,
     ticket_ttl_ms_max=2_000,
+    mover_rest_ms=300,
+    mover_slow_ms=150,
 )
 WORKER_LIMITS = WorkerLimits(
     sequences_max=24,
@@ -79,6 +84,8 @@ class Shape:
     """How long a step may take, on a quick worker."""
     disk_slots: int = 0
     """Pages that the disk of a host holds; 0: there is no disk tier."""
+    on_device: bool = False
+    """Whether the pages of a pool are on a device."""
 
 
 @dataclass(slots=True)
@@ -108,13 +115,18 @@ class Mesh:
     @classmethod
     def build(cls, world: World, shape: Shape, bugs: Bugs) -> Mesh:
         mesh = cls(world, Network(world), shape, bugs)
-        spec = PoolSpec(layout_digest=_LAYOUT, page_size=shape.page_size, page_bytes=64)
+        spec = PoolSpec(
+            layout_digest=_LAYOUT, page_size=shape.page_size, page_bytes=64,
+            place=PLACE if shape.on_device else IN_FILE,
+        )  # fmt: skip
         for number in range(shape.hosts_count):
             host = Host(f"h{number}", shape.page_count, shape.page_size)
             host.restart = mesh.restart
             if shape.disk_slots:
                 dice = random.Random(world.seed * 97 + number)
                 host.disk = DiskMemory(shape.disk_slots, dice)
+            if shape.on_device:
+                host.device = Device(random.Random(f"device {world.seed} {number}"))
             mesh.hosts.append(host)
             mesh.pagers.append(PagerNode(world, mesh.network, host, PAGER_LIMITS, spec, bugs))
             for role, count in (("prefill", shape.prefill_count), ("decode", shape.decode_count)):

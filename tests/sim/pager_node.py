@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
 from tests.sim.bugs import Bugs
+from tests.sim.device import PLACE, DeviceDiskHands, DeviceHands
 from tests.sim.disk import DiskHands
 from tests.sim.host import Host
 from tests.sim.memory import PoolMemory
@@ -20,10 +22,11 @@ from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.retention.retiring import Retiring
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tiers.disk_tier import DiskTier
-from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired
+from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired, StorePages
 from pagemesh.runtime.settings import PagerConfig
-from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import Forked, Granted, PoolSpec
+from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_messages import Forked, Granted, OpenSession, PoolSpec
+from pagemesh.wire.pool_format import IN_FILE
 
 
 class _FreesBeforeAck(Books):
@@ -80,6 +83,11 @@ class PagerNode(Process):
         self._spec = spec
         self._bugs = bugs
         self._disk: DiskHands | None = None
+        self._device: DeviceHands | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._commands: deque[ev.Command] = deque()
+        self._waits = False
+        """For a worker, and does nothing else."""
         self._loaded_pages = 0
         self._books: type[Books] = Books
         if bugs.free_before_ack:
@@ -112,6 +120,9 @@ class PagerNode(Process):
     def start(self) -> None:
         self.begin()
         self.dies_soon = self._sweeps = False
+        device = self.host.device
+        if device is not None and not self.host.has_memory:
+            self.host.new_pool(device.dice.randrange(1 << 15))
         memory = self.host.memory
         memory.epoch += 1
         facts = PoolFacts(
@@ -123,6 +134,7 @@ class PagerNode(Process):
             page_bytes=self._spec.page_bytes,
             layout_digest=self._spec.layout_digest,
             path=f"/{self.host.name}.pool",
+            place=IN_FILE if device is None else PLACE,
         )
         new_policy = partial(make_policy, PagerConfig().eviction)
         self.core = PagerCore(
@@ -145,12 +157,21 @@ class PagerNode(Process):
             memory.pins,
         )
         self.handle(found)
-        disk = self.host.disk
-        self._disk = DiskHands(self, memory, disk, self._bugs, self.handle) if disk else None
+        if device is not None:
+            self._device = DeviceHands(self, self.host, memory, device, self._bugs)
+        self._disk = self._new_disk()
         self._ticked_ms = self.world.now
         self._tick()
         while self.when_back:
             self.at(0.0, self.when_back.pop())
+
+    def _new_disk(self) -> DiskHands | None:
+        host, memory = self.host, self.host.memory
+        if host.disk is None:
+            return None
+        if self._device is None:
+            return DiskHands(self, memory, host.disk, self._bugs, self.handle)
+        return DeviceDiskHands(self._device, self, memory, host, self._bugs, self.handle)
 
     def stop(self) -> None:
         if self.core is not None:
@@ -158,9 +179,18 @@ class PagerNode(Process):
             self._saved_tokens = self.saved_tokens
             self._loaded_pages = self.loaded_pages
         self.kill()
-        self.core = None
+        self.core, self._waits = None, False
+        self._inbox.clear()
+        self._commands.clear()
 
     def handle(self, event: ev.Event) -> None:
+        """Now, or when it has time."""
+        if self._waits:
+            self._inbox.append(lambda: self._handle(event))
+        else:
+            self._handle(event)
+
+    def _handle(self, event: ev.Event) -> None:
         core = self.core
         assert core is not None
         if not isinstance(event, ev.Tick | ev.Recovered):
@@ -174,17 +204,37 @@ class PagerNode(Process):
         if self.dies_soon and commands:
             self._die_within(commands)
             return
-        memory = self.host.memory
-        for command in commands:
-            self._perform(memory, command)
+        self._commands.extend(commands)
+        self._perform_all()
         if core.is_sweeping and not self._sweeps:
             self._sweeps = True
             self.at(0.2, self._sweep)
         self.world.expect(
-            core.books.pool.free == sum(1 for state in memory.states if state == 0)
+            core.books.pool.free == sum(1 for state in self.host.memory.states if state == 0)
+            or self._waits
             or isinstance(event, ev.Recovered),
             "free pages differ between ledger and headers",
         )
+
+    def _perform_all(self) -> None:
+        memory, disk = self.host.memory, self._disk
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, StorePages) and isinstance(disk, DeviceDiskHands):
+                self._wait(partial(disk.take, command))
+                return
+            self._perform(memory, command)
+
+    def _wait(self, begin: Callable[[Callable[[], None]], None]) -> None:
+        """Do nothing else until what ``begin`` begins is over."""
+        self._waits = True
+        begin(self._go_on)
+
+    def _go_on(self) -> None:
+        self._waits = False
+        self._perform_all()
+        while self._inbox and not self._waits:
+            self._inbox.popleft()()
 
     def _sweep(self) -> None:
         self._sweeps = False
@@ -195,7 +245,8 @@ class PagerNode(Process):
         dice, memory = self.world.random, self.host.memory
         cut = dice.randrange(len(commands))
         for command in commands[:cut]:
-            self._perform(memory, command)
+            if self._device is None or not isinstance(command, StorePages):
+                self._perform(memory, command)
         torn = commands[cut]
         if isinstance(torn, ev.WriteHeaders | ev.SetStates | ev.KeepUntil) and len(torn.pages):
             whole = dice.randrange(len(torn.pages))
@@ -210,13 +261,39 @@ class PagerNode(Process):
 
     def _tick(self) -> None:
         assert self.core is not None
-        if self.world.now - self._ticked_ms >= patience_ms(self.core.books):
+        is_due = self.world.now - self._ticked_ms >= patience_ms(self.core.books)
+        if is_due and not self._waits:
             self._ticked_ms = self.world.now
             self.handle(ev.Tick())
         self.at(TICK_MS, self._tick)
 
     def _received(self, reply: Reply | None, message: Message) -> None:
-        self.handle(ev.Asked(reply, message))
+        if self._waits:
+            self._inbox.append(lambda: self._received(reply, message))
+        elif isinstance(message, OpenSession) and self._must_hand_memory(message.incarnation):
+            self._wait(partial(self._hand_memory, reply, message))
+        else:
+            self.handle(ev.Asked(reply, message))
+
+    def _must_hand_memory(self, incarnation: int) -> bool:
+        box = self.host.box(incarnation)
+        knows_it = box is not None and box.has(self.host.memory.incarnation)
+        return self._device is not None and not (knows_it and self._bugs.forget_movers)
+
+    def _hand_memory(
+        self, reply: Reply | None, message: OpenSession, go_on: Callable[[], None]
+    ) -> None:
+        """Before it is let in, it has the memory, and has done what earlier pagers asked."""
+        assert self._device is not None and reply is not None
+
+        def answered(has_it: bool) -> None:
+            if has_it:
+                self._inbox.appendleft(lambda: self._handle(ev.Asked(reply, message)))
+            else:
+                reply(Refused(code="Busy", message="the worker does not answer"))
+            go_on()
+
+        self._device.hand_over(message.incarnation, answered)
 
     def _perform(self, memory: PoolMemory, command: ev.Command) -> None:
         if self._disk is not None and self._disk.perform(command):

@@ -7,7 +7,7 @@ from random import Random
 
 from tests.sim.bugs import NONE, Bugs
 from tests.sim.clients import PATIENCE_MS, STORM_MS, Clients
-from tests.sim.faults import disk_storm, late_grants, peace, storm
+from tests.sim.faults import device_storm, disk_storm, late_grants, peace, storm
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.operators import Invalidations, operate
 from tests.sim.world import World
@@ -49,6 +49,7 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
     if is_stormy:
         storm(world, mesh)
         disk_storm(world, mesh)
+        device_storm(world, mesh, clients)
         late_grants(world, mesh, clients)
     operate(world, mesh, clients)
     Invalidations(world, mesh, clients).begin(with_faults=is_stormy)
@@ -79,6 +80,8 @@ def _shape(world: World) -> Shape:
     tokens = dice.randrange(112, 170) if tiny else dice.randrange(300, 700)
     chunk = dice.choice([3, 8, 16, 64])
     disk = Random(world.seed)  # of its own: what happens without a disk stays as it was
+    device = Random(f"is there a device {world.seed}")
+    disk_slots = disk.randrange(4, 3 * tokens // page_size) if disk.random() < 0.6 else 0
     return Shape(
         hosts_count=1 if dice.random() < 0.8 else 2,
         prefill_count=dice.choice([1, 1, 2]),
@@ -89,7 +92,8 @@ def _shape(world: World) -> Shape:
         step_tokens_max=max(chunk, dice.choice([16, 64])),
         chunk_tokens_max=chunk,
         step_ms=dice.choice([1.0, 4.0, 4.0, 25.0]),
-        disk_slots=disk.randrange(4, 3 * tokens // page_size) if disk.random() < 0.6 else 0,
+        disk_slots=disk_slots,
+        on_device=device.random() < (0.4 if disk_slots else 0.1),
     )
 
 

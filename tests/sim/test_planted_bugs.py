@@ -29,12 +29,14 @@ _SEEDS_MAX = 60
         ),
         pytest.param(Bugs(take_late=True), ["delivered"], 10, id="take late"),
         pytest.param(Bugs(trust_disk=True), ["delivered"], 10, id="trust disk"),
-        pytest.param(Bugs(keep_retired=True), ["another growth"], 10, id="keep retired"),
+        pytest.param(Bugs(keep_retired=True), ["another growth"], 70, id="keep retired"),
         pytest.param(Bugs(keep_root_lines=True), ["another growth"], 10, id="keep root lines"),
         pytest.param(
             Bugs(take_up_invalidated=True), ["another growth"], 35, id="take up invalidated"
         ),
         pytest.param(Bugs(believe_any_asker=True), ["writes into it"], 20, id="believe any asker"),
+        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 140, id="give up filling"),
+        pytest.param(Bugs(forget_movers=True), ["writes into it"], 140, id="forget movers"),
     ],
 )
 def test_a_planted_bug_breaks_a_seed(

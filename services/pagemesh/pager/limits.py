@@ -66,6 +66,10 @@ class PagerLimits:
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
     staged_bytes_max: int = 64 << 20
     """Of pages that were evicted and wait to be written to disk."""
+    mover_rest_ms: int = 5_000
+    """How long a worker that did not move pages of a device is not asked to."""
+    mover_slow_ms: int = 2_000
+    """One that has been filling pages for so long is given no others."""
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
     """In all parts of a declaration, which are kept until the last one comes."""

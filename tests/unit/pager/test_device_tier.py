@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, pushed, put_on_disk
-from tests.unit.pager.rig import ROOT, Worker, is_queued
+from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import ForgetHolder, Holder
 from pagemesh.pager.pages.runs import table_of
-from pagemesh.pager.tiers.movers import REST_MS
 from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesLoaded, PagesNotTaken, PutAway
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.pager_messages import Declare
@@ -115,7 +114,7 @@ def test_a_worker_that_has_been_at_it_for_long_is_given_no_more(
     flood(worker, 905)
     rig.write()
     assert is_queued(worker.admit(2, PROMPT))
-    rig.now_ms += REST_MS
+    rig.now_ms += LIMITS.mover_rest_ms
     assert worker.granted(3, range(200, 209)).cached_tokens == 0
     assert len(rig.loads) == 1
 
@@ -132,7 +131,7 @@ def test_nothing_is_given_up_on_disk_for_pages_that_nobody_copies(
     disk = rig.core.books.disk
     assert disk is not None
     assert not rig.stores and disk.counts.not_stored == 8
-    rig.now_ms += REST_MS
+    rig.now_ms += LIMITS.mover_rest_ms
     cache(worker, 4, range(300, 317))
     flood(worker, 903)
     assert len(rig.stores) == 1

@@ -7,17 +7,14 @@ held for nothing, slots of the disk that are given away for what then does not c
 from __future__ import annotations
 
 from pagemesh.pager.books import Books
-
-REST_MS = 5_000
-"""How long one that failed is not asked."""
-_SLOW_MS = 2_000
-"""One that has been at a load for so long gets no other."""
+from pagemesh.pager.limits import PagerLimits
 
 
 class Movers:
     """Of a pool whose pages are in memory nothing is ever said here."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PagerLimits) -> None:
+        self._rest_ms, self._slow_ms = limits.mover_rest_ms, limits.mover_slow_ms
         self._rests_until_ms: dict[int, int] = {}
         """By incarnation: of those that did not fill what they were to fill."""
         self._none_until_ms = 0
@@ -27,11 +24,11 @@ class Movers:
         """The worker has not filled pages."""
         resting = self._rests_until_ms.items()
         self._rests_until_ms = {one: until for one, until in resting if until > now_ms}
-        self._rests_until_ms[incarnation] = now_ms + REST_MS
+        self._rests_until_ms[incarnation] = now_ms + self._rest_ms
 
     def failed_out(self, now_ms: int) -> None:
         """Nobody has copied pages out."""
-        self._none_until_ms = now_ms + REST_MS
+        self._none_until_ms = now_ms + self._rest_ms
 
     def try_again(self) -> None:
         """It matters now whether anybody copies pages out."""
@@ -42,7 +39,7 @@ class Movers:
         if self._rests_until_ms.get(incarnation, 0) > books.now_ms:
             return False
         its = (load for load in books.loads.values() if load.incarnation == incarnation)
-        return all(books.now_ms - load.begun_ms <= _SLOW_MS for load in its)
+        return all(books.now_ms - load.begun_ms <= self._slow_ms for load in its)
 
     def can_copy(self, now_ms: int) -> bool:
         """Whether anybody is worth asking to copy pages out."""

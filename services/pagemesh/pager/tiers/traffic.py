@@ -90,7 +90,7 @@ class Tiers:
         """What the disk has to be told when it is open."""
         self._retired_number = 0
         self._must_forget = False
-        self._movers = Movers()
+        self._movers = Movers(books.limits)
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
