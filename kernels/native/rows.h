@@ -109,10 +109,11 @@ void log_softmax(const float* x, long x_stride, float* out, long out_stride, lon
       V shifted = sub(load_some(in + i, lanes), splat(peak));
       sums = add(sums, fill_from(exponential(shifted), lanes, 0.0f));
     }
-    const V shift = splat(peak + logf(sum_lanes(sums)));
+    // One after the other: added up they would be rounded to what the highest is rounded to.
+    const V top = splat(peak), rest = splat(logf(sum_lanes(sums)));
     for (long i = 0; i < width; i += kLanes) {
       const int lanes = lanes_at(i, width);
-      store_some(to + i, sub(load_some(in + i, lanes), shift), lanes);
+      store_some(to + i, sub(sub(load_some(in + i, lanes), top), rest), lanes);
     }
   });
 }

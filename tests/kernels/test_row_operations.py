@@ -68,6 +68,11 @@ def test_log_softmax_is_that_of_torch(level: CpuLevel, rows: int, width: int) ->
     torch.testing.assert_close(log_softmax(x), expected, rtol=2e-6, atol=2e-6)
 
 
+def test_log_softmax_is_as_exact_however_high_all_of_a_row_is(level: CpuLevel) -> None:
+    x = torch.randint(-20, 20, (5, 100)).float()
+    torch.testing.assert_close(log_softmax(x + 40_000.0), log_softmax(x), rtol=0.0, atol=0.0)
+
+
 def test_log_softmax_keeps_forbidden_tokens_forbidden(level: CpuLevel) -> None:
     x = torch.randn(3, 50)
     x[:, ::3] = float("-inf")

@@ -98,6 +98,7 @@ def load_fallback(
         with torch.inference_mode():
             layout = _layout(source, decoder.survey(), page_size)
             _prove(model, decoder, layout, source.vocab_size)
+        config = _sizes(source, layout)
     except ConfigError:
         raise
     except Exception as error:  # any code of any architecture ran there
@@ -108,13 +109,20 @@ def load_fallback(
     layout = replace(layout, dtype=kv_dtype)
     positions = json.dumps({"transformers": version("transformers")})
     root = root_of(folder, layout, weights=weights, positions=positions)
-    config = FallbackConfig(
+    return ServedModel(name, config, layout, root), decoder
+
+
+def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
+    """Raises ``UnfitModelError``."""
+    context_tokens_max = int(source.max_position_embeddings)
+    if context_tokens_max < 1:
+        raise UnfitModelError(f"its max_position_embeddings is {context_tokens_max}")
+    return FallbackConfig(
         architecture=source.architectures[0],
         layer_count=layout.layers,
         vocab_tokens=source.vocab_size,
-        context_tokens_max=source.max_position_embeddings,
+        context_tokens_max=context_tokens_max,
     )
-    return ServedModel(name, config, layout, root), decoder
 
 
 def _config_digest(folder: Path) -> bytes:

@@ -140,6 +140,8 @@ def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:
 
 
 def _check_shape(config: DecoderConfig, where: str) -> None:
+    if config.context_tokens_max < 1:
+        raise ConfigError(f"{where}: max_position_embeddings is {config.context_tokens_max}")
     if config.kv_head_count < 1 or config.head_count % config.kv_head_count:
         raise ConfigError(
             f"{where}: {config.head_count} query heads cannot share "

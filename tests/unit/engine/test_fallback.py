@@ -324,6 +324,16 @@ def test_a_scaling_that_transformers_reads_beside_another_is_refused(tmp_path: P
     assert "'dynamic' is not supported" in refusal(folder)
 
 
+@pytest.mark.parametrize("context", [0, -1])
+def test_a_model_without_a_context_is_refused_in_one_line(context: int, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "GemmaForCausalLM")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["max_position_embeddings"] = context
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert f"max_position_embeddings is {context}" in refusal(folder)
+
+
 def test_deterministic_mode_is_refused_with_its_reason(tmp_path: Path) -> None:
     save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
     with pytest.raises(ConfigError, match="leave it out"):

@@ -79,6 +79,8 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
             "no numbers",
         ),
         ({"head_dim": 1024}, "1024"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_by_name(
