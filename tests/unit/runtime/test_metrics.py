@@ -20,6 +20,7 @@ def test_every_name_has_the_prefix() -> None:
     assert 'pagemesh_test_things_total{kind="a"} 2.0' in text
     names = {line.split("{")[0].split()[0] for line in text.splitlines() if line[:1] != "#"}
     assert all(name.startswith("pagemesh_") for name in names)
+    assert not [name for name in names if name.endswith("_created")]
 
 
 def test_the_endpoint_serves_while_it_is_open_and_frees_its_port() -> None:
