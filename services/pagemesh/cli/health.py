@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import httpx
 
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
 _TIMEOUT_S = 2.0
+_READY = "/health/ready"
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Unhealthy(PagemeshError):
@@ -17,16 +21,20 @@ class Unhealthy(PagemeshError):
 @click.command()
 @click.argument("url")
 def health(url: str) -> int:
-    """Exit 0 when URL answers with success, 1 otherwise (2 for what is no URL)."""
+    """Exit 0 when URL answers with success, 1 otherwise (2 for what is no URL). Without a path it
+    is the gateway there that is asked whether requests would be served."""
     try:
+        if httpx.URL(url).path == "/":
+            url = url.rstrip("/") + _READY
         status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise ConfigError(f"{url!r} is not an http:// or https:// URL") from None
     except httpx.TimeoutException:
         raise Unhealthy(f"{url}: no answer within {_TIMEOUT_S:.0f} s") from None
     except httpx.HTTPError as error:
-        raise Unhealthy(f"{url}: {str(error) or type(error).__name__}") from None
+        reason = _NUMBER.sub("", str(error)).lower() or type(error).__name__
+        raise Unhealthy(f"{url}: {reason}") from None
     if not httpx.codes.is_success(status):
-        hint = "; a gateway tells at /health/ready" if status == httpx.codes.NOT_FOUND else ""
+        hint = f"; a gateway tells at {_READY}" if status == httpx.codes.NOT_FOUND else ""
         raise Unhealthy(f"{url}: status {status}{hint}")
     return 0
