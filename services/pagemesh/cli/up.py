@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,13 +36,21 @@ from pagemesh.cli.mesh.start_checks import (
     check_model,
     check_room,
     check_settings,
+    disk_shortfall,
     known_shape,
     plan_pool,
     pool_file_bytes,
 )
 from pagemesh.cli.mesh.stopping import drain, stop_signals
 from pagemesh.cli.mesh.supervisor import Supervisor, supervised
-from pagemesh.cli.mesh.up_config import UpConfig, http_url, is_loopback, with_free_port, with_http
+from pagemesh.cli.mesh.up_config import (
+    UpConfig,
+    check_metrics_ports,
+    http_url,
+    is_loopback,
+    with_free_port,
+    with_http,
+)
 from pagemesh.cli.mesh.watch import WatchLimits
 from pagemesh.cli.options import Sectioned, check_variables, config_flags, given_flags
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
@@ -104,6 +113,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     config = with_free_port(with_http(config, settings.http))
     own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
+    check_metrics_ports(config, settings.prefill_count + settings.decode_count + 2)
     check_settings(config, own_nats=own_nats)
     asked = config.worker.model
     if is_hub_id(asked):
@@ -120,6 +130,10 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     check_room(folder, pool_file_bytes(config, pool), orphan_pool_bytes(folder))
     if pool is not None and pool.shortfall:
         screen.line(pool.shortfall)
+    if config.pager.disk_dir:
+        disk = Path(config.pager.disk_dir).expanduser()
+        if shortfall := disk_shortfall(disk, config.host.host, config.pager.disk_bytes):
+            screen.line(shortfall)
     defaults = sampling_defaults(found.path, config.gateway.generation_config)
     if defaults.recommended:
         screen.line(
@@ -148,7 +162,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
     with run_folder(plan.config.host.pool_dir) as folder:
         if folder.adopted:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
-        config = _in_folder(plan.config, folder)
+        config = for_eyes(_in_folder(plan.config, folder))
         write_private(folder.path / url_file_name(GATEWAY), http_url(config) + "\n")
         nats = plan_nats(folder) if plan.own_nats else None
         services = plan_services(plan.up, config, nats)
@@ -182,6 +196,14 @@ def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
     if not host.secret.is_set:
         host = replace(host, secret=Secret(folder.secret(config.pager.disk_dir)))
     return replace(config, host=host)
+
+
+def for_eyes(config: ServiceConfig) -> ServiceConfig:
+    """What services log goes through us: whether people read it only we can see."""
+    log_format = config.telemetry.log_format
+    if log_format != "auto" or not sys.stderr.isatty():
+        return config
+    return replace(config, telemetry=replace(config.telemetry, log_format="console"))
 
 
 def _pass_on(screen: Screen, name: str, line: str) -> None:

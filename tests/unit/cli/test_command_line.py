@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.model_files import write_model_files
 
+from pagemesh.cli import up
 from pagemesh.cli.main import run
 from pagemesh.cli.mesh.plan_mesh import plan_services
 from pagemesh.cli.mesh.screen import Screen
@@ -159,12 +160,18 @@ def metrics_ports(model: str, first: int) -> list[str]:
     return [spec.environ["PAGEMESH_METRICS_PORT"] for spec in specs]
 
 
-def test_each_service_of_a_mesh_has_a_metrics_port_of_its_own(model: str) -> None:
+def test_each_service_of_a_mesh_has_a_metrics_port_of_its_own(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "check_metrics_ports", lambda *_: None)  # whatever is taken here
     assert metrics_ports(model, 9100) == ["9100", "9101", "9102", "9103"]
     assert metrics_ports(model, 0) == ["0"] * 4
 
 
-def test_metrics_ports_past_the_last_one_are_refused(model: str) -> None:
+def test_metrics_ports_past_the_last_one_are_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "check_metrics_ports", lambda *_: None)
     with pytest.raises(ConfigError, match="PAGEMESH_METRICS_PORT=65533"):
         metrics_ports(model, 65_533)
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,11 +26,12 @@ from pagemesh.cli.mesh.start_checks import (
     PoolPlan,
     check_disk,
     check_room,
+    disk_shortfall,
     known_shape,
     plan_pool,
     pool_file_bytes,
 )
-from pagemesh.cli.up import plan
+from pagemesh.cli.up import for_eyes, plan
 from pagemesh.kernels.layout import PageLayout
 from pagemesh.pager.storage.disk_file import DiskPlace, PlainFile
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -257,6 +259,45 @@ def test_a_folder_for_pages_on_disk_that_another_mesh_uses_is_refused(
         assert "another mesh keeps its pages there" in line
         check_disk(tmp_path, "other")
     check_disk(tmp_path, "h")
+
+
+def test_a_disk_smaller_than_its_tier_may_become_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 1 << 40))
+    model, disk = write_model_files(tmp_path / "tiny"), tmp_path / "disk"
+    flags = {"PAGEMESH_MODEL": str(model), "PAGEMESH_HTTP": ":0", "PAGEMESH_DISK_DIR": str(disk)}
+    plan(dict(os.environ), flags | {"PAGEMESH_DISK_BYTES": "1TiB"}, Screen())
+    assert capsys.readouterr().err == ""
+    plan(dict(os.environ), flags | {"PAGEMESH_DISK_BYTES": "2TiB"}, Screen())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"disk: {disk} has 1 TiB for pages, fewer than --disk-bytes (2 TiB)")
+    disk.mkdir()
+    DiskPlace(disk, "h", 0, b"").path("pages").write_bytes(bytes(1 << 20))
+    assert disk_shortfall(disk, "h", (1 << 40) + (1 << 20)) == "", "what it has is its own"
+
+
+def test_ports_for_metrics_are_tried_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = up_error(capsys, "--metrics-port", str(port))
+    assert f"PAGEMESH_METRICS_PORT={port} (--metrics-port): address already in use" in line
+    assert "4 services take one each" in line
+
+
+def test_services_log_for_people_where_up_is_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def log_format(**given: str) -> str:
+        return for_eyes(load_service_config(given)).telemetry.log_format
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert log_format() == "auto"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert log_format() == "console"
+    assert log_format(PAGEMESH_LOG_FORMAT="json") == "json"
 
 
 def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def check_disk(folder: Path, host: str) -> None:
         raise _no_disk(folder, "another mesh keeps its pages there")
 
 
+def disk_shortfall(folder: Path, host: str, bytes_max: int) -> str:
+    """What to tell people of a disk that holds fewer than the ``bytes_max`` that pages of ``host``
+    may take: the tier ends when it is full, instead of making room. Empty otherwise."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    pages = DiskPlace(folder, host, bytes_max, b"").path("pages")
+    free = shutil.disk_usage(existing).free
+    free += pages.stat().st_blocks * 512 if pages.exists() else 0
+    if free >= bytes_max:
+        return ""
+    return (
+        f"disk: {folder} has {shown_binary(free)} for pages, fewer than --disk-bytes "
+        f"({shown_binary(bytes_max)}); the tier is switched off when the disk is full, so give less"
+    )
+
+
 def _no_disk(folder: Path, why: str) -> ConfigError:
     return ConfigError(f"PAGEMESH_DISK_DIR={folder} (--disk-dir): {why}; name another")
 

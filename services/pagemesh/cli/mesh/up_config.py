@@ -13,6 +13,7 @@ from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.wire.errors import ConfigError
 
 WORKER_COUNT_MAX = 64
+_PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
 
 
 def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _PORT_MAX
 
 
 def with_free_port(config: ServiceConfig) -> ServiceConfig:
@@ -66,11 +67,8 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     try:
         port = usable_port(host, port)
     except OSError as error:
-        shown = f"{host}:{port}"
-        code = error.errno or 0  # that of a failed look-up is below 0, and not the system's
-        reason = (os.strerror(code) if code > 0 else str(error.strerror)).lower()
         raise ConfigError(
-            f"cannot serve at {shown}: {reason}; stop what listens "
+            f"cannot serve at {host}:{port}: {_reason(error)}; stop what listens "
             "there or choose another address with --http HOST:PORT"
         ) from None
     return replace(config, gateway=replace(config.gateway, http_port=port))
@@ -86,6 +84,28 @@ def usable_port(host: str, port: int) -> int:
         probe.listen(1)
         chosen: int = probe.getsockname()[1]
     return chosen
+
+
+def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
+    """Whether the ports for metrics of ``service_count`` services are free. Raises
+    ``ConfigError``."""
+    telemetry = config.telemetry
+    for port in range(telemetry.metrics_port, telemetry.metrics_port + service_count):
+        if not telemetry.metrics_port or port > _PORT_MAX:
+            return
+        try:
+            usable_port(telemetry.metrics_host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"PAGEMESH_METRICS_PORT={telemetry.metrics_port} (--metrics-port): "
+                f"{_reason(error)} at {telemetry.metrics_host}:{port}; name another, from which on "
+                f"{service_count} services take one each"
+            ) from None
+
+
+def _reason(error: OSError) -> str:
+    code = error.errno or 0  # that of a failed look-up is below 0, and not the system's
+    return (os.strerror(code) if code > 0 else str(error.strerror)).lower()
 
 
 def is_loopback(host: str) -> bool:
