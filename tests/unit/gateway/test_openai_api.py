@@ -156,7 +156,7 @@ def test_max_completion_tokens_goes_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
     assert chat(max_tokens=5).max_tokens == 5
     assert chat().max_tokens is None
-    assert completion().max_tokens == 16
+    assert completion().max_tokens is None and completion().open_tokens == 16
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,17 @@ def test_an_answer_is_as_long_as_its_tenants_quota_allows() -> None:
         fit(chat(max_tokens=23), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)
     assert (caught.value.status, caught.value.code) == (400, "quota_exceeded")
     assert "33" in caught.value.message and "32" in caught.value.message
+
+
+def test_a_completion_that_says_no_length_has_sixteen_tokens_or_what_is_left() -> None:
+    for prompt_tokens, most in ((10, 16), (64, 16), (70, 10), (79, 1)):
+        prompt = np.ones(prompt_tokens, "<u4")
+        (work,) = fit(completion(), [prompt], FACTS, frozenset(), seed=1)
+        assert work.sampling.max_tokens == most
+    with pytest.raises(ApiError, match="80"):
+        fit(completion(), [np.ones(80, "<u4")], FACTS, frozenset(), seed=1)
+    with pytest.raises(ApiError, match="min_tokens 17 exceeds max_tokens 16"):
+        completion(min_tokens=17)
 
 
 def test_how_long_the_cache_is_kept_is_asked_for_in_seconds() -> None:

@@ -24,6 +24,7 @@ from pagemesh.gateway.api.openai_types import (
     TokenizeBody,
 )
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
+from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.work_messages import CHOICES_MAX, Beams
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -65,7 +66,8 @@ class Ask:
     stream: bool
     include_usage: bool
     max_tokens: int | None
-    """None: as many as fit."""
+    """None: as many as fit, at most ``open_tokens``."""
+    open_tokens: int
     min_tokens: int
     temperature: float
     top_p: float
@@ -139,8 +141,7 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
     if form.suffix:
         raise unsupported("suffix")
     _refuse_format(form.response_format)
-    max_tokens = DEFAULT_COMPLETION_TOKENS if form.max_tokens is None else form.max_tokens
-    if max_tokens == 0 and not form.echo:
+    if form.max_tokens == 0 and not form.echo:
         raise bad("max_tokens", "max_tokens: 0 takes echo: true")
     return _ask(
         form,
@@ -148,7 +149,8 @@ def parse_completion(body: bytes, *, served: str, defaults: SamplingDefaults = O
         defaults=defaults,
         chat=False,
         prompts=_prompts(form.prompt),
-        max_tokens=max_tokens,
+        max_tokens=form.max_tokens,
+        open_tokens=DEFAULT_COMPLETION_TOKENS,
         logprobs=form.logprobs,
         echo=bool(form.echo),
     )
@@ -276,6 +278,7 @@ def _ask(
     chat: bool,
     prompts: tuple[Prompt, ...],
     max_tokens: int | None,
+    open_tokens: int = REQUEST_TOKENS_MAX,
     logprobs: int | None,
     echo: bool = False,
 ) -> Ask:
@@ -283,8 +286,9 @@ def _ask(
     own = defaults if beams is None else OPENAI  # a search draws nothing
     n, best_of = _choice_counts(form, len(prompts), searches=beams is not None)
     min_tokens = form.min_tokens or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {max_tokens}")
+    most = open_tokens if max_tokens is None else max_tokens
+    if min_tokens > most:
+        raise bad("min_tokens", f"min_tokens {min_tokens} exceeds max_tokens {most}")
     options = form.stream_options
     if options is not None and not form.stream:
         raise bad("stream_options", "stream_options takes stream: true")
@@ -300,6 +304,7 @@ def _ask(
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
+        open_tokens=open_tokens,
         min_tokens=min_tokens,
         temperature=own.temperature if form.temperature is None else form.temperature,
         top_p=own.top_p if form.top_p is None else form.top_p,

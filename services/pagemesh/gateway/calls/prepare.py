@@ -128,7 +128,7 @@ def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: i
         raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
         return ask.max_tokens
-    return min(quota_tokens, _limit(facts)[0]) - prompt_tokens
+    return min(ask.open_tokens, min(quota_tokens, _limit(facts)[0]) - prompt_tokens)
 
 
 def _limit(facts: ModelFacts) -> tuple[int, str]:
