@@ -214,7 +214,7 @@ def test_prefill_by_torch_reads_the_values_kept(
     heads: int,
     dtype: KvDtype,
 ) -> None:
-    monkeypatch.setattr(paged_prefill_module, "past_tokens_min", lambda: 0)
+    monkeypatch.setattr(paged_prefill_module, "torch_is_quicker", lambda: True)
     monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
     pool, tables = written_pool(replace(layout, dtype=dtype), 400, 2)
     batch = ragged_batch(tables, [300, 7], [77, 9], layout.page_size)

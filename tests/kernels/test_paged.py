@@ -26,7 +26,7 @@ from pagemesh.kernels.ops import (
 )
 from pagemesh.kernels.page_copy import reference as page_copy_reference
 from pagemesh.kernels.paged_attention import reference
-from pagemesh.kernels.paged_prefill import NEVER, by_torch
+from pagemesh.kernels.paged_prefill import by_torch
 
 SHAPES = [
     pytest.param(PageLayout(2, 2, 64, 16), 4, id="grouped"),
@@ -232,17 +232,17 @@ def test_rows_of_a_sequence_may_come_in_any_order(level: CpuLevel) -> None:
 
 @pytest.mark.parametrize(("layout", "heads"), SHAPES)
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 100), (5, 1), (300, 77), (16, 16)])
-@pytest.mark.parametrize("past_min", [0, 10, NEVER], ids=["torch", "both", "own"])
+@pytest.mark.parametrize("rows_min", [1, 10, None], ids=["torch", "both", "own"])
 def test_prefill_agrees_with_the_reference_by_either_way(
     monkeypatch: pytest.MonkeyPatch,
     layout: PageLayout,
     heads: int,
     start: int,
     count: int,
-    past_min: int,
+    rows_min: int | None,
 ) -> None:
-    monkeypatch.setattr(paged_prefill_module, "past_tokens_min", lambda: past_min)
-    monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
+    monkeypatch.setattr(paged_prefill_module, "torch_is_quicker", lambda: rows_min is not None)
+    monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", rows_min)
     pool, tables = filled_pool(layout, 400, 2)
     batch = ragged_batch(tables, [start, 7], [count, 9], layout.page_size)
     q = torch.randn(batch.rows, heads, layout.head_dim)
@@ -309,9 +309,9 @@ def test_pages_outside_of_the_pool_are_refused_before_anything_is_touched(
         broken = tables[0].astype(np.int64)
         broken[2] = wrong
         batch = ragged_batch([broken.astype(np.uint32)], [40], [1], 16)
-        for past_min in (0, 4096):
-            at_least = functools.partial(int, past_min)
-            monkeypatch.setattr(paged_prefill_module, "past_tokens_min", at_least)
+        for by_torch_too in (True, False):
+            is_quicker = functools.partial(bool, by_torch_too)
+            monkeypatch.setattr(paged_prefill_module, "torch_is_quicker", is_quicker)
             monkeypatch.setattr(paged_prefill_module, "ROWS_MIN", 1)
             for attend in (paged_attention, paged_prefill):
                 with pytest.raises(IndexError, match="page"):

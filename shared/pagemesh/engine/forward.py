@@ -44,7 +44,7 @@ from pagemesh.kernels.ops import (
     rope,
     silu_mul,
 )
-from pagemesh.kernels.paged_prefill import ROWS_MIN, past_tokens_min
+from pagemesh.kernels.paged_prefill import ROWS_MIN, torch_is_quicker
 
 Tensor = torch.Tensor
 _POSITIONS_BLOCK = 4096
@@ -116,7 +116,7 @@ class Decoder:
         """Are there chunks so long that torch's attention is quicker?"""
         if self.deterministic or batch.rows < ROWS_MIN * batch.sequences or not batch.rows:
             return False
-        return int(batch.row_position.max()) >= past_tokens_min()
+        return torch_is_quicker()
 
     def _plan(self) -> DecoderPlan:
         config, weights = self.config, self.weights

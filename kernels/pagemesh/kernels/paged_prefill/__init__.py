@@ -23,13 +23,12 @@ from pagemesh.kernels.native.library import CpuLevel, cpu_level
 from pagemesh.kernels.paged_attention import check_shapes, paged_attention
 from pagemesh.kernels.paged_attention.reference import gather as gather_reference
 
-NEVER = 1 << 31
 ROWS_MIN = 128
 
 
-def past_tokens_min() -> int:
-    """How many tokens must come before a chunk of ``ROWS_MIN`` rows for torch to be quicker."""
-    return NEVER if is_native() and cpu_level() is not CpuLevel.PORTABLE else 0
+def torch_is_quicker() -> bool:
+    """Whether it is with chunks of ``ROWS_MIN`` rows or more."""
+    return not is_native() or cpu_level() is CpuLevel.PORTABLE
 
 
 def paged_prefill(
@@ -43,19 +42,20 @@ def paged_prefill(
     """See the module. Raises like ``paged_attention``."""
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float32)
+    if not torch_is_quicker():
+        return paged_attention(q, pool, layer, batch, scale, out)
     check_shapes(q, pool, batch, out)
     row_indptr, table_indptr = batch.row_indptr.tolist(), batch.table_indptr.tolist()
-    past_min = past_tokens_min()
     for sequence in range(batch.sequences):
         low, high = row_indptr[sequence], row_indptr[sequence + 1]
         if low == high:
             continue
-        start = int(batch.row_position[low])
-        if start < past_min or high - low < ROWS_MIN:
+        if high - low < ROWS_MIN:
             part = _rows_of(batch, low, high)
             paged_attention(q[low:high], pool, layer, part, scale, out[low:high])
             continue
         table = batch.tables[table_indptr[sequence] : table_indptr[sequence + 1]]
+        start = int(batch.row_position[low])
         out[low:high] = by_torch(q[low:high], pool, layer, table, start, scale)
     return out
 
