@@ -204,37 +204,50 @@ long pm_decoder_step(const PmDecoder* decoder, const PmPages* const* pages, cons
                      float* workspace, float* hidden, float* logits, double* phase_us,
                      int threads);
 
-// Steps of one token a row, each row going on with what it drew (contract: decoder_step).
+#define PM_CHANCES 2  // after a short match and after a long one
+// What may come next, guessed from what came before (drafts.h) and verified by the step that
+// computes it.
+struct PmDrafts {
+  uint32_t* history;  // [sequences][history_stride]: tokens so far, that of the batch being the last
+  long history_stride;
+  int64_t* history_count;  // [sequences]; with room for PmRun.token_count more
+  float* chances;          // [sequences][PM_CHANCES]: that a guess is right, as seen; 0 at first
+  long each_max;           // of a sequence in a step
+  long rows_max;           // of a step, drafts among them
+};
+
+// Steps that follow one another, each row going on with what it drew (contract: decoder_step).
 struct PmRun {
   const PmDecoder* decoder;
   const PmPages* const* pages;
   const PmRows* batch;  // of the first step; all of its rows are wanted, one a sequence
-  float* workspace;
+  float* workspace;     // this and the next two: for so many rows as a step may have
   float* hidden;
-  float* logits;        // of the last step
-  int64_t* tokens;      // these three are what `batch` reads, written over for each step
-  int32_t* position;
-  int64_t* slots;
-  const PmDraws* draws;  // uniforms: [step_count][rows]; null: the first of the highest is drawn
-  double* sums;          // [rows][blocks]
-  const int64_t* stops;  // of row i: [stop_indptr[i], stop_indptr[i + 1])
+  float* logits;            // of the last step, a row for each sequence
+  const PmDrafts* drafts;   // or null
+  const PmDraws* draws;     // uniforms: [token_count][sequences]; null: the first of the highest
+  double* sums;             // [rows of a step][blocks]
+  const int64_t* stops;     // of row i: [stop_indptr[i], stop_indptr[i + 1])
   const int64_t* stop_indptr;
   const uint64_t* lease_words;  // see pm_words_same, asked after each step
   long lease_word_count;
   const uint32_t* lease_slots;
   const uint64_t* leases;
   uint8_t* same;
-  const uint32_t* end;               // not 0: no further step
-  const uint64_t* const* waiting;    // words; not 0: somebody waits for the cores
+  const uint32_t* end;             // not 0: no further step
+  const uint64_t* const* waiting;  // words; not 0: somebody waits for the cores
   long waiting_count;
-  long step_count;
-  double for_us;     // no further step is begun after so long
-  int64_t* drawn;    // [step_count][rows]; of the last step it means nothing
-  double* took_us;   // [step_count]
+  long token_count;   // at most so many are drawn for each sequence, the last one by the caller
+  double for_us;      // no further step is begun after so long
+  int64_t* drawn;     // [sequences][token_count]
+  int32_t* taken;     // [token_count][sequences]: what each step drew; the last but what is left
+  int32_t* drafted;   // [token_count][sequences]: drafts in each step
+  double* took_us;    // [token_count]
 };
-// How many steps were done, at least one; or minus what is wrong with the first (PmBad). A run
-// ends before its time where somebody has to decide, with the logits of its last step: a row drew
-// a token that stops it or none at all, has no slot for another, or its lease has ended.
+// How many steps were done, at least one; or minus what is wrong with one (PmBad). A run ends
+// before its time where somebody has to decide: a sequence drew a token that stops it or none at
+// all, has no slot for another, or its lease has ended. What each draws last is left to the caller,
+// from `logits`.
 long pm_decoder_run(const PmRun* run, int threads);
 
 // --- What the machine can do (for benchmarks) -------------------------------------------------

@@ -1,7 +1,11 @@
 // Steps that follow one another without anybody being asked: what a row draws is its next token.
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "clock.h"
+#include "drafts.h"
+#include "memory.h"
 #include "pagemesh_native.h"
 #include "parallel.h"
 
@@ -23,33 +27,189 @@ long highest_column(const float* row, long width) {
   return isfinite(best) ? found : kNoColumn;
 }
 
-// Tokens of all rows into `to`; false when one has none.
-bool draw_rows(const PmRun& run, long step, int64_t* to, int threads) {
-  const long rows = run.batch->rows, width = run.decoder->vocab;
-  if (!run.draws) {
-    pm::parallel(rows * width <= kAloneColumns ? 1 : threads, [&] {
-      for (long row = pm::thread_index(); row < rows; row += pm::thread_count()) {
-        to[row] = highest_column(run.logits + row * width, width);
+long smaller(long a, long b) { return a < b ? a : b; }
+
+// An array for as long as the run lasts.
+template <typename T>
+struct Kept {
+  T* const at;
+  explicit Kept(long count) : at(pm::take<T>(static_cast<size_t>(count))) {
+    memset(static_cast<void*>(at), 0, sizeof(T) * static_cast<size_t>(count));
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() { free(at); }
+  T& operator[](long i) const { return at[i]; }
+};
+
+// The rows of a step: those of a sequence lie together, the token that it drew last and then its
+// drafts. Sequence i is row i of the batch that the run began with.
+class Rows {
+ public:
+  explicit Rows(const PmRun& run)
+      : run_(run),
+        sequences_(run.batch->rows),
+        rows_max_(run.drafts && run.drafts->rows_max > sequences_ ? run.drafts->rows_max
+                                                                   : sequences_),
+        left_(run.token_count), batch_(*run.batch), tokens_(rows_max_), slots_(rows_max_), wanted_(rows_max_),
+        sequence_(rows_max_), position_(rows_max_), first_(sequences_ + 1), counts_(sequences_),
+        guesses_(sequences_), chances_(sequences_) {
+    for (long row = 0; row < rows_max_; ++row) wanted_[row] = row;
+    batch_.tokens = tokens_.at, batch_.slots = slots_.at, batch_.wanted = wanted_.at;
+    batch_.sequence = sequence_.at, batch_.position = position_.at;
+  }
+
+  const PmRows& batch() const { return batch_; }
+  long rows_max() const { return rows_max_; }
+  long first(long i) const { return first_[i]; }
+  long drafts(long i) const { return first_[i + 1] - first_[i] - 1; }
+  int64_t token(long row) const { return tokens_[row]; }
+  int64_t guess(long i) const { return guesses_[i]; }
+  float* chance(long i) const { return chances_[i]; }  // that it is right
+  long sequence(long row) const { return sequence_[row]; }
+  // Which of the tokens of its sequence a row draws.
+  long ordinal(long row) const {
+    const long i = sequence_[row];
+    return counts_[i] + row - first_[i];
+  }
+
+  // Lays out the next step. What room there is for drafts is shared evenly.
+  void lay() {
+    long rows = 0;
+    for (long i = 0; i < sequences_; ++i) {
+      const long at = run_.batch->position[i] + counts_[i];
+      first_[i] = rows;
+      put(rows++, i, at, next_token(i));
+      if (!run_.drafts) continue;
+      const long room = (rows_max_ - rows) / (sequences_ - i);  // the rows of the others aside
+      const long drafts = draft(i, smaller(room, room_behind(i, at)), tokens_.at + rows);
+      for (long j = 1; j <= drafts; ++j, ++rows) put(rows, i, at + j, tokens_[rows]);
+    }
+    first_[sequences_] = batch_.rows = batch_.wanted_count = rows;
+  }
+
+  // Whether sequence i may go on after `drawn` more tokens: its next one has a slot and a place.
+  bool has_place(long i, long drawn) const {
+    return run_.batch->position[i] + counts_[i] + drawn < place_count(i);
+  }
+
+  // Tokens that each sequence may draw from now on. Who draws several in a step uses up as many of
+  // all of them: so they come to an end together, and a plan needs no number for each.
+  long left() const { return left_; }
+  void use_up(long count) { left_ -= count; }
+
+  // Sequence i goes on with `drawn` tokens.
+  void take(long i, const int64_t* drawn, long count) {
+    memcpy(run_.drawn + i * run_.token_count + counts_[i], drawn,
+           sizeof(int64_t) * static_cast<size_t>(count));
+    counts_[i] += count;
+    if (!run_.drafts) return;
+    const PmDrafts& drafts = *run_.drafts;
+    uint32_t* history = drafts.history + i * drafts.history_stride;
+    for (long j = 0; j < count; ++j) {
+      history[drafts.history_count[i]++] = static_cast<uint32_t>(drawn[j]);
+    }
+  }
+
+ private:
+  int64_t next_token(long i) const {
+    return counts_[i] ? run_.drawn[i * run_.token_count + counts_[i] - 1] : run_.batch->tokens[i];
+  }
+
+  long place_count(long i) const {
+    const int32_t* table = batch_.table_indptr + i;
+    const long slots = (table[1] - table[0]) * run_.pages[0]->page_size;
+    return smaller(slots, run_.decoder->positions);
+  }
+
+  // Drafts that may follow position `at`: each has a slot, and is one of the tokens still wanted.
+  long room_behind(long i, long at) const { return smaller(place_count(i) - at - 1, left_ - 1); }
+
+  // Drafts of sequence i into `to`; and what is guessed first, whether it is worth a row or not.
+  long draft(long i, long room, int64_t* to) {
+    const PmDrafts& drafts = *run_.drafts;
+    const uint32_t* history = drafts.history + i * drafts.history_stride;
+    const long count = drafts.history_count[i];
+    const pm::Match match = pm::longest_match(history, count);
+    guesses_[i] = kNoColumn;
+    if (!match.length) return 0;
+    guesses_[i] = history[match.end];
+    chances_[i] = drafts.chances + i * PM_CHANCES + match.is_long();
+    if (*chances_[i] <= 0.0f) *chances_[i] = pm::kFirstChances[match.is_long()];
+    const long wanted =
+        smaller(room, pm::wanted_drafts(*chances_[i], sequences_, drafts.each_max));
+    pm::draft(history, count, match, wanted, to);
+    return wanted > 0 ? wanted : 0;
+  }
+
+  void put(long row, long i, long at, int64_t token) {
+    const long size = run_.pages[0]->page_size;
+    const long page = batch_.tables[batch_.table_indptr[i] + at / size];
+    tokens_[row] = token;
+    slots_[row] = page * size + at % size;
+    sequence_[row] = static_cast<int32_t>(i);
+    position_[row] = static_cast<int32_t>(at);
+  }
+
+  const PmRun& run_;
+  const long sequences_, rows_max_;
+  long left_;
+  PmRows batch_;
+  Kept<int64_t> tokens_, slots_, wanted_;
+  Kept<int32_t> sequence_, position_;
+  Kept<long> first_, counts_;
+  Kept<int64_t> guesses_;  // of what each sequence draws next; or kNoColumn
+  Kept<float*> chances_;
+};
+
+// Draws a token for each row of a step: kNoColumn where there is none.
+class Draws {
+ public:
+  explicit Draws(const PmRun& run, long rows_max)
+      : run_(run), index_(rows_max), top_k_(rows_max), uniforms_(rows_max), top_p_(rows_max),
+        temperatures_(rows_max), min_p_(rows_max), tokens_(rows_max) {}
+
+  const int64_t* tokens() const { return tokens_.at; }
+
+  void draw(const Rows& rows, int threads) {
+    const long count = rows.batch().rows, width = run_.decoder->vocab;
+    if (run_.draws) return draw_warm(rows, count, width, threads);
+    pm::parallel(count * width <= kAloneColumns ? 1 : threads, [&] {
+      for (long row = pm::thread_index(); row < count; row += pm::thread_count()) {
+        tokens_[row] = highest_column(run_.logits + row * width, width);
       }
     });
-    for (long row = 0; row < rows; ++row) {
-      if (to[row] == kNoColumn) return false;
+  }
+
+ private:
+  void draw_warm(const Rows& rows, long count, long width, int threads) {
+    const PmDraws& of = *run_.draws;  // of sequences; those of their rows are the same
+    for (long row = 0; row < count; ++row) {
+      const long i = rows.sequence(row);
+      index_[row] = row;
+      uniforms_[row] = of.uniforms[rows.ordinal(row) * of.count + i];
+      temperatures_[row] = of.temperatures[i];
+      if (of.min_p) min_p_[row] = of.min_p[i], top_k_[row] = of.top_k[i], top_p_[row] = of.top_p[i];
     }
-    return true;
+    const bool limited = of.min_p != nullptr;
+    const PmDraws draws{index_.at, temperatures_.at, uniforms_.at, limited ? min_p_.at : nullptr,
+                        limited ? top_k_.at : nullptr, limited ? top_p_.at : nullptr, count};
+    pm_softmax_draw(run_.logits, width, count, &draws, width, nullptr, run_.sums, tokens_.at,
+                    threads);
+    const long blocks = (width + PM_SUM_BLOCK - 1) / PM_SUM_BLOCK;
+    for (long row = 0; row < count; ++row) {
+      double sum = 0.0;
+      for (long block = 0; block < blocks; ++block) sum += run_.sums[row * blocks + block];
+      if (!isfinite(sum)) tokens_[row] = kNoColumn;
+    }
   }
-  PmDraws draws = *run.draws;
-  draws.uniforms += step * rows;
-  const long blocks = (width + PM_SUM_BLOCK - 1) / PM_SUM_BLOCK;
-  if (pm_softmax_draw(run.logits, width, rows, &draws, width, nullptr, run.sums, to, threads)) {
-    return false;
-  }
-  for (long row = 0; row < rows; ++row) {
-    double sum = 0.0;
-    for (long block = 0; block < blocks; ++block) sum += run.sums[row * blocks + block];
-    if (!isfinite(sum)) return false;
-  }
-  return true;
-}
+
+  const PmRun& run_;
+  Kept<int64_t> index_, top_k_;
+  Kept<double> uniforms_, top_p_;
+  Kept<float> temperatures_, min_p_;
+  Kept<int64_t> tokens_;
+};
 
 bool is_stop(const PmRun& run, long row, int64_t token) {
   for (long i = run.stop_indptr[row]; i < run.stop_indptr[row + 1]; ++i) {
@@ -76,45 +236,98 @@ bool leases_stand(const PmRun& run) {
   return true;
 }
 
-// Whether every row has a slot for one more token; then the batch is the next step's.
-bool advance(const PmRun& run, const int64_t* drawn) {
-  const PmRows& batch = *run.batch;
-  const long size = run.pages[0]->page_size;
-  for (long row = 0; row < batch.rows; ++row) {
-    const int32_t* table = batch.table_indptr + batch.sequence[row];
-    if ((batch.position[row] + 1) / size >= table[1] - table[0]) return false;
+// Whether nobody has to look at `token`, the one after `drawn` others of sequence i.
+bool goes_on(const PmRun& run, const Rows& rows, long i, long drawn, int64_t token) {
+  return token != kNoColumn && drawn + 1 < rows.left() &&
+         !is_stop(run, i, token) && rows.has_place(i, drawn + 1);
+}
+
+// What the guesses of sequence i were worth, of which `right` were drawn, too.
+void learn(const PmRun& run, const Rows& rows, long i, const int64_t* drawn, long right) {
+  if (rows.guess(i) == kNoColumn) return;
+  if (!rows.drafts(i)) right = rows.guess(i) == drawn[0];
+  const long next = rows.first(i) + right + 1;
+  const bool ends = rows.drafts(i) ? right < rows.drafts(i) && rows.token(next) != drawn[right]
+                                   : !right;
+  pm::learn(rows.chance(i), right, ends);
+}
+
+// Into `right`: how many drafts of each sequence were what was drawn before them. Whether the run
+// may go on.
+bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* right) {
+  bool all_go_on = true;
+  for (long i = 0; i < run.batch->rows; ++i) {
+    const long first = rows.first(i);
+    long count = 0;
+    while (goes_on(run, rows, i, count, drawn[first + count]) && count < rows.drafts(i) &&
+           rows.token(first + count + 1) == drawn[first + count]) {
+      ++count;
+    }
+    right[i] = count;
+    if (run.drafts) learn(run, rows, i, drawn + first, count);
+    all_go_on = all_go_on && goes_on(run, rows, i, count, drawn[first + count]);
   }
-  for (long row = 0; row < batch.rows; ++row) {
-    const int32_t position = ++run.position[row];
-    const long page = batch.tables[batch.table_indptr[batch.sequence[row]] + position / size];
-    run.tokens[row] = drawn[row];
-    run.slots[row] = page * size + position % size;
+  return all_go_on;
+}
+
+// Every sequence takes its drafts that were right and, unless that is left to the caller, what it
+// drew after them.
+void take(const PmRun& run, Rows* rows, const int64_t* drawn, const long* right, bool leaves_last,
+          long step) {
+  const long sequences = run.batch->rows, width = run.decoder->vocab;
+  long most = 0;
+  for (long i = 0; i < sequences; ++i) {
+    const long last = rows->first(i) + right[i], count = right[i] + !leaves_last;
+    most = count > most ? count : most;
+    run.taken[step * sequences + i] = static_cast<int32_t>(count);
+    rows->take(i, drawn + rows->first(i), count);
+    if (leaves_last && last != i) {
+      memcpy(run.logits + i * width, run.logits + last * width,
+             sizeof(float) * static_cast<size_t>(width));
+    }
   }
-  return true;
+  rows->use_up(most);
+}
+
+// What is wrong, with the index of the sequence instead of that of its row.
+long of_sequence(const Rows& rows, long bad) {
+  const long row = bad & 0xFFFFFFFFL;
+  return bad - row + rows.sequence(row);
 }
 
 }  // namespace
 
 extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
   const PmRun& run = *given;
-  const long rows = run.batch->rows;
+  const long sequences = run.batch->rows;
+  Rows rows(run);
+  Draws draws(run, rows.rows_max());
+  Kept<long> right(sequences);
   const double began_us = pm::now_us();
   double since_us = began_us;
   long done = 0;
   while (true) {
-    const long bad = pm_decoder_step(run.decoder, run.pages, run.batch, run.workspace, run.hidden,
-                                     run.logits, nullptr, threads);
-    if (bad) return done ? done : -bad;
-    int64_t* drawn = run.drawn + done * rows;
-    const bool last = ++done == run.step_count || is_wanted_elsewhere(run) ||
-                      pm::now_us() - began_us >= run.for_us || !leases_stand(run) ||
-                      !draw_rows(run, done - 1, drawn, threads);
-    bool stops = last;
-    for (long row = 0; row < rows && !stops; ++row) stops = is_stop(run, row, drawn[row]);
-    if (!stops) stops = !advance(run, drawn);
+    rows.lay();
+    const long bad = pm_decoder_step(run.decoder, run.pages, &rows.batch(), run.workspace,
+                                     run.hidden, run.logits, nullptr, threads);
+    if (bad) return -of_sequence(rows, bad);
+    for (long i = 0; i < sequences; ++i) {
+      run.drafted[done * sequences + i] = static_cast<int32_t>(rows.drafts(i));
+      right[i] = 0;
+    }
+    const bool stand = leases_stand(run);
+    const bool ends =
+        !stand || is_wanted_elsewhere(run) || pm::now_us() - began_us >= run.for_us;
+    bool last = ends;
+    // Of the last step nothing is drawn here but what its drafts are measured by.
+    if (stand && (!ends || rows.batch().rows > sequences)) {
+      draws.draw(rows, threads);
+      last = !verify(run, rows, draws.tokens(), right.at) || ends;
+    }
+    take(run, &rows, draws.tokens(), right.at, last, done);
     const double at_us = pm::now_us();
-    run.took_us[done - 1] = at_us - since_us;
+    run.took_us[done++] = at_us - since_us;
     since_us = at_us;
-    if (stops) return done;
+    if (last) return done;
   }
 }

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
+from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.stream import Connection, events_of
 from ops.demo_model import stories
 from tests.integration.mesh import Mesh
@@ -209,7 +210,7 @@ def play_round(model: Path, folder: Path, number: int, figures: dict[str, Figure
     from ops.bench.in_process import InProcess
 
     with (
-        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20) as mesh,
+        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20, env=NO_DRAFTS) as mesh,
         InProcess(model, folder) as own,
         ExitStack() as stack,
     ):

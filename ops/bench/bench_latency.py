@@ -28,6 +28,7 @@ from typing import Any
 import uvloop
 from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
+from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.serving.client import Reply, Server, complete, find_server
 from ops.bench.serving.random_model import save
 from tests.integration.mesh import Mesh
@@ -164,6 +165,7 @@ def bench(model: str, setup: str, folder: Path, options: argparse.Namespace) -> 
         Mesh(
             folder / setup,
             model=folder,
+            env=NO_DRAFTS,
             prefill=prefill,
             decode=decode,
             pool_bytes=_POOL_BYTES,

@@ -29,6 +29,7 @@ from typing import Any
 from ops.bench.aims import of_aim
 from ops.bench.cpu import cpu_s
 from ops.bench.hardware import describe
+from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.run import Run
 from ops.bench.stream import Connection, events_of
 from tests.integration.mesh import Mesh
@@ -81,7 +82,7 @@ def measure(model: Path, folder: Path, request_count: int) -> dict[str, Any]:
     draw = random.Random(1)
     ways = {"mesh": Way(), "own": Way()}
     with (
-        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20) as mesh,
+        Mesh(folder / "mesh", model=model, pool_bytes=256 << 20, env=NO_DRAFTS) as mesh,
         InProcess(model, folder) as own,
         ExitStack() as stack,
     ):

@@ -25,6 +25,7 @@ from typing import Any
 from ops.bench.aims import of_aim
 from ops.bench.cpu import cpu_s
 from ops.bench.hardware import describe
+from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.stream import Connection
 from tests.integration.mesh import Mesh
 
@@ -68,10 +69,10 @@ def measure(model: Path, folder: Path, round_count: int) -> dict[str, Any]:
     draw = random.Random(1)
     rounds: list[dict[str, float]] = []
     speeds: list[float] = []
-    with Mesh(folder / "idle", model=model, pool_bytes=256 << 20) as mesh:
+    with Mesh(folder / "idle", model=model, pool_bytes=256 << 20, env=NO_DRAFTS) as mesh:
         idle_ms = idle(mesh.pids() | {"up": mesh.up_pid})
     with (
-        Mesh(folder / "busy", model=model, prefill=0, pool_bytes=256 << 20) as mesh,
+        Mesh(folder / "busy", model=model, prefill=0, pool_bytes=256 << 20, env=NO_DRAFTS) as mesh,
         ExitStack() as stack,
     ):
         pids = mesh.pids()

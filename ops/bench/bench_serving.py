@@ -30,6 +30,7 @@ import ops.bench.as_workers  # noqa: F401  (before torch)
 # isort: on
 import uvloop
 from ops.bench.hardware import describe
+from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.serving import floor, plot, table
 from ops.bench.serving.client import RequestFailedError, Server, find_server
 from ops.bench.serving.load import Round, run_round
@@ -113,7 +114,9 @@ def ours(model: Path, url: str | None, prefill: int) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         pool_dir = Path(folder) / "mesh"
         pool_dir.mkdir()
-        with Mesh(pool_dir, model=model, prefill=prefill, pool_bytes=POOL_BYTES) as mesh:
+        with Mesh(
+            pool_dir, model=model, prefill=prefill, pool_bytes=POOL_BYTES, env=NO_DRAFTS
+        ) as mesh:
             yield find_server(table.OURS, mesh.url)
 
 

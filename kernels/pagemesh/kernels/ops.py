@@ -2,7 +2,7 @@
 
 from pagemesh.kernels.batch import RaggedBatch, ragged_batch
 from pagemesh.kernels.decoder_step import DecoderPlan, DecoderStep, LayerWeights
-from pagemesh.kernels.decoder_step.run import Heat, RunDone, RunTerms
+from pagemesh.kernels.decoder_step.run import Drafts, Heat, RunDone, RunTerms
 from pagemesh.kernels.dispatch import backend, identity
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.kv_write import kv_write
@@ -21,6 +21,7 @@ from pagemesh.kernels.softmax_draw import softmax_draw
 __all__ = [
     "DecoderPlan",
     "DecoderStep",
+    "Drafts",
     "DrawLimits",
     "Heat",
     "KvPool",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import httptools
 import httpx
 from ops.bench.stream import Pieces, events_of
 
+GREEDY: Mapping[str, Any] = {"temperature": 0}
 _SHOWN_MAX = 300
 """Characters of a refusal that its error repeats."""
 
@@ -63,24 +65,28 @@ def find_server(name: str, url: str, *, plain: bool = False) -> Server:
     return Server(name, base, model, plain)
 
 
-def completion(server: Server, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
-    """The body of a greedy completion of exactly ``output_tokens``."""
+def completion(
+    server: Server, prompt: list[int] | str, output_tokens: int, draw: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The body of a completion of exactly ``output_tokens``; ``draw``: how, as the API says it."""
     body: dict[str, Any] = {
         "model": server.model,
         "prompt": prompt,
         "max_tokens": output_tokens,
-        "temperature": 0,
         "stream": True,
+        **draw,
     }
     if not server.plain:
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
     return body
 
 
-async def complete(server: Server, prompt: list[int] | str, output_tokens: int) -> Reply:
+async def complete(
+    server: Server, prompt: list[int] | str, output_tokens: int, draw: Mapping[str, Any] = GREEDY
+) -> Reply:
     """One streamed completion. Raises ``RequestFailedError``."""
     host, _, port = server.url.removeprefix("http://").partition(":")
-    body = json.dumps(completion(server, prompt, output_tokens)).encode()
+    body = json.dumps(completion(server, prompt, output_tokens, draw)).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -81,9 +81,10 @@ class ModelExecutor:
         layout: PageLayout,
         device: StepDevice = HOST,
         box: MemoryBox | None = None,
+        draft_tokens_max: int = 0,
     ) -> None:
         """``device`` is the decoder's; ``box`` holds the memory of its pools, where that is not
-        in their files."""
+        in their files; ``draft_tokens_max``: guessed of each sequence in a step of a run."""
         self._decoder = decoder
         self._layout = layout
         self._device = device
@@ -91,6 +92,7 @@ class ModelExecutor:
         self._pool: WorkerPool | None = None
         self._fence: Fence | None = None
         self._arrays = ArrayKeeper(layout.page_size)
+        self._guesses = run_ahead.Guesses(draft_tokens_max)
 
     def use_opened(self, opened: SessionOpened) -> None:
         """Run later plans over the pool that a pager named. Raises like ``WorkerPool.attach``."""
@@ -149,22 +151,24 @@ class ModelExecutor:
         stood = fence.enter(plan.rows)
         if not all(stood):
             return ((plan, self.run(plan)),)
-        terms = run_ahead.terms_of(plan, fence.watch, ahead)
+        terms = run_ahead.terms_of(plan, fence.watch, ahead, self._guesses)
         with torch.inference_mode():
             made = self._arrays.arrays(plan.rows)
             logits, done = run(made.tokens, made.batch, made.wanted, pool.pages, terms)
-            steps, last = run_ahead.unrolled(plan, done)
-            drawn = self._draw(last.rows, logits, made.ends - 1, logits)
+            whole = run_ahead.unrolled(plan, done)
+            drawn = self._device.draw(logits, np.arange(len(plan.rows)), whole.samples)
+        last = whole.plan
+        stands = fence.leave(last.rows, stood)
         rows = tuple(
-            RowResult(row.key, row.lease, not stands, own if stands else ())
-            for row, own, stands in zip(
-                last.rows, drawn, fence.leave(last.rows, stood), strict=True
-            )
+            whole.result_of(index, one)
+            if stand
+            else RowResult(last.rows[index].key, last.rows[index].lease, revoked=True)
+            for index, (one, stand) in enumerate(zip(drawn, stands, strict=True))
         )
         # What is done once for all of them is time of the last.
-        before_us = sum(result.duration_us for _, result in steps)
+        before_us = sum(result.duration_us for _, result in whole.steps)
         took_us = (time.perf_counter_ns() - started_ns) // 1_000 - before_us
-        return (*steps, (last, StepResult(last.step, rows, took_us)))
+        return (*whole.steps, (last, StepResult(last.step, rows, took_us)))
 
     def _compute(self, pool: WorkerPool, rows: Sequence[StepRow]) -> list[RowResult]:
         if not rows:

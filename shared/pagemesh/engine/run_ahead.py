@@ -7,8 +7,10 @@ Python is a run's last step, which draws as any step does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagemesh.engine.sampler import TEMPERATURE_MIN, is_edited, is_limited
 from pagemesh.engine.uniform import uniforms
@@ -22,9 +24,18 @@ from pagemesh.engine.worker.plan import (
     plan_after,
 )
 from pagemesh.kernels.native.headers import LeaseWatch
-from pagemesh.kernels.ops import Heat, RunDone, RunTerms
+from pagemesh.kernels.native.library import CHANCES
+from pagemesh.kernels.ops import Drafts, Heat, RunDone, RunTerms
+from pagemesh.wire.messages import SequenceKey
+from pagemesh.wire.tokens import U32
+
+F32 = NDArray[np.float32]
 
 _ANY_VOCAB = 1 << 62
+_HISTORY_TOKENS_MAX = 16_384
+"""What is looked through for each guess."""
+_STEP_ROWS_MAX = 32
+"""Rows of a step with drafts; each has logits, a vocabulary wide."""
 
 
 def can_run(plan: StepPlan) -> bool:
@@ -40,36 +51,96 @@ def can_run(plan: StepPlan) -> bool:
     )
 
 
-def terms_of(plan: StepPlan, leases: LeaseWatch, ahead: Ahead) -> RunTerms:
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """A run, step by step. ``steps``: all but the last, whose plan is ``plan``. There every row
+    draws from its logits by ``samples``, after the tokens ``before``; it had ``drafted`` drafts."""
+
+    steps: list[tuple[StepPlan, StepResult]]
+    plan: StepPlan
+    samples: list[Sample]
+    before: list[tuple[int, ...]]
+    drafted: list[int]
+
+    def result_of(self, row: int, drawn: Drawn) -> RowResult:
+        """Of the last step."""
+        own = self.plan.rows[row]
+        return RowResult(
+            own.key, own.lease, False, (drawn,), before=self.before[row],
+            drafted_count=self.drafted[row],
+        )  # fmt: skip
+
+
+class Guesses:
+    """At most ``draft_tokens_max`` drafts a sequence and step, and how they went so far."""
+
+    def __init__(self, draft_tokens_max: int) -> None:
+        self._each_max = draft_tokens_max
+        self._chances: dict[SequenceKey, F32] = {}
+        """Of the sequences of the last run, which changes them."""
+
+    def drafts(self, plan: StepPlan) -> Drafts | None:
+        """For a run; ``None`` when there is no room for any."""
+        if not self._each_max or len(plan.rows) >= _STEP_ROWS_MAX:
+            return None
+        samples = [row.samples[0] for row in plan.rows]
+        none = np.zeros(CHANCES, np.float32)
+        chances = np.stack([self._chances.get(sample.key, none) for sample in samples])
+        self._chances = {sample.key: own for sample, own in zip(samples, chances, strict=True)}
+        return Drafts(
+            [_history(sample) for sample in samples], chances, self._each_max, _STEP_ROWS_MAX
+        )
+
+
+def terms_of(plan: StepPlan, leases: LeaseWatch, ahead: Ahead, guesses: Guesses) -> RunTerms:
     """For the steps of a plan that ``can_run``."""
     samples = [row.samples[0] for row in plan.rows]
     count = plan.repeat_count + 1
     return RunTerms(
-        step_count=count,
+        token_count=count,
         leases=leases,
         stops=[tuple(row.stops) for row in plan.rows],
         heat=_heat(samples, count) if samples[0].sampling.temperature > 0.0 else None,
         for_us=ahead.for_us,
         end=ahead.end,
         waiting=ahead.waiting,
+        drafts=guesses.drafts(plan),
     )
 
 
-def unrolled(plan: StepPlan, done: RunDone) -> tuple[list[tuple[StepPlan, StepResult]], StepPlan]:
-    """Plan and result of each step but the last, and the plan of the last."""
+def unrolled(plan: StepPlan, done: RunDone) -> Unrolled:
+    """What the steps of a run were and drew."""
     steps: list[tuple[StepPlan, StepResult]] = []
-    for tokens, took_us in zip(done.drawn.tolist(), done.took_us.tolist(), strict=False):
+    tokens = done.drawn.tolist()
+    at = [0] * len(plan.rows)
+    taken_last = len(done.taken) - 1
+    for step, (taken, drafted) in enumerate(
+        zip(done.taken.tolist(), done.drafted.tolist(), strict=True)
+    ):
+        own = [tuple(tokens[row][at[row] : at[row] + count]) for row, count in enumerate(taken)]
+        if step == taken_last:
+            samples = [row.samples[0].after(*one) for row, one in zip(plan.rows, own, strict=True)]
+            return Unrolled(steps, plan, samples, own, drafted)
         rows = tuple(
-            RowResult(row.key, row.lease, False, (Drawn(row.samples[0].key, token),))
-            for row, token in zip(plan.rows, tokens, strict=True)
-        )
-        result = StepResult(plan.step, rows, int(took_us))
+            RowResult(
+                row.key, row.lease, False, (Drawn(row.samples[0].key, one[-1]),), before=one[:-1],
+                drafted_count=drafts,
+            )
+            for row, one, drafts in zip(plan.rows, own, drafted, strict=True)
+        )  # fmt: skip
+        result = StepResult(plan.step, rows, int(done.took_us[step]))
         steps.append((plan, result))
+        at = [start + count for start, count in zip(at, taken, strict=True)]
         following = plan_after(plan, result)
         if following is None:
             raise RuntimeError(f"step {plan.step} of a run went on where it had to end")
         plan = following
-    return steps, plan
+    raise RuntimeError(f"step {plan.step} of a run did nothing")
+
+
+def _history(sample: Sample) -> U32:
+    tokens = sample.context[-_HISTORY_TOKENS_MAX:]
+    return np.concatenate((tokens, np.array(sample.drawn, tokens.dtype)))
 
 
 def _is_plain(sample: Sample) -> bool:

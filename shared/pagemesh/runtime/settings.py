@@ -250,6 +250,11 @@ class WorkerConfig:
         "0: each alone, which takes longer where steps are short",
         minimum=0, maximum=1_000,
     )  # fmt: skip
+    draft_tokens_max: int = setting(
+        7, "DRAFT_TOKENS_MAX", "tokens of an answer that are guessed from what was said before and "
+        "verified in one step, on a CPU; 0: none",
+        minimum=0, maximum=63,
+    )  # fmt: skip
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )

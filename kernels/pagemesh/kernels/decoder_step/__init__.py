@@ -122,7 +122,10 @@ class DecoderStep:
         inputs = (tokens, batch, wanted, pool.layer_pointers, logits, thread_count)
         # A batch that goes on is the same objects with other numbers in them.
         if not all(map(operator.is_, inputs, self._inputs)):
-            self._prepare(tokens, batch, wanted, pool, logits, thread_count)
+            self._prepare(
+                tokens, batch, wanted, pool, logits=logits, thread_count=thread_count,
+                rows_max=batch.rows,
+            )  # fmt: skip
             self._inputs = inputs
         hidden, scores = self._results
         bad = native().pm_decoder_step(
@@ -135,33 +138,31 @@ class DecoderStep:
     def run(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, terms: RunTerms
     ) -> tuple[Tensor, RunDone]:
-        """Steps that follow one another, see ``decoder_step.run``: the logits of the last, and
-        what those before drew. Every row is a token of a sequence of its own, and wanted;
-        ``tokens`` and the batch's positions and slots are written over. Raises like a step."""
+        """Steps that follow one another, see ``decoder_step.run``: the logits that each sequence
+        draws its last token from, and what it drew before. Row i is a token of sequence i, and
+        wanted. Raises like a step."""
         rows, thread_count = batch.rows, threads()
         if not rows == batch.sequences == len(wanted):
             raise ValueError(f"a run takes one wanted token a sequence, got {rows} tokens")
-        if batch.row_position.dtype is not torch.int32 or not batch.row_position.is_contiguous():
-            raise ValueError(
-                f"positions: expected contiguous int32, got {batch.row_position.dtype}"
-            )
-        inputs = (tokens, batch, wanted, pool.layer_pointers, True, thread_count)
+        run = NativeRun(terms, rows, self._plan.embedding.shape[0])
+        inputs = (tokens, batch, wanted, pool.layer_pointers, run.rows_max, thread_count)
         if not all(map(operator.is_, inputs, self._inputs)):
-            self._prepare(tokens, batch, wanted, pool, True, thread_count)
+            self._prepare(
+                tokens, batch, wanted, pool, logits=True, thread_count=thread_count,
+                rows_max=run.rows_max,
+            )  # fmt: skip
             self._inputs = inputs
         hidden, logits = self._results
         assert logits is not None
-        run = NativeRun(terms, rows, logits.shape[1])
         struct = run.struct(
             ctypes.addressof(self._struct), ctypes.addressof(pool.layer_pointers),
             ctypes.addressof(self._rows),
             (self._workspace_at, hidden.data_ptr(), logits.data_ptr()),
-            (tokens.data_ptr(), batch.row_position.data_ptr(), batch.slots.data_ptr()),
         )  # fmt: skip
         done = native().pm_decoder_run(ctypes.byref(struct), thread_count)
         if done < 0:
             raise _refusal(-done, tokens)
-        return logits, run.done(done)
+        return logits[:rows], run.done(done)
 
     def _prepare(
         self,
@@ -169,9 +170,12 @@ class DecoderStep:
         batch: RaggedBatch,
         wanted: Tensor,
         pool: KvPool,
+        *,
         logits: bool,
         thread_count: int,
+        rows_max: int,
     ) -> None:
+        """``rows_max``: those of a step, of which there may be more than in ``batch``."""
         self._check(tokens, batch, wanted, pool)
         self._rows = RowsStruct(
             tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
@@ -179,8 +183,9 @@ class DecoderStep:
             batch.table_indptr.data_ptr(), wanted.data_ptr(),
             batch.rows, batch.sequences, wanted.shape[0],
         )  # fmt: skip
-        workspace = self._workspace_at = self._reserve(batch.rows, thread_count)
-        hidden, scores = self._results = self._make_results(wanted.shape[0], logits)
+        workspace = self._workspace_at = self._reserve(rows_max, thread_count)
+        count = wanted.shape[0] + rows_max - batch.rows
+        hidden, scores = self._results = self._make_results(count, logits)
         self._arguments = (
             self._decoder, pool.layer_pointers, ctypes.byref(self._rows), workspace,
             hidden.data_ptr(), None if scores is None else scores.data_ptr(),

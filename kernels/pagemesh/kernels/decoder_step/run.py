@@ -4,10 +4,15 @@ Each step is that of ``decoder_step``, and what a row draws from its logits is i
 first of the highest, or by ``softmax_draw``. Between two steps nothing of Python runs: on a model
 that streams its weights the interpreter would find its caches empty each time.
 
-A run ends where somebody has to decide: after ``step_count`` steps or ``for_us``, when ``end`` or
-a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one of its stops, has
-no slot for another token or logits that are no numbers, and before a step that would be refused.
-What the last step draws is for the caller, from its logits.
+With ``Drafts`` a step also computes what each sequence is likely to draw next, guessed from what
+its last tokens were followed by before (speculative decoding by prompt lookup), and keeps as many
+of these as were then drawn. The bits are the same: operations are row-invariant where they are
+without drafts, and the uniform of a token is its own.
+
+A run ends where somebody has to decide: after ``token_count`` tokens of a sequence or ``for_us``,
+when ``end`` or a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one
+of its stops, has no slot for another token or logits that are no numbers. What each sequence draws
+last is for the caller, from its logits.
 """
 
 from __future__ import annotations
@@ -21,12 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.kernels.native.headers import LeaseWatch, address_of
-from pagemesh.kernels.native.library import DrawsStruct, RunStruct
+from pagemesh.kernels.native.library import (
+    CHANCES,
+    DraftsStruct,
+    DrawsStruct,
+    RunStruct,
+)
 from pagemesh.kernels.softmax_draw import SUM_BLOCK
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +55,25 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What may be guessed. ``histories``: uint32, of each row, all of its tokens or the last of
+    them, that of the batch included; ``chances``: float32 [rows, CHANCES], how likely a guess is
+    right as far as was seen, 0 at first: MUTATED."""
+
+    histories: Sequence[U32]
+    chances: F32
+    each_max: int
+    """Of a sequence in a step."""
+    rows_max: int
+    """Of a step, drafts included. With as many sequences there are none."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunTerms:
     """How long a run goes on. ``heat``: None draws the first of the highest."""
 
-    step_count: int
+    token_count: int
+    """Drawn for each sequence, at most."""
     leases: LeaseWatch
     """Of the rows, in order."""
     stops: Sequence[Sequence[int]]
@@ -57,12 +84,17 @@ class RunTerms:
     end: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(1, np.uint32))
     waiting: Sequence[int] = ()
     """Addresses of 64-bit words."""
+    drafts: Drafts | None = None
 
 
 class RunDone(NamedTuple):
-    """``drawn``: int64 [steps - 1, rows]; ``took_us``: float64 [steps]."""
+    """Of ``steps`` steps of ``rows`` sequences. ``drawn``: int64 [rows, tokens], of which step by
+    step ``taken``, int32 [steps, rows], were taken; in the last one what was drawn before the token
+    that is left to the caller. ``drafted``: int32 [steps, rows]; ``took_us``: float64 [steps]."""
 
     drawn: I64
+    taken: I32
+    drafted: I32
     took_us: F64
 
 
@@ -70,39 +102,61 @@ class NativeRun:
     """The arguments of one run, and the memory that they point to."""
 
     def __init__(self, terms: RunTerms, rows: int, vocab: int) -> None:
-        for name, count in (("stops", len(terms.stops)), ("leases", len(terms.leases))):
-            if count != rows:
-                raise ValueError(f"{name}: expected {rows} rows, got {count}")
-        if terms.step_count < 1:
-            raise ValueError(f"step_count: expected at least 1, got {terms.step_count}")
+        for name, given in (("stops", len(terms.stops)), ("leases", len(terms.leases))):
+            if given != rows:
+                raise ValueError(f"{name}: expected {rows} rows, got {given}")
+        count = terms.token_count
+        if count < 1:
+            raise ValueError(f"token_count: expected at least 1, got {count}")
         _check("end", terms.end, (1,), np.uint32)
         self._terms = terms
-        self._drawn = np.zeros((terms.step_count, rows), np.int64)
-        self._took_us = np.zeros(terms.step_count, np.float64)
+        self.rows_max = rows_max(terms, rows)
+        self._drawn = np.zeros((rows, count), np.int64)
+        self._taken = np.zeros((count, rows), np.int32)
+        self._drafted = np.zeros((count, rows), np.int32)
+        self._took_us = np.zeros(count, np.float64)
         self._stops = np.array([stop for own in terms.stops for stop in own], np.int64)
         self._indptr = np.cumsum([0, *map(len, terms.stops)], dtype=np.int64)
         self._waiting = (ctypes.c_uint64 * len(terms.waiting))(*terms.waiting)
         self._rows = np.arange(rows)
-        self._sums = np.empty((rows, -(-vocab // SUM_BLOCK)) if terms.heat else 0, np.float64)
-        self._draws = None if terms.heat is None else self._drawn_by(terms.heat, terms.step_count)
+        blocks = -(-vocab // SUM_BLOCK)
+        self._sums = np.empty((self.rows_max, blocks) if terms.heat else 0, np.float64)
+        self._draws = None if terms.heat is None else self._drawn_by(terms.heat, count)
+        self._drafts = None if terms.drafts is None else self._drafted_from(terms.drafts, count)
 
-    def struct(
-        self, decoder: int, pages: int, batch: int, outputs: Sequence[int], inputs: Sequence[int]
-    ) -> RunStruct:
-        """All of them addresses; ``outputs``: workspace, hidden, logits; ``inputs``: tokens,
-        positions, slots, which are written over."""
+    def struct(self, decoder: int, pages: int, batch: int, outputs: Sequence[int]) -> RunStruct:
+        """All of them addresses; ``outputs``: workspace, hidden, logits, for ``rows_max`` rows."""
         terms = self._terms
         return RunStruct(
-            decoder, pages, batch, *outputs, *inputs,
+            decoder, pages, batch, *outputs,
+            None if self._drafts is None else ctypes.addressof(self._drafts),
             None if self._draws is None else ctypes.addressof(self._draws),
             address_of(self._sums), address_of(self._stops), address_of(self._indptr),
             *terms.leases.addresses, address_of(terms.end),
             ctypes.addressof(self._waiting), len(self._waiting),
-            terms.step_count, terms.for_us, address_of(self._drawn), address_of(self._took_us),
+            terms.token_count, terms.for_us, address_of(self._drawn), address_of(self._taken),
+            address_of(self._drafted), address_of(self._took_us),
         )  # fmt: skip
 
-    def done(self, step_count: int) -> RunDone:
-        return RunDone(self._drawn[: step_count - 1], self._took_us[:step_count])
+    def done(self, steps: int) -> RunDone:
+        return RunDone(
+            self._drawn, self._taken[:steps], self._drafted[:steps], self._took_us[:steps]
+        )
+
+    def _drafted_from(self, drafts: Drafts, token_count: int) -> DraftsStruct:
+        rows = len(self._rows)
+        _check("chances", drafts.chances, (rows, CHANCES), np.float32)
+        counts = [len(own) for own in drafts.histories]
+        if len(counts) != rows:
+            raise ValueError(f"histories: expected {rows} rows, got {len(counts)}")
+        self._history = np.empty((rows, max(counts, default=0) + token_count), np.uint32)
+        for to, own in zip(self._history, drafts.histories, strict=True):
+            to[: len(own)] = own
+        self._history_counts = np.array(counts, np.int64)
+        return DraftsStruct(
+            address_of(self._history), self._history.shape[1], address_of(self._history_counts),
+            address_of(drafts.chances), drafts.each_max, drafts.rows_max,
+        )  # fmt: skip
 
     def _drawn_by(self, heat: Heat, steps: int) -> DrawsStruct:
         count = len(self._rows)
@@ -119,6 +173,11 @@ class NativeRun:
             address_of(self._rows), address_of(heat.temperatures), address_of(heat.uniforms),
             *(None if limit is None else address_of(limit) for limit in limits), count,
         )  # fmt: skip
+
+
+def rows_max(terms: RunTerms, sequences: int) -> int:
+    """Rows that a step may have."""
+    return max(sequences, terms.drafts.rows_max) if terms.drafts else sequences
 
 
 def _check(

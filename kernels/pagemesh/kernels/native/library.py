@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -135,6 +135,19 @@ class DrawsStruct(ctypes.Structure):
     ]
 
 
+class DraftsStruct(ctypes.Structure):
+    """``PmDrafts``: what is guessed from what, and how much of it."""
+
+    _fields_ = [
+        ("history", ctypes.c_void_p),
+        ("history_stride", ctypes.c_long),
+        ("history_count", ctypes.c_void_p),
+        ("chances", ctypes.c_void_p),
+        ("each_max", ctypes.c_long),
+        ("rows_max", ctypes.c_long),
+    ]
+
+
 class RunStruct(ctypes.Structure):
     """``PmRun``: steps that follow one another, and when they end."""
 
@@ -145,9 +158,7 @@ class RunStruct(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("position", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
+        ("drafts", ctypes.c_void_p),
         ("draws", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         ("stops", ctypes.c_void_p),
@@ -160,13 +171,17 @@ class RunStruct(ctypes.Structure):
         ("end", ctypes.c_void_p),
         ("waiting", ctypes.c_void_p),
         ("waiting_count", ctypes.c_long),
-        ("step_count", ctypes.c_long),
+        ("token_count", ctypes.c_long),
         ("for_us", ctypes.c_double),
         ("drawn", ctypes.c_void_p),
+        ("taken", ctypes.c_void_p),
+        ("drafted", ctypes.c_void_p),
         ("took_us", ctypes.c_void_p),
     ]
 
 
+CHANCES = 2
+"""``PM_CHANCES``."""
 STEP_PHASES = 3
 """``PM_PHASES``: what a step's time is told apart by."""
 _P, _L, _I, _U32, _U64, _F = (

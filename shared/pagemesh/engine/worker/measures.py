@@ -23,6 +23,8 @@ _step_rows = metrics.histogram(
 _computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were computed.")
 _cached = metrics.counter("cached_tokens_total", "Context tokens found in the cache.")
 _prompt = metrics.counter("prompt_tokens_total", "Prompt tokens of ended sequences.")
+_drafted = metrics.counter("drafted_tokens_total", "Tokens that were guessed and computed.")
+_accepted = metrics.counter("accepted_drafts_total", "Guessed tokens that were drawn, too.")
 _generated = metrics.counter("generated_tokens_total", "Tokens drawn here.")
 _saved = metrics.counter(
     "saved_pages_total", "Pages that choices and beams of ended sequences shared, not each held."
@@ -44,8 +46,12 @@ def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
     for plan, result in steps:
         _step_seconds.observe(result.duration_us / 1e6)
         _step_rows.observe(len(plan.rows))
-    _computed.inc(sum(len(row.tokens) for plan, _ in steps for row in plan.rows))
-    _revoked.inc(sum(row.revoked for _, result in steps for row in result.rows))
+    rows = [row for _, result in steps for row in result.rows]
+    accepted = sum(len(row.before) for row in rows)
+    _computed.inc(sum(len(row.tokens) for plan, _ in steps for row in plan.rows) + accepted)
+    _drafted.inc(sum(row.drafted_count for row in rows))
+    _accepted.inc(accepted)
+    _revoked.inc(sum(row.revoked for row in rows))
 
 
 def preempted(event: Preempted) -> None:

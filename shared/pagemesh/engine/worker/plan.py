@@ -50,9 +50,9 @@ class Sample:
             return self.context
         return np.concatenate((self.context, np.array(self.drawn, self.context.dtype)))
 
-    def after(self, token: int) -> Sample:
-        """What the next step of the run draws."""
-        drawn = (*self.drawn, token)
+    def after(self, *tokens: int) -> Sample:
+        """What is drawn next, once these were."""
+        drawn = (*self.drawn, *tokens)
         return Sample(self.key, self.sampling, self.context, self.prompt_count, drawn)
 
 
@@ -95,8 +95,8 @@ class StepPlan:
     rows: tuple[StepRow, ...]
     copies: tuple[tuple[int, int], ...] = ()
     repeat_count: int = 0
-    """Steps that may follow without asking. Only if every row is one token, drawn from once,
-    and has slots for as many more."""
+    """Steps that may follow without asking, or tokens that a row may draw in them. Only if every
+    row is one token, drawn from once, and has slots for as many more."""
 
     @property
     def drawing_rows(self) -> int:
@@ -141,6 +141,11 @@ class RowResult:
     """The lease ended before the step's results could be trusted: nothing of it counts."""
     drawn: tuple[Drawn, ...] = ()
     prompt_scores: TokenScores | None = None
+    before: tuple[int, ...] = ()
+    """Tokens drawn before the one in ``drawn``: drafts that were right, whose K and V the step
+    computed after those of the row's token."""
+    drafted_count: int = 0
+    """Drafts that the step computed, right or wrong."""
 
     @property
     def poisoned(self) -> bool:
@@ -190,16 +195,18 @@ class Executor(Protocol):
 
 
 def plan_after(plan: StepPlan, result: StepResult) -> StepPlan | None:
-    """The next step of the run, or None when the scheduler has to decide: no repeat is left, a
-    lease ended, a row is poisoned, or a token was drawn that may end its sequence."""
-    if not plan.repeat_count:
+    """The next step of the run, or None when the scheduler has to decide: a row may draw no more,
+    a lease ended, a row is poisoned, or a token was drawn that may end its sequence."""
+    left = plan.repeat_count - max((1 + len(row.before) for row in result.rows), default=1)
+    if left < 0:
         return None
     rows: list[StepRow] = []
     for row, outcome in zip(plan.rows, result.rows, strict=True):
         if outcome.revoked or outcome.poisoned or outcome.drawn[0].token in row.stops:
             return None
         token = outcome.drawn[0].token
-        samples = (row.samples[0].after(token),)
+        samples = (row.samples[0].after(*outcome.before, token),)
         tokens = np.array([token], np.dtype("<u4"))
-        rows.append(replace(row, tokens=tokens, start=row.start + 1, samples=samples))
-    return StepPlan(plan.step, tuple(rows), repeat_count=plan.repeat_count - 1)
+        start = row.start + 1 + len(outcome.before)
+        rows.append(replace(row, tokens=tokens, start=start, samples=samples))
+    return StepPlan(plan.step, tuple(rows), repeat_count=left)

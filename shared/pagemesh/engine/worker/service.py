@@ -204,7 +204,10 @@ class Worker:
             on_hung=_end_hung,
         )
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
-        executor = ModelExecutor(engine.decoder, model.layout, engine.device, box)
+        executor = ModelExecutor(
+            engine.decoder, model.layout, engine.device, box,
+            draft_tokens_max=worker.draft_tokens_max,
+        )  # fmt: skip
         # Deliveries are refused far earlier, so that answers always find room.
         return Actor(
             f"worker {host.name}",

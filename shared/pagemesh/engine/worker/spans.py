@@ -70,6 +70,8 @@ class _Life:
     granted: bool = False
     step_us: int = 0
     drawn: int = 0
+    drafted: int = 0
+    accepted: int = 0
     decode_us: int | None = None
     waterfall: Waterfall = field(default_factory=Waterfall)
     events: list[SpanEvent] = field(default_factory=list)
@@ -193,11 +195,18 @@ class SequenceSpans:
             if not _is_decode(row):
                 self._chunk(row, life, outcome.revoked, at_us)
             if outcome.drawn:
-                life.drawn += 1
-                if life.drawn == 1:
-                    life.note("first token", at_us)
-                elif life.drawn % _EVENT_EVERY_TOKENS == 0:
-                    life.note("tokens", at_us, count=life.drawn)
+                life.drafted += outcome.drafted_count
+                life.accepted += len(outcome.before)
+                self._drew(life, 1 + len(outcome.before), at_us)
+
+    @staticmethod
+    def _drew(life: _Life, count: int, at_us: int) -> None:
+        noted = life.drawn // _EVENT_EVERY_TOKENS
+        if not life.drawn:
+            life.note("first token", at_us)
+        life.drawn += count
+        if life.drawn // _EVENT_EVERY_TOKENS > noted:
+            life.note("tokens", at_us, count=life.drawn)
 
     def preempted(self, key: SequenceKey, reason: str, lost_tokens: int, at_us: int) -> None:
         life = self._lives.get(key)
@@ -214,7 +223,11 @@ class SequenceSpans:
         if life.decode_us is not None:
             record_span(
                 "decode", life.context.child(), start_us=life.decode_us, end_us=at_us,
-                attributes=self._who(key) | {semconv.GEN_AI_USAGE_OUTPUT_TOKENS: life.drawn},
+                attributes=self._who(key) | {
+                    semconv.GEN_AI_USAGE_OUTPUT_TOKENS: life.drawn,
+                    semconv.PAGEMESH_TOKENS_DRAFTED: life.drafted,
+                    semconv.PAGEMESH_TOKENS_ACCEPTED: life.accepted,
+                },
                 events=life.events,
             )  # fmt: skip
         record_span(

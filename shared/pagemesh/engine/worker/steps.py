@@ -179,17 +179,20 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         wanted_count = len(own) * max(row.beam_count, 1)
         if len(outcomes) < wanted_count or any(outcome.revoked for outcome in outcomes):
             admission.revoked(desk, lease, "revoked", "")
-        elif row.beam_count:
+            continue
+        if row.beam_count:
             row.sequence.computed_tokens += row.beam_count
             lease.filled = row.sequence.prompt_count
             counted.append((row, outcomes))
-        elif row.sequence.lease is lease:
-            lease.filled += row.count * len(outcomes)
-            row.sequence.computed_tokens += row.count * len(outcomes)
+            continue
+        count = row.count * len(outcomes) + sum(len(one.before) for one in outcomes)
+        if row.sequence.lease is lease:
+            lease.filled += count
+            row.sequence.computed_tokens += count
             counted.append((row, outcomes))
         else:
             # It ended meanwhile: of what its run drew since, nobody took a token.
-            lease.filled = min(lease.filled + row.count * len(outcomes), lease.tokens.length)
+            lease.filled = min(lease.filled + count, lease.tokens.length)
     if not goes_on:
         for lease in {id(row.lease): row.lease for row in step.rows}.values():
             leases.step_ended(desk, lease)
@@ -217,7 +220,8 @@ def _copied(desk: Desk, step: Step) -> None:
 
 
 def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
-    """``outcomes``: of one step, or of several of a run, in each of which one token was drawn."""
+    """``outcomes``: of one step, or of several of a run, in each of which a token was drawn, or
+    several when there were drafts."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
     if outcome.poisoned or (row.beam_count and any(one.poisoned for one in outcomes)):
         _spoiled(desk, row)
@@ -238,6 +242,8 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     children = _first_tokens(desk, row, outcome) if row.followers else []
     first_position, reason = sequence.generated_count, None
     for outcome in outcomes:
+        for token in outcome.before:
+            _append(sequence, Drawn(sequence.key, token))
         if outcome.poisoned:
             frames.tell(desk, sequence, first_position)
             _spoiled(desk, row)

@@ -1,0 +1,257 @@
+"""Drafts change how many steps a run takes, and no bit of what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.engine.harness import some_tokens
+from tests.unit.engine.models import VOCAB, save_twin, twins
+from tests.unit.engine.test_executor import Host, make_row
+
+from pagemesh.engine import run_ahead
+from pagemesh.engine.executor import ModelExecutor
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.ops import Drafts, RunTerms
+from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Sampling
+
+LONG_US = 60e6
+EACH_MAX = 7
+REPEATS = 40
+GREEDY = Sampling(temperature=0.0, max_tokens=64)
+HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
+LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
+Steps = tuple[tuple[StepPlan, StepResult], ...]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, object]:
+    folder = tmp_path_factory.mktemp("drafts") / "model"
+    twin = save_twin(folder, twins()["qwen2-bias"])
+    return load_model(folder, name="m", page_size=16, cache=folder.parent / "cache"), twin
+
+
+@pytest.fixture
+def host(model: tuple[LoadedModel, object], tmp_path: Path) -> Iterator[Host]:
+    made = Host(*model, tmp_path)
+    made.executor.close()
+    made.executor = guessing(made)
+    yield made
+    made.executor.close()
+    made.file.remove()
+
+
+def guessing(host: Host) -> ModelExecutor:
+    executor = ModelExecutor(host.decoder, host.model.layout, draft_tokens_max=EACH_MAX)
+    executor.use(host.pool)
+    return executor
+
+
+def plan_of(host: Host, *samplings: Sampling, repeat_count: int = REPEATS) -> StepPlan:
+    rows: list[StepRow] = []
+    for lease, sampling in enumerate(samplings, start=1):
+        prompt = some_tokens(20 + 7 * lease, vocab=VOCAB, seed=lease)
+        table = host.grant(lease, len(prompt) + repeat_count + 1)
+        host.run(make_row(lease, table, prompt, 0, len(prompt) - 1))
+        rows.append(make_row(lease, table, prompt, len(prompt) - 1, 1, sampling=sampling))
+    return StepPlan(1, tuple(rows), repeat_count=repeat_count)
+
+
+def alone(host: Host, plan: StepPlan) -> list[list[int]]:
+    """What each row draws, step by step and without drafts."""
+    tokens: list[list[int]] = [[] for _ in plan.rows]
+    following: StepPlan | None = plan
+    while following is not None:
+        result = host.executor.run(following)
+        for own, row in zip(tokens, result.rows, strict=True):
+            own.append(row.drawn[0].token)
+        following = plan_after(following, result)
+    return tokens
+
+
+def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
+    """The whole run, in as many calls as it takes."""
+    steps: list[tuple[StepPlan, StepResult]] = []
+    following: StepPlan | None = plan
+    while following is not None:
+        steps.extend(host.executor.run_on(following, Ahead(for_us)))
+        following = plan_after(*steps[-1])
+    return tuple(steps)
+
+
+def drawn(steps: Steps, row: int) -> list[int]:
+    outcomes = [result.rows[row] for _, result in steps]
+    return [token for one in outcomes for token in (*one.before, *(d.token for d in one.drawn))]
+
+
+def knowing(plan: StepPlan, tokens: list[list[int]]) -> StepPlan:
+    """``plan`` with rows whose history has ``tokens`` after what each ends with."""
+    rows = []
+    for row, own in zip(plan.rows, tokens, strict=True):
+        (sample,) = row.samples
+        told = np.concatenate((sample.context, np.array(own, np.uint32), sample.context))
+        more = len(told) - len(sample.context)
+        known = replace(sample, context=told, prompt_count=sample.prompt_count + more)
+        rows.append(replace(row, samples=(known,)))
+    return replace(plan, rows=tuple(rows))
+
+
+def assert_drawn(steps: Steps, tokens: list[list[int]]) -> None:
+    """Each row drew ``tokens``, as far as it came until what all may draw was used up."""
+    own = [drawn(steps, row) for row in range(len(tokens))]
+    assert own == [whole[: len(one)] for one, whole in zip(own, tokens, strict=True)]
+    used = [max(1 + len(row.before) for row in result.rows) for _, result in steps]
+    assert sum(used) == len(tokens[0])
+
+
+def accepted(steps: Steps) -> int:
+    return sum(len(row.before) for _, result in steps for row in result.rows)
+
+
+@pytest.mark.parametrize(
+    "samplings",
+    [(GREEDY,), (GREEDY,) * 3, (HOT,) * 2, (HOT, LIMITED, HOT)],
+    ids=["one", "greedy", "hot", "limited"],
+)
+def test_drafts_that_are_right_save_steps_and_change_no_token(
+    level: CpuLevel, host: Host, samplings: tuple[Sampling, ...]
+) -> None:
+    plan = plan_of(host, *samplings)
+    tokens = alone(host, plan)
+    steps = ahead(host, knowing(plan, tokens))
+    assert_drawn(steps, tokens)
+    assert len(steps) < len(tokens[0]) and accepted(steps)
+    if len(samplings) == 1:
+        assert len(steps) <= -(-len(tokens[0]) // 4), "two drafts, then more and more"
+
+
+@pytest.mark.parametrize(("rows_max", "most"), [(2, 0), (3, 0), (4, 1), (7, 4)])
+def test_a_step_has_no_more_rows_than_it_may(
+    host: Host, monkeypatch: pytest.MonkeyPatch, rows_max: int, most: int
+) -> None:
+    monkeypatch.setattr(run_ahead, "_STEP_ROWS_MAX", rows_max)
+    plan = plan_of(host, GREEDY, GREEDY, GREEDY)
+    tokens = alone(host, plan)
+    steps = ahead(host, knowing(plan, tokens))
+    assert_drawn(steps, tokens)
+    drafted = [sum(row.drafted_count for row in result.rows) for _, result in steps]
+    assert max(drafted) == most
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wrong_drafts_change_no_token(host: Host, seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    samplings = [(GREEDY, GREEDY), (HOT, HOT)][seed % 2]
+    plan = plan_of(host, *samplings)
+    tokens = alone(host, plan)
+    told = [list(own) for own in tokens]
+    for own in told:
+        for at in dice.integers(0, len(own), 4):
+            own[at] = int(dice.integers(0, VOCAB))
+    for for_us in (LONG_US, 1.0):
+        steps = ahead(host, knowing(plan, told), for_us=for_us)
+        assert_drawn(steps, tokens)
+        starts = [plan.rows[0].start for plan, _ in steps]
+        grown = [1 + len(result.rows[0].before) for _, result in steps]
+        assert starts[1:] == [a + b for a, b in zip(starts, grown, strict=True)][:-1]
+
+
+def test_what_is_wrong_again_and_again_is_tried_no_more(host: Host) -> None:
+    plan = plan_of(host, HOT, repeat_count=120)
+    tokens = alone(host, plan)
+    (row,) = plan.rows
+    whole = [*row.samples[0].context.tolist()[-3:], *tokens[0]]
+    misleading = [
+        one
+        for at in range(len(whole) - 3)
+        for one in (*whole[at : at + 3], (whole[at + 3] + 1) % VOCAB)
+    ]
+    steps = ahead(host, knowing(plan, [misleading]), for_us=1.0)
+    drafted = [result.rows[0].drafted_count for _, result in steps]
+    assert drawn(steps, 0) == tokens[0] and 2 <= sum(drafted) <= 16
+    assert not any(drafted[30:])
+
+
+def test_a_stop_among_drafts_ends_a_run_with_the_token_that_it_is(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY)
+    tokens = alone(host, plan)
+    at = next(n for n in range(3, REPEATS) if tokens[1][n] not in tokens[1][:n] + tokens[0])
+    stops = frozenset({tokens[1][at]})
+    rows = tuple(replace(row, stops=stops) for row in knowing(plan, tokens).rows)
+    steps = host.executor.run_on(replace(plan, rows=rows), Ahead(LONG_US))
+    assert drawn(steps, 1) == tokens[1][: at + 1] and len(steps) < at
+    assert drawn(steps, 0) == tokens[0][: len(drawn(steps, 0))]
+    assert plan_after(*steps[-1]) is None
+
+
+def test_drafts_write_no_slot_beyond_what_may_be_drawn(host: Host) -> None:
+    plan = plan_of(host, GREEDY, repeat_count=5)
+    tokens = alone(host, plan)
+    row = plan.rows[0]
+    row = replace(row, page_table=host.grant(1, row.start + 6))
+    host.run(make_row(1, row.page_table, row.samples[0].context, 0, row.start))
+    kept = host.pool.pages.memory.clone()
+    beyond = tokens[0] + [1, 2, 3, 4, 5, 6, 7, 8]
+    steps = ahead(host, knowing(replace(plan, rows=(row,)), [beyond]))
+    assert drawn(steps, 0) == tokens[0]
+    changed = (host.pool.pages.memory != kept).view(host.pool.page_count, -1).any(1)
+    assert set(changed.nonzero()[:, 0].tolist()) <= set(row.page_table.tolist())
+    assert sum(result.rows[0].drafted_count for _, result in steps) <= 6
+
+
+def test_a_lease_that_ended_takes_its_drafts_along(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY)
+    known = knowing(plan, alone(host, plan))
+    run = host.decoder.run
+
+    class Ending:
+        def __init__(self) -> None:
+            self.run = self.revoking
+
+        def revoking(self, *arguments: object) -> object:
+            host.file.headers.set_lease_word(2, 99)
+            return run(*arguments)  # type: ignore[arg-type, misc]
+
+    host.executor._decoder = Ending()  # type: ignore[assignment]
+    ((_, result),) = host.executor.run_on(known, Ahead(LONG_US))
+    assert [row.revoked for row in result.rows] == [False, True]
+    assert not any(row.before for row in result.rows) and not result.rows[1].drawn
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_a_row_of_no_numbers_ends_a_run_amid_its_drafts(host: Host, sampling: Sampling) -> None:
+    plan = plan_of(host, sampling, sampling)
+    tokens = alone(host, plan)
+    page = int(plan.rows[1].page_table[0])
+    host.pool.pages.memory.view(host.pool.page_count, -1)[page].view(torch.float32).fill_(
+        float("nan")
+    )
+    ((_, result),) = host.executor.run_on(knowing(plan, tokens), Ahead(LONG_US))
+    assert [row.poisoned for row in result.rows] == [False, True]
+    assert not result.rows[1].before
+    first = result.rows[0]
+    assert [*first.before, first.drawn[0].token] == tokens[0][: 1 + len(first.before)]
+
+
+def test_drafts_that_do_not_fit_are_refused(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=3)
+    made = host.executor._arrays.arrays(plan.rows)
+    leases = host.pool.watch([1, 2], [1, 2])
+    run = host.decoder.run
+    assert run is not None
+    history: U32 = np.arange(4, dtype=np.uint32)
+    for drafts in (
+        Drafts([history], np.zeros((2, 2), np.float32), 4, 16),
+        Drafts([history, history], np.zeros((1, 2), np.float32), 4, 16),
+        Drafts([history, history], np.zeros((2, 2)), 4, 16),  # type: ignore[arg-type]
+    ):
+        terms = RunTerms(3, leases, [(), ()], drafts=drafts)
+        with pytest.raises(ValueError, match="expected"):
+            run(made.tokens, made.batch, made.wanted, host.pool.pages, terms)

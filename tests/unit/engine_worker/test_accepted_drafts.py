@@ -1,0 +1,95 @@
+"""Several tokens of one step: drafts that were right, and the token after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.engine_worker.bench import Bench, result_of
+from tests.unit.engine_worker.test_runs import decoding, plan_of
+
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.plan import StepResult, plan_after
+from pagemesh.wire.pager_messages import Commit, Extend, Release
+from pagemesh.wire.work_messages import Abort
+
+
+def drew(bench: Bench, *tokens: int, poisoned: bool = False) -> StepResult:
+    """The running step drew ``tokens``, the last of them after drafts that were right."""
+    plan = plan_of(bench)
+    key = plan.rows[0].key
+    result = result_of(plan, tokens[-1], spoiled=key if poisoned else None)
+    row = replace(result.rows[0], before=tokens[:-1], drafted_count=len(tokens))
+    return replace(result, rows=(row,))
+
+
+def report(bench: Bench, *results: StepResult, goes_on: bool = True) -> None:
+    bench.plan = plan_after(plan_of(bench), results[-1]) if goes_on else None
+    bench.handle(ev.StepsFinished(results, bench.plan is not None))
+
+
+def test_what_a_step_drew_is_told_in_order_and_its_slots_are_filled() -> None:
+    bench = decoding()
+    first = plan_of(bench)
+    report(bench, drew(bench, 52, 53, 54))
+    assert bench.tokens() == [51, 52, 53, 54]
+    row = plan_of(bench).rows[0]
+    assert (row.tokens.tolist(), row.start) == ([54], first.rows[0].start + 3)
+    (sample,) = row.samples
+    assert sample.tokens.tolist() == [*range(100, 110), 51, 52, 53, 54]
+    assert sample.generated_count == 4
+    assert plan_of(bench).repeat_count == first.repeat_count - 3
+    report(bench, drew(bench, 55, 56), goes_on=False)
+    assert bench.tokens() == [51, 52, 53, 54, 55, 56]
+    assert plan_of(bench).rows[0].start == first.rows[0].start + 5, "a new plan"
+
+
+def test_a_run_ends_where_drafts_used_up_what_may_be_drawn() -> None:
+    bench = decoding(max_tokens=5)
+    assert plan_of(bench).repeat_count == 3
+    report(bench, drew(bench, 52, 53, 54, 55))
+    assert bench.plan is None and bench.tokens() == [51, 52, 53, 54, 55]
+    assert bench.frames[-1].finish == "length"
+    assert bench.asked(Release).fill.filled_tokens == 10 + 4, "nothing was written for the last"
+
+
+def test_a_stop_after_drafts_ends_the_answer() -> None:
+    bench = decoding(stop=9)
+    report(bench, drew(bench, 52, 53, 9))
+    assert bench.tokens() == [51, 52, 53, 9] and bench.frames[-1].finish == "stop"
+
+
+def test_pages_that_drafts_filled_are_committed() -> None:
+    bench = decoding(pages=8)
+    report(bench, drew(bench, *range(52, 60)))
+    assert bench.asked(Commit).fill.filled_tokens == 10 + 8
+
+
+def test_what_drafts_will_need_is_asked_for_ahead() -> None:
+    bench = decoding(pages=5)
+    report(bench, drew(bench, *range(52, 58)))
+    assert bench.asked(Extend).have_pages == 5
+
+
+def test_drafts_before_a_row_of_no_numbers_are_told_and_nothing_after_them() -> None:
+    bench = decoding()
+    before = drew(bench, 52)
+    following = plan_after(plan_of(bench), before)
+    assert following is not None
+    spoiled = result_of(following, 0, spoiled=following.rows[0].key)
+    spoiled = replace(spoiled, rows=(replace(spoiled.rows[0], before=(53, 54)),))
+    assert plan_after(following, spoiled) is None
+    bench.plan = None
+    bench.handle(ev.StepsFinished((before, spoiled), False))
+    assert bench.tokens() == [51, 52, 53, 54]
+    error = bench.frames[-1].error
+    assert error is not None and error.code == "Internal"
+
+
+@pytest.mark.parametrize("drawn", [(52,), (52, 53, 54)])
+def test_what_was_drawn_after_the_end_fills_nothing(drawn: tuple[int, ...]) -> None:
+    bench = decoding()
+    key = plan_of(bench).rows[0].key
+    bench.ask(Abort(request=key.request, attempt=key.attempt, reason="client"))
+    report(bench, drew(bench, *drawn), goes_on=False)
+    assert bench.asked(Release).fill.filled_tokens == 11
