@@ -52,11 +52,11 @@ class InProcess:
         )
         role = RoleSettings("decode", False, STEP_TOKENS_MAX, STEP_TOKENS_MAX)
         limits = WorkerLimits(context_tokens_max=loaded.config.context_tokens_max)
-        who = WorkerIdentity("bench", 1, "worker-bench", spec)
+        who = WorkerIdentity("bench", 1, "worker-bench", spec, loaded.root)
         self._worker = WorkerCore(who, role, limits, new_ticket_id)
         decoder = Decoder(loaded.config, loaded.weights, deterministic=deterministic)
         self._executor = ModelExecutor(decoder, loaded.layout)
-        self._root = tenant_root(loaded.root, b"")
+        self._root, self._model_root = tenant_root(loaded.root, b""), loaded.root
         self._events: deque[work.Event] = deque()
         self._run = Run()
         self._started_s = 0.0
@@ -85,6 +85,7 @@ class InProcess:
         submit = Submit(
             request=new_request_id(), attempt=1, gateway="bench", gateway_incarnation=1,
             priority=0, arrival_us=time.monotonic_ns() // 1_000, root=self._root,
+            model_root=self._model_root,
             prompt=pack(prompt), choices=[ChoiceStart(choice=0)],
             sampling=Sampling(temperature=0.0, max_tokens=output_tokens),
             deadline_ms=DEADLINE_MS,

@@ -24,6 +24,8 @@ class Bugs:
     """A lease of before a restart is taken up though its root was invalidated since."""
     believe_any_asker: bool = False
     """Whoever a gateway asked as, and whatever life of the pager, the answer is believed."""
+    take_any_weights: bool = False
+    """A worker takes what was meant for one of its name with other weights."""
     give_up_filling: bool = False
     """Pages of a device are given back though a worker may be filling them."""
     forget_movers: bool = False

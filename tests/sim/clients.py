@@ -104,8 +104,6 @@ class Clients:
                 self._ask_at(200.0, root, prompt, turns)
                 return
             ask = self._ask(root, prompt)
-            for host in self._mesh.hosts:
-                host.roots[ask.request] = root
             dice.choice(open_ones).take(ask)
             if turns:
                 self._next_turn(ask, turns - 1)

@@ -31,6 +31,7 @@ class Running:
     plan: StepPlan
     memory: PoolMemory
     writer: int
+    weights: int
     root_of: Root
     fence_after: bool
     """False plants a bug: the second look at the revocation words is left out."""
@@ -45,6 +46,7 @@ class Running:
         plan: StepPlan,
         memory: PoolMemory,
         writer: int,
+        weights: int,
         root_of: Root,
         seen: set[tuple[int, int]],
         *,
@@ -61,7 +63,7 @@ class Running:
                 seen.add(grant)
             if memory.words.get(row.lease_slot, 0) != row.lease:
                 stopped.add(row.lease)
-        return cls(plan, memory, writer, root_of, fence_after, stopped, [])
+        return cls(plan, memory, writer, weights, root_of, fence_after, stopped, [])
 
     def compute(self) -> None:
         """Copy, read and write pages."""
@@ -101,7 +103,7 @@ class Running:
         values: list[int] = []
         position = row.start
         for token in row.tokens.tolist():
-            value = model.slot_value(value, token)
+            value = model.slot_value(value, token, self.weights)
             values.append(value)
             memory.write(table[position // size], position % size, value, self.writer, growth)
             position += 1
@@ -133,7 +135,7 @@ class Running:
         drawn = _draw(sample, model.context_value(slots))
         while len(before) < right and drawn.token not in row.stops:
             before.append(drawn.token)
-            value = model.slot_value(slots[-1], drawn.token)
+            value = model.slot_value(slots[-1], drawn.token, self.weights)
             at = len(slots)
             memory.write(table[at // size], at % size, value, self.writer, growth)
             slots.append(value)

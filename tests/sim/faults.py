@@ -28,6 +28,31 @@ def storm(world: World, mesh: Mesh) -> None:
         world.at(dice.random() * STORM_MS * 0.95, _fault(world, mesh))
 
 
+def rollouts(world: World, mesh: Mesh) -> None:
+    """Workers are replaced one after the other by such with other weights, and perhaps back."""
+    dice = Random(f"rollouts {world.seed}")
+
+    def begin() -> None:
+        for host in mesh.hosts:
+            host.weights = 1 - host.weights
+        mesh.was_rolled = True
+        world.note("fault", "rollout", mesh.hosts[0].weights)
+        at_ms, pause_ms = 0.0, dice.choice([10.0, 200.0, 700.0])
+        for worker in dice.sample(mesh.workers, len(mesh.workers)):
+            world.at(at_ms, partial(replace, worker, dice.random() < 0.6))
+            at_ms += pause_ms * dice.random()
+
+    def replace(worker: WorkerNode, is_killed: bool) -> None:
+        if is_killed or worker.core is None or worker.frozen:
+            mesh.restart(worker)
+        else:
+            worker.drain(300)
+
+    if world.seed % 3 == 2:
+        for _ in range(dice.choice([1, 1, 2, 3])):
+            world.at(STORM_MS * dice.random() * 0.9, begin)
+
+
 def late_grants(world: World, mesh: Mesh, clients: Clients) -> None:
     """What gateways submit to a worker, and what they are granted in its name, comes when the
     pager or the worker itself is another. Where a sibling of the worker is frozen meanwhile, the

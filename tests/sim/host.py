@@ -12,6 +12,8 @@ from tests.sim.world import Process
 
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.messages import Message, Refused, SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.work_messages import Attach, Submit
 
 
 class Host:
@@ -21,8 +23,10 @@ class Host:
         self.disk: DiskMemory | None = None
         self.device: Device | None = None
         """Where the pages are; None: in a file."""
-        self.roots: dict[str, bytes] = {}
-        """The tree of each request, which a model knows as its own start value."""
+        self.weights = 0
+        """The version of the model that workers serve which start from now on."""
+        self.roots: dict[tuple[str, int], bytes] = {}
+        """The tree of each attempt at a request, which a model knows as its own start value."""
         self.growths = Growths()
         self.invalidated_count = 0
         self.drawers: dict[tuple[SequenceKey, int], int] = {}
@@ -52,6 +56,16 @@ class Host:
         memory = PoolMemory(incarnation, self._page_count, self._page_size, epoch)
         self._pools[incarnation] = memory
         return memory
+
+    def note_root(self, message: Submit | Attach | Admit) -> None:
+        """Where somebody here is asked to compute it, or for its pages."""
+        if isinstance(message, Submit):
+            self.roots[message.request, message.attempt] = message.root
+        else:
+            self.roots[message.key.request, message.key.attempt] = message.root
+
+    def root_of(self, key: SequenceKey) -> bytes:
+        return self.roots[key.request, key.attempt]
 
     def invalidated(self, message: InvalidateCache, answer: Message) -> None:
         """An operator is told what became of ``message``: from now on it has to be so."""

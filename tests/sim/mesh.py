@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from tests.sim import model
 from tests.sim.box import Device
 from tests.sim.bugs import Bugs
 from tests.sim.device import PLACE
@@ -97,6 +98,8 @@ class _View:
     present: bool = False
     facts: int = 0
     """The incarnation or epoch of that life."""
+    weights: int = 0
+    """What a worker serves in it."""
 
 
 @dataclass(slots=True)
@@ -109,6 +112,8 @@ class Mesh:
     pagers: list[PagerNode] = field(default_factory=list)
     workers: list[WorkerNode] = field(default_factory=list)
     gateways: list[GatewayNode] = field(default_factory=list)
+    was_rolled: bool = False
+    """Whether workers came back with other weights."""
     _views: dict[tuple[str, str], _View] = field(default_factory=dict)
     _restarting: set[str] = field(default_factory=set)
 
@@ -211,6 +216,7 @@ class Mesh:
             fresh = not view.present
             view.life, view.heard_ms, view.present = other.life, now, True
             view.facts = other.epoch if isinstance(other, PagerNode) else other.incarnation
+            view.weights = other.weights if isinstance(other, WorkerNode) else 0
             if fresh and isinstance(watcher, WorkerNode) and isinstance(other, PagerNode):
                 watcher.handle(PagerChanged(other.epoch))
         elif view.present and now - view.heard_ms > _LOST_MS:
@@ -239,23 +245,30 @@ class Mesh:
         dice = self.world.random
         watcher = next(it for it in self.gateways if it.name == gateway)
         known: list[tuple[WorkerNode, Worker]] = []
+        served: dict[str, int] = {}
         for one in self.workers:
             view = self._views.get((f"{gateway}/{watcher.life}", one.name))
-            if view is not None and view.present:
+            if view is None or not view.present:
+                continue
+            if command.model_root in (None, model.model_root(view.weights)):
                 known.append((one, Worker(one.name, view.facts)))
+                served[one.name] = view.weights
         wanted = [pair for pair in known if pair[1] not in command.avoid] or known
         if not wanted:
             return None
         prefills = [pair for pair in wanted if pair[0].role.hand_over]
         node, worker = dice.choice(prefills if prefills and dice.random() < 0.8 else wanted)
+        weights = served[worker.name]
         decodes = [
             other
             for peer, other in known
             if not peer.role.hand_over and peer.host is node.host and other != worker
+            if served[other.name] == weights
         ]
         decode = dice.choice(decodes) if decodes and dice.random() < 0.9 else None
         pages = self._pages_from(f"{gateway}/{watcher.life}", node)
-        return Route(worker, decode, b"m" * 32, root, 0, pages=pages)
+        root = model.tree_root(root, weights)
+        return Route(worker, decode, model.model_root(weights), root, 0, pages=pages)
 
     def _pages_from(self, watcher: str, node: WorkerNode) -> PagesFrom | None:
         """Whom ``watcher`` asks for pages in the name of ``node``, as far as it knows; now and then

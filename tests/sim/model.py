@@ -2,7 +2,7 @@
 
 A slot holds a hash of the slot before it, *read through the page table*, and its token.
 A token is drawn from a hash of all slots, read through the page table. The same on a plain
-list is the oracle.
+list is the oracle. Workers with other weights have other hashes, and prefix trees of their own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,30 @@ STOP_TOKEN = 7
 _START = 0x9E3779B9
 
 
+WEIGHTS = (0, 1)
+"""The versions of the model that there are."""
+
+
+def model_root(weights: int) -> bytes:
+    return bytes([ord("m") + weights]) * 32
+
+
+def tree_root(root: bytes, weights: int) -> bytes:
+    """The tree of the tenant whose tree under the first weights is ``root``."""
+    return root[:1] + bytes([weights]) * 31 if weights else root
+
+
+def weights_of(root: bytes) -> int:
+    """By which the pages of the tree ``root`` are computed."""
+    return root[1] if root[1] in WEIGHTS else 0
+
+
 def root_value(root: bytes) -> int:
     return hash((_START, int.from_bytes(root[:8], "little")))
 
 
-def slot_value(before: int, token: int) -> int:
-    return hash((before, token))
+def slot_value(before: int, token: int, weights: int) -> int:
+    return hash((before, token, weights) if weights else (before, token))
 
 
 def context_value(slots: Sequence[int]) -> int:
@@ -78,9 +96,9 @@ def prompt_score(slot: int, following: int) -> bytes:
 
 def slots_of(root: bytes, tokens: Sequence[int]) -> list[int]:
     values: list[int] = []
-    value = root_value(root)
+    value, weights = root_value(root), weights_of(root)
     for token in tokens:
-        value = slot_value(value, token)
+        value = slot_value(value, token, weights)
         values.append(value)
     return values
 
@@ -100,7 +118,7 @@ def answer(
         scores += score(context, token)
         if stops and token == STOP_TOKEN:
             break
-        slots.append(slot_value(slots[-1], token))
+        slots.append(slot_value(slots[-1], token, weights_of(root)))
     return tuple(tokens), scores
 
 

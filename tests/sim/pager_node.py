@@ -25,7 +25,7 @@ from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired, StorePages
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Forked, Granted, OpenSession, PoolSpec
+from pagemesh.wire.pager_messages import Admit, Forked, Granted, OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 
 
@@ -268,6 +268,8 @@ class PagerNode(Process):
         self.at(TICK_MS, self._tick)
 
     def _received(self, reply: Reply | None, message: Message) -> None:
+        if isinstance(message, Admit):
+            self.host.note_root(message)
         if self._waits:
             self._inbox.append(lambda: self._received(reply, message))
         elif isinstance(message, OpenSession) and self._must_hand_memory(message.incarnation):
@@ -340,7 +342,7 @@ class PagerNode(Process):
             for child in message.children:
                 memory.growths.setdefault(child.lease, memory.growths[message.lease])
         elif isinstance(message, Granted):
-            root = self.host.roots[message.key.request]
+            root = self.host.root_of(message.key)
             memory.growths.setdefault(message.lease, self.host.growths.of(root))
 
     def _probe(self, incarnation: int) -> None:

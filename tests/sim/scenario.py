@@ -7,7 +7,7 @@ from random import Random
 
 from tests.sim.bugs import NONE, Bugs
 from tests.sim.clients import PATIENCE_MS, STORM_MS, Clients
-from tests.sim.faults import device_storm, disk_storm, late_grants, peace, storm
+from tests.sim.faults import device_storm, disk_storm, late_grants, peace, rollouts, storm
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.operators import Invalidations, operate
 from tests.sim.world import World
@@ -51,6 +51,7 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
         disk_storm(world, mesh)
         device_storm(world, mesh, clients)
         late_grants(world, mesh, clients)
+        rollouts(world, mesh)
     operate(world, mesh, clients)
     Invalidations(world, mesh, clients).begin(with_faults=is_stormy)
     world.at(STORM_MS, lambda: peace(mesh))
@@ -108,7 +109,10 @@ def _outcome(world: World, mesh: Mesh, clients: Clients) -> Outcome:
     for client in everyone:
         patient = client.ask.patience_ms == PATIENCE_MS
         failed = isinstance(client.outcome, Failed)
-        world.expect(not (patient and failed), f"{client.ask.request}: {client.outcome}")
+        # What was begun with weights that nobody serves any more cannot be finished.
+        unfinished = mesh.was_rolled and bool(client.delivered)
+        excused = not patient or unfinished
+        world.expect(excused or not failed, f"{client.ask.request}: {client.outcome}")
     completed = sum(isinstance(client.outcome, Completed) for client in everyone)
     orphaned = sum(client.orphaned for client in everyone)
     return Outcome(

@@ -35,6 +35,9 @@ _SEEDS_MAX = 60
             Bugs(take_up_invalidated=True), ["another growth"], 35, id="take up invalidated"
         ),
         pytest.param(Bugs(believe_any_asker=True), ["writes into it"], 20, id="believe any asker"),
+        pytest.param(
+            Bugs(take_any_weights=True), ["delivered", "holds something else"], 15, id="any weights"
+        ),
         pytest.param(Bugs(give_up_filling=True), ["writes into it"], 140, id="give up filling"),
         pytest.param(Bugs(forget_movers=True), ["writes into it"], 140, id="forget movers"),
     ],

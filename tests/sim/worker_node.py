@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
+from tests.sim import model
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
 from tests.sim.growths import MODEL
@@ -14,6 +15,7 @@ from tests.sim.world import Network, Process, Reply, World
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.core import WorkerCore
+from pagemesh.engine.worker.intake import Intake
 from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_after
 from pagemesh.engine.worker.sequence import Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
@@ -38,6 +40,13 @@ class _BelievesAnyAsker(WorkerCore):
         return sequence.key.choice == message.choices[0].choice
 
 
+class _TakesAnyWeights(Intake):
+    """Planted bug: see ``Bugs``."""
+
+    def _require_same_weights(self, message: Submit | Attach) -> None:
+        pass
+
+
 class WorkerNode(Process):
     def __init__(
         self,
@@ -55,6 +64,8 @@ class WorkerNode(Process):
         self.role = role
         self.core: WorkerCore | None = None
         self.incarnation = 0
+        self.weights = 0
+        """The version of the model that it serves in this life."""
         self.step_ms = 4.0
         self.steps_count = 0
         self.preempted_count = 0
@@ -76,9 +87,15 @@ class WorkerNode(Process):
         self.begin()
         self.incarnation = self.host.new_incarnation(self)
         lock_name = f"{self.name}-{self.incarnation}"
-        identity = WorkerIdentity(self.name, self.incarnation, lock_name, self._spec, MODEL)
+        self.weights = self.host.weights
+        identity = WorkerIdentity(
+            self.name, self.incarnation, lock_name, self._spec,
+            model.model_root(self.weights), MODEL,
+        )  # fmt: skip
         core = _BelievesAnyAsker if self._bugs.believe_any_asker else WorkerCore
         self.core = core(identity, self.role, self._limits, self._make_ticket)
+        if self._bugs.take_any_weights:
+            self.core._intake = _TakesAnyWeights(self.core._desk)
         self._calls.clear()
         self._seen.clear()
         self._reports.clear()
@@ -123,6 +140,8 @@ class WorkerNode(Process):
             self._next_call += 1
             call = self._next_call
             self._calls[call] = reply
+        if isinstance(message, Submit | Attach):
+            self.host.note_root(message)
         self.handle(ev.Received(call, message))
 
     def _perform(self, command: ev.Command) -> None:
@@ -185,6 +204,7 @@ class WorkerNode(Process):
             plan,
             memory,
             self.incarnation,
+            self.weights,
             self._root_of,
             self._seen,
             fence_after=not self._bugs.skip_second_fence,
@@ -228,4 +248,4 @@ class WorkerNode(Process):
 
     def _root_of(self, row: StepRow) -> bytes:
         assert self.core is not None
-        return self.host.roots[row.key.request]
+        return self.host.root_of(row.key)

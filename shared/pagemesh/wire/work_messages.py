@@ -108,8 +108,10 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Generate. ``decode`` names the worker to hand over to, or nobody: keep the sequence.
 
     ``prompt_logprobs`` asks for the log-probability of each prompt token (the cache is then
-    not read). ``root`` is the identity of the prefix tree to use. ``asked_as``: the gateway has
-    asked the pager for pages of the first choice, and the answer comes as a message of its own.
+    not read). ``root`` is the identity of the prefix tree to use, and ``model_root`` that of the
+    weights and all else that its pages are computed with: ``Stale`` where these are others by now.
+    ``asked_as``: the gateway has asked the pager for pages of the first choice, and the answer
+    comes as a message of its own.
     """
 
     request: RequestId
@@ -119,6 +121,7 @@ class Submit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
     arrival_us: U64
     root: Digest
+    model_root: Digest
     prompt: Packed
     choices: Annotated[list[ChoiceStart], Meta(min_length=1, max_length=CHOICES_MAX)]
     sampling: Sampling
@@ -139,7 +142,8 @@ class Accepted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @registered("work.attach")
 class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Go on with this sequence. The pages are in ``handle``, to be redeemed by ``ticket``;
-    the tokens here suffice to admit again when they are taken away after that."""
+    the tokens here suffice to admit again when they are taken away after that. ``model_root`` as
+    in ``Submit``."""
 
     key: SequenceKey
     order: Order
@@ -147,6 +151,7 @@ class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway_incarnation: U64
     prefill: Name
     root: Digest
+    model_root: Digest
     prompt: Packed
     generated: Packed
     sampling: Sampling

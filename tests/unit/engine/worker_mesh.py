@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.unit.engine.models import save_twin, twins
 from tests.unit.engine.script_pager import ScriptPager
 
@@ -90,6 +91,10 @@ class Mesh:
         return name in self.ready and self.ready[name].state == "ready"
 
     async def submit(self, worker: str, message: Submit) -> Accepted:
+        """``message``, for whatever model that worker has."""
+        model = self.ready[worker].model
+        assert model is not None
+        message = structs.replace(message, model_root=model.model_root)
         return await rpc.call(
             self.bus, subjects.worker(worker), message, Accepted, timeout_ms=2_000
         )
@@ -147,7 +152,8 @@ def make_admit(prompt: U32, worker: str, incarnation: int) -> Admit:
 def make_submit(prompt: U32, *, sampling: Sampling = GREEDY, **fields: Any) -> Submit:
     values: dict[str, Any] = {
         "request": REQUEST, "attempt": 1, "gateway": "gate", "gateway_incarnation": 5,
-        "priority": 0, "arrival_us": 1, "root": b"\x02" * 32, "prompt": pack(prompt),
+        "priority": 0, "arrival_us": 1, "root": b"\x02" * 32,
+        "model_root": b"\x03" * 32, "prompt": pack(prompt),
         "choices": [ChoiceStart(choice=0)], "sampling": sampling, "deadline_ms": 30_000,
     }  # fmt: skip
     return Submit(**(values | fields))

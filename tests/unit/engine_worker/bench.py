@@ -27,6 +27,7 @@ from pagemesh.wire.work_messages import Attach, ChoiceStart, Frame, Sampling, Su
 
 REQUEST = "0" * 31 + "1"
 ROOT = b"r" * 32
+MODEL_ROOT = b"m" * 32
 PAGE_SIZE = 4
 POOL_PAGES = 64
 PREFILL = RoleSettings(role="prefill", hand_over=True, step_tokens_max=16, chunk_tokens_max=8)
@@ -60,6 +61,7 @@ def submit(
         priority=0,
         arrival_us=7,
         root=ROOT,
+        model_root=MODEL_ROOT,
         prompt=pack(range(100, 100 + prompt)),
         choices=[ChoiceStart(choice=n, generated=pack(generated)) for n in range(choices)],
         sampling=Sampling(max_tokens=max_tokens, stop_tokens=[] if stop is None else [stop]),
@@ -77,6 +79,7 @@ def attach(prompt: int = 10, *, filled: int = 10, pages: int = 4) -> Attach:
         gateway_incarnation=1,
         prefill="p",
         root=ROOT,
+        model_root=MODEL_ROOT,
         prompt=pack(range(100, 100 + prompt)),
         generated=pack([50]),
         sampling=Sampling(max_tokens=5),
@@ -107,7 +110,7 @@ class Bench:
         self.limits = WorkerLimits(**settings)
         tickets = itertools.count(1)
         self.core = WorkerCore(
-            WorkerIdentity("me", 5, "me-5", _SPEC),
+            WorkerIdentity("me", 5, "me-5", _SPEC, MODEL_ROOT),
             role,
             self.limits,
             lambda: f"{next(tickets):032x}",

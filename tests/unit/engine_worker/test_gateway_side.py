@@ -13,7 +13,7 @@ from pagemesh.engine.worker.sequence import IllegalMove, Phase
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import Admit, Release
 from pagemesh.wire.tokens import unpack
-from pagemesh.wire.work_messages import Abort, Accepted, Resend
+from pagemesh.wire.work_messages import Abort, Accepted, Attach, Resend, Submit
 
 
 def _code(answer: Message) -> str:
@@ -229,3 +229,14 @@ def test_views_of_tokens_stay_true_while_tokens_are_added() -> None:
     for token in range(100):
         buffer.append(token)
     assert view.tolist() == [1, 2] and buffer.view(2, 102).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("message", [submit(), attach()])
+def test_what_is_meant_for_one_of_our_name_with_other_weights_is_refused(
+    message: Submit | Attach,
+) -> None:
+    bench = Bench().start()
+    other = msgspec.structs.replace(message, model_root=b"n" * 32)
+    assert _code(bench.ask(other)) == "Stale"
+    assert not bench.open, "no page of that tree is asked for"
+    assert isinstance(bench.ask(message), Accepted)

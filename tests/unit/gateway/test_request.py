@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.unit.gateway.support import DECODE, PREFILL, REQUEST, ROUTE, frame, spec
 
 from pagemesh.gateway.calls import events as ev
@@ -339,3 +340,16 @@ def test_an_own_stop_token_is_named_and_an_end_token_is_not() -> None:
         assert (ended.finish, ended.stop_reason) == ("stop", reason)
         (delivered,) = of(out, ev.Deliver)
         assert delivered.hidden_count == 1
+
+
+def test_what_is_tried_again_has_the_weights_of_the_choices_that_go_on() -> None:
+    desk = Desk(spec(choices=2))
+    desk.start()
+    gone = Failure(code="Gone", message="preempted")
+    desk.arrive(structs.replace(frame(0, [], choice=1), error=gone))
+    (choose,) = of(desk.wait(LIMITS.backoff_ms), ev.ChooseRoute)
+    assert choose.model_root == ROUTE.model_root, "choice 0 may be answered by now"
+    desk.feed(ev.WorkerLost(PREFILL), ev.WorkerLost(DECODE))
+    desk.feed(ev.Unroutable(Busy("nobody with those weights"), expected=False))
+    (choose,) = of(desk.wait(1_000), ev.ChooseRoute)
+    assert choose.model_root is None, "nothing was delivered, and nobody goes on"

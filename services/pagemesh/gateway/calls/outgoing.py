@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pagemesh.gateway.calls.choice import Choice
-from pagemesh.gateway.calls.events import AskPages, Route, SendSubmit
+from pagemesh.gateway.calls.events import AskPages, ChooseRoute, Route, SendSubmit, Worker
 from pagemesh.gateway.calls.spec import RequestSpec
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit
@@ -18,6 +20,18 @@ from pagemesh.wire.work_messages import (
     Resend,
     Submit,
 )
+
+
+def choose(spec: RequestSpec, group: Sequence[Choice], model_root: bytes | None) -> ChooseRoute:
+    """What a new attempt at ``group`` needs of its workers."""
+    longest = max(group, key=lambda choice: choice.token_count)
+    return ChooseRoute(
+        tokens=np.concatenate([spec.prompt, longest.tokens()]),
+        growth_tokens=max(0, spec.sampling.max_tokens - longest.token_count),
+        choice_count=len(group) * spec.width,
+        avoid=frozenset[Worker]().union(*(choice.avoid for choice in group)),
+        model_root=model_root,
+    )
 
 
 def submit(
@@ -41,6 +55,7 @@ def submit(
         priority=spec.priority,
         arrival_us=spec.arrival_us,
         root=route.root,
+        model_root=route.model_root,
         prompt=pack(spec.prompt),
         choices=[ChoiceStart(choice=c.index, generated=bytes(c.generated)) for c in group],
         sampling=spec.sampling,

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy as np
-
 from pagemesh.gateway.calls import deliveries, outgoing
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.choice import Choice, ChoiceState, ChoiceText, next_ms
@@ -133,15 +131,10 @@ class RequestCore:
             return
         for choice in group:
             choice.move(ChoiceState.ROUTING, "due")
-        longest = max(group, key=lambda choice: choice.token_count)
-        command = ev.ChooseRoute(
-            tokens=np.concatenate([self.spec.prompt, longest.tokens()]),
-            growth_tokens=max(0, self.spec.sampling.max_tokens - longest.token_count),
-            choice_count=len(group) * self.spec.width,
-            avoid=frozenset[Worker]().union(*(choice.avoid for choice in group)),
-            model_root=self._model_root,
-        )
-        self._out.append(command)
+        # Others may deliver at any moment, and one answer is of one set of weights.
+        under_way = (self.routes[c.attempt].model_root for c in self.choices if c.placed)
+        model_root = self._model_root or next(under_way, None)
+        self._out.append(outgoing.choose(self.spec, group, model_root))
 
     def _routed(self, route: ev.Route, now_ms: int) -> None:
         group = self._in(ChoiceState.ROUTING)

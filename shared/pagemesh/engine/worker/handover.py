@@ -153,6 +153,7 @@ def _attach_or_withdraw(desk: Desk, sequence: Sequence) -> None:
             gateway_incarnation=sequence.owner.incarnation,
             prefill=desk.identity.name,
             root=sequence.root,
+            model_root=desk.identity.model_root,
             prompt=pack(sequence.tokens.view(0, prompt)),
             generated=pack(sequence.tokens.view(prompt, sequence.tokens.length)),
             sampling=sequence.sampling,

@@ -9,7 +9,7 @@ from pagemesh.engine.worker.beam_group import BeamGroup
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.sequence import Owner, Phase, Sequence, Ticket
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Gone, Malformed, NoCapacity
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Gone, Malformed, NoCapacity, Stale
 from pagemesh.wire.messages import Message, Ok, Order, SequenceKey
 from pagemesh.wire.tokens import U32, unpack
 from pagemesh.wire.work_messages import Abort, Accepted, Attach, Resend, Sampling, Submit
@@ -31,6 +31,7 @@ class Intake:
 
     def submit(self, message: Submit) -> tuple[Message, list[Sequence]]:
         """The answer, and the sequences that are new. Raises ``Fault`` to refuse."""
+        self._require_same_weights(message)
         prompt = unpack(message.prompt)
         choices = {start.choice: unpack(start.generated) for start in message.choices}
         keys = {
@@ -54,6 +55,7 @@ class Intake:
 
     def attach(self, message: Attach) -> tuple[Message, list[Sequence]]:
         """Like ``submit``, for a sequence that prefill hands over."""
+        self._require_same_weights(message)
         if message.key in self._desk.sequences:
             return self._accepted(), []
         if self._over(message.key):
@@ -142,6 +144,13 @@ class Intake:
     def _accepted(self) -> Accepted:
         identity = self._desk.identity
         return Accepted(worker=identity.name, incarnation=identity.incarnation)
+
+    def _require_same_weights(self, message: Submit | Attach) -> None:
+        """A worker is found by its name, and who answers to that may have been replaced by a later
+        version a moment ago. Pages of the sequence's tree are not ours to read then, nor to write:
+        what we computed would be served to those who have the right weights."""
+        if message.model_root != self._desk.identity.model_root:
+            raise Stale("another model is served here by now: route the request anew")
 
     def _over(self, key: SequenceKey) -> bool:
         """Whether this attempt was aborted, or a newer one has come before it."""

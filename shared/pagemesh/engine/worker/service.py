@@ -177,7 +177,9 @@ class Worker:
             itl_target_ms=worker.itl_target_ms,
             stream_ms=worker.stream_ms,
         )
-        who = WorkerIdentity(name, self._incarnation, lock_name, model.pool_spec, model.name)
+        who = WorkerIdentity(
+            name, self._incarnation, lock_name, model.pool_spec, model.root, model.name
+        )
         return WorkerCore(who, self._role, limits, new_ticket_id)
 
     def _make_actor(

@@ -17,6 +17,8 @@ class WorkerIdentity:
     lock_name: str
     """The file in the pool folder that the process keeps locked for as long as it lives."""
     pool: PoolSpec
+    model_root: bytes
+    """Of what it serves: the pages of no other are read or written here."""
     model: str = ""
     """What it serves, as clients call it."""
 
