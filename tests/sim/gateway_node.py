@@ -124,7 +124,8 @@ class GatewayNode(Process):
         """Whoever waits gets exactly one answer, by the deadline."""
 
         def due() -> None:
-            if not client.over and self.alive and not self.frozen:
+            slept = self.frozen or client.deadline_ms <= self.thawed_ms
+            if not client.over and self.alive and not slept:
                 self.world.expect(False, f"{client.ask.request} has no answer by its deadline")
 
         self.world.at(client.ask.patience_ms + _ANSWER_SLACK_MS, due)
@@ -282,7 +283,8 @@ class GatewayNode(Process):
         client.outcome = command.outcome
         self.world.note(self.name, "ended", (name, command.outcome))
         late = self.world.now - client.deadline_ms - _ANSWER_SLACK_MS
-        expect(late <= 0 or self.life > 1 or client.ask.leaves_ms is not None, f"{name} is late")
+        excused = client.ask.leaves_ms is not None or client.deadline_ms <= self.thawed_ms
+        expect(late <= 0 or self.life > 1 or excused, f"{name} is late")
         if isinstance(command.outcome, ev.Completed):
             complete = len(client.ended_choices) == client.ask.choice_count
             expect(complete, f"{name} completed without all choices")

@@ -56,12 +56,18 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
     Invalidations(world, mesh, clients).begin(with_faults=is_stormy)
     world.at(STORM_MS, lambda: peace(mesh))
     clients.begin()
-    limit = STORM_MS + PATIENCE_MS + _QUIET_MS_MAX
+    return play_out(world, mesh, clients, STORM_MS)
+
+
+def play_out(world: World, mesh: Mesh, clients: Clients, storm_ms: float) -> Outcome:
+    """From ``storm_ms`` on nothing goes wrong any more: everybody has an answer, and everything
+    is given back. Raises ``AssertionError`` when an invariant breaks."""
+    limit = storm_ms + PATIENCE_MS + _QUIET_MS_MAX
 
     def settled() -> bool:
         world.expect(world.events_count < _EVENTS_MAX, "the mesh never comes to rest")
         return (
-            world.now > STORM_MS
+            world.now > storm_ms
             and clients.over
             and world.events_count % 16 == 0
             and (mesh.quiet())

@@ -13,6 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pagemesh.wire.codec import decode, encode
@@ -108,6 +109,7 @@ class Process:
         self.alive = False
         self.frozen = False
         self.slowness = 1.0
+        self.thawed_ms = 0.0
         self._backlog: list[Callable[[], None]] = []
 
     def at(self, delay_ms: float, act: Callable[[], None]) -> None:
@@ -145,7 +147,7 @@ class Process:
         """Go on. A process that wakes up finds everything at once, in no certain order."""
         if not self.frozen:
             return
-        self.frozen = False
+        self.frozen, self.thawed_ms = False, self.world.now
         self.world.note(self.name, "thawed")
         backlog, self._backlog = self._backlog, []
         if self.world.random.random() < 0.5:
@@ -154,6 +156,9 @@ class Process:
             self.at(0.0, act)
 
 
+Act = Callable[[], None]
+Witness = Callable[[Process, Message, Act], None]
+"""Hears of each message that a process takes up, and has it taken up, or not."""
 Reply = Callable[[Message], None]
 Handler = Callable[[Reply | None, Message], None]
 
@@ -162,6 +167,7 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.weather = Weather()
+        self.witness: Witness | None = None
         self._parted: set[frozenset[str]] = set()
         self._held: dict[str, list[Callable[[], None]]] = {}
         self._doors: dict[str, tuple[Process, Handler]] = {}
@@ -229,7 +235,8 @@ class Network:
                 answered(reply)
 
         def reply(answer: Message) -> None:
-            self._pass(target, source.name, lambda: source.at(0.0, lambda: close(answer)))
+            take = partial(self._take_up, source, answer, lambda: close(answer))
+            self._pass(target, source.name, lambda: source.at(0.0, take))
 
         process, _ = self._doors[target]
         if not process.alive and self.world.random.random() < 0.8:
@@ -245,13 +252,21 @@ class Network:
         if self.world.random.random() < 0.02:  # what travels must survive the codec
             self.world.expect(decode(encode(message)) == message, f"codec changes {message}")
 
+        take = partial(self._take_up, process, message, lambda: handler(reply, message))
+
         def arrive() -> None:
             if target in self._held:
                 self._held[target].append(arrive)
             else:
-                process.at(0.0, lambda: handler(reply, message))
+                process.at(0.0, take)
 
         self._pass(source.name, target, arrive)
+
+    def _take_up(self, process: Process, message: Message, act: Act) -> None:
+        if self.witness is None:
+            act()
+        else:
+            self.witness(process, message, act)
 
     def _pass(self, source: str, target: str, arrive: Callable[[], Any]) -> None:
         weather, dice = self.weather, self.world.random
