@@ -49,6 +49,11 @@ def read_config(folder: Path) -> Any:
         ) from None
 
 
+class FilesChangedError(ConfigError):
+    """A model's files were changed while they were read, so what was read may be of two versions,
+    or of one under the name of another. Read them again."""
+
+
 class Checkpoint:
     """The tensors of one checkpoint by name. A context manager; tensors outlive it."""
 
@@ -56,6 +61,7 @@ class Checkpoint:
         """Raises ``ConfigError`` when no safetensors are there or a file is broken."""
         self.folder = folder
         self.paths = _weight_paths(folder)
+        self._versions = [_version(path) for path in self.paths]
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
 
@@ -99,6 +105,24 @@ class Checkpoint:
                 "float32, float16 and bfloat16 are supported"
             )
         return tensor
+
+    def require_unchanged(self) -> None:
+        """What was read by name since this was opened is what is mapped. Raises
+        ``FilesChangedError``."""
+        for path, version in zip(self.paths, self._versions, strict=True):
+            if not path.is_file() or _version(path) != version:
+                raise FilesChangedError(
+                    f"model {path}: was changed while it was read; wait until all of it is there, "
+                    "then start again"
+                )
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What is another when the file is, or when somebody has written to it. Other weights of the
+    same size may be given the old time of modification, as by rsync or cp -p. The time of the last
+    change of any kind is the kernel's own."""
+    facts = path.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _weight_paths(folder: Path) -> list[Path]:
@@ -146,10 +170,8 @@ def _report(progress: Progress, before: int, total: int, count: int) -> None:
 
 
 def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> bytes:
-    facts = path.stat()
-    # Other weights of the same size may be given the old time of modification, as by rsync or
-    # cp -p. The time of the last change of any kind is the kernel's own.
-    key = f"{path.resolve()} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    *version, changed_ns = _version(path)
+    key = " ".join(map(str, (path.resolve(), *version, changed_ns)))
     known = cache / f"digest-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     try:
         remembered = bytes.fromhex(known.read_text())
@@ -163,6 +185,6 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
             digest.update(chunk)
             done += len(chunk)
             report(done)
-    if time.time_ns() - facts.st_ctime_ns > _SETTLED_NS:
+    if time.time_ns() - changed_ns > _SETTLED_NS:
         write_atomically(known, digest.hexdigest().encode())
     return digest.digest()

@@ -92,7 +92,7 @@ def load_fallback(
     with Checkpoint(folder) as checkpoint:
         stored = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
     weights = kept_digest(stored, weight_type)
-    model = _modules(folder, source, weights, cache, progress, weight_type)
+    model = _modules(checkpoint, source, weights, cache, progress, weight_type)
     try:
         decoder = FallbackDecoder(model)
         with torch.inference_mode():
@@ -131,14 +131,15 @@ def _config_digest(folder: Path) -> bytes:
 
 
 def _modules(
-    folder: Path,
+    checkpoint: Checkpoint,
     source: Any,
     digest: bytes,
     cache: Path,
     progress: Progress,
     weight_type: WeightType,
 ) -> Any:
-    """The modules with mapped weights and our attention. Raises ``ConfigError``."""
+    """The modules with mapped weights and our attention. Raises ``ConfigError``, and
+    ``FilesChangedError`` where others than those of ``digest`` were read."""
     import transformers
     from transformers.initialization import no_init_weights
     from transformers.utils import logging
@@ -148,7 +149,8 @@ def _modules(
     kind = getattr(transformers, source.architectures[0])
 
     def write(path: Path) -> None:
-        _write_modules(kind, folder, source, path, progress, weight_type)
+        _write_modules(kind, checkpoint.folder, source, path, progress, weight_type)
+        checkpoint.require_unchanged()
 
     tensors = load_or_write(prepared_name(digest, weight_type, "modules-"), cache, write)
     with no_init_weights():  # what they would be filled with is replaced at once
@@ -162,7 +164,7 @@ def _modules(
     mapped = {tensor.data_ptr() for tensor in tensors.values()}
     for own, tensor in model.named_parameters():
         if tensor.data_ptr() not in mapped:
-            raise ConfigError(f"model {folder}: nothing gives {own} its values")
+            raise ConfigError(f"model {checkpoint.folder}: nothing gives {own} its values")
     model.set_attn_implementation(ATTENTION)
     return model
 

@@ -115,7 +115,8 @@ def load_model(
     others.
 
     The first load of a checkpoint writes its prepared weights to ``cache``. Raises
-    ``ConfigError``, one sentence, for a folder that is broken or not supported.
+    ``ConfigError``, one sentence, for a folder that is broken or not supported, and
+    ``FilesChangedError`` for one that is written to meanwhile.
     """
     ensure_folder(cache)
     config = remembered_config(folder, cache)
@@ -125,6 +126,7 @@ def load_model(
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = kept_digest(stored, weight_type)
         tensors = load_prepared(checkpoint, recipes(config), weights, cache, progress, weight_type)
+        checkpoint.require_unchanged()
     root = root_of(
         folder, layout, weights=weights, positions=config.rope.canonical(),
         arithmetic=exact_arithmetic() if deterministic else "",

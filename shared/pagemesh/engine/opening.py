@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from pagemesh.engine.checkpoint import Progress, silent
+from pagemesh.engine.checkpoint import FilesChangedError, Progress, silent
 from pagemesh.engine.coverage import path_of
 from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.device_memory import MemoryMaker
@@ -16,9 +17,14 @@ from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import WeightType
+from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.model_folder import read_config
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.wire.errors import ConfigError
+
+_CHANGES_MAX = 10
+_PAUSE_S = 1.0
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,19 @@ class Engine:
 
 
 def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
-    """The engine that ``config``, whose model is a folder, asks for. Raises ``ConfigError``, one
-    sentence, for a model that is broken or cannot run there, and for a device that is not there."""
+    """The engine that ``config``, whose model is a folder, asks for. A folder that gets another
+    version of the model meanwhile is read again. Raises ``ConfigError``, one sentence, for a model
+    that is broken or cannot run there, and for a device that is not there."""
+    for _ in range(_CHANGES_MAX):
+        try:
+            return _open_engine(config, progress)
+        except FilesChangedError as error:
+            _log.warning("worker.model_changed", why=str(error), next="it is read again")
+            time.sleep(_PAUSE_S)
+    return _open_engine(config, progress)
+
+
+def _open_engine(config: WorkerConfig, progress: Progress) -> Engine:
     folder = Path(config.model)
     cache = Path(config.cache_dir or default_cache_folder()).expanduser()
     if config.device == "cpu":

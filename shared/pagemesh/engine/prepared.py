@@ -60,7 +60,8 @@ def load_prepared(
     ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written when it
     is not there. Nobody may write to them. ``digest``: see ``kept_digest``.
 
-    Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full.
+    Raises ``ConfigError`` when a tensor is missing or broken, or the disk is full, and
+    ``FilesChangedError``.
     """
     tensors: dict[str, torch.Tensor] = {}
     wanted = []
@@ -73,6 +74,7 @@ def load_prepared(
 
     def write(path: Path) -> None:
         _write(path, checkpoint, wanted, progress, weight_type)
+        checkpoint.require_unchanged()  # or it would be another's under this name, for good
 
     return tensors | load_or_write(prepared_name(digest, weight_type), cache, write)
 

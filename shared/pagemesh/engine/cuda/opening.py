@@ -64,6 +64,7 @@ def open_on_device(
         config = with_own_head(config, checkpoint)
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = _load(checkpoint, config, device, TYPES[compute_type], progress, where)
+        checkpoint.require_unchanged()
     root = root_of(
         folder, layout, weights=_digest(stored, compute_type), positions=config.rope.canonical()
     )

@@ -1,0 +1,103 @@
+"""A model whose files are replaced while a worker loads it is of one version, and named so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.unit.engine.models import SHAPE, save_twin
+from transformers import LlamaConfig
+
+from pagemesh.engine import checkpoint, fallback_loading, loading, opening
+from pagemesh.engine.checkpoint import FilesChangedError
+from pagemesh.engine.loading import load_model
+from pagemesh.engine.opening import open_engine
+from pagemesh.runtime.settings import WorkerConfig
+
+WEIGHTS = "model.safetensors"
+CHANGED = "model.layers.0.self_attn.v_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    return tmp_path / "model"
+
+
+def replace_weights(folder: Path, *, in_place: bool) -> None:
+    """Put another version there, of the same size."""
+    path, other = folder / WEIGHTS, folder / "other"
+    tensors = load_file(path)
+    tensors[CHANGED] = tensors[CHANGED] + 1
+    save_file(tensors, other, metadata={"format": "pt"})
+    if in_place:
+        path.write_bytes(other.read_bytes())
+        other.unlink()
+    else:
+        other.replace(path)
+
+
+def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    """``then``, with ``act`` before the first time."""
+    todo = [act]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if todo:
+            todo.pop()()
+        return then(*args, **kwargs)
+
+    return wrapped
+
+
+def config_of(folder: Path) -> WorkerConfig:
+    return WorkerConfig(
+        model=str(folder), model_name="m", cache_dir=str(folder.parent / "cache"), device="cpu"
+    )
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("step", ["weights_digest", "load_prepared"])
+def test_weights_that_are_replaced_while_they_are_loaded_are_loaded_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str, in_place: bool
+) -> None:
+    monkeypatch.setattr(opening, "_PAUSE_S", 0.0)
+    strike = once(lambda: replace_weights(folder, in_place=in_place), getattr(loading, step))
+    monkeypatch.setattr(loading, step, strike)
+    model = open_engine(config_of(folder)).model
+    alone = load_model(folder, name="m", page_size=16, cache=folder.parent / "fresh")
+    assert isinstance(model, loading.LoadedModel)
+    assert model.root == alone.root
+    found, wanted = model.weights.layers[0], alone.weights.layers[0]
+    assert torch.equal(found.qkv.panels, wanted.qkv.panels), "one version by the other's name"
+
+
+def test_files_that_never_rest_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_PAUSE_S", 0.0)
+    digest = checkpoint.weights_digest
+
+    def strike(*args: Any) -> bytes:
+        replace_weights(folder, in_place=False)
+        return digest(*args)
+
+    monkeypatch.setattr(loading, "weights_digest", strike)
+    with pytest.raises(FilesChangedError, match="was changed while it was read"):
+        open_engine(config_of(folder))
+    assert not list((folder.parent / "cache").glob("*panels*.safetensors"))
+
+
+def test_modules_are_not_kept_under_the_name_of_what_was_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = fallback_loading._write_modules
+    strike = once(lambda: replace_weights(folder, in_place=False), write)
+    monkeypatch.setattr(fallback_loading, "_write_modules", strike)
+    cache = folder.parent / "cache"
+    with pytest.raises(FilesChangedError):
+        fallback_loading.load_fallback(folder, name="m", page_size=16, cache=cache)
+    assert not list(cache.glob("*modules*.safetensors"))
+    shutil.rmtree(cache)
