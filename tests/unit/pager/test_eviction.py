@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import get_args, get_type_hints
@@ -169,6 +170,31 @@ def test_a_policy_forgets_what_is_used_again_until_it_is_idle(name: str) -> None
     cache.end()
     cache.evict(4)
     assert not cache.holds(fresh(1))
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "priority"])
+def test_an_edge_that_waits_in_a_queue_takes_no_memory_for_it(policy: str) -> None:
+    cache = Cache(2_000, make_policy(policy, 2_000))
+    cache.serve(fresh(0))
+    for number in range(1, 400):
+        cache.begin(fresh(number))
+    tracemalloc.start()
+    try:
+        for anchor in cache.anchors:
+            cache.forest.unpin(anchor)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert cache.pool.idle == 1_600 and grown < 2_000
+    cache.anchors.clear()
+    cache.check()
+
+
+def test_what_is_in_no_queue_cannot_be_taken_out_of_one() -> None:
+    cache = Cache(8, Lru())
+    cache.begin(fresh(1))
+    with pytest.raises(AttributeError):
+        cache.policy.remove(cache.anchors[0])
 
 
 def test_lru_evicts_pages_in_the_order_of_their_last_use() -> None:

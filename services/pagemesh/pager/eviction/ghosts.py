@@ -13,6 +13,8 @@ import msgspec
 
 _PASSED_MIN = 64
 """So many that are not remembered any more may stay in the order before they are taken out."""
+_NAME_MASK = (1 << 60) - 1
+"""What Python keeps in 32 bytes; a longer integer takes 48."""
 
 
 class Ghost(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -28,7 +30,7 @@ class Ghost(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def place_of(above: int, first_page: bytes) -> int:
     """The name of an edge that starts with ``first_page`` below ``above``."""
-    return hash((above, first_page))
+    return hash((above, first_page)) & _NAME_MASK
 
 
 class Ghosts:

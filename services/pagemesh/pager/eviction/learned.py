@@ -28,7 +28,9 @@ N = TypeVar("N", bound=Edge)
 
 LEVELS = 8
 """Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
-_LEVEL_OF = [n if n < 4 else n.bit_length() + 1 for n in range(1 << (LEVELS - 2))]
+_USES_MAX = 1 << (LEVELS - 3)
+"""More are as good as so many."""
+_LEVEL_OF = [n if n < 4 else n.bit_length() + 1 for n in range(_USES_MAX + 1)]
 _GHOST_POOLS = 4
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
 _REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
@@ -44,19 +46,37 @@ edges whole keeps free pages in long runs."""
 
 
 class _Note(msgspec.Struct, eq=False, gc=False):
-    """What is remembered of an edge. ``place`` and ``below``: see ``Ghost``. ``pages``: those
-    that wait in the model, apart from the tail. ``ghost``: of what was cut off its end.
-    ``is_new``: it was never idle so far."""
+    """What is remembered of an edge. ``below``: see ``Ghost``. ``use_count``: up to ``_USES_MAX``.
+    ``used_at``: 0 as long as it was never idle. ``pages``: those that wait in the model, apart from
+    the tail. ``ghost``: of what was cut off its end."""
 
-    place: int
     below: int
-    use_count: int
-    level: int = 0
+    use_count: int = 0
     used_at: int = 0
     pages: int = 0
     has_tail: bool = False
-    is_new: bool = True
     ghost: Ghost | None = None
+
+
+class _Level(LeafQueue[N]):
+    """Idle edges that were used about as often before. As they are in order, so are their tails."""
+
+    __slots__ = ("tailed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tailed: N | None = None
+        """The first whose tail waits apart; those before it have none, and will not get one. It is
+        a leaf, and so never put aside: only what is in use gets children."""
+
+    def pass_tail(self, node: N) -> None:
+        """``node``, which is in it, has no tail from now on."""
+        node.note.has_tail = False
+        if self.tailed is node:
+            following = node.newer
+            while following is not self and not following.note.has_tail:
+                following = following.newer
+            self.tailed = None if following is self else following
 
 
 class Learned(Generic[N]):
@@ -69,8 +89,7 @@ class Learned(Generic[N]):
         ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
         self._ghost_places = self._ghosts.by_place
-        self._bodies: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
-        self._tails: list[LeafQueue[N]] = [LeafQueue() for _ in range(LEVELS)]
+        self._levels: list[_Level[N]] = [_Level() for _ in range(LEVELS)]
         self._root_count = self._entry_count = 0
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
@@ -118,23 +137,23 @@ class Learned(Generic[N]):
         note: _Note | None = node.note
         if note is None:
             note = self._get_to_know(node) if node.parent.note is None else self._returning(node)
-        if note.is_new:
-            note.is_new = False
+        if not note.used_at:
             self._entry_count += 1
             self._now += count
-        else:
+        elif note.use_count < _USES_MAX:
             note.use_count += 1
-        uses = note.use_count
-        note.level = level = _LEVEL_OF[uses] if uses < len(_LEVEL_OF) else LEVELS - 1
+        level = _LEVEL_OF[note.use_count]
         note.used_at = now = self._now
-        self._bodies[level].add(node)
+        queue = self._levels[level]
+        queue.add(node)
+        entered = self._model.entered
         if is_leaf and count <= _TAILED_PAGES_MAX:
             note.has_tail = True
             count -= 1
-            self._tails[level].add(node)
-            self._model.enter(2 * level + 1, now, 1)
+            if queue.tailed is None:
+                queue.tailed = node
+            entered += (2 * level + 1, now, 1)
         note.pages = count
-        entered = self._model.entered
         entered += (2 * level, now, count)
         if len(entered) > _HEARD_MAX:
             self._model.count()
@@ -142,40 +161,43 @@ class Learned(Generic[N]):
     def _use(self, node: N) -> None:
         """``node``, idle so far, is in use again."""
         note: _Note = node.note
-        level, since, now = note.level, note.used_at, self._now
-        self._bodies[level].remove(node)
+        level, since, now = _LEVEL_OF[note.use_count], note.used_at, self._now
+        queue = self._levels[level]
         self._model.ended += (2 * level, since, now, note.pages)
         if note.has_tail:
-            note.has_tail = False
-            self._tails[level].remove(node)
+            queue.pass_tail(node)
             self._model.use(2 * level + 1, since, now, 1)
+        queue.remove(node)
 
     def cut(self, upper: N, lower: N) -> None:
         note: _Note | None = lower.note
         if note is None:
             return  # not known yet; what becomes of it is told when it is idle
-        upper.note = above = _Note(note.place, note.place, note.use_count)
-        above.is_new = note.is_new
-        note.place = place_of(note.place, lower.tokens[: _page_bytes(lower)])
+        above = upper.parent.note.below
+        place = place_of(above, upper.tokens[: _page_bytes(upper)])
+        upper.note = _Note(place, note.use_count, note.used_at)
         if not lower.pins:
             used = len(upper.pages)
             note.pages -= used
-            self._model.use(2 * note.level, note.used_at, self._now, used)
+            self._model.use(2 * _LEVEL_OF[note.use_count], note.used_at, self._now, used)
 
     def shrink(self, node: N, keep: int) -> None:
         if self._heard:
             self._catch_up()
         note: _Note = node.note
+        level = _LEVEL_OF[note.use_count]
+        queue = self._levels[level]
         if note.has_tail:
-            self._cut_tail(node, note)
+            self._cut_tail(node, note, level)
+            queue.pass_tail(node)
         lost = note.pages - keep
         if lost:
-            self._cut_body(node, note, keep, lost)
+            self._cut_body(node, note, level, keep, lost)
         if not keep:
-            self._bodies[note.level].remove(node)
+            queue.remove(node)
             parent = bared(node)
             if parent is not None:
-                self._bodies[parent.note.level].recall(parent)
+                self._levels[_LEVEL_OF[parent.note.use_count]].recall(parent)
 
     def victim(self) -> tuple[N, int]:
         if self._heard:
@@ -187,15 +209,14 @@ class Learned(Generic[N]):
         now, bucket, worth = self._now, self._model.bucket, self._model.worth
         best: tuple[float, int] | None = None
         found: tuple[N, int] | None = None
-        for level, bodies in enumerate(self._bodies):
-            if not bodies.nodes or (node := bodies.first()) is None:
+        for level, queue in enumerate(self._levels):
+            if queue.newer is queue or (node := queue.first()) is None:
                 continue
             since = node.note.used_at
             value = worth[2 * level][bucket(now - since)], since
             if best is None or value < best:
                 best, found = value, (node, len(node.pages))
-            tails = self._tails[level]
-            if tails.nodes and (node := tails.first()) is not None:
+            if (node := queue.tailed) is not None:
                 since = node.note.used_at
                 age = bucket(now - since)
                 value = worth[2 * level + 1][age], since
@@ -207,32 +228,27 @@ class Learned(Generic[N]):
 
     def __iter__(self) -> Iterator[N]:
         self._catch_up()
-        return chain.from_iterable(self._bodies)
+        return chain.from_iterable(self._levels)
 
     # Eviction, and return
 
-    def _cut_tail(self, node: N, note: _Note) -> None:
-        note.has_tail = False
-        self._tails[note.level].remove(node)
-        last = len(node.pages) - 1
-        place = self._place_at(node, last)
-        self._ghosts.put(
-            Ghost(place, note.below, 2 * note.level + 1, note.use_count, note.used_at, 1)
-        )
+    def _cut_tail(self, node: N, note: _Note, level: int) -> None:
+        place = self._place_at(node, len(node.pages) - 1)
+        self._ghosts.put(Ghost(place, note.below, 2 * level + 1, note.use_count, note.used_at, 1))
 
-    def _cut_body(self, node: N, note: _Note, keep: int, lost: int) -> None:
+    def _cut_body(self, node: N, note: _Note, level: int, keep: int, lost: int) -> None:
         """The model goes on waiting for the lost pages, as long as their ghost is there."""
         note.pages = keep
         place, ghost = self._place_at(node, keep), note.ghost
         if ghost is not None:
             ghost = self._ghosts.lengthen(ghost, place, lost)
         if ghost is None:
-            ghost = Ghost(place, note.below, 2 * note.level, note.use_count, note.used_at, lost)
+            ghost = Ghost(place, note.below, 2 * level, note.use_count, note.used_at, lost)
             self._ghosts.put(ghost)
         note.ghost = ghost
 
     def _forget(self, ghost: Ghost) -> None:
-        self._model.lose(ghost.kind, ghost.used_at, self._now, ghost.page_count)
+        self._model.lapsed += (ghost.kind, ghost.used_at, self._now, ghost.page_count)
 
     def _get_to_know(self, node: N) -> _Note:
         """A note for ``node``, which has none, and for what is above it."""
@@ -242,7 +258,7 @@ class Learned(Generic[N]):
         for one in reversed(unknown):
             if one.is_root:
                 self._root_count += 1
-                one.note = _Note(self._root_count, self._root_count, 0)
+                one.note = _Note(self._root_count)
             else:
                 self._returning(one)
         note: _Note = node.note
@@ -252,22 +268,20 @@ class Learned(Generic[N]):
         """A note for ``node``, that knows of uses before what it holds was evicted."""
         page_bytes = len(node.tokens) // len(node.pages)
         place = place_of(node.parent.note.below, node.tokens[:page_bytes])
-        node.note = note = _Note(place, place, 0)
+        node.note = note = _Note(place)
         if place not in self._ghost_places:
             return note
         for ghost in self._ghosts.returned(place, node.tokens, page_bytes):
             self._model.use(ghost.kind, ghost.used_at, self._now, ghost.page_count)
-            note.use_count, note.below = ghost.use_count + 1, ghost.below
+            note.use_count, note.below = min(ghost.use_count + 1, _USES_MAX), ghost.below
         return note
 
     @staticmethod
     def _place_at(node: N, index: int) -> int:
         """The place of the page at ``index``; its first page has that of the edge."""
-        note: _Note = node.note
-        if not index:
-            return note.place
+        above: _Note = (node if index else node.parent).note
         page_bytes = _page_bytes(node)
-        return place_of(note.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
+        return place_of(above.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
 
 
 def _page_bytes(node: Edge) -> int:

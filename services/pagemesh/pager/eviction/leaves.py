@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -14,46 +13,54 @@ N = TypeVar("N", bound=Edge)
 
 class LeafQueue(Generic[N]):
     """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
-    comes back to the front by ``recall``: nothing still in the queue is older."""
+    comes back to the front by ``recall``: nothing still in the queue is older.
 
-    __slots__ = ("_aside", "add", "nodes")
+        queue <-> oldest <-> ... <-> newest <-> queue     a ring, linked by ``older`` and ``newer``
+
+    A node carries its links itself, so that being in a queue takes no memory, and it is in one
+    queue at most. One that was put aside is a ring of its own; in none, its links are None."""
+
+    __slots__ = ("newer", "older")
 
     def __init__(self) -> None:
-        # Not a plain dict: finding its first key is linear after removals at the front.
-        self.nodes: OrderedDict[N, None] = OrderedDict()
-        """Those that were not put aside. Only to be looked at."""
-        self._aside: set[N] = set()
-        self.add: Callable[[N], None] = self.nodes.setdefault
-        """Put a node, which is not in it, last. The dictionary's own method, without a call in
-        Python: every edge that becomes idle comes here."""
+        self.newer: Any = self
+        self.older: Any = self
+
+    def add(self, node: N) -> None:
+        """Put ``node``, which is in none, last."""
+        last = self.older
+        node.older, node.newer = last, self
+        last.newer = self.older = node
 
     def remove(self, node: N) -> None:
-        """Take ``node`` out, wherever it is. Raises ``KeyError``."""
-        if node in self._aside:
-            self._aside.remove(node)
-        else:
-            del self.nodes[node]
+        """Take ``node`` out, wherever it is. Raises ``AttributeError`` when it is in none."""
+        older, newer = node.older, node.newer
+        older.newer, newer.older = newer, older
+        node.older = node.newer = None
 
     def recall(self, node: N) -> None:
         """``node``, which is in it, is an idle leaf now."""
-        if node in self._aside:
-            self._aside.remove(node)
-            self.nodes[node] = None
-            self.nodes.move_to_end(node, last=False)
+        if node.newer is node:
+            first = self.newer
+            node.older, node.newer = self, first
+            first.older = self.newer = node
 
     def first(self) -> N | None:
         """The first idle leaf."""
-        queue = self.nodes
-        while queue:
-            node = next(iter(queue))
+        while (node := self.newer) is not self:
             if not node.children and not node.pins:
-                return node
-            del queue[node]
-            self._aside.add(node)
+                found: N = node
+                return found
+            self.remove(node)
+            node.older = node.newer = node
         return None
 
     def __iter__(self) -> Iterator[N]:
-        return (node for node in self.nodes if not node.children and not node.pins)
+        node = self.newer
+        while node is not self:
+            if not node.children and not node.pins:
+                yield node
+            node = node.newer
 
 
 class LeafQueues(Generic[N]):

@@ -25,9 +25,12 @@ from typing import Any, Protocol, TypeVar
 
 
 class Edge(Protocol):
-    """What a policy may look at. ``note`` is the policy's own; it starts as None."""
+    """What a policy may look at. ``note``, ``older`` and ``newer`` are the policy's own, and start
+    as None; the last two link the nodes of a queue (see ``leaves``)."""
 
     note: Any
+    older: Any
+    newer: Any
 
     @property
     def rank(self) -> int:

@@ -51,10 +51,10 @@ class ReuseModel:
         self.worth = [[0.0] * AGE_BUCKETS for _ in range(kind_count)]
         """Kind, age bucket -> uses a tick that keeping a page can yield, as of ``refresh``."""
         # Every request brings some of these, so they are only written down here, and counted all
-        # together. Who cannot afford a call may add to the first two as ``enter`` and ``use`` do.
+        # together. Who cannot afford a call may add to them as ``enter``, ``use`` and ``lose`` do.
         self.entered: list[int] = []
         self.ended: list[int] = []
-        self._lapsed: list[int] = []
+        self.lapsed: list[int] = []
 
     def bucket(self, age: int) -> int:
         """Where an age of so many ticks is counted."""
@@ -77,7 +77,7 @@ class ReuseModel:
 
     def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They were not used so far, and nobody would notice from now on."""
-        self._lapsed += (kind, since, now, page_count)
+        self.lapsed += (kind, since, now, page_count)
 
     def count(self) -> None:
         """Count what happened since this was done last: one by one takes several times as long."""
@@ -85,7 +85,7 @@ class ReuseModel:
             kinds, ticks, pages = _columns(self.entered, 3)
             self._advance(int(ticks.max()) // self._cohort_ticks)
             np.add.at(self._waiting, (kinds, self._places(ticks)), pages)
-        for happened, ended in ((self.ended, self._used), (self._lapsed, self._lost)):
+        for happened, ended in ((self.ended, self._used), (self.lapsed, self._lost)):
             if happened:
                 kinds, since, ticks, pages = _columns(happened, 4)
                 np.subtract.at(self._waiting, (kinds, self._places(since)), pages)

@@ -18,8 +18,8 @@ class Node:
     highest of those who used it."""
 
     __slots__ = (
-        "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
-        "rank", "tokens", "uses",
+        "account", "chain", "children", "depth", "expires_ms", "newer", "note", "older", "pages",
+        "parent", "pins", "rank", "tokens", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
@@ -32,7 +32,9 @@ class Node:
         self.pins = 0
         self.rank = 0
         self.uses = 0  # admissions whose match ended here
-        self.note: Any = None  # the eviction policy's own
+        self.note: Any = None  # the eviction policy's own, like the next two
+        self.older: Any = None
+        self.newer: Any = None
         self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
         self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
         self.depth: int = (parent.depth if parent else 0) + len(pages)
