@@ -9,10 +9,11 @@ from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.test_waterfall import ask
 from xxhash import xxh3_64_intdigest
 
+from pagemesh.pager.leases import waterfall
 from pagemesh.pager.tree import departed
-from pagemesh.pager.tree.departed import Departed
+from pagemesh.pager.tree.departed import Departed, mark_count_for
 from pagemesh.pager.tree.leaving import Why
-from pagemesh.pager.tree.node import Node
+from pagemesh.pager.tree.radix import Match, Node
 
 
 def long_edge(rig: Rig, pages: int, shared_pages: int = 0) -> Node:
@@ -49,8 +50,7 @@ def test_an_edge_that_leaves_bit_by_bit_is_hashed_once_and_then_a_block_each_tim
 
 
 def test_what_is_told_is_the_same_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_collide = (1 << 22,)
-    monkeypatch.setattr(Departed.__init__, "__defaults__", few_collide)
+    monkeypatch.setattr(waterfall, "mark_count_for", lambda _page_count: 1 << 22)  # few collide
     told = []
     for block_pages in (1, 3, 256):
         monkeypatch.setattr(departed, "_BLOCK_PAGES", block_pages)
@@ -81,3 +81,19 @@ def test_blocks_of_few_edges_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for node in list(memory._chains):
         rig.core.books.forest.trim(node, len(node.pages), Why.EVICTED)
     assert not memory._chains, "what is gone is forgotten"
+
+
+def test_marks_take_a_share_of_what_tokens_do_in_pools_of_any_size() -> None:
+    counts = {pages: mark_count_for(pages) for pages in (0, 75_000, 131_072, 10_000_000)}
+    assert counts == {0: 1 << 12, 75_000: 1 << 15, 131_072: 1 << 16, 10_000_000: 1 << 16}
+
+
+def test_a_run_of_more_pages_than_a_mark_can_say_is_told_as_far_as_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(departed, "_NOTED_PAGES_MAX", 8)
+    rig = Rig(64)
+    node, memory = long_edge(rig, 20), rig.core._waterfalls._departed
+    memory.leaving(node, 20, Why.EVICTED)
+    at_root = Match(node.parent, node.parent, 0, 0)
+    assert memory.lost_pages(ROOT, node.tokens, at_root, 20) == [(Why.EVICTED, 8)]

@@ -20,7 +20,7 @@ from itertools import islice
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.in_flight import Found
 from pagemesh.pager.tiers.traffic import OnDisk
-from pagemesh.pager.tree.departed import Departed
+from pagemesh.pager.tree.departed import Departed, mark_count_for
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import Match
 from pagemesh.wire.pager_messages import Admit, Waterfall
@@ -37,7 +37,8 @@ class Waterfalls:
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
         self._lifetimes = books.forest.lifetimes
-        self._departed = Departed(books.forest, books.facts.page_size)
+        facts = books.facts
+        self._departed = Departed(books.forest, facts.page_size, mark_count_for(facts.page_count))
         books.forest.on_leave(self._departed.leaving)
 
     def of(

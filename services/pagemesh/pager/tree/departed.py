@@ -8,9 +8,12 @@ first from the hash of the path to the run, which goes on from block to block.
      | 256  | 256  |  ..     1   2       4           7       marks after so many
 
 A prompt is looked up from where its match ends, mark by mark. So what is told has left indeed,
-up to one hash in 2**64 or so; what a prompt shares only in part with a run is told to the last
+up to one hash in 2**58 or so; what a prompt shares only in part with a run is told to the last
 mark, at least half of it. Marks are kept in a table of fixed size; a newer one takes the place of
 an older one, which is then forgotten. Nothing is decided by them.
+
+    mark:   44 bits of the hash | 17: pages of the run | 3: why        8 bytes, at the place that
+                                                                       the hash's last bits say
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from xxhash import xxh3_64_intdigest
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import Forest, Match, Node
 
-MARK_COUNT = 1 << 16
-"""12 bytes each."""
+_MARK_COUNT_MIN, _MARK_COUNT_MAX = 1 << 12, 1 << 16
+_PAGES_PER_MARK = 2
+"""A run of 8 pages leaves 4 marks, one of 128 leaves 8: the marks of a small pool that is full of
+short runs stand for as many pages as it has, those of others for more."""
 _PATHS_MAX = 1_024
 """What is hashed up to edges above those that left lately is kept for the next of them."""
 _BLOCK_PAGES = 256
@@ -34,23 +39,31 @@ _CHAINS_MAX = 64
 """The hashes of all blocks up to edges that left in part lately are kept for when more does."""
 _RUNS_MAX = 32
 """Runs that one prompt is followed through."""
-_CODE_BITS = 3
+_CODE_BITS, _NOTE_BITS = 3, 20
+_NOTE = (1 << _NOTE_BITS) - 1
+_HASH = (1 << 64) - 1 - _NOTE
+_NOTED_PAGES_MAX = _NOTE >> _CODE_BITS
 _REASONS = {why: code for code, why in enumerate(Why, start=1)}
 _WHY = {code: why for why, code in _REASONS.items()}
+
+
+def mark_count_for(page_count: int) -> int:
+    """How many marks a pool of so many pages is worth."""
+    wanted = page_count // _PAGES_PER_MARK
+    return max(_MARK_COUNT_MIN, min(1 << wanted.bit_length() >> 1, _MARK_COUNT_MAX))
 
 
 class Departed:
     """The marks of what left ``forest``, of pages of ``page_size`` tokens. ``mark_count`` is a
     power of two."""
 
-    def __init__(self, forest: Forest, page_size: int, mark_count: int = MARK_COUNT) -> None:
+    def __init__(self, forest: Forest, page_size: int, mark_count: int) -> None:
         self._forest = forest
         self._width = 4 * page_size
         self._block_bytes = _BLOCK_PAGES * self._width
         self._mask = mark_count - 1
         # Zeros take no memory before they are written to; views are quicker with single items.
-        self._keys = np.zeros(mark_count, np.uint64).data
-        self._notes = np.zeros(mark_count, np.uint32).data
+        self._marks = np.zeros(mark_count, np.uint64).data
         self._is_empty = True
         self._paths: dict[Node, tuple[int, int]] = {}
         """The depth of an edge above what left lately, and the hash up to its end. Edges only grow
@@ -69,15 +82,13 @@ class Departed:
         else:
             self._chains.pop(node, None)
             key = self._path(node.parent)
-        note = page_count << _CODE_BITS | _REASONS[why]
+        note = min(page_count, _NOTED_PAGES_MAX) << _CODE_BITS | _REASONS[why]
         self._is_empty = False
-        keys, notes, mask = self._keys, self._notes, self._mask
+        marks, mask = self._marks, self._mask
         run = memoryview(node.tokens)[at:]
         for part in _between_marks(page_count, width):
             key = xxh3_64_intdigest(run[part], key)
-            place = key & mask
-            keys[place] = key
-            notes[place] = note
+            marks[key & mask] = key & _HASH | note
 
     def _path(self, node: Node) -> int:
         """The hash of all tokens from the root to the end of ``node``."""
@@ -161,8 +172,8 @@ class Departed:
 
     def _note(self, key: int) -> int:
         """What is noted of ``key``; 0: nothing."""
-        at = key & self._mask
-        return self._notes[at] if self._keys[at] == key else 0
+        mark = self._marks[key & self._mask]
+        return 0 if (mark ^ key) >> _NOTE_BITS else mark & _NOTE
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless each path that is kept has the hash of its tokens."""
