@@ -21,9 +21,9 @@ benchmark keeps to ask for again, and without the headers: these lie in the pool
 small pools and short prompts take most. ``brief`` is filled with prompts of 512 tokens, and is not
 timed. ``evicting`` and ``brief`` are measured again when 20,000 requests have evicted
 (``worn``): by then everything is full that remembers what is over, and more add next to nothing.
-In a pool of 75,000 pages that is about 2 MB: 0.8 of marks (``departed``), which are as many for any
-pool; 0.4 of what the default policy remembers (``ghosts``), which is up to 2 with many short edges;
-0.1 of ended leases; the rest is memory that the allocator keeps.
+In a pool of 75,000 pages that is about 2 MB: 0.3 of marks (``departed``), of which a larger pool
+has up to 0.5; 0.5 of what the default policy remembers (``ghosts``), which is up to 2 with many
+short edges; 0.1 of ended leases; the rest is memory that the allocator keeps.
 
 Tokens are made anew before each request, as they would come off the wire; that leaves the
 processor's caches as cold as a service's are. On a machine that is used by others, the fifth
