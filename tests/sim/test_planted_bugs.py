@@ -32,7 +32,7 @@ _SEEDS_MAX = 60
         pytest.param(Bugs(keep_retired=True), ["another growth"], 70, id="keep retired"),
         pytest.param(Bugs(keep_root_lines=True), ["another growth"], 10, id="keep root lines"),
         pytest.param(
-            Bugs(take_up_invalidated=True), ["another growth"], 35, id="take up invalidated"
+            Bugs(take_up_invalidated=True), ["another growth"], 100, id="take up invalidated"
         ),
         pytest.param(Bugs(believe_any_asker=True), ["writes into it"], 20, id="believe any asker"),
         pytest.param(
