@@ -86,6 +86,14 @@ def test_drafts_before_a_row_of_no_numbers_are_told_and_nothing_after_them() -> 
     assert error is not None and error.code == "Internal"
 
 
+def test_drafts_of_the_step_that_spoils_a_row_are_told_as_those_of_steps_before_are() -> None:
+    bench = decoding()
+    report(bench, drew(bench, 52, 53, 0, poisoned=True), goes_on=False)
+    assert bench.tokens() == [51, 52, 53]
+    error = bench.frames[-1].error
+    assert error is not None and error.code == "Internal"
+
+
 @pytest.mark.parametrize("drawn", [(52,), (52, 53, 54)])
 def test_what_was_drawn_after_the_end_fills_nothing(drawn: tuple[int, ...]) -> None:
     bench = decoding()

@@ -223,7 +223,9 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     """``outcomes``: of one step, or of several of a run, in each of which a token was drawn, or
     several when there were drafts."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
-    if outcome.poisoned or (row.beam_count and any(one.poisoned for one in outcomes)):
+    # After drafts that were right there is something to tell first.
+    spoiled = outcome.poisoned and not outcome.before
+    if spoiled or (row.beam_count and any(one.poisoned for one in outcomes)):
         _spoiled(desk, row)
         return
     if sequence.beams is not None:
