@@ -12,6 +12,7 @@
 namespace {
 
 constexpr long kNoColumn = -1;
+constexpr int64_t kNoSlot = -1;
 constexpr long kAloneColumns = 1L << 16;  // what one thread looks at sooner than others wake
 
 // The first of the highest; kNoColumn when that is no finite number or there is any that is none.
@@ -51,9 +52,9 @@ class Rows {
         sequences_(run.batch->rows),
         rows_max_(run.drafts && run.drafts->rows_max > sequences_ ? run.drafts->rows_max
                                                                    : sequences_),
-        left_(run.token_count), batch_(*run.batch), tokens_(rows_max_), slots_(rows_max_), wanted_(rows_max_),
-        sequence_(rows_max_), position_(rows_max_), first_(sequences_ + 1), counts_(sequences_),
-        guesses_(sequences_), chances_(sequences_) {
+        left_(run.token_count), batch_(*run.batch), tokens_(rows_max_), slots_(rows_max_),
+        wanted_(rows_max_), sequence_(rows_max_), position_(rows_max_), first_(sequences_ + 1),
+        counts_(sequences_), guesses_(sequences_), chances_(sequences_) {
     for (long row = 0; row < rows_max_; ++row) wanted_[row] = row;
     batch_.tokens = tokens_.at, batch_.slots = slots_.at, batch_.wanted = wanted_.at;
     batch_.sequence = sequence_.at, batch_.position = position_.at;
@@ -142,11 +143,13 @@ class Rows {
     return wanted > 0 ? wanted : 0;
   }
 
+  // Where the table has no page for it, its slot is none, and the step refuses it.
   void put(long row, long i, long at, int64_t token) {
     const long size = run_.pages[0]->page_size;
-    const long page = batch_.tables[batch_.table_indptr[i] + at / size];
+    const int32_t* table = batch_.table_indptr + i;
+    const bool has_page = at >= 0 && at / size < table[1] - table[0];
     tokens_[row] = token;
-    slots_[row] = page * size + at % size;
+    slots_[row] = has_page ? batch_.tables[table[0] + at / size] * size + at % size : kNoSlot;
     sequence_[row] = static_cast<int32_t>(i);
     position_[row] = static_cast<int32_t>(at);
   }
@@ -238,8 +241,8 @@ bool leases_stand(const PmRun& run) {
 
 // Whether nobody has to look at `token`, the one after `drawn` others of sequence i.
 bool goes_on(const PmRun& run, const Rows& rows, long i, long drawn, int64_t token) {
-  return token != kNoColumn && drawn + 1 < rows.left() &&
-         !is_stop(run, i, token) && rows.has_place(i, drawn + 1);
+  return token != kNoColumn && drawn + 1 < rows.left() && !is_stop(run, i, token) &&
+         rows.has_place(i, drawn + 1);
 }
 
 // What the guesses of sequence i were worth, of which `right` were drawn, too.

@@ -204,6 +204,23 @@ def test_terms_that_do_not_fit_are_refused_before_anything_is_written(host: Host
             run(made.tokens, made.batch, made.wanted, host.pool.pages, terms)
 
 
+def test_a_position_without_a_page_is_refused_before_anything_is_written(host: Host) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=3)
+    made = host.executor._arrays.arrays(plan.rows)
+    terms = RunTerms(3, host.pool.watch([1, 2], [1, 2]), [(), ()])
+    run = host.decoder.run
+    assert run is not None
+    kept = host.pool.pages.memory.clone()
+    positions = made.batch.row_position.clone()
+    # The page after row 0's last would be row 1's first, and that after row 1's is nobody's.
+    for row, position in ((0, len(plan.rows[0].page_table) * 16), (0, -1), (1, 500)):
+        made.batch.row_position.copy_(positions)
+        made.batch.row_position[row] = position
+        with pytest.raises(IndexError, match=f"row {row} "):
+            run(made.tokens, made.batch, made.wanted, host.pool.pages, terms)
+    assert torch.equal(host.pool.pages.memory, kept)
+
+
 def test_logits_that_are_no_numbers_end_a_run_with_their_row_poisoned(host: Host) -> None:
     for sampling in (GREEDY, HOT):
         plan = plan_of(host, sampling, sampling, repeat_count=20)
