@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from pagemesh.wire.work_messages import Sampling
 LONG_US = 60e6
 EACH_MAX = 7
 REPEATS = 40
+TRIES = 100
 GREEDY = Sampling(temperature=0.0, max_tokens=64)
 HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
 LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
@@ -109,6 +112,8 @@ def assert_drawn(steps: Steps, tokens: list[list[int]]) -> None:
     assert own == [whole[: len(one)] for one, whole in zip(own, tokens, strict=True)]
     used = [max(1 + len(row.before) for row in result.rows) for _, result in steps]
     assert sum(used) == len(tokens[0])
+    for plan, result in steps:
+        assert all(row.drafted_count <= plan.repeat_count for row in result.rows)
 
 
 def accepted(steps: Steps) -> int:
@@ -206,6 +211,31 @@ def test_drafts_write_no_slot_beyond_what_may_be_drawn(host: Host) -> None:
     assert sum(result.rows[0].drafted_count for _, result in steps) <= 6
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_drafts_end_where_a_table_does(host: Host, sampling: Sampling) -> None:
+    plan = plan_of(host, sampling)
+    tokens = alone(host, plan)
+    (row,) = knowing(plan, tokens).rows
+    short = replace(row, page_table=row.page_table[:-1])
+    slots = len(short.page_table) * 16 - row.start
+    steps = host.executor.run_on(replace(plan, rows=(short,)), Ahead(LONG_US))
+    assert slots < REPEATS and accepted(steps)
+    assert drawn(steps, 0) == tokens[0][:slots]
+
+
+def test_drafts_end_with_the_last_position_of_the_model(host: Host) -> None:
+    positions, left = 512, 23
+    prompt = some_tokens(positions - left + 1, vocab=VOCAB)
+    table = host.grant(1, positions + 64)
+    host.run(make_row(1, table, prompt, 0, len(prompt) - 1))
+    row = make_row(1, table, prompt, len(prompt) - 1, 1, sampling=GREEDY)
+    tokens = alone(host, StepPlan(1, (row,), repeat_count=left - 1))
+    known = knowing(StepPlan(1, (row,), repeat_count=REPEATS), [tokens[0] + tokens[0]])
+    steps = host.executor.run_on(known, Ahead(LONG_US))
+    assert len(tokens[0]) == left and accepted(steps)
+    assert drawn(steps, 0) == tokens[0]
+
+
 def test_a_lease_that_ended_takes_its_drafts_along(host: Host) -> None:
     plan = plan_of(host, GREEDY, GREEDY)
     known = knowing(plan, alone(host, plan))
@@ -223,6 +253,37 @@ def test_a_lease_that_ended_takes_its_drafts_along(host: Host) -> None:
     ((_, result),) = host.executor.run_on(known, Ahead(LONG_US))
     assert [row.revoked for row in result.rows] == [False, True]
     assert not any(row.before for row in result.rows) and not result.rows[1].drawn
+
+
+def test_a_lease_that_ends_between_two_steps_leaves_the_other_row_what_is_its_own(
+    host: Host,
+) -> None:
+    plan = plan_of(host, GREEDY, GREEDY, repeat_count=200)
+    tokens = alone(host, plan)
+    known = knowing(plan, tokens)
+    page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
+    begun = page.numpy()
+    stands = host.file.headers.lease_word(2)
+
+    def revoke() -> None:
+        deadline_s = time.monotonic() + 10.0
+        while not begun[:64].any() and time.monotonic() < deadline_s:
+            continue
+        host.file.headers.set_lease_word(2, 99)
+
+    for _ in range(TRIES):  # a run takes milliseconds, as waking the thread may do
+        page.zero_()
+        host.file.headers.set_lease_word(2, stands)
+        revoking = threading.Thread(target=revoke)
+        revoking.start()
+        steps = host.executor.run_on(known, Ahead(LONG_US))
+        revoking.join()
+        if len(steps) > 1 and steps[-1][1].rows[1].revoked:
+            break
+    assert len(steps) > 1 and steps[-1][1].rows[1].revoked, "revoked before or after each run"
+    assert accepted(steps)
+    for row, own in enumerate(tokens):
+        assert drawn(steps, row) == own[: len(drawn(steps, row))]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
