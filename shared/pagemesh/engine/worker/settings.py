@@ -92,4 +92,4 @@ class WorkerLimits:
     """While all that there is goes on by itself."""
     idle_tick_ms: int = 500
     run_steps_max: int = 32
-    """Steps computed in a row without asking the scheduler."""
+    """Tokens that a sequence draws in a row without asking the scheduler."""
