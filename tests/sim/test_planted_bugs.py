@@ -29,7 +29,7 @@ _SEEDS_MAX = 60
         ),
         pytest.param(Bugs(take_late=True), ["delivered"], 10, id="take late"),
         pytest.param(Bugs(trust_disk=True), ["delivered"], 10, id="trust disk"),
-        pytest.param(Bugs(keep_retired=True), ["another growth"], 70, id="keep retired"),
+        pytest.param(Bugs(keep_retired=True), ["another growth"], 250, id="keep retired"),
         pytest.param(Bugs(keep_root_lines=True), ["another growth"], 10, id="keep root lines"),
         pytest.param(
             Bugs(take_up_invalidated=True), ["another growth"], 100, id="take up invalidated"
@@ -38,7 +38,7 @@ _SEEDS_MAX = 60
         pytest.param(
             Bugs(take_any_weights=True), ["delivered", "holds something else"], 15, id="any weights"
         ),
-        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 140, id="give up filling"),
+        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 415, id="give up filling"),
         pytest.param(Bugs(forget_movers=True), ["writes into it"], 770, id="forget movers"),
     ],
 )
