@@ -9,7 +9,9 @@ from tests.unit.engine_worker.bench import Bench, result_of
 from tests.unit.engine_worker.test_runs import decoding, plan_of
 
 from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.plan import StepResult, plan_after
+from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.pager_messages import Commit, Extend, Release
 from pagemesh.wire.work_messages import Abort
 
@@ -92,6 +94,22 @@ def test_drafts_of_the_step_that_spoils_a_row_are_told_as_those_of_steps_before_
     assert bench.tokens() == [51, 52, 53]
     error = bench.frames[-1].error
     assert error is not None and error.code == "Internal"
+
+
+def test_metrics_count_what_was_drafted_and_what_of_it_was_right() -> None:
+    names = ("drafted_tokens", "accepted_drafts", "computed_tokens")
+
+    def counts() -> list[float]:
+        values = (REGISTRY.get_sample_value(f"pagemesh_{name}_total") for name in names)
+        return [value or 0.0 for value in values]
+
+    bench = decoding()
+    plan, result = plan_of(bench), drew(bench, 52, 53, 54)
+    rows = (replace(result.rows[0], drafted_count=5),)
+    before = counts()
+    measures.steps_ended([(plan, replace(result, rows=rows))])
+    grown = [now - then for now, then in zip(counts(), before, strict=True)]
+    assert grown == [5, 2, 3]
 
 
 @pytest.mark.parametrize("drawn", [(52,), (52, 53, 54)])
