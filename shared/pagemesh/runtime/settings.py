@@ -253,7 +253,7 @@ class WorkerConfig:
     draft_tokens_max: int = setting(
         7, "DRAFT_TOKENS_MAX", "tokens of an answer that are guessed from what was said before and "
         "verified in one step, on a CPU; 0: none",
-        minimum=0, maximum=63,
+        minimum=0, maximum=31,
     )  # fmt: skip
     waiting_count_max: int = setting(
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
