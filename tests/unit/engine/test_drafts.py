@@ -11,34 +11,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.engine import runs
 from tests.unit.engine.harness import some_tokens
-from tests.unit.engine.models import VOCAB, save_twin, twins
+from tests.unit.engine.models import VOCAB
+from tests.unit.engine.runs import (
+    GREEDY,
+    HOT,
+    LIMITED,
+    LONG_US,
+    TRIES,
+    Steps,
+    ahead,
+    load_twin,
+    one_by_one,
+)
 from tests.unit.engine.test_executor import Host, make_row
 
 from pagemesh.engine import run_ahead
 from pagemesh.engine.executor import ModelExecutor
-from pagemesh.engine.loading import LoadedModel, load_model
-from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
+from pagemesh.engine.loading import LoadedModel
+from pagemesh.engine.worker.plan import Ahead, StepPlan, plan_after
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import Drafts, RunTerms
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 
-LONG_US = 60e6
 EACH_MAX = 7
 REPEATS = 40
-TRIES = 100
-GREEDY = Sampling(temperature=0.0, max_tokens=64)
-HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
-LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
-Steps = tuple[tuple[StepPlan, StepResult], ...]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, object]:
-    folder = tmp_path_factory.mktemp("drafts") / "model"
-    twin = save_twin(folder, twins()["qwen2-bias"])
-    return load_model(folder, name="m", page_size=16, cache=folder.parent / "cache"), twin
+    return load_twin(tmp_path_factory.mktemp("drafts"))
 
 
 @pytest.fixture
@@ -58,35 +62,13 @@ def guessing(host: Host) -> ModelExecutor:
 
 
 def plan_of(host: Host, *samplings: Sampling, repeat_count: int = REPEATS) -> StepPlan:
-    rows: list[StepRow] = []
-    for lease, sampling in enumerate(samplings, start=1):
-        prompt = some_tokens(20 + 7 * lease, vocab=VOCAB, seed=lease)
-        table = host.grant(lease, len(prompt) + repeat_count + 1)
-        host.run(make_row(lease, table, prompt, 0, len(prompt) - 1))
-        rows.append(make_row(lease, table, prompt, len(prompt) - 1, 1, sampling=sampling))
-    return StepPlan(1, tuple(rows), repeat_count=repeat_count)
+    return runs.plan_of(host, *samplings, repeat_count=repeat_count)
 
 
 def alone(host: Host, plan: StepPlan) -> list[list[int]]:
     """What each row draws, step by step and without drafts."""
-    tokens: list[list[int]] = [[] for _ in plan.rows]
-    following: StepPlan | None = plan
-    while following is not None:
-        result = host.executor.run(following)
-        for own, row in zip(tokens, result.rows, strict=True):
-            own.append(row.drawn[0].token)
-        following = plan_after(following, result)
-    return tokens
-
-
-def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
-    """The whole run, in as many calls as it takes."""
-    steps: list[tuple[StepPlan, StepResult]] = []
-    following: StepPlan | None = plan
-    while following is not None:
-        steps.extend(host.executor.run_on(following, Ahead(for_us)))
-        following = plan_after(*steps[-1])
-    return tuple(steps)
+    steps = one_by_one(host, plan)
+    return [drawn(steps, row) for row in range(len(plan.rows))]
 
 
 def drawn(steps: Steps, row: int) -> list[int]:

@@ -11,30 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.engine.harness import some_tokens
-from tests.unit.engine.models import VOCAB, save_twin, twins
-from tests.unit.engine.test_executor import Host, make_row
+from tests.unit.engine.runs import (
+    GREEDY,
+    HOT,
+    LIMITED,
+    LONG_US,
+    TRIES,
+    Steps,
+    ahead,
+    load_twin,
+    one_by_one,
+    plan_of,
+)
+from tests.unit.engine.test_executor import Host
 
-from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.engine.loading import LoadedModel
 from pagemesh.engine.run_ahead import can_run
-from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
+from pagemesh.engine.worker.plan import Ahead
 from pagemesh.kernels.native.headers import address_of
 from pagemesh.kernels.ops import Heat, RunTerms
 from pagemesh.wire.work_messages import Sampling
 
-LONG_US = 60e6
-TRIES = 100
-GREEDY = Sampling(temperature=0.0, max_tokens=64)
-HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
-LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
-Steps = tuple[tuple[StepPlan, StepResult], ...]
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, object]:
-    folder = tmp_path_factory.mktemp("runs") / "model"
-    twin = save_twin(folder, twins()["qwen2-bias"])
-    return load_model(folder, name="m", page_size=16, cache=folder.parent / "cache"), twin
+    return load_twin(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
@@ -43,40 +44,6 @@ def host(model: tuple[LoadedModel, object], tmp_path: Path) -> Iterator[Host]:
     yield made
     made.executor.close()
     made.file.remove()
-
-
-def plan_of(
-    host: Host, *samplings: Sampling, repeat_count: int, stops: frozenset[int] = frozenset()
-) -> StepPlan:
-    """The first step of a run of so many sequences, their prompts computed but for a token."""
-    rows: list[StepRow] = []
-    for lease, sampling in enumerate(samplings, start=1):
-        prompt = some_tokens(20 + 7 * lease, vocab=VOCAB)
-        table = host.grant(lease, len(prompt) + repeat_count + 1)
-        host.run(make_row(lease, table, prompt, 0, len(prompt) - 1))
-        row = make_row(lease, table, prompt, len(prompt) - 1, 1, sampling=sampling)
-        rows.append(replace(row, stops=stops))
-    return StepPlan(1, tuple(rows), repeat_count=repeat_count)
-
-
-def one_by_one(host: Host, plan: StepPlan) -> Steps:
-    steps = []
-    following: StepPlan | None = plan
-    while following is not None:
-        result = host.executor.run(following)
-        steps.append((following, result))
-        following = plan_after(following, result)
-    return tuple(steps)
-
-
-def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
-    """The whole run, in as many calls as it takes."""
-    steps: list[tuple[StepPlan, StepResult]] = []
-    following: StepPlan | None = plan
-    while following is not None:
-        steps.extend(host.executor.run_on(following, Ahead(for_us)))
-        following = plan_after(*steps[-1])
-    return tuple(steps)
 
 
 def drawn(steps: Steps) -> list[list[int]]:

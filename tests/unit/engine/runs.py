@@ -1,0 +1,63 @@
+"""Runs of a small model on a real pool, for tests of what goes on by itself in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.unit.engine.harness import some_tokens
+from tests.unit.engine.models import VOCAB, save_twin, twins
+from tests.unit.engine.test_executor import Host, make_row
+
+from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, plan_after
+from pagemesh.wire.work_messages import Sampling
+
+LONG_US = 60e6
+TRIES = 100
+"""A run takes milliseconds, as waking a thread may do."""
+GREEDY = Sampling(temperature=0.0, max_tokens=64)
+HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
+LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
+Steps = tuple[tuple[StepPlan, StepResult], ...]
+
+
+def load_twin(folder: Path) -> tuple[LoadedModel, object]:
+    """A small model made in ``folder``, as loaded and as ``transformers`` has it."""
+    twin = save_twin(folder / "model", twins()["qwen2-bias"])
+    return load_model(folder / "model", name="m", page_size=16, cache=folder / "cache"), twin
+
+
+def plan_of(
+    host: Host, *samplings: Sampling, repeat_count: int, stops: frozenset[int] = frozenset()
+) -> StepPlan:
+    """The first step of a run of so many sequences, their prompts computed but for a token."""
+    rows: list[StepRow] = []
+    for lease, sampling in enumerate(samplings, start=1):
+        prompt = some_tokens(20 + 7 * lease, vocab=VOCAB, seed=lease)
+        table = host.grant(lease, len(prompt) + repeat_count + 1)
+        host.run(make_row(lease, table, prompt, 0, len(prompt) - 1))
+        row = make_row(lease, table, prompt, len(prompt) - 1, 1, sampling=sampling)
+        rows.append(replace(row, stops=stops))
+    return StepPlan(1, tuple(rows), repeat_count=repeat_count)
+
+
+def one_by_one(host: Host, plan: StepPlan) -> Steps:
+    """The whole run, each step by itself and without drafts."""
+    steps = []
+    following: StepPlan | None = plan
+    while following is not None:
+        result = host.executor.run(following)
+        steps.append((following, result))
+        following = plan_after(following, result)
+    return tuple(steps)
+
+
+def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
+    """The whole run, in as many calls as it takes."""
+    steps: list[tuple[StepPlan, StepResult]] = []
+    following: StepPlan | None = plan
+    while following is not None:
+        steps.extend(host.executor.run_on(following, Ahead(for_us)))
+        following = plan_after(*steps[-1])
+    return tuple(steps)
