@@ -9,13 +9,16 @@ from tests.unit.pager.steps import lives
 from pagemesh.wire.messages import Message, Order, Refused
 from pagemesh.wire.pager_messages import (
     Admit,
+    Declare,
     Extended,
     Forked,
     Granted,
     Handle,
+    Heartbeat,
     Offer,
     Offered,
     Queued,
+    Release,
 )
 from pagemesh.wire.pool_format import HeaderState
 
@@ -40,11 +43,21 @@ class Mesh:
     # Sending
 
     def ask(self, peer: Peer, message: Message) -> Message:
-        """Send as a worker does, and pass on what else the pager had to say."""
+        """Send as a worker does, and pass on what else the pager had to say. Who declares what it
+        holds asks for nothing else until that is answered."""
+        if not isinstance(message, Declare | Heartbeat | Release):
+            self.declare_rest(peer)
         self.sent = [*self.sent[-REPLAY_MAX:], (peer, message)]
         answer = self.rig.ask(message)
         self.pass_on()
         return answer
+
+    def declare_part(self, peer: Peer) -> None:
+        peer.declared(self.ask(peer, peer.next_part()))
+
+    def declare_rest(self, peer: Peer) -> None:
+        while peer.undeclared:
+            self.declare_part(peer)
 
     def pass_on(self) -> None:
         for _ in range(100):

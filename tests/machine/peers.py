@@ -12,7 +12,7 @@ from tests.unit.pager.rig import LAYOUT, PAGE_SIZE, Rig
 
 from pagemesh.pager.events import Holder
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
-from pagemesh.wire.messages import Message, Order, SequenceKey
+from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
     Declare,
@@ -127,6 +127,9 @@ class Peer:
     wishes: dict[SequenceKey, Wish] = field(default_factory=dict)
     dead_leases: set[int] = field(default_factory=set)
     declare_count: int = 0
+    undeclared: list[list[View]] = field(default_factory=list)
+    """What the parts are to name of a declaration that is being made."""
+    part_count: int = 0
 
     @property
     def holder(self) -> Holder:
@@ -138,6 +141,8 @@ class Peer:
     # Sessions
 
     def open(self) -> None:
+        """A declaration that was begun is begun anew when it is next time for one."""
+        self.undeclared.clear()
         answer = self.rig.ask(
             OpenSession(
                 worker=self.name, incarnation=self.incarnation, role="decode",
@@ -151,22 +156,33 @@ class Peer:
         assert isinstance(answer, SessionOpened), answer
         self.epoch = answer.epoch
 
-    def declare(self, parts: int) -> None:
-        """Declare everything, in ``parts`` parts; not while a step uses what is lost."""
+    def begin_declaring(self, part_count: int) -> None:
+        """Everything, in so many parts; not while a step uses what is lost."""
+        self.undeclared.clear()
         if any(view.state == "lost" and view.in_step for view in self.views.values()):
             return
-        lines = [self._line(view) for view in self.views.values() if view.state != "lost"]
-        self.declare_count += 1
-        for part in range(parts):
-            answer = self.rig.ask(
-                Declare(
-                    worker=self.name, incarnation=self.incarnation, epoch=self.epoch,
-                    number=self.declare_count, part=part, parts=parts, leases=lines[part::parts],
-                )
-            )  # fmt: skip
-        if isinstance(answer, Declared):
+        views = [view for view in self.views.values() if view.state != "lost"]
+        self.declare_count, self.part_count = self.declare_count + 1, part_count
+        self.undeclared = [views[part::part_count] for part in range(part_count)]
+
+    def next_part(self) -> Declare:
+        """Without what was given back since the first."""
+        part, views = self.part_count - len(self.undeclared), self.undeclared.pop(0)
+        there = [view for view in views if self.views.get(view.id) is view]
+        return Declare(
+            worker=self.name, incarnation=self.incarnation, epoch=self.epoch,
+            number=self.declare_count, part=part, parts=self.part_count,
+            leases=[self._line(view) for view in there],
+        )  # fmt: skip
+
+    def declared(self, answer: Message) -> None:
+        """What the pager made of a part."""
+        if isinstance(answer, Refused):  # it is another pager, or counts us as silent
+            self.undeclared.clear()
+        elif isinstance(answer, Declared):
             for lease in answer.lost:
-                self.lose(self.views[lease])
+                if lease in self.views:
+                    self.lose(self.views[lease])
 
     def _line(self, view: View) -> HeldLease:
         return HeldLease(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.machine.declarers import Declarers
 from tests.machine.examples import EXAMPLES
 from tests.machine.liars import Liars
 from tests.machine.operators import Operators
@@ -50,7 +51,7 @@ masks, lifetimes_s = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]), st.sampled_from(
 RESTARTS_MAX = 4
 
 
-class PagerMachine(Operators, Liars, RuleBasedStateMachine):
+class PagerMachine(Declarers, Operators, Liars, RuleBasedStateMachine):
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
         Operators.__init__(self, self.make_rig())
@@ -86,13 +87,6 @@ class PagerMachine(Operators, Liars, RuleBasedStateMachine):
             self.join(peer.name)
             self.rig.die(peer.incarnation)
             self.pass_on()
-
-    @rule(pick=picks, parts=st.integers(1, 3))
-    def opens_again_and_declares(self, pick: int, parts: int) -> None:
-        peer = self.peer(pick)
-        peer.open()
-        peer.declare(parts)
-        self.pass_on()
 
     @rule(pick=picks)
     def heartbeats(self, pick: int) -> None:
@@ -138,9 +132,11 @@ class PagerMachine(Operators, Liars, RuleBasedStateMachine):
         self.require_as_warm(before, used)
         self.pass_on()
         for peer in self.awake(silent):
-            peer.open()
-            peer.declare(1)
-            self.pass_on()
+            if silent & 4:
+                peer.open()
+                peer.begin_declaring(2)
+            else:
+                self.opens_and_declares(peer, 1)
 
     def awake(self, silent: int) -> list[Peer]:
         return [peer for index, peer in enumerate(self.peers) if not silent >> index & 1]

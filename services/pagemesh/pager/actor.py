@@ -52,7 +52,7 @@ from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import Denied, Fault, Stale
 from pagemesh.wire.messages import Message, Ok, Refused
-from pagemesh.wire.pager_messages import OpenSession, SessionOpened
+from pagemesh.wire.pager_messages import Declare, OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.pool_memory import Leave
@@ -214,6 +214,8 @@ class PagerActor(Behaviour[PagerEvent]):
         trace_id = f"{caller.trace_id:032x}" if caller is not None else ""
         call = _Call(delivery, message, start_us, caller)
         await self._feed(life, ev.Asked(call, message, trace_id))
+        if isinstance(message, Declare):
+            await asyncio.sleep(0)  # every worker may have much to declare at once
 
     async def _cache_call(self, delivery: Delivery, start_us: int) -> None:
         """An operator asks, in JSON."""

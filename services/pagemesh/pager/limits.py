@@ -72,4 +72,4 @@ class PagerLimits:
     """One that has been filling pages for so long is given no others."""
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
-    """In all parts of a declaration, which are kept until the last one comes."""
+    """In all parts of a declaration, whose numbers are kept until the last one comes."""

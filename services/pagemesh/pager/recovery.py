@@ -25,6 +25,7 @@ from pagemesh.pager.leases.admission import Admission
 from pagemesh.pager.leases.handover import Handover
 from pagemesh.pager.leases.lease import (
     SESSION_MOVES,
+    Declaration,
     Lease,
     LeaseState,
     Lifecycle,
@@ -147,7 +148,8 @@ class Recovery:
     # Declarations
 
     def declare(self, message: Declare) -> Message:
-        """Collect the parts of a declaration; with the last one, reconcile."""
+        """Take up a part of a declaration, at once, so that a long one leaves others their turns;
+        with the last one to come, what was not named is over."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         if message.part >= message.parts:
@@ -158,44 +160,55 @@ class Recovery:
             require_own(held.order, held.key)
             unpack(held.tokens)
             unpack_extents(held.extents, page_count_max=books.facts.page_count)
-        if message.number <= session.declared_number or message.number < session.parts_number:
+        begun = session.declaring
+        newest = session.declared_number + 1 if begun is None else begun.number
+        if message.number < newest:
             raise Stale(f"declaration {message.number} has been replaced by a later one")
-        if session.parts_number != message.number:
-            session.parts, session.parts_number = {}, message.number
-        others = sum(len(part) for n, part in session.parts.items() if n != message.part)
-        if others + len(message.leases) > books.limits.declare_leases_max:
-            raise Malformed(f"over {books.limits.declare_leases_max} leases are declared")
-        session.parts[message.part] = message.leases
+        if begun is None or begun.number != message.number:
+            begun = Declaration(message.number, books.now_ms)
+        if message.part not in begun.parts:
+            if begun.line_count + len(message.leases) > books.limits.declare_leases_max:
+                raise Malformed(f"over {books.limits.declare_leases_max} leases are declared")
+            begun.parts.add(message.part)
+            self._take_up(session, begun, message.leases)
+        session.declaring = begun
         session.expires_ms = books.now_ms + books.limits.session_ttl_ms
-        if len(session.parts) < message.parts:
+        if len(begun.parts) < message.parts:
             return Ok()
-        declared = [held for part in session.parts.values() for held in part]
-        session.parts, session.declared_number = {}, message.number
-        return Declared(lost=self._reconcile(session, declared))
+        session.declaring, session.declared_number = None, message.number
+        self._conclude(session, begun)
+        return Declared(lost=begun.lost)
 
-    def _reconcile(self, session: Session, declared: list[HeldLease]) -> list[int]:
+    def _take_up(self, session: Session, begun: Declaration, lines: list[HeldLease]) -> None:
+        """Confirm what a part names, or count it as lost."""
         books = self._books
-        lost = [held for held in declared if not self._confirm(session, held)]
-        named = {held.lease for held in declared}
-        for lease_id in [one for one in session.letting_go if one not in named]:
-            books.let_go(session, lease_id)  # released, before it heard that it was lost
-        for lease in list(session.leases.values()):
-            age_ms = books.now_ms - lease.granted_ms
-            if (
-                lease.id not in named
-                and lease.life.state is LeaseState.HELD
-                and age_ms >= books.limits.declare_grace_ms
-            ):
-                books.revoke(lease, "stale")
+        lost = [held for held in lines if not self._confirm(session, held)]
+        begun.named.update(held.lease for held in lines)
+        begun.lost += [held.lease for held in lost]
+        begun.line_count += len(lines)
         if session.incarnation in books.unsettled:
             # What was restored is held now, and nobody's claim any more.
             session.claimed = self._draining_of(session.claimed)
             books.limbo = self._draining_of(books.limbo)
             self._keep_from(session, lost)
+
+    def _conclude(self, session: Session, whole: Declaration) -> None:
+        """All parts were taken up: whatever else ``session`` seems to hold it does not."""
+        books = self._books
+        for lease_id in [one for one in session.letting_go if one not in whole.named]:
+            books.let_go(session, lease_id)  # released, before it heard that it was lost
+        for lease in list(session.leases.values()):
+            age_ms = whole.since_ms - lease.granted_ms
+            if (
+                lease.id not in whole.named
+                and lease.life.state is LeaseState.HELD
+                and age_ms >= books.limits.declare_grace_ms
+            ):
+                books.revoke(lease, "stale")
+        if session.incarnation in books.unsettled:
             books.free_claimed(session)
             books.unsettled.discard(session.incarnation)
             books.settle()
-        return [held.lease for held in lost]
 
     def _draining_of(self, pages: U32) -> U32:
         draining: U32 = pages[self._books.pool.states[pages] == HeaderState.DRAINING]
@@ -220,7 +233,9 @@ class Recovery:
         books = self._books
         lease = books.leases.get(held.lease)
         if lease is None and session.incarnation in books.unsettled:
-            return self._restore(session, held)
+            closed = books.closed.get(held.ticket) if held.ticket is not None else None
+            if closed is None or closed.lease.id != held.lease:
+                return self._restore(session, held)  # or it was, by a declaration that broke off
         if held.ticket is not None:
             return self._confirm_offer(session, held, lease)
         if lease is None or lease.incarnation != session.incarnation:

@@ -157,9 +157,9 @@ class HeldLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Declare(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a worker holds; what the pager does not find here is released, what it cannot
     confirm is answered as lost. So it also says that no step of the worker uses any other page: it
-    waits for the steps of revoked leases. May come in parts: ``part`` of ``parts``, all but the
-    last to arrive answered ``Ok``. ``number`` counts the declarations of an incarnation from 1:
-    parts of different ones are never put together, and one that comes late or twice is ``Stale``.
+    waits for the steps of revoked leases. May come in parts: ``part`` of ``parts``, each taken up
+    when it comes, all but the last to arrive answered ``Ok``. ``number`` counts those of an
+    incarnation from 1: parts of different ones are never put together, late ones are ``Stale``.
     """
 
     worker: Name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -23,11 +24,12 @@ from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.tiers.tier_events import PutAway
-from pagemesh.runtime.bus import Bus
+from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.wire import codec, subjects
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pager_messages import Declare, Declared, PoolSpec
 
 PAGE_COUNT = 64
 SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
@@ -145,3 +147,23 @@ async def test_a_pager_that_ends_after_all_workers_gives_no_slot_away_for_what_i
         await actor._put_away()
         assert fed == wanted
     monkeypatch.undo()
+
+
+async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_turn(
+    actor: PagerActor,
+) -> None:
+    answers: list[bytes] = []
+
+    async def respond(answer: bytes) -> None:
+        answers.append(answer)
+
+    message = Declare(
+        worker="worker", incarnation=1, epoch=core_of(actor).books.facts.epoch, number=1, leases=[]
+    )
+    delivery = SimpleNamespace(
+        data=codec.encode(message), subject=subjects.pager("host"), headers={}, respond=respond
+    )
+    had_turn = asyncio.Event()
+    asyncio.get_running_loop().call_soon(had_turn.set)
+    await actor._request(cast(Delivery, delivery))
+    assert had_turn.is_set() and codec.decode(answers[0]) == Declared(lost=[])

@@ -215,6 +215,16 @@ class TestHoldings:
         assert rest == Declared(lost=[])
         assert rig.core.report().held_pages == 2
 
+    def test_what_is_granted_while_leases_are_declared_is_not_missed(
+        self, rig: Rig, worker: Worker
+    ) -> None:
+        """However long that takes."""
+        declare(rig, worker, part=0, parts=2, number=1)
+        worker.granted(1, range(4))
+        rig.tick(LIMITS.declare_grace_ms)
+        assert declare(rig, worker, part=1, parts=2, number=1) == Declared(lost=[])
+        assert rig.core.report().held_pages == 1
+
     @pytest.mark.parametrize(("part", "parts"), [(2, 2), (0, LIMITS.declare_parts_max + 1)])
     def test_impossible_parts_are_malformed(
         self, rig: Rig, worker: Worker, part: int, parts: int

@@ -29,7 +29,7 @@ from pagemesh.pager.pages.runs import Pages, follows, join, join_all, join_exten
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Node, Tree
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Granted, Handle, HeldLease, Waterfall
+from pagemesh.wire.pager_messages import Granted, Handle, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
@@ -272,6 +272,23 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
+class Declaration:
+    """What a worker says that it holds, as far as it has come."""
+
+    number: int
+    since_ms: int
+    """When its first part came."""
+    parts: set[int] = field(default_factory=set)
+    """Those that were taken up."""
+    named: set[int] = field(default_factory=set)
+    """Their leases."""
+    lost: list[int] = field(default_factory=list)
+    """Those of them that the worker is to forget."""
+    line_count: int = 0
+    """Leases in these parts; one may be named twice."""
+
+
+@dataclass(slots=True, eq=False)
 class Session:
     """One worker incarnation.
 
@@ -291,9 +308,8 @@ class Session:
     claimed: U32 = field(default_factory=lambda: EMPTY)
     letting_go: dict[int, U32] = field(default_factory=dict)
     """Draining pages of leases that a declaration named and that are lost."""
-    parts: dict[int, list[HeldLease]] = field(default_factory=dict)
-    """Of declaration ``parts_number``, which is not complete."""
-    parts_number: int = 0
+    declaring: Declaration | None = None
+    """The last declaration that was begun, while it is not complete."""
     declared_number: int = 0
     """The last declaration that was complete."""
     mismatch_count: int = 0

@@ -5,14 +5,16 @@
 After every opening but the first, and when the pager asks, all leases are declared; what
 the pager cannot confirm is lost. A ``Declare`` goes out only while no call is open that
 moves leases, and none goes out before it is answered, so that it is never out of date. It
-says that nothing else is used, so it also waits for a step that uses a lost lease.
+says that nothing else is used, so it also waits for a step that uses a lost lease. One that is
+long goes in parts, each when the one before it is answered: others have their turns in between.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from pagemesh.engine.worker import admission, handover, leases
@@ -31,6 +33,9 @@ from pagemesh.wire.pager_messages import (
     SessionOpened,
 )
 from pagemesh.wire.tokens import pack, pack_extents
+
+_LINE_BYTES = 512
+"""What a declared lease takes in a message beside its tokens and pages, at most."""
 
 
 class _State(enum.Enum):
@@ -51,10 +56,10 @@ class Session:
         self._heartbeat_ms = 0.0
         self._beating = False
         self._declare_wanted = False
-        self._declare_count = 0
-        self._parts_open = 0
-        self._parts_failed = False
-        self._lost: set[int] = set()
+        self._declare_count = self._part_count = 0
+        self._undeclared: deque[list[Lease]] = deque()
+        """What the parts of a declaration are to name that is being made, the part included that is
+        not answered yet."""
 
     @property
     def open(self) -> bool:
@@ -105,7 +110,7 @@ class Session:
     def settle(self) -> None:
         desk = self._desk
         desk.may_ask = (
-            self._state is _State.OPEN and not self._declare_wanted and not self._parts_open
+            self._state is _State.OPEN and not self._declare_wanted and not self._undeclared
         )
 
     # Opening --------------------------------------------------------------------------------
@@ -118,7 +123,7 @@ class Session:
     def _open(self) -> None:
         identity = self._desk.identity
         self._state = _State.OPENING
-        self._parts_open = 0
+        self._undeclared.clear()
         # It may be another pager, on another pool: what was asked of the last one is void,
         # whoever answers it.
         self._desk.give_up_pager_calls()
@@ -196,7 +201,7 @@ class Session:
             case Ok():
                 pass
             case DeclareWanted():
-                self._declare_wanted = True
+                self._declare_wanted = not self._undeclared  # or it has not heard all of it yet
             case Refused(code="Stale" | "Gone" | "Denied"):
                 self._close()
             case _:
@@ -209,74 +214,76 @@ class Session:
         it, so the pager may give its pages away, and no step may be using them any more."""
         desk = self._desk
         lost = any(lease.hold is Hold.LOST for lease in desk.leases.values())
-        wanted = self._declare_wanted and not self._parts_open
+        wanted = self._declare_wanted and not self._undeclared
         return wanted and not lost and not desk.leases_moving()
 
     def _declare(self) -> None:
-        assert self._opened is not None
         desk = self._desk
         self._declare_wanted = False
-        self._parts_failed = False
-        self._lost.clear()
         self._declare_count += 1
         for lease in desk.leases.values():
             # A pager that began anew knows no more of it than what is declared.
             lease.known = min(lease.known, lease.filled)
-        parts = list(self._parts())
-        self._parts_open = len(parts)
-        for index, part in enumerate(parts):
-            desk.call_pager(
-                Declare(
-                    worker=desk.identity.name,
-                    incarnation=desk.identity.incarnation,
-                    epoch=self._opened.epoch,
-                    number=self._declare_count,
-                    part=index,
-                    parts=len(parts),
-                    leases=part,
-                ),
-                partial(self._declare_answered, self._opened),
-                moves_leases=True,
-            )
+        self._undeclared.extend(_parts(desk.leases.values(), desk.limits.declare_bytes_max))
+        self._part_count = len(self._undeclared)
+        self._declare_part()
 
-    def _parts(self) -> Iterator[list[HeldLease]]:
-        """What we hold, in lists that a message can carry."""
-        part: list[HeldLease] = []
-        size = 0
-        for lease in self._desk.leases.values():
-            if lease.hold is Hold.LOST:
-                continue
-            held = _held(lease)
-            size += len(held.tokens) + len(held.extents) + 512
-            if part and size > self._desk.limits.declare_bytes_max:
-                yield part
-                part, size = [], len(held.tokens) + len(held.extents) + 512
-            part.append(held)
-        yield part
+    def _declare_part(self) -> None:
+        """Declare what is the next part's, except for what we have given back meanwhile."""
+        assert self._opened is not None
+        desk = self._desk
+        there = (one for one in self._undeclared[0] if desk.leases.get(one.lease) is one)
+        desk.call_pager(
+            Declare(
+                worker=desk.identity.name,
+                incarnation=desk.identity.incarnation,
+                epoch=self._opened.epoch,
+                number=self._declare_count,
+                part=self._part_count - len(self._undeclared),
+                parts=self._part_count,
+                leases=[_held(lease) for lease in there],
+            ),
+            partial(self._declare_answered, self._opened),
+            moves_leases=True,
+        )
 
     def _declare_answered(self, opened: SessionOpened, message: Message) -> None:
-        if opened is not self._opened or not self._parts_open:
+        if opened is not self._opened or not self._undeclared:
             return
-        self._parts_open -= 1
+        self._undeclared.popleft()
         match message:
             case Declared():
-                self._lost.update(message.lost)
-            case Ok():
-                pass
+                self._undeclared.clear()
+                for number in message.lost:
+                    lease = self._desk.leases.get(number)
+                    if lease is not None:
+                        _lose(self._desk, lease)
+            case Ok() if self._undeclared:
+                self._declare_part()
             case Refused(code="Stale" | "Gone" | "Denied"):
-                self._parts_failed = True
+                self._give_up_declaring()
                 self._close()
             case _:
-                self._parts_failed = True
-        if self._parts_open:
-            return
-        if self._parts_failed:
-            self._declare_wanted = True
-        for number in self._lost:
-            lease = self._desk.leases.get(number)
-            if lease is not None:
-                _lose(self._desk, lease)
-        self._lost.clear()
+                self._give_up_declaring()
+
+    def _give_up_declaring(self) -> None:
+        """Begin anew when that is possible."""
+        self._undeclared.clear()
+        self._declare_wanted = True
+
+
+def _parts(held: Iterable[Lease], bytes_max: int) -> Iterator[list[Lease]]:
+    """``held``, in lists that a message can carry each; one at least."""
+    part: list[Lease] = []
+    room = bytes_max
+    for lease in held:
+        size = 4 * lease.filled + 8 * lease.page_count + _LINE_BYTES
+        if part and size > room:
+            yield part
+            part, room = [], bytes_max
+        part.append(lease)
+        room -= size
+    yield part
 
 
 def _held(lease: Lease) -> HeldLease:

@@ -83,7 +83,8 @@ class WorkerLimits:
     aborts_max: int = 4_096
     """Aborted requests remembered, so that a message that comes late is refused."""
     abort_ms: int = 60_000
-    declare_bytes_max: int = 1 << 19
+    declare_bytes_max: int = 1 << 17
+    """Of leases that are declared in one part: the pager takes a few milliseconds for it."""
     frames_bytes_max: int = 1 << 19
     """Of the frames in one message; one that is larger has a message for itself."""
     tick_ms: int = 20
