@@ -9,6 +9,7 @@ PagemeshError
     |-- NoCapacity      the request can never fit, or not now: shrink it or wait
     |   |-- OverQuota     its tenant may not use so many pages: the same, or ask for a larger quota
     |-- Stale           the handle, lease or epoch is of another life: admit again
+    |   |-- Superseded    the weights it began with are served no more: begin anew
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
     |   |-- Absent        nobody listens on the subject: the service is not there
@@ -76,6 +77,10 @@ class OverQuota(NoCapacity):
 
 class Stale(Fault):
     """The handle, lease, ticket or session belongs to another life."""
+
+
+class Superseded(Stale):
+    """Other weights are served under the name of those that what was asked for began with."""
 
 
 class Malformed(Fault):

@@ -29,6 +29,7 @@ from pagemesh.wire.errors import (
     NoCapacity,
     NotReady,
     Stale,
+    Superseded,
 )
 from pagemesh.wire.presence import ModelFacts
 
@@ -323,6 +324,7 @@ def test_a_mesh_that_still_loads_does_not_say_that_it_is_overloaded() -> None:
         (NoCapacity("x", retry_after_ms=5), 503),
         (NoCapacity("x"), 400),
         (Stale("x"), 500),
+        (Superseded("x"), 503),
         (Gone("x"), 500),
         (Internal("x"), 500),
         (Malformed("x"), 500),

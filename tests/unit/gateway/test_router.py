@@ -12,7 +12,7 @@ import pytest
 from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.routing.page_index import IndexState, PageIndex
 from pagemesh.gateway.routing.router import Router, RouterLimits
-from pagemesh.wire.errors import Busy, NoCapacity, NotReady
+from pagemesh.wire.errors import Busy, NoCapacity, NotReady, Superseded
 from pagemesh.wire.identity import prefix_keys, tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds, Role, State
@@ -305,7 +305,7 @@ def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -
 
 def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
     router.announced(worker("d", "decode"))
-    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Busy)
+    assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Superseded)
     assert names(chosen(router, want(model_root=FACTS.model_root))) == ("d", "")
 
 

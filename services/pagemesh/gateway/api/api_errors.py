@@ -24,6 +24,7 @@ from pagemesh.wire.errors import (
     NoCapacity,
     NotReady,
     OverQuota,
+    Superseded,
 )
 
 _TYPES = {
@@ -97,6 +98,12 @@ def from_fault(fault: Fault) -> ApiError:
     if isinstance(fault, NotReady):
         text = "no worker is ready yet: still loading, or being brought back; ask again soon"
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
+    if isinstance(fault, Superseded):
+        text = (
+            "the model was replaced by another version while this answer was made, and an answer "
+            "is of one version alone; ask again for one of the new version"
+        )
+        return ApiError(503, text, code="model_replaced", retry_after_ms=after_ms)
     if isinstance(fault, Disconnected):
         text = "the gateway cannot reach its workers now; ask again soon"
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)

@@ -163,8 +163,7 @@ class RequestCore:
         assert group, "Unroutable without a ChooseRoute"
         since_ms = now_ms if self._waiting_since_ms is None else self._waiting_since_ms
         self._waiting_since_ms, limits = since_ms, self._limits
-        patient = self._attempt or expected
-        wait_ms_max = limits.recovery_wait_ms_max if patient else limits.worker_wait_ms_max
+        wait_ms_max = limits.wait_ms_max(reason, patient=expected or self._attempt > 0)
         if not mendable(reason) or now_ms - since_ms >= wait_ms_max:
             self._fail(reason, "error")
             return

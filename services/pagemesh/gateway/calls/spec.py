@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagemesh.gateway.calls.choice import Choice
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
-from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale
+from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale, Superseded
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 
@@ -64,6 +64,15 @@ class RequestLimits:
     to see one that has just registered, short enough for a client to go elsewhere."""
     recovery_wait_ms_max: int = 30_000
     """The same for a request that had one, or when one is on its way back (``returning``)."""
+    version_wait_ms_max: int = 1_000
+    """The same when others are served in place of the weights it began with. Another of its choices
+    may still be thought to go on with those, and once it is not, any weights will do."""
+
+    def wait_ms_max(self, reason: Fault, *, patient: bool) -> int:
+        """How long to wait for somebody to take a request that nobody can for ``reason``."""
+        if isinstance(reason, Superseded):
+            return self.version_wait_ms_max
+        return self.recovery_wait_ms_max if patient else self.worker_wait_ms_max
 
 
 @dataclass(frozen=True, slots=True)

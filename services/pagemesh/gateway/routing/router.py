@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
 from pagemesh.gateway.routing.key_memory import KeyMemory
 from pagemesh.gateway.routing.page_index import KEY_BYTES, PageIndex
-from pagemesh.wire.errors import Fault, NoCapacity, NotReady
+from pagemesh.wire.errors import Fault, NoCapacity, NotReady, Superseded
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds
@@ -51,6 +51,8 @@ class _Known:
     facts: ModelFacts
     load: Load
     ready: bool
+    drains: bool
+    """It takes nothing new any more, and will go."""
     cores: int
     """A bit for each core that its steps take turns on."""
     needs: PageNeeds | None
@@ -126,6 +128,7 @@ class Router:
                 facts=message.model,
                 load=message.load,
                 ready=message.state == "ready",
+                drains=message.state == "draining",
                 cores=int.from_bytes(message.cores, "little"),
                 needs=message.needs,
                 open_count=open_count,
@@ -183,8 +186,7 @@ class Router:
             and want.model_root in (None, known.facts.model_root)
         ]
         if not usable:
-            after_ms = self.limits.retry_after_ms
-            return NotReady(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
+            return self._nobody(model, want)
         need_tokens = len(want.tokens) + want.growth_tokens
         fitting = [k for k in usable if need_tokens <= k.facts.pool_pages * k.facts.page_size]
         if not fitting:
@@ -200,6 +202,16 @@ class Router:
             route, elsewhere_tokens=most_tokens - route.predicted_tokens,
             pages=self._pages_from(route),
         )  # fmt: skip
+
+    def _nobody(self, model: str, want: ChooseRoute) -> Fault:
+        """Why nobody can take it: whoever has its weights may come back, unless others are served
+        under their name by now and nobody is left who has them."""
+        same = [k for k in self._workers.values() if k.facts.model == model and not k.drains]
+        is_served = any(known.ready for known in same)
+        if is_served and all(known.facts.model_root != want.model_root for known in same):
+            return Superseded(f"another version of {model!r} is served by now")
+        after_ms = self.limits.retry_after_ms
+        return NotReady(f"no worker for {model!r} is ready", retry_after_ms=after_ms)
 
     def _pages_from(self, route: Route) -> PagesFrom | None:
         known = self._workers[route.worker.name]
