@@ -27,14 +27,17 @@ FALLBACK_TESTED = (
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "Glm4ForCausalLM",
     "GlmForCausalLM", "GraniteMoeForCausalLM", "HeliumForCausalLM", "HunYuanDenseV1ForCausalLM",
-    "MinistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM",
-    "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
+    "MinistralForCausalLM", "MixtralForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM", "OlmoForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM",
+    "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
 )  # fmt: skip
 """Each is tested against ``transformers`` on random weights, as the lean ones are."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Scalings whose angles depend on the position alone. Those that change with the length of
 the sequence would make a cached page wrong as the sequence grows."""
+WHAT_RUNS = "Llama, Mistral, Qwen, Gemma, Phi, Granite, OPT and others run (ops/docs/models.md)"
+"""For those who have to look for another model."""
 _DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel")
 _SILU = ("silu", "swish")
 _WINDOW_FAMILIES = ("Mistral", "Phi3", "Qwen2", "Qwen3")
@@ -162,10 +165,10 @@ def _refuse_unknown_class(architecture: str, where: str) -> None:
     if kind is None:
         raise ConfigError(
             f"{where}: architecture {architecture} is not supported: "
-            f"transformers {transformers.__version__} does not have it"
+            f"transformers {transformers.__version__} does not have it; {WHAT_RUNS}"
         )
     if not getattr(kind, "_supports_attention_backend", False):
         raise ConfigError(
             f"{where}: architecture {architecture} is not supported: "
-            "transformers does not let its attention work over pages"
+            f"transformers does not let its attention work over pages; {WHAT_RUNS}"
         )

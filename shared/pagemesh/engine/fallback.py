@@ -40,6 +40,9 @@ _HARMLESS = frozenset(
 )
 """What modules hand their attention and attention need not know."""
 
+_WORDS = {"s_aux": "sinks (s_aux), which are not there yet"}
+"""What people call what attention is handed."""
+
 
 class UnfitModelError(Exception):
     """The modules want something of attention that pages cannot give; says what."""
@@ -92,9 +95,11 @@ def attend(
     Raises ``UnfitModelError`` for anything it cannot honour.
     """
     if pagemesh is None:
-        raise UnfitModelError("its modules do not hand a step through to attention")
+        raise UnfitModelError(
+            "its code in transformers does not tell its attention which pages to use"
+        )
     unknown = sorted(name for name, given in rest.items() if given is not None)
-    if unwanted := [name for name in unknown if name not in _HARMLESS]:
+    if unwanted := [_WORDS.get(name, name) for name in unknown if name not in _HARMLESS]:
         raise UnfitModelError(f"its attention takes {', '.join(unwanted)}")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise UnfitModelError("it attends to what comes later")
@@ -226,6 +231,11 @@ class FallbackDecoder:
 
 class _Given(torch.nn.Module):
     """In the place of a model's body: what it is given is what it gives."""
+
+    @property
+    def decoder(self) -> _Given:
+        """OPT's head asks that part of its body, which has no other."""
+        return self
 
     def forward(self, *_ids: None, inputs_embeds: Tensor, **_rest: Any) -> _Output:
         return _Output(inputs_embeds)

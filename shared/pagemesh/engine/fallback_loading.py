@@ -28,7 +28,7 @@ from pagemesh.engine.checkpoint import (
     silent,
     weights_digest,
 )
-from pagemesh.engine.coverage import refuse_unsupported
+from pagemesh.engine.coverage import WHAT_RUNS, refuse_unsupported
 from pagemesh.engine.fallback import (
     ATTENTION,
     FallbackDecoder,
@@ -102,14 +102,19 @@ def load_fallback(
     except ConfigError:
         raise
     except Exception as error:  # any code of any architecture ran there
-        raise ConfigError(
-            f"{where}: architecture {source.architectures[0]} does not run over pages: "
-            f"{first_line(error)}"
-        ) from None
+        raise ConfigError(_unfit(where, source.architectures[0], error)) from None
     layout = replace(layout, dtype=kv_dtype)
     positions = json.dumps({"transformers": version("transformers")})
     root = root_of(folder, layout, weights=weights, positions=positions)
     return ServedModel(name, config, layout, root), decoder
+
+
+def _unfit(where: str, architecture: str, error: Exception) -> str:
+    """What people are told of a model that could not be proven."""
+    reason = first_line(error)
+    if not isinstance(error, UnfitModelError):
+        reason = f"its code in transformers fails there ({type(error).__name__}: {reason})"
+    return f"{where}: architecture {architecture} does not run over pages: {reason}; {WHAT_RUNS}"
 
 
 def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:

@@ -23,6 +23,7 @@ _SHAPE: dict[str, Any] = {
 _OWN: dict[str, dict[str, Any]] = {
     # One full layer among the sliding ones, which its usual six to one would not give four.
     "Gemma3ForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "OPTForCausalLM": {"ffn_dim": 112, "word_embed_proj_dim": 32},
 }
 """What an architecture needs beyond the common shape."""
 

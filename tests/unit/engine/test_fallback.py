@@ -257,8 +257,8 @@ def test_the_root_is_another_for_anything_that_changes_a_page(tmp_path: Path) ->
     [
         ("DiffLlamaForCausalLM", "has it twice"),
         ("PhimoeForCausalLM", "does not tell attention its window of 24 tokens"),
-        ("GptOssForCausalLM", "s_aux"),
-        ("NemotronForCausalLM", "do not hand a step through"),
+        ("GptOssForCausalLM", "takes sinks (s_aux), which are not there yet"),
+        ("NemotronForCausalLM", "does not tell its attention which pages"),
     ],
 )
 def test_what_does_not_compute_the_same_over_pages_is_refused_at_loading(
@@ -268,6 +268,17 @@ def test_what_does_not_compute_the_same_over_pages_is_refused_at_loading(
     text = refusal(tmp_path / "model")
     assert architecture in text
     assert reason in text
+    assert "and others run (ops/docs/models.md)" in text
+
+
+def test_code_of_transformers_that_fails_over_pages_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_fallback_twin(tmp_path / "model", "GemmaForCausalLM")
+    monkeypatch.setattr(fallback, "_Output", {}.__getitem__)
+    text = refusal(tmp_path / "model")
+    assert "its code in transformers fails there (KeyError: " in text
+    assert "ops/docs/models.md" in text
 
 
 def test_a_window_that_masks_alone_have_is_refused_whatever_the_switch_says(tmp_path: Path) -> None:
@@ -295,7 +306,7 @@ def test_a_model_with_other_logits_over_pages_than_without_is_refused(
         ("MambaForCausalLM", {"state_size": 16}, "SSM"),
         ("JambaForCausalLM", {"attn_layer_period": 8}, "hybrid"),
         ("T5ForConditionalGeneration", {}, "T5ForConditionalGeneration is not supported"),
-        ("BloomForCausalLM", {}, "does not let its attention work over pages"),
+        ("BloomForCausalLM", {}, "work over pages; Llama, Mistral"),
         ("NobodysForCausalLM", {}, "does not have it"),
         ("Llama4ForCausalLM", {"layer_types": ["chunked_attention"]}, "chunked_attention"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},

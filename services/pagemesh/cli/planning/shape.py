@@ -38,6 +38,8 @@ _WINDOW_LAYERS = frozenset({"sliding_attention", "chunked_attention"})
 _FULL_LAYERS = frozenset({"full_attention", "attention"})
 _MULTI_QUERY = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})
 _ASSUMED: Mapping[str, Config] = {
+    "RefinedWeb": {"max_position_embeddings": 2_048},  # Falcon, as its first files call it
+    "RefinedWebModel": {"max_position_embeddings": 2_048},
     "bloom": {"seq_length": 2_048},  # what all of them were trained with: ALiBi knows no end
     "cohere2": {
         "max_position_embeddings": 8_192, "sliding_window": 4_096, "sliding_window_pattern": 4,
@@ -128,6 +130,10 @@ def read_shape(config: Config, where: str) -> ModelShape:
         if hidden % heads:
             raise ConfigError(f"{where}: hidden size {hidden} is no multiple of {heads} heads")
         head_dim = hidden // heads
+    if all(config.get(name) is None for name in _CONTEXT):
+        raise ConfigError(
+            f"{where}: does not say how long the context may be; add {_CONTEXT[0]} to a copy of it"
+        )
     context = _number(config, _CONTEXT, where)
     windows, window = _windows(config, family, layers, context, where)
     return ModelShape(
