@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,8 +162,9 @@ def invalidate(
     if len(given) != 1:
         raise click.UsageError("give one of --root, --model, --tenant and --idle")
     what, name = given[0]
-    asks, answers = [InvalidateCache(what=what, name=name)], (CacheInvalidated, invalidated_text)
-    return _each(arguments, "invalidate", asks, *answers, as_json=as_json, after=_swept)
+    ask = InvalidateCache(what=what, name=name)
+    answers = (CacheInvalidated, partial(invalidated_text, asked=ask))
+    return _each(arguments, "invalidate", [ask], *answers, as_json=as_json, after=_swept)
 
 
 def _each(

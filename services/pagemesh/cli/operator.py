@@ -1,7 +1,7 @@
 """How operators' commands reach a running mesh: which NATS server, and who is there.
 
-Without ``--nats`` it is the server of the one `pagemesh up` that runs on this machine, whose
-operator URL lies in its folder.
+Without ``--nats`` it is the server of the one `pagemesh up` that runs on this machine, which wrote
+the operator's URL into its folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ bus_flags = config_flags(
 """What says where the mesh is."""
 ASK_TIMEOUT_MS = 10_000
 _QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
+_GUESS_WAIT_MS = 1_000
+"""A server that nobody named is not waited for: it runs, or it is not the one that is meant."""
 A = TypeVar("A", bound=Message)
 
 
@@ -85,18 +87,37 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     if "PAGEMESH_NATS" in flags or "PAGEMESH_NATS" in os.environ:
         return config
     base = load(HostConfig, os.environ, flags).pool_dir
-    urls = running_urls(base, "operator")
+    urls = set(running_urls(base, "operator"))
     if len(urls) > 1:
         raise ConfigError(f"{len(urls)} meshes run under {base}; name one with --nats URL")
-    return replace(config, url=urls[0]) if urls else config
+    if urls:
+        return replace(config, url=urls.pop())
+    return replace(config, start_wait_ms=min(config.start_wait_ms, _GUESS_WAIT_MS))
+
+
+@asynccontextmanager
+async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
+    """A connection as operator. Raises ``ConfigError``, saying so where nobody named a server."""
+    async with AsyncExitStack() as stack:
+        name = new_service_name("cli")
+        try:
+            connecting = Bus.connect(config, role="operator", name=name)
+            bus = await stack.enter_async_context(connecting)
+        except ConfigError as error:
+            if config.url != BusConfig().url:
+                raise
+            raise ConfigError(
+                f"no `pagemesh up` of yours runs on this machine, and "
+                f"{str(error).partition(';')[0]}; name the NATS server of your mesh with --nats URL"
+            ) from None
+        yield bus
 
 
 @asynccontextmanager
 async def connected(config: BusConfig) -> AsyncIterator[Mesh]:
     """The mesh, once everybody has announced himself. Raises ``ConfigError``, or ``NotReady``
     when no pager is there."""
-    name = new_service_name("cli")
-    async with Bus.connect(config, role="operator", name=name) as bus:
+    async with _bus(config) as bus:
         heard = asyncio.Event()
         roster = Roster(MonotonicClock(), lambda _name, _state: heard.set())
         await roster.listen(bus)

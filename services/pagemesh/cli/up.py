@@ -165,6 +165,8 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         config = for_eyes(_in_folder(plan.config, folder))
         write_private(folder.path / url_file_name(GATEWAY), http_url(config) + "\n")
         nats = plan_nats(folder) if plan.own_nats else None
+        if nats is None:  # for `pagemesh cache` and `audit`, as with a server of our own
+            write_private(folder.path / url_file_name("operator"), config.bus.url + "\n")
         services = plan_services(plan.up, config, nats)
         specs = (*([nats.spec] if nats else []), *services)
         limits = ChildLimits(

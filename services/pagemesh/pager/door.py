@@ -7,7 +7,7 @@ Token ids go in (a prefix to pin), and never come out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from itertools import islice
 
@@ -42,6 +42,7 @@ from pagemesh.wire.errors import Gone, Malformed
 
 _EDGES_MAX = 20_000
 _ROOT_DIGITS = 64
+_NAMES_MAX = 20
 
 
 class Door:
@@ -158,7 +159,7 @@ class Door:
         if len(message.tokens) < self._page_size:
             raise Malformed(
                 f"only whole pages are cached, of {self._page_size} tokens, and this prefix has "
-                f"{len(message.tokens)}"
+                f"{len(message.tokens)}; give more of it"
             )
         tokens = np.asarray(message.tokens, "<u4").tobytes()
         ttl_ms = None if message.ttl_s is None else 1_000 * message.ttl_s
@@ -212,12 +213,13 @@ class Door:
         if not message.name:
             raise Malformed(f"name the {message.what}")
         chosen, unknown_count = self._chosen(message)
+        known = self._names(message.what) if len(chosen) == unknown_count else []
         # What only a disk knows that cannot be asked now is everybody's.
         everything = message.what != "root" and self._books.disk is None
         self._tiers.retire(RetiredRoots(frozenset(chosen), everything))
         self._retiring.note(message.what, message.name, chosen)
         retired = self._retiring.retire([trees[root] for root in chosen if root in trees])
-        return self._invalidated(chosen, unknown_count, retired)
+        return self._invalidated(chosen, unknown_count, retired, known)
 
     def _chosen(self, message: InvalidateCache) -> tuple[list[bytes], int]:
         """The roots meant, and how many of them are because nobody knows whose they are, as of
@@ -235,14 +237,19 @@ class Door:
             if len(found) > 1:
                 raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
             return found, 0
-        label = "model" if message.what == "model" else "tenant"
+        label = message.what  # as a tree has it
         found = [root for root, tree in trees.items() if getattr(tree, label) == message.name]
         unknown = [root for root, tree in trees.items() if not getattr(tree, label)]
         unknown += only_on_disk
         return found + unknown, len(unknown)
 
+    def _names(self, what: str) -> list[str]:
+        """Of which models or tenants something is cached, for who may have mistyped one."""
+        trees = self._books.forest.trees.values()
+        return sorted({getattr(tree, what) for tree in trees} - {""})[:_NAMES_MAX]
+
     def _invalidated(
-        self, roots: list[bytes], unknown_count: int, retired: Retired
+        self, roots: list[bytes], unknown_count: int, retired: Retired, known: Sequence[str] = ()
     ) -> CacheInvalidated:
         freed = self._sweeps.work()
         return CacheInvalidated(
@@ -253,5 +260,6 @@ class Door:
             freed_pages=freed,
             used_pages=retired.used_pages,
             pins=list(retired.pins),
+            known=list(known),
             goes_on=self._sweeps.is_going_on,
         )

@@ -246,5 +246,7 @@ class CacheInvalidated(Message, frozen=True, kw_only=True, forbid_unknown_fields
     """Freed when the sequences that use them end."""
     pins: list[PinName]
     """Ended."""
+    known: list[ShortText] = []
+    """When nothing is of the model or tenant that was named: of whom something is, the first 20."""
     goes_on: bool = False
     """More is freed in later turns of the pager, until ``CacheStats.is_sweeping`` is over."""

@@ -277,10 +277,32 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
             bus_config({})
         assert bus_config({"pagemesh_nats": "nats://x:7"}).url == "nats://x:7"
     assert bus_config({}).url == default
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+        for folder in (one, two):
+            (folder.path / url_file_name("operator")).write_text("nats://x:8\n")
+        assert bus_config({}).url == "nats://x:8", "both are on one bus"
     for command in (["audit"], ["cache", "stats"]):
         run([*command, "--help"])
         help_text = " ".join(capsys.readouterr().out.split())
         assert "[default: that of `pagemesh up` on this machine]" in help_text
+
+
+def test_who_named_no_server_where_no_mesh_runs_is_told_so_soon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
+    asked: list[BusConfig] = []
+
+    def connect(config: BusConfig, **_who: str) -> None:
+        asked.append(config)
+        raise ConfigError("no NATS server at A in 1 s: connection refused; start one there")
+
+    monkeypatch.setattr(Bus, "connect", connect)
+    line = error_of(capsys, "cache", "stats")
+    assert "no `pagemesh up` of yours runs on this machine, and no NATS server at A" in line
+    assert line.rstrip().endswith("name the NATS server of your mesh with --nats URL")
+    assert "start one there" in error_of(capsys, "audit", "--nats", "nats://x:7")
+    assert [config.start_wait_ms for config in asked] == [1_000, BusConfig().start_wait_ms]
 
 
 def test_help_lists_each_command_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from pagemesh.wire.cache_messages import (
     CacheTree,
     DiskLine,
     DiskTenantLine,
+    InvalidateCache,
     PinLine,
     PrefixPinned,
     PrefixUnpinned,
@@ -46,6 +47,9 @@ RETIRED = CacheInvalidated(
     used_pages=0,
     pins=[],
 )
+
+
+IDLE = InvalidateCache(what="idle")
 
 
 def edge(level: int = 0, **how: Any) -> CacheLine:
@@ -113,8 +117,25 @@ def test_stats_say_what_is_in_the_hosts_memory_and_came_from_there() -> None:
 
 
 def test_an_invalidation_that_lasts_says_so() -> None:
-    *_, last = invalidated_text(msgspec.structs.replace(RETIRED, goes_on=True)).splitlines()
+    lasting = msgspec.structs.replace(RETIRED, goes_on=True)
+    *_, last = invalidated_text(lasting, IDLE).splitlines()
     assert last == "  it goes on: `pagemesh cache stats` says when it is done"
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (["alice", "bob"], "of these something is: alice, bob"),
+        ([], "nor of another tenant by name"),
+    ],
+)
+def test_a_name_that_nothing_is_cached_under_is_said_to_be_one(known: list[str], told: str) -> None:
+    asked = InvalidateCache(what="tenant", name="alcie")
+    nothing = msgspec.structs.replace(RETIRED, root_count=2, unknown_root_count=2, known=known)
+    _, line = invalidated_text(nothing, asked).splitlines()
+    assert line == f"  nothing is cached here of a tenant 'alcie'; {told}"
+    assert len(invalidated_text(RETIRED, asked).splitlines()) == 1
+    assert len(invalidated_text(nothing, IDLE).splitlines()) == 1
 
 
 def test_edges_stand_in_columns_each_below_the_one_above_it() -> None:
@@ -161,7 +182,7 @@ def test_one_is_one_page_and_not_1_pages() -> None:
     one = msgspec.structs.replace(PINNED, pages=1, tokens=1, asked_tokens=1)
     assert pinned_text(one) == f"h: {PIN} keeps 1 page, 1 token"
     freed = msgspec.structs.replace(RETIRED, root_count=1, freed_pages=1, used_pages=1)
-    assert invalidated_text(freed).splitlines() == [
+    assert invalidated_text(freed, IDLE).splitlines() == [
         "h: 1 root retired, 1 page freed",
         "  in use until their sequences end: 1 page",
     ]
@@ -169,9 +190,9 @@ def test_one_is_one_page_and_not_1_pages() -> None:
 
 
 def test_an_invalidation_says_what_is_free_now_later_and_unpinned() -> None:
-    assert invalidated_text(RETIRED) == "h: 600 roots retired, 7 pages freed"
+    assert invalidated_text(RETIRED, IDLE) == "h: 600 roots retired, 7 pages freed"
     more = msgspec.structs.replace(RETIRED, unknown_root_count=1, used_pages=3, pins=[PIN])
-    assert invalidated_text(more).splitlines() == [
+    assert invalidated_text(more, IDLE).splitlines() == [
         "h: 600 roots retired (1 of them of nobody known), 7 pages freed",
         "  in use until their sequences end: 3 pages",
         f"  unpinned {PIN}",

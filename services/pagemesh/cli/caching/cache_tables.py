@@ -11,6 +11,7 @@ from pagemesh.wire.cache_messages import (
     CacheTop,
     CacheTree,
     DiskLine,
+    InvalidateCache,
     PinLine,
     PrefixPinned,
     PrefixUnpinned,
@@ -85,7 +86,7 @@ def unpinned_text(unpinned: PrefixUnpinned) -> str:
     return f"{unpinned.host}: unpinned {', '.join(unpinned.pins) or 'nothing'}"
 
 
-def invalidated_text(done: CacheInvalidated) -> str:
+def invalidated_text(done: CacheInvalidated, asked: InvalidateCache) -> str:
     """One line, or a few."""
     unknown = (
         f" ({done.unknown_root_count} of them of nobody known)" if done.unknown_root_count else ""
@@ -94,6 +95,13 @@ def invalidated_text(done: CacheInvalidated) -> str:
         f"{done.host}: {counted(done.root_count, 'root')} retired{unknown}, "
         f"{counted(done.freed_pages, 'page')} freed"
     ]
+    named = done.root_count - done.unknown_root_count
+    if asked.what in ("model", "tenant") and not named:
+        others = f"of these something is: {', '.join(done.known)}"
+        out.append(
+            f"  nothing is cached here of a {asked.what} {asked.name!r}; "
+            + (others if done.known else f"nor of another {asked.what} by name")
+        )
     if done.used_pages:
         used = counted(done.used_pages, "page")
         out.append(f"  in use until their sequences end: {used}")

@@ -65,7 +65,10 @@ class Pins:
         pages_max = len(tokens) // books.facts.page_token_bytes
         match = books.forest.match(tree.root, tokens, pages_max) if tree is not None else None
         if tree is None or match is None or not match.pages:
-            raise Gone("no whole page of it is cached here; send it as a prompt first")
+            raise Gone(
+                "no whole page of it is cached here; send a prompt that begins with it first, with "
+                "the same API key and cache_salt (what chats begin with is `--messages`)"
+            )
         self._require_room(name, match)
         self._require_quota(tree, match)
         anchor = books.forest.pin_match(match)

@@ -1,0 +1,29 @@
+"""What a pager says to operators who named what is not there."""
+
+from __future__ import annotations
+
+from tests.unit.pager.rig import Rig, Worker
+from tests.unit.pager.steps import OTHER, cache, invalidated, pin
+
+from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.messages import Refused
+
+
+def test_a_tenant_or_model_without_anything_is_answered_with_those_that_have(
+    rig: Rig, worker: Worker
+) -> None:
+    assert invalidated(rig, "tenant", "alcie").known == []
+    cache(worker, 1, range(8), terms=CacheTerms(tenant="alice"))
+    cache(worker, 2, range(8), root=OTHER, terms=CacheTerms(tenant="bob"))
+    assert invalidated(rig, "tenant", "alcie").known == ["alice", "bob"]
+    assert len(invalidated(rig, "model", "nobodys").known) == 1
+    assert invalidated(rig, "tenant", "bob").known == []
+    assert invalidated(rig, "tenant", "bob").known == ["alice"]
+
+
+def test_a_prefix_that_cannot_be_pinned_yet_is_answered_with_what_to_do(rig: Rig) -> None:
+    short, unseen = pin(rig, range(3)), pin(rig, range(8))
+    assert isinstance(short, Refused) and isinstance(unseen, Refused)
+    assert short.message.endswith("this prefix has 3; give more of it")
+    assert "send a prompt that begins with it first" in unseen.message
+    assert "cache_salt" in unseen.message and "--messages" in unseen.message
