@@ -115,7 +115,7 @@ class GatewayActor:
                 yield self
             finally:
                 for life in tuple(self._lives.values()):
-                    life.feed(ev.ClientGone())
+                    life.feed(ev.ClientGone("stopped"))
                 presence.cancel()
                 self._inbox.stop()
                 await asyncio.wait([presence, inbox])

@@ -162,7 +162,7 @@ class Life:
                 if not self._overrun and not self._outbox.put(self._prompt_index, command):
                     _log.warning("gateway.slow_reader")
                     self._overrun = True
-                    self._queue.appendleft(ev.ClientGone())
+                    self._queue.appendleft(ev.ClientGone("slow"))
             case ev.ChooseRoute():
                 self._choose(command)
             case ev.SendSubmit():
@@ -183,7 +183,7 @@ class Life:
         self._queue.clear()
         self._recount()
         if self._overrun:  # even when the core completed: the client does not have it all
-            ended = ev.Ended(ev.Cancelled())
+            ended = ev.Ended(ev.Cancelled("slow"))
         self._outbox.put(self._prompt_index, ended)
         self._around.forget(self.core.spec.request)
 

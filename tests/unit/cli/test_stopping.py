@@ -8,9 +8,11 @@ import os
 import signal
 import time
 
+import pytest
 from rich.console import Console
 from tests.unit.cli.test_children import SLEEP, Witness, program
 
+from pagemesh.cli.mesh import stopping
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.stopping import drain, stop_signals
 
@@ -48,6 +50,19 @@ async def test_who_takes_long_is_named_with_the_time_it_has_and_the_way_out() ->
     ]
 
 
+async def test_nothing_is_said_of_waiting_when_it_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stopping, "_PATIENCE_S", 0.0)
+    screen, shown = recorded()
+    witness = Witness()
+    async with witness.watch(program("gateway", BUSY)) as mesh:
+        await witness.until(lambda: len(witness.lines) == 1)
+        mesh.kill()
+        await drain(mesh, screen, drain_ms=30_000)
+    assert shown.getvalue() == "stopping\n"
+
+
 async def test_the_second_signal_waits_for_nobody() -> None:
     screen, shown = recorded()
     witness = Witness()
@@ -56,11 +71,11 @@ async def test_the_second_signal_waits_for_nobody() -> None:
         stop = stop_signals(mesh, screen)
         os.kill(os.getpid(), signal.SIGINT)
         await stop.wait()
-        stopping = asyncio.create_task(drain(mesh, screen, drain_ms=30_000))
+        stops = asyncio.create_task(drain(mesh, screen, drain_ms=30_000))
         await asyncio.sleep(0.1)
         started = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
-        await stopping
+        await stops
         assert time.monotonic() - started < 1.0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(number)

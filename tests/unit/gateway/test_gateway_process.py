@@ -120,6 +120,27 @@ async def test_a_gateway_that_is_told_to_stop_finishes_what_runs(
             assert await process.wait() == 0
 
 
+async def test_an_answer_that_a_stop_cuts_short_ends_with_the_reason(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    port = free_port()
+    brief = {"PAGEMESH_HTTP_PORT": str(port), "PAGEMESH_DRAIN_MS": "200"}
+    async with (
+        Bus.connect(BusConfig(url=shared_nats_server.url), role="decode", name="w-cut") as bus,
+        FakeWorker(bus, "decode-cut", "decode", pause_s=0.1).running(),
+        gateway(shared_nats_server.url, model_folder, **brief) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        await _ready(http)
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 2_000, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line async for line in lines if line]
+        assert '"code":"stopped"' in rest[-1] and "ask again" in rest[-1]
+
+
 async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
     model_folder: Path, tmp_path: Path
 ) -> None:

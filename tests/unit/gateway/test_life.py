@@ -79,7 +79,7 @@ async def test_a_reader_that_missed_text_is_never_told_that_it_is_complete() -> 
     made.feed(ev.FrameArrived(DECODE, frame(8, [1] * 8, finish="stop")))
     kinds = [event for _, event in await outbox.take()]
     assert isinstance(kinds[0], ev.Deliver)
-    assert kinds[1:] == [ev.Ended(ev.Cancelled())]
+    assert kinds[1:] == [ev.Ended(ev.Cancelled("slow"))]
 
 
 async def test_a_reader_that_keeps_up_is_told_the_end() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -13,9 +13,10 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_params
 
-from pagemesh.gateway.api.api_errors import ApiError, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, parse_chat, parse_completion
 from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody, StreamOptions
+from pagemesh.gateway.calls.events import WhyCancelled
 from pagemesh.gateway.calls.prepare import fit
 from pagemesh.wire.errors import (
     Busy,
@@ -200,7 +201,7 @@ def test_text_parts_become_one_text_and_developers_speak_as_the_system() -> None
         ({"n": 1.5}, "n"),
         ({"stop": ""}, "stop"),
         ({"stop": ["x" * 300]}, "stop[0]"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -306,6 +307,24 @@ def test_what_does_not_fit_gets_both_numbers(
     assert caught.value.status == 400
     for number in numbers:
         assert number in caught.value.message
+
+
+def test_no_top_p_at_all_leaves_the_likeliest_token() -> None:
+    (work,) = fit(chat(top_p=0), [np.arange(3, dtype="<u4")], FACTS, frozenset(), seed=1)
+    assert 0 < work.sampling.top_p < 1e-6
+
+
+def test_a_role_that_is_none_is_answered_with_those_that_are() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[{"role": "ai", "content": "x"}])
+    assert caught.value.param == "messages[0].role"
+    assert "'ai'; roles are system, developer, user and assistant" in caught.value.message
+
+
+def test_an_answer_that_is_cut_off_says_why() -> None:
+    codes = [cancelled(why).code for why in get_args(WhyCancelled)]
+    assert codes == ["cancelled", "slow_reader", "stopped"]
+    assert cancelled("stopped").status == 503 and "ask again" in cancelled("stopped").message
 
 
 def test_a_mesh_that_still_loads_does_not_say_that_it_is_overloaded() -> None:

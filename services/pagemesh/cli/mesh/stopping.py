@@ -42,6 +42,8 @@ async def drain(mesh: Supervisor, screen: Screen, *, drain_ms: int) -> None:
     screen.line("stopping")
 
     def tell() -> None:
+        if mesh.killed:
+            return
         names = ", ".join(mesh.stopping_names) or "a service"
         screen.line(
             f"waiting for {names} to finish what runs, up to {drain_ms / 1_000:g} s; "

@@ -17,6 +17,8 @@ class Supervisor:
     def __init__(self, children: Iterable[Child], failure: asyncio.Future[PagemeshError]) -> None:
         self.children = tuple(children)
         self._failure = failure
+        self.killed = False
+        """Nobody is waited for any more."""
 
     @property
     def stopping_names(self) -> list[str]:
@@ -34,6 +36,7 @@ class Supervisor:
             await asyncio.gather(*(child.stop(grace_ms) for child in members))
 
     def kill(self) -> None:
+        self.killed = True
         for child in self.children:
             child.kill()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pagemesh.gateway.calls.events import WhyCancelled
 from pagemesh.wire.errors import (
     Busy,
     DeadlineExceeded,
@@ -27,6 +28,11 @@ from pagemesh.wire.errors import (
     Superseded,
 )
 
+_CANCELLED: dict[WhyCancelled, tuple[str, str]] = {
+    "left": ("cancelled", "the request was cancelled"),
+    "slow": ("slow_reader", "the answer was read too slowly, and too much of it waited"),
+    "stopped": ("stopped", "the gateway was stopped before the answer was whole; ask again"),
+}
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -85,6 +91,12 @@ def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
 def unsupported(param: str, what: str = "") -> ApiError:
     name = what or param
     return ApiError(400, f"not supported yet: {name}", param, "unsupported_parameter")
+
+
+def cancelled(why: WhyCancelled) -> ApiError:
+    """What a client hears, if it is still there, of an answer that nobody waited for."""
+    code, text = _CANCELLED[why]
+    return ApiError(503, text, code=code)
 
 
 def from_fault(fault: Fault) -> ApiError:

@@ -193,6 +193,8 @@ def _named(text: str) -> ApiError:
             name = param[:_BRIEF_MAX]
             return ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
         return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+    if param.endswith(".role"):
+        message += "; roles are system, developer, user and assistant"
     shown = f"{param}: {message}" if param else f"the body: {message}"
     return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
 

@@ -29,7 +29,7 @@ LOGIT_BIASES_MAX = 1_024
 TOKEN_MAX = 0xFFFF_FFFF
 
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopP = Annotated[float, Meta(ge=0.0, le=1.0)]
 TopK = Annotated[int, Meta(ge=-1, le=1 << 31)]
 MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=10.0)]

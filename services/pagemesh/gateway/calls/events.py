@@ -103,9 +103,15 @@ class WorkerLost:
     worker: Worker
 
 
+WhyCancelled = Literal["left", "slow", "stopped"]
+"""The client disconnected, it reads too slowly, or the gateway stops."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nobody listens any more: disconnected, or reads too slowly."""
+    """Nobody will hear the answer."""
+
+    why: WhyCancelled = "left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """By the client."""
+    """Nobody will hear it."""
+
+    why: WhyCancelled = "left"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,12 +95,16 @@ def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
             raise bad("stop_token_ids", f"token {token} is not below {vocab}")
 
 
+_TOP_P_MIN = 1e-9
+"""The likeliest token has more in any vocabulary: OpenAI's 0 leaves that one alone."""
+
+
 def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) -> Sampling:
     stop_tokens = set(ask.stop_tokens) | (frozenset() if ask.ignore_eos else end_tokens)
     return Sampling(
         temperature=ask.temperature,
         top_k=ask.top_k,
-        top_p=ask.top_p,
+        top_p=max(ask.top_p, _TOP_P_MIN),
         min_p=ask.min_p,
         presence_penalty=ask.presence_penalty,
         frequency_penalty=ask.frequency_penalty,

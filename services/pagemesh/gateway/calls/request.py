@@ -90,9 +90,9 @@ class RequestCore:
                     self._missed(choice, worker, now_ms)
             case ev.WorkerLost(worker):
                 self._worker_lost(worker, now_ms)
-            case ev.ClientGone():
+            case ev.ClientGone(why):
                 self._abort([c for c in self.choices if c.live], "client")
-                self._end(ev.Cancelled())
+                self._end(ev.Cancelled(why))
         self._settle(now_ms)
         return self._out
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pagemesh.gateway.actor import GatewayActor
-from pagemesh.gateway.api.api_errors import ApiError, bad, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
@@ -382,8 +382,8 @@ class Call:
         match event.outcome:
             case ev.Failed(fault):
                 raise from_fault(fault)
-            case ev.Cancelled():
-                raise ApiError(503, "the request was cancelled", code="cancelled")
+            case ev.Cancelled(why):
+                raise cancelled(why)
 
 
 async def off_loop(
