@@ -10,11 +10,20 @@ import click
 import httpx
 from rich.console import Console
 
-from pagemesh.cli.chat_stream import Answer, ChatError, Message, ask, client, served_model
+from pagemesh.cli.chat_stream import (
+    Answer,
+    ChatError,
+    Message,
+    ask,
+    client,
+    served_model,
+    typed,
+)
 from pagemesh.cli.gateway_url import client_config, gateway_flags
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Number
 from pagemesh.cli.word_wrap import WordWrap
+from pagemesh.wire.errors import ConfigError
 
 _HELP = "Type a message; /reset forgets the conversation, /quit or Ctrl-D leaves."
 _MESSAGE_COUNT_MAX = 200
@@ -45,12 +54,14 @@ def chat(
         settings["temperature"] = temperature
     if seed is not None:
         settings["seed"] = seed
-    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    first: list[Message] = [{"role": "system", "content": typed(system)}] if system else []
     with client(config) as http:
         settings["model"] = served_model(http)
         if once is not None:
-            _say(http, settings, [*first, {"role": "user", "content": once}])
+            _say(http, settings, [*first, {"role": "user", "content": typed(once)}])
             return 0
+        if sys.stdin is None:
+            raise ConfigError("there is no standard input to read messages from; use --once TEXT")
         _converse(http, settings, first)
     return 0
 
@@ -62,7 +73,7 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
-            text = input(prompt).strip()
+            text = typed(input(prompt)).strip()
         except (EOFError, KeyboardInterrupt):
             notes.print()
             return

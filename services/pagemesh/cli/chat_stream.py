@@ -56,17 +56,29 @@ class Answer:
         )
 
 
+def typed(text: str) -> str:
+    """What somebody typed or named on a command line, of which Python marks the bytes that it could
+    not read: those that are no UTF-8 become a mark that JSON can hold."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """An HTTP client for the gateway, whose URL may end in ``/v1`` as SDKs want it. Raises
     ``ConfigError`` for what is no URL."""
     headers = {}
     if config.api_key.is_set:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
+        if not config.api_key.reveal().isprintable() or not config.api_key.reveal().isascii():
+            raise ConfigError("PAGEMESH_API_KEY holds what no key has: keys are plain ASCII")
+    wrong = f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL"
     if not config.url.startswith(("http://", "https://")):
-        raise ConfigError(f"PAGEMESH_URL={config.url!r} (--url) is not an http:// or https:// URL")
+        raise ConfigError(wrong)
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     url = config.url.rstrip("/").removesuffix("/v1")
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+    except (httpx.InvalidURL, ValueError):
+        raise ConfigError(wrong) from None
 
 
 def served_model(http: httpx.Client) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import sys
 from typing import ClassVar
 
@@ -13,6 +15,7 @@ from pagemesh.wire.errors import ConfigError, PagemeshError
 
 ERROR_PREFIX = "error: "
 EXIT_CONFIG = 2
+_WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _Lazy(click.Group):
@@ -53,6 +56,9 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    for stream in (sys.stdin, sys.stdout):  # in any locale: bytes in, and some letter out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
     sys.exit(run(arguments))
 
 
@@ -72,6 +78,11 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), EXIT_CONFIG)
     except PagemeshError as error:
         return _fail(str(error), 1)
+    except OSError as error:
+        if error.errno not in _WRITE_ERRORS:
+            raise
+        what = error.filename or "the output"
+        return _fail(f"{what} could not be written: {error.strerror}", 1)
     return code if isinstance(code, int) else 0
 
 

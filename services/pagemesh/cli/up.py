@@ -31,7 +31,7 @@ from pagemesh.cli.mesh.run_folder import (
     url_file_name,
     write_private,
 )
-from pagemesh.cli.mesh.screen import Screen, fitted
+from pagemesh.cli.mesh.screen import Screen, announce, fitted
 from pagemesh.cli.mesh.start_checks import (
     check_model,
     check_room,
@@ -187,7 +187,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
                     return 0
                 screen.settle()
                 seconds = time.monotonic() - started
-                click.echo(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
+                announce(fitted(*_ready(plan, config, nats, folder, seconds), width=_width()))
                 await _unless_stopped(stop.wait(), mesh, stop)
                 await drain(mesh, screen, drain_ms=config.host.drain_ms)
     return 0

@@ -184,7 +184,9 @@ def test_a_wrong_command_is_one_line_and_nobody_is_asked(
     assert door.asked == []
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 200_000, "[]", '{"role": "user"}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 200_000, "[]", '{"role": "user"}', "\xff", r'["\ud800"]']
+)
 def test_a_file_that_holds_no_messages_is_named(
     door: Door, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagemesh.cli.chat_stream import Answer, ChatError, ask, client, events, served_model
+from pagemesh.cli.chat_stream import Answer, ChatError, ask, client, events, served_model, typed
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.main import run
 from pagemesh.runtime.config import Secret
@@ -170,6 +170,26 @@ def test_input_that_is_no_terminal_gets_the_answers_alone_to_the_letter(
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert run(["chat"]) == 0
     assert capsys.readouterr().out == "the quick brown  fox\n" * 2
+
+
+def test_bytes_that_are_no_text_are_asked_with_a_mark_in_their_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, "fox")
+    monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9 \udcc3\udca9\n"))
+    assert run(["chat", "--system", "\udcff"]) == 0
+    assert run(["chat", "--once", "\udcff"]) == 0
+    assert capsys.readouterr().out == "fox\nfox\n"
+    assert typed("caf\udce9 \udcc3\udca9") == "caf\ufffd \u00e9"
+
+
+def test_without_an_input_a_conversation_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, "fox")
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["chat"]) == 2
+    assert "no standard input" in capsys.readouterr().err
 
 
 def test_a_terminal_gets_a_prompt_and_lines_that_break_at_words(

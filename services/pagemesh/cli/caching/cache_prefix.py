@@ -15,7 +15,7 @@ import click
 import httpx
 import msgspec
 
-from pagemesh.cli.chat_stream import answer_of, client
+from pagemesh.cli.chat_stream import answer_of, client, typed
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import ConfigError
@@ -41,11 +41,11 @@ def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
     if prefix.root is not None and prefix.tokens is not None:
         return [(_root(prefix.root), list(prefix.tokens))]
-    body: dict[str, Any] = {"cache_salt": prefix.salt or None}
+    body: dict[str, Any] = {"cache_salt": typed(prefix.salt) or None}
     if prefix.messages is not None:
         body |= {"messages": _messages(prefix.messages), "add_generation_prompt": False}
     else:
-        body["prompt"] = prefix.text
+        body["prompt"] = None if prefix.text is None else typed(prefix.text)
     found = _tokenized(config, body)
     if not found.get("cache_roots"):
         raise ConfigError(f"no worker serves a model at {config.url} yet; wait until it is ready")
@@ -73,6 +73,7 @@ def _root(text: str) -> str:
 def _messages(path: Path) -> list[Any]:
     try:
         found = json.loads(path.read_bytes())
+        json.dumps(found, ensure_ascii=False).encode()  # an escape may name half a character
     except OSError as error:
         raise ConfigError(f"--messages {path}: {error.strerror}") from None
     except (ValueError, RecursionError):

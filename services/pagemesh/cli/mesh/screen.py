@@ -5,10 +5,13 @@ On a terminal the lines are redrawn in place; otherwise each change is a line of
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self, cast
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
@@ -27,11 +30,37 @@ def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
     return "\n  ".join((head, *facts))
 
 
+class Unheard:
+    """A stream whose reader may go at any time: a terminal is closed, a pipe's other end dies, the
+    disk that a log is on is full. What is then written is lost, and that is all."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def announce(text: str) -> None:
+    """A line on stdout, for whoever still reads it."""
+    with contextlib.suppress(OSError):
+        click.echo(text)
+
+
 class Screen:
     """Use as a context manager; ``settle`` ends the loading display."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or _stderr()
         self._states: dict[str, str] = {}
         self._live: Live | None = None
 
@@ -81,3 +110,9 @@ class Screen:
         style = _STYLES.get(state, "red")
         text = Text(f"{name:<{_WIDTH_NAME}} {state}", style)
         return Text("✓ ", "green") + text if state == "ready" else Spinner("dots", text)
+
+
+def _stderr() -> Console:
+    if sys.stderr is None:  # it was closed before we began
+        return Console(quiet=True)
+    return Console(file=cast("IO[str]", Unheard(sys.stderr)), highlight=False)

@@ -1,0 +1,78 @@
+"""What a command writes may reach nobody: terminals are closed, disks fill up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import pty
+import sys
+
+import click
+import pytest
+from tests.unit.cli.test_command_line import error_of
+
+from pagemesh.cli.main import cli, run
+from pagemesh.cli.mesh.screen import Screen, Unheard, announce
+
+
+class Full(io.StringIO):
+    """A file on a full disk."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_mesh_goes_on_when_nobody_can_read_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Full())
+    monkeypatch.setattr(sys, "stdout", Full())
+    screen = Screen()
+    with screen:
+        screen.change("pager", "ready")
+        screen.line("stopping")
+    announce("ready http://127.0.0.1:8000")
+
+
+def test_what_can_be_read_is_written_as_it_is() -> None:
+    kept = io.StringIO()
+    stream = Unheard(kept)
+    assert stream.write("line") == 4 and kept.getvalue() == "line"
+    assert not stream.isatty()
+
+
+def test_a_closed_terminal_stops_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    terminal = os.fdopen(theirs, "w")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Screen() as screen:
+        screen.expect("pager")
+        os.close(ours)
+        screen.line("stopping")
+    with contextlib.suppress(OSError):  # what it could not write it tries again
+        terminal.close()
+
+
+def test_a_command_whose_output_cannot_be_written_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = cli.get_command(click.Context(cli), "plan")
+    assert command is not None
+    monkeypatch.setattr(command, "callback", lambda **_: Full().write(""))
+    assert run(["plan"]) == 1
+    assert (
+        capsys.readouterr().err
+        == "error: the output could not be written: No space left on device\n"
+    )
+
+
+def test_a_key_or_a_url_that_is_none_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "'http://[::1' (--url) is not" in error_of(capsys, "chat", "--url", "http://[::1")
+    monkeypatch.setenv("PAGEMESH_API_KEY", "schl\u00fcssel")
+    line = error_of(capsys, "chat", "--url", "http://127.0.0.1:1", "--once", "hello")
+    assert line.startswith("error: PAGEMESH_API_KEY holds what no key has")
