@@ -24,31 +24,44 @@ struct Match {
   bool is_long() const { return length >= kMatchLong; }
 };
 
-// The last place before `end` with `token`; -1: there is none.
-inline long last_place_of(uint32_t token, const uint32_t* history, long end) {
-  constexpr long kBlock = 32;
-  while (end >= kBlock) {  // without a branch in it, so that compilers make vectors of it
-    uint32_t found = 0;
-    for (long i = 1; i <= kBlock; ++i) found |= history[end - i] == token;
-    if (found) break;
-    end -= kBlock;
+// The last place up to `end`, and not before `length`, where the last `length` tokens end, too; 0:
+// there is none.
+inline long last_place(const uint32_t* history, long count, long end, long length) {
+  constexpr long kBlock = 32;  // places looked at together, so that compilers make vectors of it
+  const uint32_t* last = history + count;
+  for (; end - length >= kBlock; end -= kBlock) {
+    const uint32_t* places = history + end - kBlock + 1;
+    uint32_t same[kBlock], any = 1;
+    for (long j = 0; j < kBlock; ++j) same[j] = 1;
+    // What makes a match longer than the one before is seldom there: that first.
+    for (long back = length; back > 0 && any; --back) {
+      any = 0;
+      for (long j = 0; j < kBlock; ++j) any |= same[j] &= places[j - back] == last[-back];
+    }
+    for (long j = kBlock; any && j-- > 0;) {
+      if (same[j]) return end - kBlock + 1 + j;
+    }
   }
-  while (--end >= 0 && history[end] != token) continue;
-  return end;
+  for (; end >= length; --end) {
+    long equal = 0;
+    while (equal < length && history[end - 1 - equal] == last[-1 - equal]) ++equal;
+    if (equal == length) return end;
+  }
+  return 0;
 }
 
 // The longest match in `history`; the latest of equally long ones.
 inline Match longest_match(const uint32_t* history, long count) {
   Match found;
-  for (long end = count - 1; end >= kMatchMin && found.length < kMatchMax; --end) {
-    end = last_place_of(history[count - 1], history, end) + 1;
-    if (end < kMatchMin || history[end - 2] != history[count - 2]) continue;
-    long length = 2;
+  long end = count - 1;
+  for (long length = kMatchMin; length <= kMatchMax; ++length) {
+    end = last_place(history, count, end, length);
+    if (!end) break;
     while (length < end && length < kMatchMax &&
            history[end - 1 - length] == history[count - 1 - length]) {
       ++length;
     }
-    if (length >= kMatchMin && length > found.length) found = {end, length};
+    found = {end, length};
   }
   return found;
 }

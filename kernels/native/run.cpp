@@ -246,7 +246,7 @@ bool goes_on(const PmRun& run, const Rows& rows, long i, long drawn, int64_t tok
 }
 
 // What the guesses of sequence i were worth, of which `right` were drawn, too.
-void learn(const PmRun& run, const Rows& rows, long i, const int64_t* drawn, long right) {
+void learn(const Rows& rows, long i, const int64_t* drawn, long right) {
   if (rows.guess(i) == kNoColumn) return;
   if (!rows.drafts(i)) right = rows.guess(i) == drawn[0];
   const long next = rows.first(i) + right + 1;
@@ -267,7 +267,7 @@ bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* righ
       ++count;
     }
     right[i] = count;
-    if (run.drafts) learn(run, rows, i, drawn + first, count);
+    if (run.drafts) learn(rows, i, drawn + first, count);
     all_go_on = all_go_on && goes_on(run, rows, i, count, drawn[first + count]);
   }
   return all_go_on;
