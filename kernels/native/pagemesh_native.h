@@ -225,7 +225,8 @@ struct PmRun {
   float* hidden;
   float* logits;            // of the last step, a row for each sequence
   const PmDrafts* drafts;   // or null
-  const PmDraws* draws;     // uniforms: [token_count][sequences]; null: the first of the highest
+  // uniforms: [token_count][sequences]. Null, or a temperature of 0: the first of the highest.
+  const PmDraws* draws;
   double* sums;             // [rows of a step][blocks]
   const int64_t* stops;     // of row i: [stop_indptr[i], stop_indptr[i + 1])
   const int64_t* stop_indptr;

@@ -169,46 +169,57 @@ class Rows {
 class Draws {
  public:
   explicit Draws(const PmRun& run, long rows_max)
-      : run_(run), index_(rows_max), top_k_(rows_max), uniforms_(rows_max), top_p_(rows_max),
-        temperatures_(rows_max), min_p_(rows_max), tokens_(rows_max) {}
+      : run_(run), index_(rows_max), top_k_(rows_max), columns_(rows_max), uniforms_(rows_max),
+        top_p_(rows_max), temperatures_(rows_max), min_p_(rows_max), tokens_(rows_max) {}
 
   const int64_t* tokens() const { return tokens_.at; }
 
   void draw(const Rows& rows, int threads) {
     const long count = rows.batch().rows, width = run_.decoder->vocab;
-    if (run_.draws) return draw_warm(rows, count, width, threads);
-    pm::parallel(count * width <= kAloneColumns ? 1 : threads, [&] {
+    long warm = 0;
+    for (long row = 0; row < count; ++row) {
+      if (is_warm(rows.sequence(row))) note_warm(rows, row, warm++);
+    }
+    if (warm) draw_warm(warm, count, width, threads);
+    if (warm == count) return;
+    pm::parallel((count - warm) * width <= kAloneColumns ? 1 : threads, [&] {
       for (long row = pm::thread_index(); row < count; row += pm::thread_count()) {
+        if (is_warm(rows.sequence(row))) continue;
         tokens_[row] = highest_column(run_.logits + row * width, width);
       }
     });
   }
 
  private:
-  void draw_warm(const Rows& rows, long count, long width, int threads) {
-    const PmDraws& of = *run_.draws;  // of sequences; those of their rows are the same
-    for (long row = 0; row < count; ++row) {
-      const long i = rows.sequence(row);
-      index_[row] = row;
-      uniforms_[row] = of.uniforms[rows.ordinal(row) * of.count + i];
-      temperatures_[row] = of.temperatures[i];
-      if (of.min_p) min_p_[row] = of.min_p[i], top_k_[row] = of.top_k[i], top_p_[row] = of.top_p[i];
-    }
-    const bool limited = of.min_p != nullptr;
+  bool is_warm(long sequence) const { return run_.draws && run_.draws->temperatures[sequence] > 0; }
+
+  // What is said of its sequence, for a row to be drawn as the one at `place`.
+  void note_warm(const Rows& rows, long row, long place) {
+    const PmDraws& of = *run_.draws;
+    const long i = rows.sequence(row);
+    index_[place] = row;
+    uniforms_[place] = of.uniforms[rows.ordinal(row) * of.count + i];
+    temperatures_[place] = of.temperatures[i];
+    if (!of.min_p) return;
+    min_p_[place] = of.min_p[i], top_k_[place] = of.top_k[i], top_p_[place] = of.top_p[i];
+  }
+
+  void draw_warm(long warm, long count, long width, int threads) {
+    const bool limited = run_.draws->min_p != nullptr;
     const PmDraws draws{index_.at, temperatures_.at, uniforms_.at, limited ? min_p_.at : nullptr,
-                        limited ? top_k_.at : nullptr, limited ? top_p_.at : nullptr, count};
-    pm_softmax_draw(run_.logits, width, count, &draws, width, nullptr, run_.sums, tokens_.at,
+                        limited ? top_k_.at : nullptr, limited ? top_p_.at : nullptr, warm};
+    pm_softmax_draw(run_.logits, width, count, &draws, width, nullptr, run_.sums, columns_.at,
                     threads);
     const long blocks = (width + PM_SUM_BLOCK - 1) / PM_SUM_BLOCK;
-    for (long row = 0; row < count; ++row) {
+    for (long place = 0; place < warm; ++place) {
       double sum = 0.0;
-      for (long block = 0; block < blocks; ++block) sum += run_.sums[row * blocks + block];
-      if (!isfinite(sum)) tokens_[row] = kNoColumn;
+      for (long block = 0; block < blocks; ++block) sum += run_.sums[place * blocks + block];
+      tokens_[index_[place]] = isfinite(sum) ? columns_[place] : kNoColumn;
     }
   }
 
   const PmRun& run_;
-  Kept<int64_t> index_, top_k_;
+  Kept<int64_t> index_, top_k_, columns_;  // of rows that have a temperature
   Kept<double> uniforms_, top_p_;
   Kept<float> temperatures_, min_p_;
   Kept<int64_t> tokens_;

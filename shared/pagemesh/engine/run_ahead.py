@@ -42,8 +42,7 @@ def can_run(plan: StepPlan) -> bool:
     """Whether more steps may follow, which draw one plain token a row and nothing else."""
     if plan.copies or not plan.repeat_count:
         return False
-    hot = {row.samples[0].sampling.temperature > 0.0 for row in plan.rows if row.samples}
-    return len(hot) == 1 and all(
+    return all(
         len(row.tokens) == len(row.samples) == 1
         and row.score_from is None
         and _is_plain(row.samples[0])
@@ -100,7 +99,7 @@ def terms_of(plan: StepPlan, leases: LeaseWatch, ahead: Ahead, guesses: Guesses)
         token_count=count,
         leases=leases,
         stops=[tuple(row.stops) for row in plan.rows],
-        heat=_heat(samples, count) if samples[0].sampling.temperature > 0.0 else None,
+        heat=_heat(samples, count),
         for_us=ahead.for_us,
         end=ahead.end,
         waiting=ahead.waiting,
@@ -152,12 +151,16 @@ def _is_plain(sample: Sample) -> bool:
     )
 
 
-def _heat(samples: Sequence[Sample], step_count: int) -> Heat:
+def _heat(samples: Sequence[Sample], step_count: int) -> Heat | None:
     values = [sample.sampling for sample in samples]
+    temperatures = np.array([one.temperature for one in values], np.float64)
+    hot = temperatures > 0.0
+    if not hot.any():
+        return None
     steps = np.arange(step_count, dtype=np.uint64)[:, None]
     first = np.array([sample.generated_count for sample in samples], np.uint64)
     heat = Heat(
-        np.maximum(np.array([one.temperature for one in values], np.float32), TEMPERATURE_MIN),
+        np.where(hot, np.maximum(temperatures.astype(np.float32), TEMPERATURE_MIN), np.float32(0)),
         uniforms(
             np.array([one.seed for one in values], np.uint64),
             np.array([sample.key.choice for sample in samples], np.uint64),

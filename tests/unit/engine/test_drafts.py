@@ -104,8 +104,8 @@ def accepted(steps: Steps) -> int:
 
 @pytest.mark.parametrize(
     "samplings",
-    [(GREEDY,), (GREEDY,) * 3, (HOT,) * 2, (HOT, LIMITED, HOT)],
-    ids=["one", "greedy", "hot", "limited"],
+    [(GREEDY,), (GREEDY,) * 3, (HOT,) * 2, (HOT, LIMITED, HOT), (HOT, GREEDY, LIMITED)],
+    ids=["one", "greedy", "hot", "limited", "mixed"],
 )
 def test_drafts_that_are_right_save_steps_and_change_no_token(
     level: CpuLevel, host: Host, samplings: tuple[Sampling, ...]
@@ -135,7 +135,7 @@ def test_a_step_has_no_more_rows_than_it_may(
 @pytest.mark.parametrize("seed", range(12))
 def test_wrong_drafts_change_no_token(host: Host, seed: int) -> None:
     dice = np.random.default_rng(seed)
-    samplings = [(GREEDY, GREEDY), (HOT, HOT)][seed % 2]
+    samplings = [(GREEDY, GREEDY), (HOT, HOT), (GREEDY, HOT)][seed % 3]
     plan = plan_of(host, *samplings)
     tokens = alone(host, plan)
     told = [list(own) for own in tokens]

@@ -56,8 +56,8 @@ def starts(steps: Steps) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "samplings",
-    [(GREEDY,), (GREEDY,) * 3, (HOT, HOT), (HOT, LIMITED, HOT)],
-    ids=["one greedy", "greedy", "hot", "limited"],
+    [(GREEDY,), (GREEDY,) * 3, (HOT, HOT), (HOT, LIMITED, HOT), (GREEDY, HOT, GREEDY, LIMITED)],
+    ids=["one greedy", "greedy", "hot", "limited", "mixed"],
 )
 def test_a_run_draws_what_its_steps_draw_one_by_one(
     host: Host, samplings: tuple[Sampling, ...]
@@ -203,7 +203,6 @@ def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
     plan = plan_of(host, GREEDY, GREEDY, repeat_count=5)
     assert can_run(plan)
     for other in (
-        HOT,  # beside one that is greedy
         Sampling(temperature=0.0, max_tokens=64, logprobs=0),
         Sampling(temperature=0.0, max_tokens=64, presence_penalty=0.5),
         Sampling(temperature=0.0, max_tokens=64, min_tokens=3),

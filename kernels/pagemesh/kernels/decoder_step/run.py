@@ -44,8 +44,8 @@ U32 = NDArray[np.uint32]
 @dataclass(frozen=True, slots=True)
 class Heat:
     """How rows are drawn that have a temperature. ``temperatures``: float32 [rows], each a normal
-    number; ``uniforms``: float64 [steps, rows], in [0, 1); the limits are those of
-    ``softmax_draw``, [rows] each, or all None."""
+    number, or 0 for the first of the highest; ``uniforms``: float64 [steps, rows], in [0, 1); the
+    limits are those of ``softmax_draw``, [rows] each, or all None."""
 
     temperatures: F32
     uniforms: F64
