@@ -58,7 +58,7 @@ const pm::Kernels* kernels = &pm::kPortableKernels;
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 9; }
+PM_EXPORT int pm_abi_version(void) { return 10; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 

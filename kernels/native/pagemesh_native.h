@@ -221,9 +221,9 @@ struct PmRun {
   const PmDecoder* decoder;
   const PmPages* const* pages;
   const PmRows* batch;  // of the first step; all of its rows are wanted, one a sequence
-  float* workspace;     // this and the next two: for so many rows as a step may have
+  float* workspace;         // this and the next two: for so many rows as a step may have
   float* hidden;
-  float* logits;            // of the last step, a row for each sequence
+  float* logits;
   const PmDrafts* drafts;   // or null
   // uniforms: [token_count][sequences]. Null, or a temperature of 0: the first of the highest.
   const PmDraws* draws;
@@ -238,17 +238,16 @@ struct PmRun {
   const uint32_t* end;             // not 0: no further step
   const uint64_t* const* waiting;  // words; not 0: somebody waits for the cores
   long waiting_count;
-  long token_count;   // at most so many are drawn for each sequence, the last one by the caller
-  double for_us;      // no further step is begun after so long
-  int64_t* drawn;     // [sequences][token_count]
-  int32_t* taken;     // [token_count][sequences]: what each step drew; the last but what is left
-  int32_t* drafted;   // [token_count][sequences]: drafts in each step
-  double* took_us;    // [token_count]
+  long token_count;        // drawn for each sequence, at most
+  double for_us;           // no further step is begun after so long
+  int64_t* drawn;          // [sequences][token_count]; -1 from logits that are no numbers
+  int64_t* drawn_count;    // [sequences]; 0 at first, as the next
+  int64_t* drafted_count;  // [sequences]: drafts, right or wrong
+  double* took_us;         // [token_count]
 };
 // How many steps were done, at least one; or minus what is wrong with one (PmBad). A run ends
 // before its time where somebody has to decide: a sequence drew a token that stops it or none at
-// all, has no slot for another, or its lease has ended. What each draws last is left to the caller,
-// from `logits`.
+// all, has no slot for another, or its lease has ended.
 long pm_decoder_run(const PmRun* run, int threads);
 
 // --- What the machine can do (for benchmarks) -------------------------------------------------

@@ -54,7 +54,7 @@ class Rows {
                                                                    : sequences_),
         left_(run.token_count), batch_(*run.batch), tokens_(rows_max_), slots_(rows_max_),
         wanted_(rows_max_), sequence_(rows_max_), position_(rows_max_), first_(sequences_ + 1),
-        counts_(sequences_), guesses_(sequences_), chances_(sequences_) {
+        counts_(run.drawn_count), guesses_(sequences_), chances_(sequences_) {
     for (long row = 0; row < rows_max_; ++row) wanted_[row] = row;
     batch_.tokens = tokens_.at, batch_.slots = slots_.at, batch_.wanted = wanted_.at;
     batch_.sequence = sequence_.at, batch_.position = position_.at;
@@ -160,7 +160,8 @@ class Rows {
   PmRows batch_;
   Kept<int64_t> tokens_, slots_, wanted_;
   Kept<int32_t> sequence_, position_;
-  Kept<long> first_, counts_;
+  Kept<long> first_;
+  int64_t* const counts_;
   Kept<int64_t> guesses_;  // of what each sequence draws next; or kNoColumn
   Kept<float*> chances_;
 };
@@ -284,21 +285,14 @@ bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* righ
   return all_go_on;
 }
 
-// Every sequence takes its drafts that were right and, unless that is left to the caller, what it
-// drew after them.
-void take(const PmRun& run, Rows* rows, const int64_t* drawn, const long* right, bool leaves_last,
-          long step) {
-  const long sequences = run.batch->rows, width = run.decoder->vocab;
+// Every sequence takes its drafts that were right and what it drew after them.
+void take(const PmRun& run, Rows* rows, const int64_t* drawn, const long* right) {
   long most = 0;
-  for (long i = 0; i < sequences; ++i) {
-    const long last = rows->first(i) + right[i], count = right[i] + !leaves_last;
+  for (long i = 0; i < run.batch->rows; ++i) {
+    const long count = right[i] + 1;
     most = count > most ? count : most;
-    run.taken[step * sequences + i] = static_cast<int32_t>(count);
+    run.drafted_count[i] += rows->drafts(i);
     rows->take(i, drawn + rows->first(i), count);
-    if (leaves_last && last != i) {
-      memcpy(run.logits + i * width, run.logits + last * width,
-             sizeof(float) * static_cast<size_t>(width));
-    }
   }
   rows->use_up(most);
 }
@@ -313,10 +307,9 @@ long of_sequence(const Rows& rows, long bad) {
 
 extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
   const PmRun& run = *given;
-  const long sequences = run.batch->rows;
   Rows rows(run);
   Draws draws(run, rows.rows_max());
-  Kept<long> right(sequences);
+  Kept<long> right(run.batch->rows);
   const double began_us = pm::now_us();
   double since_us = began_us;
   long done = 0;
@@ -325,23 +318,15 @@ extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
     const long bad = pm_decoder_step(run.decoder, run.pages, &rows.batch(), run.workspace,
                                      run.hidden, run.logits, nullptr, threads);
     if (bad) return -of_sequence(rows, bad);
-    for (long i = 0; i < sequences; ++i) {
-      run.drafted[done * sequences + i] = static_cast<int32_t>(rows.drafts(i));
-      right[i] = 0;
-    }
-    const bool stand = leases_stand(run);
-    const bool ends =
-        !stand || is_wanted_elsewhere(run) || pm::now_us() - began_us >= run.for_us;
-    bool last = ends;
-    // Of the last step nothing is drawn here but what its drafts are measured by.
-    if (stand && (!ends || rows.batch().rows > sequences)) {
-      draws.draw(rows, threads);
-      last = !verify(run, rows, draws.tokens(), right.at) || ends;
-    }
-    take(run, &rows, draws.tokens(), right.at, last, done);
+    draws.draw(rows, threads);
+    const bool all_go_on = verify(run, rows, draws.tokens(), right.at);
+    take(run, &rows, draws.tokens(), right.at);
     const double at_us = pm::now_us();
     run.took_us[done++] = at_us - since_us;
     since_us = at_us;
-    if (last) return done;
+    if (!all_go_on || !leases_stand(run) || is_wanted_elsewhere(run) ||
+        at_us - began_us >= run.for_us) {
+      return done;
+    }
   }
 }

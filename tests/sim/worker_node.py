@@ -220,7 +220,7 @@ class WorkerNode(Process):
             self.at(span - middle, finish)
 
         def finish() -> None:
-            result = replace(running.finish(), duration_us=int(1_000 * span))
+            result = replace(running.finish(), took_us=(int(1_000 * span),))
             # Whatever the executor says: nothing is published under a lease that has ended.
             for row, outcome in zip(plan.rows, result.rows, strict=True):
                 stands = memory.words.get(row.lease_slot, 0) == row.lease

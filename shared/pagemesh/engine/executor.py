@@ -31,6 +31,7 @@ from pagemesh.engine.worker.plan import (
     StepResult,
     StepRow,
     TokenScores,
+    revoked_row,
 )
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, RunDone, RunTerms
@@ -38,9 +39,7 @@ from pagemesh.wire.pager_messages import SessionOpened
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-RunSteps = Callable[
-    [torch.Tensor, RaggedBatch, torch.Tensor, KvPool, RunTerms], tuple[torch.Tensor, RunDone]
-]
+RunSteps = Callable[[torch.Tensor, RaggedBatch, torch.Tensor, KvPool, RunTerms], RunDone]
 """See ``kernels.decoder_step.run``."""
 _SCORED_ROWS_MAX = 64
 """Rows of logits held at once while a prompt is scored: a vocabulary wide each."""
@@ -126,49 +125,49 @@ class ModelExecutor:
         with torch.inference_mode():
             results = iter(self._compute(pool, live))
         computed = [
-            next(results) if stand else RowResult(row.key, row.lease, revoked=True)
+            next(results) if stand else revoked_row(row)
             for row, stand in zip(plan.rows, stood, strict=True)
         ]
         self._device.finish()
-        stands = fence.leave(plan.rows, stood)
-        return StepResult(
-            step=plan.step,
-            rows=tuple(
-                result if stand else RowResult(result.key, result.lease, revoked=True)
-                for result, stand in zip(computed, stands, strict=True)
-            ),
-            duration_us=(time.perf_counter_ns() - started_ns) // 1_000,
-        )
+        took_us = (time.perf_counter_ns() - started_ns) // 1_000
+        return self._left(plan, computed, stood, (took_us,))
 
-    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
-        """Compute a plan and, where one native call can, what follows it for ``ahead``: plans and
-        results, with the bits that each would have alone. Raises like ``run``."""
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
+        """Compute a plan and, where one native call can, what follows it for ``ahead``, with the
+        bits that each step would have alone. Raises like ``run``."""
         pool, fence = self._pool, self._fence
         run = self._decoder.run if ahead.for_us > 0.0 and run_ahead.can_run(plan) else None
         if pool is None or fence is None or run is None:
-            return ((plan, self.run(plan)),)
+            return self.run(plan)
         started_ns = time.perf_counter_ns()
         stood = fence.enter(plan.rows)
         if not all(stood):
-            return ((plan, self.run(plan)),)
+            return self.run(plan)
         terms = run_ahead.terms_of(plan, fence.watch, ahead, self._guesses)
         with torch.inference_mode():
             made = self._arrays.arrays(plan.rows)
-            logits, done = run(made.tokens, made.batch, made.wanted, pool.pages, terms)
-            whole = run_ahead.unrolled(plan, done)
-            drawn = self._device.draw(logits, np.arange(len(plan.rows)), whole.samples)
-        last = whole.plan
-        stands = fence.leave(last.rows, stood)
-        rows = tuple(
-            whole.result_of(index, one)
-            if stand
-            else RowResult(last.rows[index].key, last.rows[index].lease, revoked=True)
-            for index, (one, stand) in enumerate(zip(drawn, stands, strict=True))
-        )
+            done = run(made.tokens, made.batch, made.wanted, pool.pages, terms)
+        computed = run_ahead.results_of(plan, done)
+        took_us = [int(step_us) for step_us in done.took_us]
         # What is done once for all of them is time of the last.
-        before_us = sum(result.duration_us for _, result in whole.steps)
-        took_us = (time.perf_counter_ns() - started_ns) // 1_000 - before_us
-        return (*whole.steps, (last, StepResult(last.step, rows, took_us)))
+        took_us[-1] += (time.perf_counter_ns() - started_ns) // 1_000 - sum(took_us)
+        return self._left(plan, computed, stood, tuple(took_us))
+
+    def _left(
+        self,
+        plan: StepPlan,
+        computed: Sequence[RowResult],
+        stood: Sequence[bool],
+        took_us: tuple[int, ...],
+    ) -> StepResult:
+        """What came of ``plan``, of rows whose leases still stand."""
+        assert self._fence is not None
+        stands = self._fence.leave(plan.rows, stood)
+        rows = tuple(
+            result if stand else revoked_row(row)
+            for row, result, stand in zip(plan.rows, computed, stands, strict=True)
+        )
+        return StepResult(plan.step, rows, took_us)
 
     def _compute(self, pool: WorkerPool, rows: Sequence[StepRow]) -> list[RowResult]:
         if not rows:

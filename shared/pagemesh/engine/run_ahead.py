@@ -1,13 +1,11 @@
-"""Steps of a run in one native call: which plans allow it, and what came of each step.
+"""Steps of a run in one native call: which plans allow it, and what came of them.
 
-The rules are those of ``plan_after`` and of ``sampler``, and so are the bits: what is left to
-Python is a run's last step, which draws as any step does.
+The rules are those of ``plan_after`` and of ``sampler``, and so are the bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +18,7 @@ from pagemesh.engine.worker.plan import (
     RowResult,
     Sample,
     StepPlan,
-    StepResult,
-    plan_after,
+    StepRow,
 )
 from pagemesh.kernels.native.headers import LeaseWatch
 from pagemesh.kernels.native.library import CHANCES
@@ -48,26 +45,6 @@ def can_run(plan: StepPlan) -> bool:
         and _is_plain(row.samples[0])
         for row in plan.rows
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Unrolled:
-    """A run, step by step. ``steps``: all but the last, whose plan is ``plan``. There every row
-    draws from its logits by ``samples``, after the tokens ``before``; it had ``drafted`` drafts."""
-
-    steps: list[tuple[StepPlan, StepResult]]
-    plan: StepPlan
-    samples: list[Sample]
-    before: list[tuple[int, ...]]
-    drafted: list[int]
-
-    def result_of(self, row: int, drawn: Drawn) -> RowResult:
-        """Of the last step."""
-        own = self.plan.rows[row]
-        return RowResult(
-            own.key, own.lease, False, (drawn,), before=self.before[row],
-            drafted_count=self.drafted[row],
-        )  # fmt: skip
 
 
 class Guesses:
@@ -107,34 +84,23 @@ def terms_of(plan: StepPlan, leases: LeaseWatch, ahead: Ahead, guesses: Guesses)
     )
 
 
-def unrolled(plan: StepPlan, done: RunDone) -> Unrolled:
-    """What the steps of a run were and drew."""
-    steps: list[tuple[StepPlan, StepResult]] = []
-    tokens = done.drawn.tolist()
-    at = [0] * len(plan.rows)
-    taken_last = len(done.taken) - 1
-    for step, (taken, drafted) in enumerate(
-        zip(done.taken.tolist(), done.drafted.tolist(), strict=True)
-    ):
-        own = [tuple(tokens[row][at[row] : at[row] + count]) for row, count in enumerate(taken)]
-        if step == taken_last:
-            samples = [row.samples[0].after(*one) for row, one in zip(plan.rows, own, strict=True)]
-            return Unrolled(steps, plan, samples, own, drafted)
-        rows = tuple(
-            RowResult(
-                row.key, row.lease, False, (Drawn(row.samples[0].key, one[-1]),), before=one[:-1],
-                drafted_count=drafts,
-            )
-            for row, one, drafts in zip(plan.rows, own, drafted, strict=True)
-        )  # fmt: skip
-        result = StepResult(plan.step, rows, int(done.took_us[step]))
-        steps.append((plan, result))
-        at = [start + count for start, count in zip(at, taken, strict=True)]
-        following = plan_after(plan, result)
-        if following is None:
-            raise RuntimeError(f"step {plan.step} of a run went on where it had to end")
-        plan = following
-    raise RuntimeError(f"step {plan.step} of a run did nothing")
+def results_of(plan: StepPlan, done: RunDone) -> list[RowResult]:
+    """What the steps of a run drew, row by row."""
+    return [
+        _result(row, tokens[:count], drafted)
+        for row, tokens, count, drafted in zip(
+            plan.rows, done.drawn.tolist(), done.counts.tolist(), done.drafted.tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+
+
+def _result(row: StepRow, tokens: list[int], drafted_count: int) -> RowResult:
+    *before, last = tokens
+    drawn = Drawn(row.samples[0].key, max(last, 0), poisoned=last < 0)
+    return RowResult(
+        row.key, row.lease, False, (drawn,), before=tuple(before), drafted_count=drafted_count
+    )
 
 
 def _history(sample: Sample) -> U32:

@@ -58,6 +58,27 @@ def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
     steps: list[tuple[StepPlan, StepResult]] = []
     following: StepPlan | None = plan
     while following is not None:
-        steps.extend(host.executor.run_on(following, Ahead(for_us)))
+        steps.append((following, host.executor.run_on(following, Ahead(for_us))))
         following = plan_after(*steps[-1])
     return tuple(steps)
+
+
+def call(host: Host, plan: StepPlan, given: Ahead | None = None) -> Steps:
+    """One of the executor's: as much of the run as it may compute."""
+    return ((plan, host.executor.run_on(plan, given or Ahead(LONG_US))),)
+
+
+def tokens_of(steps: Steps, row: int) -> list[int]:
+    """What a row drew."""
+    outcomes = [result.rows[row] for _, result in steps]
+    return [token for one in outcomes for token in (*one.before, *(d.token for d in one.drawn))]
+
+
+def all_tokens(steps: Steps) -> list[list[int]]:
+    """What each row drew."""
+    return [tokens_of(steps, row) for row in range(len(steps[0][0].rows))]
+
+
+def step_count(steps: Steps) -> int:
+    """In how many steps."""
+    return sum(len(result.took_us) for _, result in steps)

@@ -22,8 +22,12 @@ from tests.unit.engine.runs import (
     TRIES,
     Steps,
     ahead,
+    all_tokens,
+    call,
     load_twin,
     one_by_one,
+    step_count,
+    tokens_of,
 )
 from tests.unit.engine.test_executor import Host, make_row
 
@@ -67,13 +71,7 @@ def plan_of(host: Host, *samplings: Sampling, repeat_count: int = REPEATS) -> St
 
 def alone(host: Host, plan: StepPlan) -> list[list[int]]:
     """What each row draws, step by step and without drafts."""
-    steps = one_by_one(host, plan)
-    return [drawn(steps, row) for row in range(len(plan.rows))]
-
-
-def drawn(steps: Steps, row: int) -> list[int]:
-    outcomes = [result.rows[row] for _, result in steps]
-    return [token for one in outcomes for token in (*one.before, *(d.token for d in one.drawn))]
+    return all_tokens(one_by_one(host, plan))
 
 
 def knowing(plan: StepPlan, tokens: list[list[int]]) -> StepPlan:
@@ -90,16 +88,22 @@ def knowing(plan: StepPlan, tokens: list[list[int]]) -> StepPlan:
 
 def assert_drawn(steps: Steps, tokens: list[list[int]]) -> None:
     """Each row drew ``tokens``, as far as it came until what all may draw was used up."""
-    own = [drawn(steps, row) for row in range(len(tokens))]
+    own = all_tokens(steps)
     assert own == [whole[: len(one)] for one, whole in zip(own, tokens, strict=True)]
+    assert max(map(len, own)) <= len(tokens[0])
     used = [max(1 + len(row.before) for row in result.rows) for _, result in steps]
     assert sum(used) == len(tokens[0])
     for plan, result in steps:
-        assert all(row.drafted_count <= plan.repeat_count for row in result.rows)
+        single = len(result.took_us) == 1
+        assert all(row.drafted_count <= plan.repeat_count for row in result.rows if single)
+
+
+def drafted(steps: Steps) -> int:
+    return sum(row.drafted_count for _, result in steps for row in result.rows)
 
 
 def accepted(steps: Steps) -> int:
-    return sum(len(row.before) for _, result in steps for row in result.rows)
+    return sum(result.accepted_count(row) for _, result in steps for row in result.rows)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,15 @@ def test_drafts_that_are_right_save_steps_and_change_no_token(
 ) -> None:
     plan = plan_of(host, *samplings)
     tokens = alone(host, plan)
+    each = ahead(host, knowing(plan, tokens), for_us=1.0)
+    assert_drawn(each, tokens)
+    host.executor = guessing(host)
     steps = ahead(host, knowing(plan, tokens))
     assert_drawn(steps, tokens)
-    assert len(steps) < len(tokens[0]) and accepted(steps)
+    assert drafted(steps) == drafted(each) and accepted(steps) == accepted(each)
+    assert step_count(steps) < len(tokens[0]) and accepted(steps)
     if len(samplings) == 1:
-        assert len(steps) <= -(-len(tokens[0]) // 4), "two drafts, then more and more"
+        assert step_count(steps) <= -(-len(tokens[0]) // 4), "two drafts, then more and more"
 
 
 @pytest.mark.parametrize(("rows_max", "most"), [(2, 0), (3, 0), (4, 1), (7, 4)])
@@ -126,10 +134,10 @@ def test_a_step_has_no_more_rows_than_it_may(
     monkeypatch.setattr(run_ahead, "_STEP_ROWS_MAX", rows_max)
     plan = plan_of(host, GREEDY, GREEDY, GREEDY)
     tokens = alone(host, plan)
-    steps = ahead(host, knowing(plan, tokens))
+    steps = ahead(host, knowing(plan, tokens), for_us=1.0)
     assert_drawn(steps, tokens)
-    drafted = [sum(row.drafted_count for row in result.rows) for _, result in steps]
-    assert max(drafted) == most
+    counts = [sum(row.drafted_count for row in result.rows) for _, result in steps]
+    assert max(counts) == most
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -146,7 +154,7 @@ def test_wrong_drafts_change_no_token(host: Host, seed: int) -> None:
         steps = ahead(host, knowing(plan, told), for_us=for_us)
         assert_drawn(steps, tokens)
         starts = [plan.rows[0].start for plan, _ in steps]
-        grown = [1 + len(result.rows[0].before) for _, result in steps]
+        grown = [len(tokens_of((one,), 0)) for one in steps]
         assert starts[1:] == [a + b for a, b in zip(starts, grown, strict=True)][:-1]
 
 
@@ -161,9 +169,9 @@ def test_what_is_wrong_again_and_again_is_tried_no_more(host: Host) -> None:
         for one in (*whole[at : at + 3], (whole[at + 3] + 1) % VOCAB)
     ]
     steps = ahead(host, knowing(plan, [misleading]), for_us=1.0)
-    drafted = [result.rows[0].drafted_count for _, result in steps]
-    assert drawn(steps, 0) == tokens[0] and 2 <= sum(drafted) <= 16
-    assert not any(drafted[30:])
+    counts = [result.rows[0].drafted_count for _, result in steps]
+    assert tokens_of(steps, 0) == tokens[0] and 2 <= sum(counts) <= 16
+    assert not any(counts[30:])
 
 
 def test_a_stop_among_drafts_ends_a_run_with_the_token_that_it_is(host: Host) -> None:
@@ -172,9 +180,10 @@ def test_a_stop_among_drafts_ends_a_run_with_the_token_that_it_is(host: Host) ->
     at = next(n for n in range(3, REPEATS) if tokens[1][n] not in tokens[1][:n] + tokens[0])
     stops = frozenset({tokens[1][at]})
     rows = tuple(replace(row, stops=stops) for row in knowing(plan, tokens).rows)
-    steps = host.executor.run_on(replace(plan, rows=rows), Ahead(LONG_US))
-    assert drawn(steps, 1) == tokens[1][: at + 1] and len(steps) < at
-    assert drawn(steps, 0) == tokens[0][: len(drawn(steps, 0))]
+    steps = call(host, replace(plan, rows=rows))
+    assert tokens_of(steps, 1) == tokens[1][: at + 1] and step_count(steps) < at
+    own = tokens_of(steps, 0)
+    assert own == tokens[0][: len(own)]
     assert plan_after(*steps[-1]) is None
 
 
@@ -187,7 +196,7 @@ def test_drafts_write_no_slot_beyond_what_may_be_drawn(host: Host) -> None:
     kept = host.pool.pages.memory.clone()
     beyond = tokens[0] + [1, 2, 3, 4, 5, 6, 7, 8]
     steps = ahead(host, knowing(replace(plan, rows=(row,)), [beyond]))
-    assert drawn(steps, 0) == tokens[0]
+    assert tokens_of(steps, 0) == tokens[0]
     changed = (host.pool.pages.memory != kept).view(host.pool.page_count, -1).any(1)
     assert set(changed.nonzero()[:, 0].tolist()) <= set(row.page_table.tolist())
     assert sum(result.rows[0].drafted_count for _, result in steps) <= 6
@@ -200,9 +209,9 @@ def test_drafts_end_where_a_table_does(host: Host, sampling: Sampling) -> None:
     (row,) = knowing(plan, tokens).rows
     short = replace(row, page_table=row.page_table[:-1])
     slots = len(short.page_table) * 16 - row.start
-    steps = host.executor.run_on(replace(plan, rows=(short,)), Ahead(LONG_US))
+    steps = call(host, replace(plan, rows=(short,)))
     assert slots < REPEATS and accepted(steps)
-    assert drawn(steps, 0) == tokens[0][:slots]
+    assert tokens_of(steps, 0) == tokens[0][:slots]
 
 
 def test_drafts_end_with_the_last_position_of_the_model(host: Host) -> None:
@@ -213,9 +222,9 @@ def test_drafts_end_with_the_last_position_of_the_model(host: Host) -> None:
     row = make_row(1, table, prompt, len(prompt) - 1, 1, sampling=GREEDY)
     tokens = alone(host, StepPlan(1, (row,), repeat_count=left - 1))
     known = knowing(StepPlan(1, (row,), repeat_count=REPEATS), [tokens[0] + tokens[0]])
-    steps = host.executor.run_on(known, Ahead(LONG_US))
+    steps = call(host, known)
     assert len(tokens[0]) == left and accepted(steps)
-    assert drawn(steps, 0) == tokens[0]
+    assert tokens_of(steps, 0) == tokens[0]
 
 
 def test_a_lease_that_ended_takes_its_drafts_along(host: Host) -> None:
@@ -232,9 +241,9 @@ def test_a_lease_that_ended_takes_its_drafts_along(host: Host) -> None:
             return run(*arguments)  # type: ignore[arg-type, misc]
 
     host.executor._decoder = Ending()  # type: ignore[assignment]
-    ((_, result),) = host.executor.run_on(known, Ahead(LONG_US))
-    assert [row.revoked for row in result.rows] == [False, True]
-    assert not any(row.before for row in result.rows) and not result.rows[1].drawn
+    result = host.executor.run_on(known, Ahead(LONG_US))
+    assert [row.revoked for row in result.rows] == [False, True] and len(result.took_us) == 1
+    assert not result.rows[1].before and not result.rows[1].drawn
 
 
 def test_a_lease_that_ends_between_two_steps_leaves_the_other_row_what_is_its_own(
@@ -258,14 +267,15 @@ def test_a_lease_that_ends_between_two_steps_leaves_the_other_row_what_is_its_ow
         host.file.headers.set_lease_word(2, stands)
         revoking = threading.Thread(target=revoke)
         revoking.start()
-        steps = host.executor.run_on(known, Ahead(LONG_US))
+        steps = call(host, known)
         revoking.join()
-        if len(steps) > 1 and steps[-1][1].rows[1].revoked:
+        ((_, result),) = steps
+        if step_count(steps) > 1 and result.rows[1].revoked:
             break
-    assert len(steps) > 1 and steps[-1][1].rows[1].revoked, "revoked before or after each run"
+    assert step_count(steps) > 1 and result.rows[1].revoked, "revoked before or after each run"
     assert accepted(steps)
-    for row, own in enumerate(tokens):
-        assert drawn(steps, row) == own[: len(drawn(steps, row))]
+    own = tokens_of(steps, 0)
+    assert own == tokens[0][: len(own)] and not tokens_of(steps, 1)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
@@ -276,8 +286,8 @@ def test_a_row_of_no_numbers_ends_a_run_amid_its_drafts(host: Host, sampling: Sa
     host.pool.pages.memory.view(host.pool.page_count, -1)[page].view(torch.float32).fill_(
         float("nan")
     )
-    ((_, result),) = host.executor.run_on(knowing(plan, tokens), Ahead(LONG_US))
-    assert [row.poisoned for row in result.rows] == [False, True]
+    result = host.executor.run_on(knowing(plan, tokens), Ahead(LONG_US))
+    assert [row.poisoned for row in result.rows] == [False, True] and len(result.took_us) == 1
     assert not result.rows[1].before
     first = result.rows[0]
     assert [*first.before, first.drawn[0].token] == tokens[0][: 1 + len(first.before)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,19 @@ from tests.unit.engine.runs import (
     TRIES,
     Steps,
     ahead,
+    all_tokens,
+    call,
     load_twin,
     one_by_one,
     plan_of,
+    step_count,
 )
 from tests.unit.engine.test_executor import Host
 
+from pagemesh.engine import run_ahead
 from pagemesh.engine.loading import LoadedModel
 from pagemesh.engine.run_ahead import can_run
-from pagemesh.engine.worker.plan import Ahead
+from pagemesh.engine.worker.plan import Ahead, plan_after
 from pagemesh.kernels.native.headers import address_of
 from pagemesh.kernels.ops import Heat, RunTerms
 from pagemesh.wire.work_messages import Sampling
@@ -46,10 +51,6 @@ def host(model: tuple[LoadedModel, object], tmp_path: Path) -> Iterator[Host]:
     made.file.remove()
 
 
-def drawn(steps: Steps) -> list[list[int]]:
-    return [[row.drawn[0].token for row in result.rows] for _, result in steps]
-
-
 def starts(steps: Steps) -> list[list[int]]:
     return [[row.start for row in plan.rows] for plan, _ in steps]
 
@@ -65,33 +66,52 @@ def test_a_run_draws_what_its_steps_draw_one_by_one(
     plan = plan_of(host, *samplings, repeat_count=20)  # past the ends of pages
     alone = one_by_one(host, plan)
     kept = host.pool.pages.memory.clone()
-    whole = host.executor.run_on(plan, Ahead(LONG_US))
-    assert len(whole) == len(alone) == 21
-    assert drawn(whole) == drawn(alone) and starts(whole) == starts(alone)
-    assert [result.rows for _, result in whole] == [result.rows for _, result in alone]
-    assert all(result.duration_us > 0 for _, result in whole)
+    ((_, result),) = whole = call(host, plan)
+    assert step_count(whole) == len(alone) == 21
+    assert all_tokens(whole) == all_tokens(alone)
+    assert all(step_us > 0 for step_us in result.took_us)
+    assert not any(row.drafted_count or result.accepted_count(row) for row in result.rows)
     assert torch.equal(host.pool.pages.memory, kept)
-    assert drawn(ahead(host, plan, for_us=1.0)) == drawn(alone)
+    each = ahead(host, plan, for_us=1.0)
+    assert starts(each) == starts(alone)
+    assert [result.rows for _, result in each] == [result.rows for _, result in alone]
+
+
+def test_what_a_call_takes_beside_its_steps_is_time_of_the_last(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(host, GREEDY, repeat_count=3)
+    prepare = run_ahead.terms_of
+
+    def slowly(*arguments: Any) -> RunTerms:
+        time.sleep(0.05)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(run_ahead, "terms_of", slowly)
+    result = host.executor.run_on(plan, Ahead(LONG_US))
+    assert len(result.took_us) == 4 and result.took_us[-1] >= 50_000
 
 
 def test_a_stop_ends_a_run_with_the_step_that_drew_it(host: Host) -> None:
     plan = plan_of(host, GREEDY, GREEDY, repeat_count=20)
-    tokens = drawn(one_by_one(host, plan))
-    stop = tokens[7][1]
-    at = next(step for step, own in enumerate(tokens) if stop in own)
+    tokens = all_tokens(one_by_one(host, plan))
+    stop = tokens[1][7]
+    at = min(own.index(stop) for own in tokens if stop in own)
     stopping = plan_of(host, GREEDY, GREEDY, repeat_count=20, stops=frozenset({stop}))
-    assert drawn(host.executor.run_on(stopping, Ahead(LONG_US))) == tokens[: at + 1]
+    stopped = call(host, stopping)
+    assert all_tokens(stopped) == [own[: at + 1] for own in tokens]
+    assert plan_after(*stopped[-1]) is None
 
 
 def test_a_run_ends_after_the_step_at_which_somebody_wants_it_to(host: Host) -> None:
     plan = plan_of(host, GREEDY, repeat_count=20)
     wanted = np.ones(1, np.uint32)
-    assert len(host.executor.run_on(plan, Ahead(LONG_US, wanted))) == 1
+    assert step_count(call(host, plan, Ahead(LONG_US, wanted))) == 1
     word = np.ones(1, np.uint64)
-    assert len(host.executor.run_on(plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 1
+    assert step_count(call(host, plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 1
     word[0] = 0
-    assert len(host.executor.run_on(plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 21
-    assert len(host.executor.run_on(plan, Ahead(0.0))) == 1
+    assert step_count(call(host, plan, Ahead(LONG_US, waiting=(address_of(word),)))) == 21
+    assert step_count(call(host, plan, Ahead(0.0))) == 1
 
 
 def test_a_lease_that_ended_ends_a_run_and_what_its_row_computed_counts_for_nothing(
@@ -112,8 +132,8 @@ def test_a_lease_that_ended_ends_a_run_and_what_its_row_computed_counts_for_noth
             return getattr(host.decoder, name)
 
     host.executor._decoder = Ending()  # type: ignore[assignment]
-    ((_, result),) = host.executor.run_on(plan, Ahead(LONG_US))
-    assert [row.revoked for row in result.rows] == [False, True]
+    result = host.executor.run_on(plan, Ahead(LONG_US))
+    assert [row.revoked for row in result.rows] == [False, True] and len(result.took_us) == 1
     assert result.rows[1].drawn == () and result.rows[0].drawn
 
 
@@ -121,7 +141,7 @@ def test_a_lease_that_ends_in_the_middle_of_a_run_ends_it_with_the_step_at_hand(
     host: Host,
 ) -> None:
     plan = plan_of(host, GREEDY, GREEDY, repeat_count=200)
-    alone = drawn(one_by_one(host, plan))
+    alone = all_tokens(one_by_one(host, plan))
     page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
     begun = page.numpy()
     stands = host.file.headers.lease_word(2)
@@ -137,13 +157,13 @@ def test_a_lease_that_ends_in_the_middle_of_a_run_ends_it_with_the_step_at_hand(
         host.file.headers.set_lease_word(2, stands)
         revoking = threading.Thread(target=revoke)
         revoking.start()
-        whole = host.executor.run_on(plan, Ahead(LONG_US))
+        whole = call(host, plan)
         revoking.join()
-        if 1 < len(whole) < 201:
+        if 1 < step_count(whole) < 201:
             break
-    assert 1 < len(whole) < 201, "revoked before or after each run"
-    assert drawn(whole[:-1]) == alone[: len(whole) - 1]
-    assert [row.revoked for row in whole[-1][1].rows] == [False, True]
+    assert 1 < step_count(whole) < 201, "revoked before or after each run"
+    assert all_tokens(whole) == [alone[0][: step_count(whole)], []]
+    assert [row.revoked for row in whole[0][1].rows] == [False, True]
 
 
 def test_a_run_ends_where_a_table_does(host: Host) -> None:
@@ -151,7 +171,7 @@ def test_a_run_ends_where_a_table_does(host: Host) -> None:
     table = plan.rows[0].page_table
     slots = len(table) * 16 - plan.rows[0].start
     longer = replace(plan, repeat_count=slots + 5)
-    assert len(host.executor.run_on(longer, Ahead(LONG_US))) == slots
+    assert step_count(call(host, longer)) == slots
 
 
 def test_terms_that_do_not_fit_are_refused_before_anything_is_written(host: Host) -> None:
@@ -195,8 +215,8 @@ def test_logits_that_are_no_numbers_end_a_run_with_their_row_poisoned(host: Host
         host.pool.pages.memory.view(host.pool.page_count, -1)[page].view(torch.float32).fill_(
             float("nan")
         )
-        ((_, result),) = host.executor.run_on(plan, Ahead(LONG_US))
-        assert [row.poisoned for row in result.rows] == [False, True]
+        result = host.executor.run_on(plan, Ahead(LONG_US))
+        assert [row.poisoned for row in result.rows] == [False, True] and len(result.took_us) == 1
 
 
 def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
@@ -210,7 +230,7 @@ def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
     ):
         mixed = plan_of(host, GREEDY, other, repeat_count=5)
         assert not can_run(mixed)
-        assert len(host.executor.run_on(mixed, Ahead(LONG_US))) == 1
-        assert drawn(ahead(host, mixed)) == drawn(one_by_one(host, mixed))
+        assert step_count(call(host, mixed)) == 1
+        assert all_tokens(ahead(host, mixed)) == all_tokens(one_by_one(host, mixed))
     assert not can_run(replace(plan, repeat_count=0))
     assert not can_run(replace(plan, copies=((1, 2),)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,15 +57,18 @@ class Counting:
         drawn = (Drawn(KEY, row.start + 1),)
         return StepResult(plan.step, (RowResult(KEY, row.lease, revoked=False, drawn=drawn),))
 
-    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
-        began_us, steps = self.clock.now_us(), [(plan, self.run(plan))]
-        while not ahead.end[0] and self.clock.now_us() - began_us < ahead.for_us:
-            following = plan_after(*steps[-1])
-            if following is None:
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
+        began_us, results = self.clock.now_us(), [self.run(plan)]
+        following = plan_after(plan, results[-1])
+        while following is not None and not ahead.end[0]:
+            if self.clock.now_us() - began_us >= ahead.for_us:
                 break
-            steps.append((following, self.run(following)))
-        self.call_steps.append(len(steps))
-        return tuple(steps)
+            results.append(self.run(following))
+            following = plan_after(following, results[-1])
+        self.call_steps.append(len(results))
+        *before, last = (result.rows[0] for result in results)
+        tokens = tuple(row.drawn[0].token for row in before)
+        return StepResult(plan.step, (replace(last, before=tokens),), (1,) * len(results))
 
     def close(self) -> None: ...
 
@@ -76,6 +80,10 @@ def plan(repeat_count: int, *, stops: frozenset[int] = frozenset()) -> StepPlan:
         samples=(Sample(KEY, Sampling(max_tokens=100), tokens, 1),), stops=stops,
     )  # fmt: skip
     return StepPlan(1, (row,), repeat_count=repeat_count)
+
+
+def step_count(report: StepsDone) -> int:
+    return sum(len(result.took_us) for _, result in report.steps)
 
 
 async def reports_of(
@@ -109,24 +117,24 @@ async def test_a_run_goes_on_by_itself_as_often_as_it_may() -> None:
     executor = Counting()
     reports = await reports_of(executor, plan(9))
     assert executor.starts == list(range(10))
-    steps = [step for report in reports for step in report.steps]
-    assert [row.start for planned, _ in steps for row in planned.rows] == list(range(10))
+    rows = [row for report in reports for _, result in report.steps for row in result.rows]
+    assert [token for row in rows for token in (*row.before, row.drawn[0].token)] == [*range(1, 11)]
     assert [report.goes_on for report in reports][-1] is False
 
 
 async def test_fast_steps_are_reported_together_and_slow_ones_at_once() -> None:
     fast = await reports_of(Counting(STREAM_MS // 4), plan(9))
-    assert [len(report.steps) for report in fast] == [1, 4, 4, 1]
+    assert [step_count(report) for report in fast] == [1, 4, 4, 1]
     slow = await reports_of(Counting(2 * STREAM_MS), plan(4))
-    assert [len(report.steps) for report in slow] == [1, 1, 1, 1, 1]
+    assert [step_count(report) for report in slow] == [1, 1, 1, 1, 1]
     each = await reports_of(Counting(STREAM_MS // 4), plan(4), stream_ms=0)
-    assert [len(report.steps) for report in each] == [1, 1, 1, 1, 1]
+    assert [step_count(report) for report in each] == [1, 1, 1, 1, 1]
 
 
 async def test_what_is_reported_together_is_asked_for_in_one_call() -> None:
     executor = Counting(STREAM_MS // 4)
     reports = await reports_of(executor, plan(9))
-    assert executor.call_steps == [len(report.steps) for report in reports] == [1, 4, 4, 1]
+    assert executor.call_steps == [step_count(report) for report in reports] == [1, 4, 4, 1]
 
 
 async def test_a_call_takes_no_longer_than_a_part_of_what_a_step_may() -> None:
@@ -145,9 +153,30 @@ class Wanted(NoTurns):
 async def test_nothing_that_was_drawn_waits_for_the_turn_of_another() -> None:
     executor = Counting(1)
     reports = await reports_of(executor, plan(9), step_us_max=8_000, turns=Wanted(1))
-    assert [len(report.steps) for report in reports] == [1, 2, 2, 2, 2, 1]
+    assert [step_count(report) for report in reports] == [1, 2, 2, 2, 2, 1]
     alone = await reports_of(Counting(1), plan(9), step_us_max=8_000, stream_ms=1_000)
-    assert [len(report.steps) for report in alone] == [1, 9]
+    assert [step_count(report) for report in alone] == [1, 9]
+
+
+class Counted(NoTurns):
+    """Keeps how many steps each turn had."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.step_counts: list[int] = []
+
+    def leave(self, step_count: int = 1) -> None:
+        self.step_counts.append(step_count)
+
+
+async def test_a_turn_is_left_after_as_many_steps_as_were_computed_in_it() -> None:
+    turns = Counted()
+    await reports_of(Counting(STREAM_MS // 4), plan(9), turns=turns)
+    assert turns.step_counts == [1, 4, 4, 1]
+    turns.step_counts.clear()
+    with pytest.raises(ValueError, match="as the test wants"):
+        await reports_of(Counting(crash_at=0), plan(9), turns=turns)
+    assert turns.step_counts == [0]
 
 
 async def test_the_first_step_of_a_run_is_reported_at_once_however_soon_it_comes() -> None:
@@ -162,7 +191,7 @@ async def test_the_first_step_of_a_run_is_reported_at_once_however_soon_it_comes
         for _ in range(2):
             stepper.run(plan(2))
             reports = [await asyncio.wait_for(heard.get(), 10.0) for _ in range(2)]
-            assert [len(report.steps) for report in reports] == [1, 2]
+            assert [step_count(report) for report in reports] == [1, 2]
     finally:
         await stepper.close()
 
@@ -177,7 +206,7 @@ async def test_a_run_that_is_ended_begins_no_further_step() -> None:
     executor = Counting(5)
     reports = await reports_of(executor, plan(1_000), end_after=2)
     assert len(executor.starts) < 1_001
-    assert sum(len(report.steps) for report in reports) == len(executor.starts)
+    assert sum(step_count(report) for report in reports) == len(executor.starts)
 
 
 async def test_a_crash_in_the_middle_of_a_run_is_told() -> None:

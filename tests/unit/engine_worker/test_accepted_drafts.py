@@ -1,4 +1,5 @@
-"""Several tokens of one step: drafts that were right, and the token after them."""
+"""Several tokens of one result: of steps of one call, or drafts that were right and the token after
+them."""
 
 from __future__ import annotations
 
@@ -97,19 +98,24 @@ def test_drafts_of_the_step_that_spoils_a_row_are_told_as_those_of_steps_before_
 
 
 def test_metrics_count_what_was_drafted_and_what_of_it_was_right() -> None:
-    names = ("drafted_tokens", "accepted_drafts", "computed_tokens")
+    names = (
+        "drafted_tokens_total", "accepted_drafts_total", "computed_tokens_total",
+        "step_seconds_count", "step_seconds_sum", "step_rows_count",
+    )  # fmt: skip
 
     def counts() -> list[float]:
-        values = (REGISTRY.get_sample_value(f"pagemesh_{name}_total") for name in names)
+        values = (REGISTRY.get_sample_value(f"pagemesh_{name}") for name in names)
         return [value or 0.0 for value in values]
 
     bench = decoding()
     plan, result = plan_of(bench), drew(bench, 52, 53, 54)
     rows = (replace(result.rows[0], drafted_count=5),)
-    before = counts()
-    measures.steps_ended([(plan, replace(result, rows=rows))])
-    grown = [now - then for now, then in zip(counts(), before, strict=True)]
-    assert grown == [5, 2, 3]
+    for took_us, accepted in ((1_000,), 2), ((1_000, 2_000), 1):
+        before = counts()
+        measures.steps_ended([(plan, StepResult(plan.step, rows, took_us))])
+        grown = [now - then for now, then in zip(counts(), before, strict=True)]
+        seconds = sum(took_us) / 1e6
+        assert grown == pytest.approx([5, accepted, 3, len(took_us), seconds, len(took_us)])
 
 
 @pytest.mark.parametrize("drawn", [(52,), (52, 53, 54)])

@@ -164,10 +164,19 @@ def test_what_an_aborted_sequence_drew_is_not_taken_for_the_cost_of_a_prompt() -
     bench = decoding()
     plan = plan_of(bench)
     bench.ask(Abort(request=submit().request, attempt=1, reason="client"))
-    bench.handle(ev.StepsFinished((replace(result_of(plan, 52), duration_us=5_000),)))
+    bench.handle(ev.StepsFinished((replace(result_of(plan, 52), took_us=(5_000,)),)))
     costs = bench.core._batching.costs
     assert costs.us(drawing([10])) > 0.0
     assert not costs.knows_prompts
+
+
+def test_a_result_of_several_steps_tells_what_one_takes() -> None:
+    bench = decoding()
+    plan = plan_of(bench)
+    bench.plan = None
+    rows = (replace(result_of(plan, 55).rows[0], before=(52, 53, 54)),)
+    bench.handle(ev.StepsFinished((StepResult(plan.step, rows, (5_000, 7_000, 3_000, 5_000)),)))
+    assert bench.core._batching.costs.us(drawing([11])) == pytest.approx(5_000, rel=0.01)
 
 
 def test_a_revoked_run_is_ended_and_acknowledged_only_after_it() -> None:

@@ -137,10 +137,9 @@ class DecoderStep:
 
     def run(
         self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, pool: KvPool, terms: RunTerms
-    ) -> tuple[Tensor, RunDone]:
-        """Steps that follow one another, see ``decoder_step.run``: the logits that each sequence
-        draws its last token from, and what it drew before. Row i is a token of sequence i, and
-        wanted. Raises like a step."""
+    ) -> RunDone:
+        """Steps that follow one another, see ``decoder_step.run``. Row i is a token of sequence i,
+        and wanted. Raises like a step."""
         rows, thread_count = batch.rows, threads()
         if not rows == batch.sequences == len(wanted):
             raise ValueError(f"a run takes one wanted token a sequence, got {rows} tokens")
@@ -162,7 +161,7 @@ class DecoderStep:
         done = native().pm_decoder_run(ctypes.byref(struct), thread_count)
         if done < 0:
             raise _refusal(-done, tokens)
-        return logits[:rows], run.done(done)
+        return run.done(done)
 
     def _prepare(
         self,

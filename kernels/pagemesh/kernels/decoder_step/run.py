@@ -11,8 +11,7 @@ without drafts, and the uniform of a token is its own.
 
 A run ends where somebody has to decide: after ``token_count`` tokens of a sequence or ``for_us``,
 when ``end`` or a word of ``waiting`` is not 0, when a lease no longer stands, when a row drew one
-of its stops, has no slot for another token or logits that are no numbers. What each sequence draws
-last is for the caller, from its logits.
+of its stops, has no slot for another token or logits that are no numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from pagemesh.kernels.softmax_draw import SUM_BLOCK
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
@@ -88,13 +86,13 @@ class RunTerms:
 
 
 class RunDone(NamedTuple):
-    """Of ``steps`` steps of ``rows`` sequences. ``drawn``: int64 [rows, tokens], of which step by
-    step ``taken``, int32 [steps, rows], were taken; in the last one what was drawn before the token
-    that is left to the caller. ``drafted``: int32 [steps, rows]; ``took_us``: float64 [steps]."""
+    """``drawn``: int64 [rows, tokens], of row i the first ``counts[i]``: a token of each step and
+    the drafts that were right; the last is -1 where the logits were no numbers. ``drafted``:
+    drafts of each row, right or wrong. Both int64 [rows]; ``took_us``: float64 [steps]."""
 
     drawn: I64
-    taken: I32
-    drafted: I32
+    counts: I64
+    drafted: I64
     took_us: F64
 
 
@@ -111,10 +109,10 @@ class NativeRun:
         _check("end", terms.end, (1,), np.uint32)
         self._terms = terms
         self.rows_max = rows_max(terms, rows)
-        self._drawn = np.zeros((rows, count), np.int64)
-        self._taken = np.zeros((count, rows), np.int32)
-        self._drafted = np.zeros((count, rows), np.int32)
-        self._took_us = np.zeros(count, np.float64)
+        self._done = RunDone(
+            np.empty((rows, count), np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64),
+            np.empty(count, np.float64),
+        )  # fmt: skip
         self._stops = np.array([stop for own in terms.stops for stop in own], np.int64)
         self._indptr = np.cumsum([0, *map(len, terms.stops)], dtype=np.int64)
         self._waiting = (ctypes.c_uint64 * len(terms.waiting))(*terms.waiting)
@@ -134,14 +132,11 @@ class NativeRun:
             address_of(self._sums), address_of(self._stops), address_of(self._indptr),
             *terms.leases.addresses, address_of(terms.end),
             ctypes.addressof(self._waiting), len(self._waiting),
-            terms.token_count, terms.for_us, address_of(self._drawn), address_of(self._taken),
-            address_of(self._drafted), address_of(self._took_us),
+            terms.token_count, terms.for_us, *map(address_of, self._done),
         )  # fmt: skip
 
     def done(self, steps: int) -> RunDone:
-        return RunDone(
-            self._drawn, self._taken[:steps], self._drafted[:steps], self._took_us[:steps]
-        )
+        return self._done._replace(took_us=self._done.took_us[:steps])
 
     def _drafted_from(self, drafts: Drafts, token_count: int) -> DraftsStruct:
         rows = len(self._rows)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -174,8 +174,8 @@ class RunStruct(ctypes.Structure):
         ("token_count", ctypes.c_long),
         ("for_us", ctypes.c_double),
         ("drawn", ctypes.c_void_p),
-        ("taken", ctypes.c_void_p),
-        ("drafted", ctypes.c_void_p),
+        ("drawn_count", ctypes.c_void_p),
+        ("drafted_count", ctypes.c_void_p),
         ("took_us", ctypes.c_void_p),
     ]
 

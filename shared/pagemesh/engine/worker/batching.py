@@ -93,9 +93,10 @@ class Batching:
 
     def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
         """``results`` of steps over ``rows``, whose leases do not count them as filled yet."""
-        if not results or not rows:
+        took_us = [step_us for result in results for step_us in result.took_us]
+        if not took_us or not rows:
             return
-        middle = (len(results) - 1) // 2
+        middle = (len(took_us) - 1) // 2
         starts: list[int] = []
         prompts = StepShape()
         for row in rows:
@@ -106,8 +107,7 @@ class Batching:
                 starts.append(row.lease.filled + middle)
             else:
                 prompts += prompt(row.lease.filled, row.count)
-        duration_us = sum(result.duration_us for result in results) / len(results)
-        self.costs.observe(drawing(starts) + prompts, duration_us)
+        self.costs.observe(drawing(starts) + prompts, sum(took_us) / len(took_us))
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
         """Part of ``wishes`` (rows that draw in order of precedence), each with at least one

@@ -44,14 +44,14 @@ _REASONS = frozenset(
 def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
     """Forward passes are over."""
     for plan, result in steps:
-        _step_seconds.observe(result.duration_us / 1e6)
-        _step_rows.observe(len(plan.rows))
-    rows = [row for _, result in steps for row in result.rows]
-    accepted = sum(len(row.before) for row in rows)
-    _computed.inc(sum(len(row.tokens) for plan, _ in steps for row in plan.rows) + accepted)
-    _drafted.inc(sum(row.drafted_count for row in rows))
-    _accepted.inc(accepted)
-    _revoked.inc(sum(row.revoked for row in rows))
+        for step_us in result.took_us:
+            _step_seconds.observe(step_us / 1e6)
+            _step_rows.observe(len(plan.rows))
+        accepted = sum(map(result.accepted_count, result.rows))
+        _accepted.inc(accepted)
+        _computed.inc(accepted + len(result.took_us) * sum(len(row.tokens) for row in plan.rows))
+        _drafted.inc(sum(row.drafted_count for row in result.rows))
+        _revoked.inc(sum(row.revoked for row in result.rows))
 
 
 def preempted(event: Preempted) -> None:

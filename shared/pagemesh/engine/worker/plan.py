@@ -142,10 +142,10 @@ class RowResult:
     drawn: tuple[Drawn, ...] = ()
     prompt_scores: TokenScores | None = None
     before: tuple[int, ...] = ()
-    """Tokens drawn before the one in ``drawn``: drafts that were right, whose K and V the step
-    computed after those of the row's token."""
+    """Tokens drawn before the one in ``drawn``, whose K and V were computed, too: by earlier steps
+    of the same call, or as drafts that were right."""
     drafted_count: int = 0
-    """Drafts that the step computed, right or wrong."""
+    """Drafts that were computed, right or wrong."""
 
     @property
     def poisoned(self) -> bool:
@@ -155,11 +155,23 @@ class RowResult:
         return any(one.poisoned for one in self.drawn) or (scores is not None and scores.poisoned)
 
 
+def revoked_row(row: StepRow) -> RowResult:
+    """What came of a row whose lease has ended."""
+    return RowResult(row.key, row.lease, revoked=True)
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """Of one step, or of several of a run that were computed in one call."""
+
     step: int
     rows: tuple[RowResult, ...]
-    duration_us: int = 0
+    took_us: tuple[int, ...] = (0,)
+    """What each of them took."""
+
+    def accepted_count(self, row: RowResult) -> int:
+        """Drafts of ``row`` that were right: in each step it drew one token beside them."""
+        return 0 if row.revoked else 1 + len(row.before) - len(self.took_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class SequenceSpans:
                 self._chunk(row, life, outcome.revoked, at_us)
             if outcome.drawn:
                 life.drafted += outcome.drafted_count
-                life.accepted += len(outcome.before)
+                life.accepted += result.accepted_count(outcome)
                 self._drew(life, 1 + len(outcome.before), at_us)
 
     @staticmethod

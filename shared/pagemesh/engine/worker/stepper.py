@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,10 +24,10 @@ from pagemesh.engine.worker.plan import (
     Ahead,
     Executor,
     Readers,
-    RowResult,
     StepPlan,
     StepResult,
     plan_after,
+    revoked_row,
 )
 from pagemesh.engine.worker.turns import Turns
 from pagemesh.engine.worker.watch import StepWatch
@@ -39,8 +39,8 @@ from pagemesh.wire.pager_messages import SessionOpened
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """Steps of one run are over. ``goes_on``: the next one has begun. ``readers``: whose steps
-    took turns with the last one."""
+    """Steps of one run are over: plans, and results of one step or several. ``goes_on``: the next
+    one has begun. ``readers``: whose steps took turns with the last one."""
 
     steps: tuple[tuple[StepPlan, StepResult], ...]
     goes_on: bool
@@ -50,7 +50,7 @@ class StepsDone:
 class PoolingExecutor(Executor, Protocol):
     """An executor that can be given a pool."""
 
-    def run_on(self, plan: StepPlan, ahead: Ahead) -> tuple[tuple[StepPlan, StepResult], ...]:
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
         """Compute ``plan`` and as much of its run as ``ahead`` allows, at least one step."""
         ...
 
@@ -68,8 +68,7 @@ def bounded_threads(wanted: int) -> int:
 
 def revoked(plan: StepPlan) -> StepResult:
     """What came of a plan that was not computed."""
-    rows = tuple(RowResult(row.key, row.lease, revoked=True) for row in plan.rows)
-    return StepResult(plan.step, rows)
+    return StepResult(plan.step, tuple(map(revoked_row, plan.rows)))
 
 
 class Stepper:
@@ -153,11 +152,9 @@ class Stepper:
         steps: list[tuple[StepPlan, StepResult]] = []
         due_us = 0
         while plan is not None:
-            if self._pool_missing:
-                steps.append((plan, revoked(plan)))
-            else:
-                steps.extend(self._compute(plan, due_us))
-            plan = None if self._end_run[0] else plan_after(*steps[-1])
+            result = revoked(plan) if self._pool_missing else self._compute(plan, due_us)
+            steps.append((plan, result))
+            plan = None if self._end_run[0] else plan_after(plan, result)
             now_us = self._clock.now_us()
             if plan is None or now_us >= due_us or self._turns.is_wanted():
                 due_us = now_us + self._stream_us
@@ -165,22 +162,23 @@ class Stepper:
                 self._loop.call_soon_threadsafe(self._on_steps, done)
                 steps.clear()
 
-    def _compute(self, plan: StepPlan, due_us: int) -> Sequence[tuple[StepPlan, StepResult]]:
+    def _compute(self, plan: StepPlan, due_us: int) -> StepResult:
         """Run a step when it is its turn, and those after it that begin before ``due_us``."""
         self._readers = self._turns.enter(plan.drawing_rows)
         self._begun += 1
         self._computing = True
-        steps: Sequence[tuple[StepPlan, StepResult]] = ()
+        step_count = 0
         try:
             for_us = min(due_us - self._clock.now_us(), self._run_us_max)
-            steps = self._executor.run_on(
+            result = self._executor.run_on(
                 plan, Ahead(for_us, self._end_run, self._turns.others_waiting())
             )
-            self._longest_us = max(self._longest_us, *(r.duration_us for _, r in steps))
-            return steps
+            self._longest_us = max(self._longest_us, *result.took_us)
+            step_count = len(result.took_us)
+            return result
         finally:
             self._computing = False
-            self._turns.leave(len(steps))
+            self._turns.leave(step_count)
 
     def _hand_over(self, work: Callable[[], None]) -> None:
         def on_thread(future: Future[None]) -> None:

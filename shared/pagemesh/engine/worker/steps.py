@@ -221,9 +221,9 @@ def _copied(desk: Desk, step: Step) -> None:
 
 def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     """``outcomes``: of one step, or of several of a run, in each of which a token was drawn, or
-    several when there were drafts."""
+    several."""
     sequence, lease, outcome = row.sequence, row.lease, outcomes[0]
-    # After drafts that were right there is something to tell first.
+    # After tokens of its own there is something to tell first.
     spoiled = outcome.poisoned and not outcome.before
     if spoiled or (row.beam_count and any(one.poisoned for one in outcomes)):
         _spoiled(desk, row)
@@ -244,14 +244,16 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
     children = _first_tokens(desk, row, outcome) if row.followers else []
     first_position, reason = sequence.generated_count, None
     for outcome in outcomes:
-        for token in outcome.before:
-            _append(sequence, Drawn(sequence.key, token))
+        drawn = [Drawn(sequence.key, token) for token in outcome.before]
+        if not outcome.poisoned:
+            drawn.append(_own(outcome, sequence))
+        for one in drawn:
+            assert reason is None, "a run went on beyond a sequence's end"
+            reason = _append(sequence, one)
         if outcome.poisoned:
             frames.tell(desk, sequence, first_position)
             _spoiled(desk, row)
             return
-        assert reason is None, "a run went on beyond a sequence's end"
-        reason = _append(sequence, _own(outcome, sequence))
     if reason is not None:
         for child in children:
             child.leader = None
