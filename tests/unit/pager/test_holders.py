@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
-from pagemesh.pager.storage.holders import Holders
+from pagemesh.pager.storage.holders import Holders, lock_owner
 
 LOCKED = """
 import sys, time
@@ -65,3 +66,53 @@ def test_no_file_is_kept_open_for_those_who_are_forgotten(tmp_path: Path) -> Non
     holders.remember(Holder(1, "a worker", "1"))
     holders.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_of_a_worker_that_was_killed_no_file_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
+    holders = Holders(tmp_path, "host")
+    with contextlib.closing(holders), HolderLock(tmp_path / "living.lock") as lock:
+        for name in ("killed", "found dead"):
+            (tmp_path / f"{name}.lock").touch()
+            (tmp_path / f"{name}.memory").touch()
+        holders.remember(Holder(1, "a worker", "killed"))
+        holders.remember(Holder(2, "another", "living"))
+        holders.remember(Holder(3, "a third", "found dead"))
+        holders.forget(1)
+        assert not list(tmp_path.glob("killed.*"))
+        assert [one.incarnation for one in holders.living()] == [2]
+        assert not list(tmp_path.glob("found dead.*"))
+        holders.forget(2)
+        assert not lock.was_removed, "it would end"
+
+
+def test_a_file_of_the_name_of_a_dead_worker_is_left_to_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "first.lock"
+    path.touch()
+    with contextlib.closing(Holders(tmp_path, "host")) as holders:
+        holders.remember(Holder(1, "a worker", "first"))
+        path.unlink()
+        with HolderLock(path) as lock:
+            assert holders.is_dead(1)
+            holders.forget(1)
+            assert not lock.was_removed
+
+
+def test_a_worker_whose_process_has_not_ended_yet_keeps_its_files(tmp_path: Path) -> None:
+    """As long as a device may still write for it."""
+    (tmp_path / "first.lock").touch()
+    with contextlib.closing(Holders(tmp_path, "host", lambda _name: False)) as holders:
+        holders.remember(Holder(1, "a worker", "first"))
+        holders.forget(1)
+        assert (tmp_path / "first.lock").exists()
+
+
+def test_who_asks_whether_a_lock_is_held_is_not_taken_for_its_holder(tmp_path: Path) -> None:
+    """Several ask at once, of one that is dead, and nobody is killed for it."""
+    path = tmp_path / "first.lock"
+    path.touch()
+    with contextlib.closing(Holders(tmp_path, "host")) as holders, path.open("rb") as asking:
+        holders.remember(Holder(1, "a worker", "first"))
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert holders.is_dead(1)
+        assert lock_owner(path.stat().st_ino) == 0
+        assert not holders.kill(1)

@@ -93,8 +93,11 @@ def open_lock(path: Path) -> int:
 
 
 def is_free(descriptor: int) -> bool:
-    """Whether nobody else holds the lock of an open file; it is not held afterwards."""
-    free = try_lock(descriptor)
-    if free:
-        unlock(descriptor)
-    return free
+    """Whether nobody else holds the lock of an open file; it is not held afterwards. Several may
+    ask at once: a shared lock, held for a moment, is nobody's life."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    unlock(descriptor)
+    return True

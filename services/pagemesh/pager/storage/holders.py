@@ -2,7 +2,7 @@
 
 Each incarnation keeps a file of its own locked; the kernel frees the lock at its death and at
 no other time. Which file is whose is written down before a session is confirmed, so that a new
-pager knows whom to fear.
+pager knows whom to fear. Of a worker that was killed nobody but the pager removes the file.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from pagemesh.kernels.native.locks import holder_is_dead, is_free, open_lock
+from pagemesh.kernels.native.locks import holder_is_dead, is_at, is_free, open_lock
 from pagemesh.pager.events import Holder
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Busy
-from pagemesh.wire.pool_format import LOCK_SUFFIX
+from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 
 _AGAIN_MS = 1_000
 _log = get_logger(__name__)
@@ -45,7 +45,7 @@ class Holders:
         """Those whose lock is held; the others are forgotten."""
         for holder in list(self._known.values()):
             if self.is_dead(holder.incarnation):
-                self._leave(holder.incarnation)
+                self._forget(holder)
         return tuple(self._known.values())
 
     def remember(self, holder: Holder) -> Busy | None:
@@ -57,8 +57,9 @@ class Holders:
 
     def forget(self, incarnation: int) -> None:
         """If it cannot be written down, the next pager sees by his lock that he is dead."""
-        if incarnation in self._known:
-            self._leave(incarnation)
+        holder = self._known.get(incarnation)
+        if holder is not None:
+            self._forget(holder)
             self._write()
 
     def close(self) -> None:
@@ -71,6 +72,16 @@ class Holders:
         self._known[holder.incarnation] = holder
         with contextlib.suppress(FileNotFoundError):
             self._locks[holder.incarnation] = open_lock(self._lock_path(holder.lock_name))
+
+    def _forget(self, holder: Holder) -> None:
+        """Think of ``holder`` no more; when he is dead, leave no file of his."""
+        lock, path = self._locks.get(holder.incarnation), self._lock_path(holder.lock_name)
+        # One of that name may be another's by now, who would end without it.
+        if lock is not None and self.is_dead(holder.incarnation) and is_at(path, lock):
+            for left in (path, path.with_suffix(MEMORY_SUFFIX)):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
+        self._leave(holder.incarnation)
 
     def _leave(self, incarnation: int) -> None:
         self._known.pop(incarnation, None)
@@ -160,6 +171,8 @@ def lock_owner(inode: int) -> int:
         return 0
     for line in lines:
         fields = line.split()
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+        if len(fields) < 6 or (fields[1], fields[3]) != ("FLOCK", "WRITE"):
+            continue  # a shared one is somebody's who asks whether it is held
+        if fields[5].rpartition(":")[2] == str(inode):
             return max(0, int(fields[4]))
     return 0

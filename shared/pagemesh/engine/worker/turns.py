@@ -18,6 +18,7 @@ dead, and for one that seems to stand still only a while.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -28,7 +29,7 @@ from typing import Protocol
 
 from pagemesh.engine.worker.plan import NO_READERS, Readers
 from pagemesh.kernels.native.library import library
-from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.kernels.native.locks import is_free
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import LOCK_SUFFIX
 
@@ -126,7 +127,8 @@ class SharedTurns:
         self._own = _Words(path)
         self._others: dict[str, _Words] = {}
         self._dead: set[str] = set()
-        """Names of files whose workers were killed; an incarnation has one of its own."""
+        """Names of files whose workers were killed, until the pager removes them; an incarnation
+        has one of its own."""
         self._scanned_ns = now_ns() - SCAN_NS
 
     def enter(self, drawing_rows: int) -> Readers:
@@ -241,8 +243,10 @@ class _Words:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _BYTES)
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(path.open("r+b"))
+            self._map = mmap.mmap(self._file.fileno(), _BYTES)
+            stack.pop_all()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.words = memoryview(self._map).cast("Q")
         self.mask = int.from_bytes(self._map[8 * _CORES : _BYTES], "little")
@@ -272,9 +276,9 @@ class _Words:
         return now_ns - self.words[_ENDED] < LINGER_NS
 
     def is_dead(self) -> bool:
-        """Whether its process was killed. One that ended let nobody wait, and who removes the
-        files of the living is no reason to compute beside them."""
-        return self.path.exists() and holder_is_dead(self.path)
+        """Whether its process has ended, be its file removed or not: the pager removes those of
+        the dead, and who removes those of the living is no reason to compute beside them."""
+        return is_free(self._file.fileno())
 
     def changed(self) -> None:
         """Wake those who wait for it."""
@@ -287,3 +291,4 @@ class _Words:
     def close(self) -> None:
         self.words.release()
         self._map.close()
+        self._file.close()
