@@ -230,3 +230,28 @@ def test_threads_that_the_user_has_bound_stay_where_they_are(variable: str) -> N
     places = " ".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     value = places if variable == "GOMP_CPU_AFFINITY" else "true"
     assert run(BOUND_BY_USER, **{variable: value}) == "2", "not all on one core"
+
+
+BESIDE = """
+import ctypes, sys, threading, time
+from pagemesh.kernels.native.library import library
+native, word, begin, counted = library(), ctypes.c_uint32(), threading.Event(), []
+def other():
+    begin.wait()
+    counted.append(1)
+thread = threading.Thread(target=other)
+thread.start()
+sys.setswitchinterval(60.0)
+begin.set()
+end_s = time.monotonic() + 0.05
+while time.monotonic() < end_s:
+    native.pm_word_advance(ctypes.byref(word))
+brief = len(counted)
+while not counted:
+    native.pm_word_await(ctypes.byref(word), word.value, 1_000)
+print(brief, len(counted))
+"""
+
+
+def test_only_calls_that_may_take_long_let_other_threads_of_the_interpreter_in() -> None:
+    assert run(BESIDE) == "0 1"

@@ -233,6 +233,13 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
 }
 
 
+_BRIEF = frozenset(
+    {"pm_word_store", "pm_word_load", "pm_word_advance", "pm_words_same", "pm_headers_fresh"}
+)
+"""They take less than a microsecond or a few, so other threads of the interpreter are not let in:
+one that had waited would keep it for all that it has to do, while a step waits."""
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library at its level.
@@ -247,8 +254,10 @@ def library() -> ctypes.CDLL:
         found = int(loaded.pm_abi_version())
         if found != ABI_VERSION:
             raise ConfigError(f"{LIBRARY_PATH} has ABI {found}, not {ABI_VERSION}; {BUILD_HINT}")
+        holding = ctypes.PyDLL(str(LIBRARY_PATH))
         for name, (result, arguments) in _PROTOTYPES.items():
-            entry = getattr(loaded, name)
+            entry = getattr(holding if name in _BRIEF else loaded, name)
+            setattr(loaded, name, entry)
             entry.restype, entry.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise ConfigError(f"{LIBRARY_PATH} does not load: {error}; {BUILD_HINT}") from None
