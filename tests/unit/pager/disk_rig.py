@@ -11,6 +11,7 @@ from tests.unit.pager.steps import cache
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
@@ -94,6 +95,7 @@ class DiskRig(Rig):
         match command:
             case StorePages():
                 self._check_pages(command.pages, command.tokens, command.indexes)
+                self._check_chains(command)
                 self.stores.append(command)
             case LoadPages():
                 self.loads.append(command)
@@ -118,6 +120,12 @@ class DiskRig(Rig):
             part = tokens[index * self.width : (index + 1) * self.width]
             assert self.headers.tokens[page].tobytes() == part
             assert self.headers.states[page] == 3, "it was given to somebody before"
+
+    def _check_chains(self, store: StorePages) -> None:
+        """Under another key nobody would find it again."""
+        start, end = root_chain(store.root), len(store.tokens)
+        chains = list(chain_keys(start, store.tokens, 0, end, self.width))
+        assert [chains[index] for index in store.indexes] == list(store.chains)
 
     def write(self, *, dies: bool = False) -> None:
         """The disk has written what it was told to, and the pager hears of it, or ``dies``."""

@@ -68,6 +68,15 @@ def test_the_roots_of_a_tenant_share_its_quota_the_oldest_page_goes_first() -> N
     assert disk.accounts["alice"].page_count == 4
 
 
+def test_a_root_whose_pages_are_used_again_gives_none_before_those_that_are_not() -> None:
+    disk = tier(4)
+    store(disk, range(2), ROOT)
+    store(disk, range(20, 22), OTHER)
+    disk.touch([one for chain in range(2) if (one := disk.find(ROOT, chain)) is not None])
+    store(disk, range(40, 42), bytes([4]) * 32)
+    assert found(disk, range(2), ROOT) == [0, 1] and not found(disk, range(20, 22), OTHER)
+
+
 def test_the_flood_of_those_without_a_quota_leaves_a_tenant_its_share() -> None:
     disk = tier()
     store(disk, range(4), ROOT, FOUR)
@@ -117,6 +126,25 @@ def test_what_an_earlier_pager_stored_counts_once_its_tenant_stores_again() -> N
     assert found(disk, range(8), ROOT) == [*range(2, 8)]
     store(disk, range(200, 204), OTHER)
     assert disk.accounts["alice"].page_count == 6, "others took what was free, and then from it"
+
+
+def test_where_quotas_are_more_than_the_disk_who_gave_most_stops_when_others_have_more() -> None:
+    disk = tier()
+    alice, bob = (CacheTerms(tenant=name, disk_pages_max=8) for name in ("alice", "bob"))
+    store(disk, range(8), ROOT, alice)
+    store(disk, range(8), OTHER, bob)
+    assert {name: one.page_count for name, one in disk.accounts.items()} == {"alice": 4, "bob": 6}
+
+
+def test_of_a_page_that_an_earlier_pager_wrote_twice_the_older_slot_is_free() -> None:
+    """Its record was to be overwritten when that pager died."""
+    records = FoundRecords(
+        np.array([3, 7], np.uint32), np.array([5, 5], np.uint64), np.zeros(2, np.intp), (ROOT,)
+    )
+    disk = DiskTier(FACTS, DiskFound(10, records, 0), 1_000)
+    disk.check()
+    kept = disk.find(ROOT, 5)
+    assert kept is not None and kept.slot == 7
 
 
 def test_a_tenant_without_pages_on_disk_has_no_account_there() -> None:

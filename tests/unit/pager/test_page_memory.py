@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,15 @@ def file(place: DiskPlace) -> Iterator[DiskFile]:
     made.store(store_of((2, 0, 7)), POOL[:3])
     yield made
     made.close()
+
+
+def test_a_page_that_is_damaged_in_memory_comes_from_disk(place: DiskPlace) -> None:
+    file, _ = opened(replace(place, memory_bytes=3 * PAGE_BYTES))
+    with closing(file):
+        file.store(store_of((2, 0, 7)), POOL[:3])
+        file._memory.put(0, memoryview(bytes(PAGE_BYTES)))
+        read, pool = loaded(file, (2, 0, 7))
+        assert read[:3] == (3, None, 2) and np.array_equal(pool[5:8], POOL[:3])
 
 
 def test_pages_come_from_memory_or_from_disk_as_they_were(file: DiskFile) -> None:

@@ -98,3 +98,13 @@ def test_a_real_pool_starts_with_the_time_of_this_machine(tmp_path: Path) -> Non
     store = PoolStore.create(tmp_path, "host", SPEC, 4 * 4_096)
     assert store.file.boot == HostTime().boot != bytes(16)
     store.file.remove()
+
+
+def test_a_header_that_was_damaged_is_not_believed(folder: Path) -> None:
+    path = PoolStore.path_of(folder, "host")
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[whole.index(pack(range(4, 8)))] ^= 1  # the tokens of every second page
+    path.write_bytes(damaged)
+    states = found(folder, Host()).states.tolist()
+    assert states.count(HeaderState.INVALID) == 1 and states.count(HeaderState.COMMITTED) == 5

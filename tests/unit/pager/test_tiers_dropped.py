@@ -15,7 +15,7 @@ from tests.unit.pager.disk_rig import (
     put_on_disk,
 )
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
-from tests.unit.pager.steps import cache, invalidated
+from tests.unit.pager.steps import OTHER, cache, invalidated
 
 from pagemesh.pager.tiers.tier_events import PagesLoaded, PutAway
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
@@ -67,6 +67,37 @@ def test_a_pager_that_dies_before_it_is_written_does_not_bring_an_invalidated_ro
     assert invalidated(rig, "root", ROOT.hex()).root_count == 1
     rig.write(dies=True)
     assert not rig.prefixes()
+
+
+def test_what_is_being_read_when_all_that_is_idle_is_dropped_is_not_cached_by_it(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    assert is_queued(worker.admit(2, PROMPT))
+    invalidated(rig, "idle")
+    [load] = rig.loads
+    [granted] = pushed(rig)
+    assert granted.cached_tokens == 0
+    rig.handle(PagesLoaded(load.load, 4, 100))
+    assert rig.core.report().idle_pages == rig.core.report().pinned_pages == 0
+
+
+def test_what_hangs_below_an_edge_that_got_shorter_is_stored_where_it_is_found(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, range(500, 517))
+    cache(worker, 2, PROMPT)
+    cache(worker, 3, [*range(16), *range(60, 65)])  # looked for on disk from where its match ends
+    worker.release(worker.granted(4, [900], reserve=4 * 14), cache=False)
+    rig.write()
+    assert rig.prefixes() >= {pack(range(12)), pack(range(16))}
+    other = [*range(8), *range(50, 59)]
+    cache(worker, 5, other)
+    flood(worker)
+    rig.write()
+    assert is_queued(worker.admit(6, other))
+    [load] = rig.loads
+    assert len(load.slots) == 4
 
 
 @pytest.mark.parametrize(("what", "name"), [("root", ROOT.hex()), ("model", "any"), ("idle", "")])
@@ -124,6 +155,18 @@ def test_a_small_disk_keeps_the_starts_of_prefixes_when_the_pager_stops() -> Non
     cache(worker, 1, PROMPT)
     put_away(rig)
     assert rig.prefixes() == prefixes_of(range(12))
+
+
+def test_when_the_pager_stops_nobody_drives_out_what_was_stored_before() -> None:
+    """Though each tenant has had less than it may."""
+    rig = DiskRig(32, slot_count=3, limits=replace(LIMITS, staged_bytes_max=2 << 12))
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    cache(worker, 2, PROMPT, root=OTHER, terms=CacheTerms(tenant="alice", disk_pages_max=3))
+    put_away(rig)
+    disk = rig.core.books.disk
+    assert disk is not None and disk.page_count == 3
+    assert (disk.counts.evicted, disk.counts.over_quota) == (0, 0)
 
 
 def test_what_has_a_time_to_live_is_never_put_on_disk(rig: DiskRig, worker: Worker) -> None:

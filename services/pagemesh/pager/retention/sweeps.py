@@ -113,7 +113,7 @@ def _upwards(root: Node) -> Iterator[Node | None]:
         node, below = path[-1]
         if below:
             child = below.pop()
-            if child.parent is node and len(child.pages):
+            if child.parent is node:
                 path.append((child, list(child.children.values())))
             yield None
         else:
