@@ -276,3 +276,14 @@ def test_no_sequence_waits_in_the_place_of_another(rig: Rig, worker: Worker) -> 
     worker.release(held)
     [granted] = rig.taken(Granted)
     assert granted.key == key_of(2)
+
+
+def test_who_wants_almost_all_pages_gets_the_last_free_ones_as_well() -> None:
+    """Of a pool so large that a few free pages are left for growth, where there are enough idle."""
+    rig = Rig(512)
+    worker = Worker(rig, "w", 1)
+    ids = list(range(4 * 510))
+    worker.release(worker.granted(1, ids), ids)
+    assert (rig.core.books.pool.free, rig.core.books.pool.idle) == (2, 510)
+    assert len(table_of(worker.granted(2, [9_000], reserve=4 * 511))) == 511
+    assert rig.core.books.pool.free == 1

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, key_of, table_of
 
 from pagemesh.pager.events import PagesStored
+from pagemesh.pager.leases.ended import EndedLeases
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Committed, Fill, Granted
 from pagemesh.wire.tokens import pack
@@ -165,3 +166,8 @@ def test_the_rest_of_a_prompt_is_not_copied_with_each_of_its_chunks(
     worker.commit(lease, fill_of([], 60, first=60))
     assert rig.core.books.leases[lease.lease].tokens == b""
     worker.committed(lease, range(60))
+
+
+def test_no_lease_that_was_never_granted_counts_as_ended() -> None:
+    """Places that nothing was noted in yet hold zeros."""
+    assert not EndedLeases(4).was_held_by(0, 0)

@@ -50,6 +50,23 @@ def test_a_pin_stays_while_pages_drain_that_will_be_had(rig: Rig, worker: Worker
     assert len(stats(rig).pins) == 1
 
 
+def test_a_pin_stays_while_somebody_who_was_told_to_has_not_let_go_of_what_is_cached(
+    rig: Rig, worker: Worker
+) -> None:
+    """It holds no page of its own, so that none drains."""
+    cache(worker, 1, KEPT)
+    pinned(rig, KEPT)
+    reading = worker.granted(5, range(100, 108))
+    worker.committed(reading, range(100, 108))
+    assert is_queued(worker.admit(4, LONG))
+    assert [revoke.lease for revoke in rig.taken(Revoke)] == [reading.lease]
+    rig.tick()
+    assert len(stats(rig).pins) == 1
+    worker.ack(reading)
+    assert [granted.key for granted in rig.taken(Granted)] == [key_of(4)]
+    assert len(stats(rig).pins) == 1
+
+
 def test_copies_are_kept_while_somebody_older_will_give_pages_back(
     rig: Rig, worker: Worker
 ) -> None:

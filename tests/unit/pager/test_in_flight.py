@@ -175,6 +175,19 @@ class TestTakingOver:
             worker.admit(3, PROMPT)
         self.take_over(rig, worker)
 
+    def test_but_not_while_it_goes_on_however_slowly(
+        self, rig: Rig, worker: Worker, other: Worker, first: Granted
+    ) -> None:
+        for filled in (8, 14):
+            for _ in range(LIMITS.in_flight_stall_ms_max // 1_000 - 1):
+                rig.tick(1_000)
+                other.heartbeat(first)
+                worker.heartbeat()
+                assert is_queued(worker.admit(2, PROMPT))
+                assert is_queued(worker.admit(3, PROMPT))
+            other.committed(first, PROMPT, filled)
+        assert [one.cached_tokens for one in pushed(rig)] == [12, 12]
+
     def test_when_its_gateway_has_made_another_attempt(
         self, rig: Rig, worker: Worker, first: Granted
     ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of, key_of
 from tests.unit.pager.test_recovery import declare, line
 
+from pagemesh.pager import books
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.tree.accounts import Accounts
@@ -205,6 +206,35 @@ def test_a_sequence_that_goes_on_over_a_restart_keeps_its_time_to_live(
     later(rig, 10_000)
     worker.open()
     assert cached(worker, 3, FIRST) == 0
+
+
+def test_what_a_timed_request_computes_page_by_page_is_one_edge(worker: Worker) -> None:
+    lease = worker.granted(1, [*FIRST, *SECOND, 99], terms=MINUTE)
+    for filled in (4, 8, 12, 16):
+        worker.commit(lease, fill_of([*FIRST, *SECOND], filled))
+    [tree] = worker.rig.core.books.forest.trees.values()
+    assert [len(node.pages) for node in tree.root.below()] == [4]
+
+
+def test_what_is_over_goes_with_all_that_hangs_below_it(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, FIRST + SECOND, MINUTE)
+    cache(worker, 2, [*FIRST, *range(50, 58)], MINUTE)
+    later(rig, 62_000)
+    rig.tick()
+    assert rig.core.report().free_pages == 16
+
+
+def test_what_a_tick_had_no_time_for_is_reclaimed_by_a_later_one(
+    rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "_RECLAIMED_PAGES_MAX", 1)
+    cache(worker, 1, FIRST, MINUTE)
+    cache(worker, 2, SECOND, MINUTE)
+    later(rig, 62_000)
+    rig.tick()
+    assert rig.core.report().idle_pages == 2
+    rig.tick(1_000)
+    assert rig.core.report().idle_pages == 0
 
 
 def test_a_tick_reclaims_no_more_than_its_share_and_the_next_goes_on() -> None:

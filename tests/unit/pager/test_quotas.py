@@ -54,6 +54,12 @@ def test_pages_that_two_of_a_tenant_share_count_once(worker: Worker) -> None:
     assert is_queued(worker.admit(3, [*shared, 9], root=ALICE, terms=EIGHT))
 
 
+def test_what_a_tenant_has_cached_counts_when_it_is_used_again(worker: Worker) -> None:
+    cache(worker, 1, 6, EIGHT, ALICE)
+    worker.granted(2, prompt(2, 4), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(3, [*prompt(1, 6), 9], root=ALICE, terms=EIGHT))
+
+
 def test_the_order_within_a_tenant_is_kept_while_it_waits(rig: Rig, worker: Worker) -> None:
     first = worker.granted(1, prompt(1, 8), root=ALICE, terms=EIGHT)
     assert is_queued(worker.admit(3, prompt(3, 1), root=ALICE, terms=EIGHT))
@@ -76,6 +82,28 @@ def test_an_older_one_takes_from_the_younger_of_its_own_tenant_only(
     worker.ack(young)
     (granted,) = rig.taken(Granted)
     assert granted.key == key_of(1)
+
+
+def test_what_others_are_about_to_give_back_is_no_room_in_a_tenants_quota(rig: Rig) -> None:
+    frozen, worker = Worker(rig, "frozen", 1), Worker(rig, "w", 2)
+    frozen.granted(9, prompt(9, 8), root=BOB, terms=HALF)
+    rig.tick(LIMITS.session_ttl_ms - 1)
+    worker.open()
+    rig.tick(1)
+    assert rig.core.report().draining_pages == 8
+    young = worker.granted(5, prompt(5, 5), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(1, prompt(1, 6), root=ALICE, terms=EIGHT))
+    assert [revoke.key for revoke in rig.taken(Revoke) if revoke.key == young.key]
+
+
+def test_what_a_tenant_is_about_to_give_back_is_not_taken_from_it_again(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(5, prompt(5, 5), root=ALICE, terms=EIGHT)
+    youngest = worker.granted(6, prompt(6, 2), root=ALICE, terms=EIGHT)
+    for _ in range(3):
+        assert is_queued(worker.admit(1, prompt(1, 3), root=ALICE, terms=EIGHT))
+    assert [revoke.key for revoke in rig.taken(Revoke)] == [youngest.key]
 
 
 def test_growth_waits_for_the_quota_and_comes_when_there_is_room(rig: Rig, worker: Worker) -> None:
@@ -159,6 +187,23 @@ def test_after_a_restart_a_tree_is_its_tenants_once_it_was_asked_for(
     assert not rig.core.books.accounts.by_tenant
     lease = worker.granted(2, [*prompt(1, 6), 9], root=BOB, terms=HALF)
     assert lease.cached_tokens == 24 and used(rig, "bob") == (7, 0)
+
+
+def test_what_a_tenant_gets_back_after_a_restart_is_evicted_from_its_ends(
+    rig: Rig, worker: Worker
+) -> None:
+    """Though its tree changes hands with all that is in it."""
+    shared = prompt(1, 2)
+    for number in (2, 3, 4):
+        ids = [*shared, *prompt(number, 2)]
+        worker.release(worker.granted(number, ids, root=ALICE, terms=EIGHT), ids)
+    rig.restart()
+    late = Worker(rig, "late", 2)
+    late.release(late.granted(5, prompt(5, 1), root=ALICE, terms=EIGHT), cache=False)
+    assert used(rig, "alice") == (0, 8)
+    for pages in (10, 12, 16):
+        late.release(late.granted(pages, prompt(6, pages)), cache=False)
+    assert used(rig, "alice") == (0, 0)
 
 
 @pytest.mark.parametrize("later", [CacheTerms(tenant="alice", pages_max=4), CacheTerms()])

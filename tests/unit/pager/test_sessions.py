@@ -144,6 +144,25 @@ def test_a_worker_that_never_acknowledges_is_killed_after_a_while_too(
         assert killed == (waited_ms + 500 >= LIMITS.drain_ms_max)
 
 
+def test_a_worker_is_killed_by_the_first_that_it_owes_whatever_was_taken_from_it_since(
+    rig: Rig, worker: Worker
+) -> None:
+    first, second = worker.granted(3, range(32)), worker.granted(2, range(100, 132))
+    other = Worker(rig, "other", 2)
+    killed_ms = []
+    for waited_ms in range(0, LIMITS.drain_ms_max + 1_000, 500):
+        late = waited_ms >= LIMITS.drain_ms_max - 1_000
+        assert is_queued(other.admit(1, range(4)))
+        assert not late or is_queued(other.admit(0, range(200, 264)))
+        worker.open()
+        other.open()
+        if KillHolder(1) in rig.tick(500):
+            killed_ms.append(waited_ms + 500)
+    revoked = {revoke.lease for revoke in rig.taken(Revoke)}
+    assert revoked == {first.lease, second.lease}
+    assert killed_ms[0] == LIMITS.drain_ms_max
+
+
 def test_a_new_incarnation_ends_the_session_of_the_one_before(rig: Rig, worker: Worker) -> None:
     worker.granted(1, range(10))
     Worker(rig, "w", 2)
@@ -170,6 +189,12 @@ class TestHoldings:
         worker.granted(1, range(4))
         assert worker.heartbeat() == Ok(), "the grant may be under way"
         assert isinstance(worker.heartbeat(), DeclareWanted)
+
+    def test_differences_that_did_not_last_ask_for_none(self, rig: Rig, worker: Worker) -> None:
+        lease = worker.granted(1, range(4))
+        for _ in range(3):
+            assert worker.heartbeat() == Ok()
+            assert worker.heartbeat(lease) == Ok()
 
     def test_equal_counts_of_different_leases_differ(self, rig: Rig, worker: Worker) -> None:
         lease = worker.granted(1, range(4))
