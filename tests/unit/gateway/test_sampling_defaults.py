@@ -113,7 +113,7 @@ def test_a_beam_search_draws_nothing_and_takes_no_recommendation(recommending: P
         ('{"temperature": -1}', "$.temperature"),
         ('{"temperature": "warm"}', "$.temperature"),
         ('{"temperature": NaN}', "$.temperature"),
-        ('{"top_p": 0}', "$.top_p"),
+        ('{"top_p": 1.5}', "$.top_p"),
         ('{"top_k": 2.5}', "$.top_k"),
         ('{"min_p": 2}', "$.min_p"),
         ('{"repetition_penalty": 0}', "$.repetition_penalty"),
