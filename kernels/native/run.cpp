@@ -126,7 +126,8 @@ class Rows {
   // Drafts that may follow position `at`: each has a slot, and is one of the tokens still wanted.
   long room_behind(long i, long at) const { return smaller(place_count(i) - at - 1, left_ - 1); }
 
-  // Drafts of sequence i into `to`; and what is guessed first, whether it is worth a row or not.
+  // Drafts of sequence i into `to`, none where there is no room; and what is guessed first, whether
+  // it is worth a row or not.
   long draft(long i, long room, int64_t* to) {
     const PmDrafts& drafts = *run_.drafts;
     const uint32_t* history = drafts.history + i * drafts.history_stride;
@@ -140,7 +141,7 @@ class Rows {
     const long wanted =
         smaller(room, pm::wanted_drafts(*chances_[i], sequences_, drafts.each_max));
     pm::draft(history, count, match, wanted, to);
-    return wanted > 0 ? wanted : 0;
+    return wanted;
   }
 
   // Where the table has no page for it, its slot is none, and the step refuses it.
@@ -258,13 +259,10 @@ bool goes_on(const PmRun& run, const Rows& rows, long i, long drawn, int64_t tok
 }
 
 // What the guesses of sequence i were worth, of which `right` were drawn, too.
-void learn(const Rows& rows, long i, const int64_t* drawn, long right) {
+void learn(const Rows& rows, long i, int64_t drawn, long right) {
   if (rows.guess(i) == kNoColumn) return;
-  if (!rows.drafts(i)) right = rows.guess(i) == drawn[0];
-  const long next = rows.first(i) + right + 1;
-  const bool ends = rows.drafts(i) ? right < rows.drafts(i) && rows.token(next) != drawn[right]
-                                   : !right;
-  pm::learn(rows.chance(i), right, ends);
+  if (!rows.drafts(i)) right = rows.guess(i) == drawn;  // of one that was not computed
+  pm::learn(rows.chance(i), right, right < rows.drafts(i) || !right);
 }
 
 // Into `right`: how many drafts of each sequence were what was drawn before them. Whether the run
@@ -279,7 +277,7 @@ bool verify(const PmRun& run, const Rows& rows, const int64_t* drawn, long* righ
       ++count;
     }
     right[i] = count;
-    if (run.drafts) learn(rows, i, drawn + first, count);
+    if (run.drafts) learn(rows, i, drawn[first], count);
     all_go_on = all_go_on && goes_on(run, rows, i, count, drawn[first + count]);
   }
   return all_go_on;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,17 @@ def randomised(model: Any) -> Any:
     return model
 
 
-def save_twin(folder: Path, config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
+def save_twin(
+    folder: Path,
+    config: Any,
+    *,
+    dtype: torch.dtype = torch.float32,
+    edit_head: Callable[[torch.Tensor], None] = lambda head: None,
+) -> Any:
     """Write a random checkpoint to ``folder``; gives the model back, in float32."""
     model = make_twin(config).to(dtype)
+    with torch.no_grad():
+        edit_head(model.lm_head.weight)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     return model.float()

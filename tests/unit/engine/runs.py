@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from tests.unit.engine.harness import some_tokens
 from tests.unit.engine.models import VOCAB, save_twin, twins
 from tests.unit.engine.test_executor import Host, make_row
@@ -22,9 +24,11 @@ LIMITED = Sampling(temperature=0.8, max_tokens=64, seed=4, top_p=0.9, top_k=20)
 Steps = tuple[tuple[StepPlan, StepResult], ...]
 
 
-def load_twin(folder: Path) -> tuple[LoadedModel, object]:
+def load_twin(
+    folder: Path, edit_head: Callable[[torch.Tensor], None] = lambda head: None
+) -> tuple[LoadedModel, object]:
     """A small model made in ``folder``, as loaded and as ``transformers`` has it."""
-    twin = save_twin(folder / "model", twins()["qwen2-bias"])
+    twin = save_twin(folder / "model", twins()["qwen2-bias"], edit_head=edit_head)
     return load_model(folder / "model", name="m", page_size=16, cache=folder / "cache"), twin
 
 

@@ -140,6 +140,26 @@ def test_a_step_has_no_more_rows_than_it_may(
     assert max(counts) == most
 
 
+def test_sequences_have_an_even_share_of_what_room_there_is(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_ahead, "_STEP_ROWS_MAX", 9)
+    plan = plan_of(host, GREEDY, GREEDY, GREEDY)
+    result = host.executor.run_on(knowing(plan, alone(host, plan)), Ahead(1.0))
+    assert [row.drafted_count for row in result.rows] == [2, 2, 2]
+
+
+def test_drafts_are_as_many_as_may_be_drawn_or_have_a_slot(host: Host) -> None:
+    plan = plan_of(host, GREEDY, repeat_count=7)
+    known = knowing(plan, alone(host, plan))
+    result = host.executor.run_on(known, Ahead(1.0))
+    assert result.rows[0].drafted_count == len(result.rows[0].before) == 7
+    (row,) = known.rows
+    short = replace(row, page_table=row.page_table[:2])
+    result = host.executor.run_on(replace(known, rows=(short,)), Ahead(1.0))
+    assert row.start + 1 + result.rows[0].drafted_count == 2 * 16
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_wrong_drafts_change_no_token(host: Host, seed: int) -> None:
     dice = np.random.default_rng(seed)
@@ -158,20 +178,51 @@ def test_wrong_drafts_change_no_token(host: Host, seed: int) -> None:
         assert starts[1:] == [a + b for a, b in zip(starts, grown, strict=True)][:-1]
 
 
+def misleading(plan: StepPlan, row: int, tokens: list[int], length: int = 3) -> list[int]:
+    """Text in which every ``length`` of a row's tokens lead to another than in ``tokens``."""
+    (sample,) = plan.rows[row].samples
+    whole = [*sample.context.tolist()[-length:], *tokens]
+    return [
+        one
+        for at in range(len(whole) - length)
+        for one in (*whole[at : at + length], (whole[at + length] + 1) % VOCAB)
+    ]
+
+
 def test_what_is_wrong_again_and_again_is_tried_no_more(host: Host) -> None:
     plan = plan_of(host, HOT, repeat_count=120)
     tokens = alone(host, plan)
-    (row,) = plan.rows
-    whole = [*row.samples[0].context.tolist()[-3:], *tokens[0]]
-    misleading = [
-        one
-        for at in range(len(whole) - 3)
-        for one in (*whole[at : at + 3], (whole[at + 3] + 1) % VOCAB)
-    ]
-    steps = ahead(host, knowing(plan, [misleading]), for_us=1.0)
+    steps = ahead(host, knowing(plan, [misleading(plan, 0, tokens[0])]), for_us=1.0)
     counts = [result.rows[0].drafted_count for _, result in steps]
     assert tokens_of(steps, 0) == tokens[0] and 2 <= sum(counts) <= 16
     assert not any(counts[30:])
+
+
+def test_what_comes_to_be_right_is_tried_again(host: Host) -> None:
+    plan = plan_of(host, HOT, repeat_count=120)
+    tokens = alone(host, plan)
+    told = [*misleading(plan, 0, tokens[0][:80], length=8), *tokens[0][72:]]
+    steps = ahead(host, knowing(plan, [told]), for_us=1.0)
+    counts = [result.rows[0].drafted_count for _, result in steps]
+    assert tokens_of(steps, 0) == tokens[0]
+    assert not any(counts[40:78]) and EACH_MAX in counts[80:]
+
+
+def test_what_is_right_all_along_is_drafted_in_full(host: Host) -> None:
+    plan = plan_of(host, HOT, repeat_count=120)
+    steps = ahead(host, knowing(plan, alone(host, plan)), for_us=1.0)
+    counts = [result.rows[0].drafted_count for _, result in steps]
+    assert counts[:-1] == [EACH_MAX] * (len(counts) - 1)
+
+
+def test_sequences_learn_apart_what_their_guesses_are_worth(host: Host) -> None:
+    plan = plan_of(host, HOT, HOT, repeat_count=120)
+    tokens = alone(host, plan)
+    known = knowing(plan, [misleading(plan, 0, tokens[0]), tokens[1]])
+    steps = ahead(host, known, for_us=1.0)
+    wrong, right = zip(*([row.drafted_count for row in r.rows] for _, r in steps), strict=True)
+    assert sum(wrong) <= 16 and not any(wrong[8:]) and all(right[8:-1])
+    assert tokens_of(steps, 1) == tokens[1]
 
 
 def test_a_stop_among_drafts_ends_a_run_with_the_token_that_it_is(host: Host) -> None:
