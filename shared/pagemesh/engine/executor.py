@@ -134,9 +134,11 @@ class ModelExecutor:
 
     def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
         """Compute a plan and, where one native call can, what follows it for ``ahead``, with the
-        bits that each step would have alone. Raises like ``run``."""
+        bits that each step would have alone. A step by itself has drafts too. Raises like
+        ``run``."""
         pool, fence = self._pool, self._fence
-        run = self._decoder.run if ahead.for_us > 0.0 and run_ahead.can_run(plan) else None
+        in_one_call = ahead.for_us > 0.0 or self._guesses.wanted
+        run = self._decoder.run if in_one_call and run_ahead.can_run(plan) else None
         if pool is None or fence is None or run is None:
             return self.run(plan)
         started_ns = time.perf_counter_ns()

@@ -55,6 +55,11 @@ class Guesses:
         self._chances: dict[SequenceKey, F32] = {}
         """Of the sequences of the last run, which changes them."""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there may be any."""
+        return self._each_max > 0
+
     def drafts(self, plan: StepPlan) -> Drafts | None:
         """For a run; ``None`` when there is no room for any."""
         if not self._each_max or len(plan.rows) >= _STEP_ROWS_MAX:

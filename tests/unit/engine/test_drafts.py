@@ -208,6 +208,13 @@ def test_what_comes_to_be_right_is_tried_again(host: Host) -> None:
     assert not any(counts[40:78]) and EACH_MAX in counts[80:]
 
 
+def test_a_step_by_itself_has_drafts_too(host: Host) -> None:
+    plan = plan_of(host, GREEDY)
+    tokens = alone(host, plan)
+    steps = call(host, knowing(plan, tokens), Ahead(0.0))
+    assert step_count(steps) == 1 and tokens_of(steps, 0) == tokens[0][: EACH_MAX + 1]
+
+
 def test_what_is_right_all_along_is_drafted_in_full(host: Host) -> None:
     plan = plan_of(host, HOT, repeat_count=120)
     steps = ahead(host, knowing(plan, alone(host, plan)), for_us=1.0)
