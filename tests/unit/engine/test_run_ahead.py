@@ -209,8 +209,8 @@ def test_a_position_without_a_page_is_refused_before_anything_is_written(host: H
 
 
 def test_logits_that_are_no_numbers_end_a_run_with_their_row_poisoned(host: Host) -> None:
-    for sampling in (GREEDY, HOT):
-        plan = plan_of(host, sampling, sampling, repeat_count=20)
+    for samplings in ((GREEDY, GREEDY), (HOT, HOT), (GREEDY, HOT)):
+        plan = plan_of(host, *samplings, repeat_count=20)
         page = int(plan.rows[1].page_table[0])
         host.pool.pages.memory.view(host.pool.page_count, -1)[page].view(torch.float32).fill_(
             float("nan")

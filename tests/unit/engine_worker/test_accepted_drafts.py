@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.engine_worker.bench import Bench, result_of
+from tests.unit.engine_worker.bench import Bench, of_kind, result_of
 from tests.unit.engine_worker.test_runs import decoding, plan_of
 
 from pagemesh.engine.worker import events as ev
@@ -54,6 +54,13 @@ def test_a_run_ends_where_drafts_used_up_what_may_be_drawn() -> None:
     assert bench.plan is None and bench.tokens() == [51, 52, 53, 54, 55]
     assert bench.frames[-1].finish == "length"
     assert bench.asked(Release).fill.filled_tokens == 10 + 4, "nothing was written for the last"
+
+
+def test_what_drafts_computed_is_told_at_the_end() -> None:
+    bench = decoding(max_tokens=5)
+    report(bench, drew(bench, 52, 53, 54, 55))
+    (ended,) = of_kind(bench.log, ev.Finished)
+    assert (ended.facts.computed_tokens, ended.facts.generated_tokens) == (2 + 4, 5)
 
 
 def test_a_stop_after_drafts_ends_the_answer() -> None:

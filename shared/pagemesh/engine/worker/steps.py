@@ -274,7 +274,6 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
 def _spoiled(desk: Desk, row: Row) -> None:
     """End what was to draw from a row that is no numbers, and keep nothing of its pages."""
     error = Internal("the model computed no numbers here; if it does again, check its weights")
-    row.lease.filled = min(row.lease.filled, row.sequence.tokens.length)
     row.lease.cache = False
     for follower in row.followers:
         if follower.phase is Phase.FOLLOWING:
