@@ -198,6 +198,15 @@ def test_what_is_wrong_again_and_again_is_tried_no_more(host: Host) -> None:
     assert not any(counts[30:])
 
 
+def test_one_right_guess_among_many_wrong_ones_is_no_reason_to_try_again(host: Host) -> None:
+    plan = plan_of(host, HOT, repeat_count=120)
+    tokens = alone(host, plan)
+    told = misleading(plan, 0, tokens[0])
+    told[4 * 50 + 3] = tokens[0][50]
+    steps = ahead(host, knowing(plan, [told]), for_us=1.0)
+    assert not any(result.rows[0].drafted_count for _, result in steps[30:])
+
+
 def test_what_comes_to_be_right_is_tried_again(host: Host) -> None:
     plan = plan_of(host, HOT, repeat_count=120)
     tokens = alone(host, plan)

@@ -254,3 +254,43 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     finally:
         await stepper.close()
     assert revoked == [False, True, False] and len(executor.starts) == 2
+
+
+class Beside(NoTurns):
+    """With another, whose word is at an address."""
+
+    def others_waiting(self) -> tuple[int, ...]:
+        return (5,)
+
+
+class Told(Counting):
+    """Keeps how far ahead each call might go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aheads: list[Ahead] = []
+
+    def run_on(self, plan: StepPlan, ahead: Ahead) -> StepResult:
+        self.aheads.append(ahead)
+        return super().run_on(plan, ahead)
+
+
+async def test_a_call_is_told_of_all_that_ends_it_and_runs_after_one_that_was_ended_go_on() -> None:
+    executor = Told()
+    heard: asyncio.Queue[StepsDone] = asyncio.Queue()
+    stepper = Stepper(
+        executor, turns=Beside(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        on_crash=lambda error: None, on_pool_missing=lambda _: None, clock=executor.clock,
+        stream_ms=STREAM_MS,
+    )  # fmt: skip
+    try:
+        stepper.end_run()
+        stepper.run(plan(4))
+        while (await asyncio.wait_for(heard.get(), 10.0)).goes_on:
+            continue
+        assert len(executor.starts) == 5
+        assert {ahead.waiting for ahead in executor.aheads} == {(5,)}
+        stepper.end_run()
+        assert all(ahead.end[0] for ahead in executor.aheads)
+    finally:
+        await stepper.close()
