@@ -4,12 +4,14 @@
 
 Building a span costs tens of microseconds and exporting may hang, so neither happens on the
 event loop. Without an endpoint nothing is recorded. When the collector is down or slow the
-queue overflows and spans are counted as dropped: serving never notices.
+queue overflows and spans are counted as dropped: serving never notices. People do: one warning
+when a collector stops taking them, and a line when it takes them again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from pagemesh.runtime import ids, metrics, semconv
 from pagemesh.runtime.clock import wall_ns
+from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.trace import TraceContext
 from pagemesh.runtime.version import VERSION
@@ -43,6 +46,7 @@ _ATTRIBUTE_COUNT_MAX = 64
 _EVENT_COUNT_MAX = 256
 _SCOPE = InstrumentationScope("pagemesh", VERSION)
 _NO_ATTRIBUTES: Attributes = {}
+_log = get_logger(__name__)
 
 _exported = metrics.counter("spans_exported_total", "Spans the collector took.")
 _dropped = metrics.counter("spans_dropped_total", "Spans lost: queue full or collector away.")
@@ -81,8 +85,10 @@ class Exporter(Protocol):
 class SpanSink:
     """The queue and the thread behind it. ``close`` sends what is left, within a limit."""
 
-    def __init__(self, exporter: Exporter, resource: Resource) -> None:
+    def __init__(self, exporter: Exporter, resource: Resource, where: str = "") -> None:
         self._exporter = exporter
+        self._where = where
+        self._failing = False
         self._resource = resource
         self._queue: deque[SpanRecord] = deque()
         self._wake = threading.Event()
@@ -118,8 +124,17 @@ class SpanSink:
             except Exception:  # whatever the exporter does, serving goes on
                 sent = False
             (_exported if sent else _dropped).inc(count)
+            self._tell(sent)
             if self._closing and not sent:
                 return
+
+    def _tell(self, sent: bool) -> None:
+        if sent and self._failing:
+            _log.warning("spans.taken_again", collector=self._where)
+        elif not sent and not self._failing and not self._closing:
+            next_ = "spans are dropped until it does; PAGEMESH_OTLP (--otlp) names it"
+            _log.warning("spans.not_taken", collector=self._where, next=next_)
+        self._failing = not sent
 
 
 _sink: SpanSink | None = None
@@ -142,7 +157,8 @@ def set_up_spans(config: TelemetryConfig, *, service: str, name: str = "") -> It
             semconv.HOST_NAME: ids.host_name(),
         }
     )
-    _sink = SpanSink(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S), resource)
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
+    _sink = SpanSink(exporter, resource, re.sub(r"//[^/@]*@", "//", endpoint))
     try:
         yield
     finally:

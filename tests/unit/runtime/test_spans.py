@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from structlog.testing import capture_logs
 from tests.support.otlp import Receiver
 
 from pagemesh.runtime import spans, trace
@@ -94,6 +99,36 @@ def test_a_collector_that_is_down_costs_nothing_but_the_spans() -> None:
     assert mean_s < 0.001
     assert time.monotonic() - started < 4.0
     assert dropped() - before == 500
+
+
+class Moody:
+    """A collector that takes what it is said to take, in turn."""
+
+    def __init__(self, *answers: SpanExportResult) -> None:
+        self._answers = list(answers)
+
+    def export(self, _spans: Sequence[ReadableSpan], /) -> SpanExportResult:
+        return self._answers.pop(0)
+
+    def shutdown(self) -> None:
+        assert not self._answers
+
+
+def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again() -> None:
+    fails, works = SpanExportResult.FAILURE, SpanExportResult.SUCCESS
+    with capture_logs() as logs:
+        sink = spans.SpanSink(Moody(works, fails, fails, works, works), Resource({}), "http://c:1")
+        root = trace.new_trace()
+        for _ in range(5):
+            sink.record(spans.SpanRecord("s", root, 1, 2, {}, (), (), "internal", ""))
+            sink._wake.set()
+            while sink._queue:
+                time.sleep(0.001)
+            sink._wake.clear()
+        time.sleep(0.05)  # the last is out of the queue before it is out
+        sink.close()
+    assert [line["event"] for line in logs] == ["spans.not_taken", "spans.taken_again"]
+    assert logs[0]["collector"] == "http://c:1" and "--otlp" in logs[0]["next"]
 
 
 def test_a_collector_that_hangs_neither_blocks_nor_delays_the_end(
