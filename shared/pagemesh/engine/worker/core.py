@@ -44,12 +44,14 @@ from pagemesh.engine.worker.lease import Hold
 from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
-from pagemesh.wire.errors import DeadlineExceeded, Fault, Gone, Malformed
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Malformed
 from pagemesh.wire.messages import Message, Ok, Refused, name_of
 from pagemesh.wire.pager_messages import Extended, Granted, Queued, Revoke, TicketClosed
 from pagemesh.wire.pager_reports import InspectWorker
 from pagemesh.wire.presence import Load, PageNeeds
 from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
+
+_PAGELESS = (Phase.WAITING, Phase.ADMITTING)
 
 
 class WorkerCore:
@@ -77,8 +79,10 @@ class WorkerCore:
 
     @property
     def ready(self) -> bool:
-        """The pager has opened our session, and new work is accepted."""
-        return self._session.open and not self._intake.draining
+        """The pager has opened our session and is there, and new work is accepted."""
+        session = self._session
+        is_away = session.away_ms >= self._desk.limits.pager_away_ms
+        return session.open and not is_away and not self._intake.draining
 
     @property
     def load(self) -> Load:
@@ -230,7 +234,7 @@ class WorkerCore:
     # Time and loss --------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        desk = self._desk
+        desk, limits = self._desk, self._desk.limits
         self._session.tick()
         self._session.settle()
         draining_over = self._intake.draining and self._drain_until_ms <= desk.now
@@ -241,6 +245,8 @@ class WorkerCore:
                 ending.fail(desk, sequence, DeadlineExceeded("the deadline has passed"))
             elif draining_over:
                 ending.fail(desk, sequence, Gone("the worker is leaving"))
+            elif sequence.phase in _PAGELESS and self._session.away_ms >= limits.pager_wait_ms_max:
+                ending.fail(desk, sequence, Busy("the pager is away"))
             else:
                 self._nudge(sequence)
         desk.give_up_expected(desk.now)

@@ -54,6 +54,8 @@ class Session:
         self._retry_ms = 0.0
         self._retries = 0
         self._heartbeat_ms = 0.0
+        self._away_since_ms: float | None = None
+        """When presence missed the pager; None: it is there."""
         self._beating = False
         self._declare_wanted = False
         self._declare_count = self._part_count = 0
@@ -64,6 +66,12 @@ class Session:
     @property
     def open(self) -> bool:
         return self._state is _State.OPEN
+
+    @property
+    def away_ms(self) -> float:
+        """How long the pager is not there."""
+        since_ms = self._away_since_ms
+        return 0.0 if since_ms is None else self._desk.now - since_ms
 
     @property
     def patience_ms(self) -> float:
@@ -77,10 +85,13 @@ class Session:
         """The pager is there, under ``epoch``."""
         if self._opened is None or epoch != self._opened.epoch:
             self._close()
+        self._away_since_ms = None
         self._retry_ms = self._heartbeat_ms = self._desk.now
 
     def silent(self) -> None:
         """The pager is not heard of: no hurry."""
+        if self._away_since_ms is None:
+            self._away_since_ms = self._desk.now
         self._retry_ms = max(self._retry_ms, self._desk.now + self._desk.limits.retry_ms_max)
 
     def pool_missing(self, pool_incarnation: int) -> None:
@@ -149,6 +160,7 @@ class Session:
             self._retry_ms = self._desk.pause(self._retries, wanted)
             self._retries += 1
             return
+        self._away_since_ms = None
         before, desk = self._opened, self._desk
         self._state, self._opened, self._retries = _State.OPEN, message, 0
         self._heartbeat_ms = self._next_beat_ms(message)
@@ -199,7 +211,7 @@ class Session:
         self._beating = False
         match message:
             case Ok():
-                pass
+                self._away_since_ms = None
             case DeclareWanted():
                 self._declare_wanted = not self._undeclared  # or it has not heard all of it yet
             case Refused(code="Stale" | "Gone" | "Denied"):
