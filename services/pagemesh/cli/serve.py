@@ -31,6 +31,7 @@ from pagemesh.runtime.settings import (
     TelemetryConfig,
     WorkerConfig,
 )
+from pagemesh.wire.errors import ConfigError
 
 _SHARED = (BusConfig, HostConfig, TelemetryConfig)
 ROLES: Mapping[str, tuple[type[object], ...]] = {
@@ -62,6 +63,15 @@ def service_config(
     return config
 
 
+def _refuse_address_of_up(environ: Mapping[str, str]) -> None:
+    """Who set it means the gateway to be there, which would be elsewhere without a word."""
+    if "PAGEMESH_HTTP" in environ:
+        raise ConfigError(
+            "PAGEMESH_HTTP is where `pagemesh up` serves; a gateway of its own takes "
+            "PAGEMESH_HTTP_HOST (--http-host) and PAGEMESH_HTTP_PORT (--http-port)"
+        )
+
+
 def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
     @click.command(role, cls=Sectioned, help=f"Run a {role} service in this process.")
     @click.option("--parent-pid", type=int, default=None, hidden=True)
@@ -70,6 +80,8 @@ def _command(role: str, kinds: tuple[type[object], ...]) -> click.Command:
     def command(parent_pid: int | None, pulse_fd: int | None, **arguments: Any) -> int:
         if parent_pid is not None:
             leash(parent_pid)
+        elif role == "gateway":
+            _refuse_address_of_up(os.environ)
         check_variables()
         config = service_config(role, os.environ, given_flags(arguments))
         os.environ.update(to_environ(config.worker))  # kernels read their own variables

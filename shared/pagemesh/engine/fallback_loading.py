@@ -84,7 +84,7 @@ def load_fallback(
     Raises ``ConfigError``, one sentence, for a folder that is broken and for a model that does
     not compute over pages what it computes without.
     """
-    ensure_folder(cache)
+    ensure_folder(cache, "PAGEMESH_CACHE_DIR")
     where = f"model {folder}"
     source = read_config(folder)
     # config.json was judged as it is written; what transformers makes of it may be something else.

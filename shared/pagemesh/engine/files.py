@@ -17,13 +17,15 @@ def default_cache_folder() -> Path:
     return Path(base).expanduser() / "pagemesh"
 
 
-def ensure_folder(folder: Path) -> Path:
-    """``folder``, made for the owner alone. Raises ``ConfigError`` when that fails."""
+def ensure_folder(folder: Path, setting: str) -> Path:
+    """``folder``, made for the owner alone. Raises ``ConfigError`` with the ``setting`` that names
+    it when that fails."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{folder}: cannot make this folder ({error.strerror}); name one that can be written"
+            f"{setting}={folder}: cannot make this folder ({error.strerror}); name one that can be "
+            "written"
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder}: cannot write there; name a folder that can be written")

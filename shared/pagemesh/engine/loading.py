@@ -118,7 +118,7 @@ def load_model(
     ``ConfigError``, one sentence, for a folder that is broken or not supported, and
     ``FilesChangedError`` for one that is written to meanwhile.
     """
-    ensure_folder(cache)
+    ensure_folder(cache, "PAGEMESH_CACHE_DIR")
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:

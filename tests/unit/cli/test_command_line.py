@@ -70,6 +70,15 @@ def test_a_variable_that_nothing_reads_is_named(
         assert "PAGEMESH_HTTPPORT" in error_of(capsys, command)
 
 
+def test_a_gateway_of_its_own_does_not_pass_over_the_address_of_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_HTTP", "0.0.0.0:9000")
+    line = error_of(capsys, "serve", "gateway", "--model", "/does/not/exist")
+    assert "PAGEMESH_HTTP_HOST (--http-host) and PAGEMESH_HTTP_PORT (--http-port)" in line
+    assert "/does/not/exist" in error_of(capsys, "serve", "decode", "--model", "/does/not/exist")
+
+
 def test_a_wrong_variable_is_named_as_a_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

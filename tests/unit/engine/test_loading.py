@@ -303,5 +303,5 @@ def test_missing_misshapen_and_integer_tensors_are_named(folder: Path) -> None:
 
 def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot make this folder"):
+    with pytest.raises(ConfigError, match=r"PAGEMESH_CACHE_DIR=.* cannot make this folder"):
         load(folder, cache=tmp_path / "file" / "cache")

@@ -57,7 +57,7 @@ def open_on_device(
             f"{where} runs on the modules of transformers, which have no GPU path here; use "
             "--device cpu"
         )
-    ensure_folder(cache)
+    ensure_folder(cache, "PAGEMESH_CACHE_DIR")
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
     with Checkpoint(folder) as checkpoint:

@@ -78,7 +78,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         await stack.enter_async_context(_announced(worker.presence))
         engine = await asyncio.to_thread(_load, config.worker)
         spare_loaded()
-        ensure_folder(config.host.pool_dir)
+        ensure_folder(config.host.pool_dir, "PAGEMESH_POOL_DIR")
         lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
         stack.callback(lock.close)
