@@ -38,7 +38,7 @@ def test_all_of_a_pool_is_mapped_and_none_of_it_changed(pager: PoolFile) -> None
     with PoolFile.attach(pager.path) as worker:
         assert worker.pages.nbytes > 8 * SLICE_BYTES
         before = mapped_bytes(pager.path)
-        populating = Populating(worker.pages, pause_s=0.0)
+        populating = Populating(worker.pages, eager_s=0.0, pause_s=0.0)
         assert populating.wait(30.0)
         assert mapped_bytes(pager.path) - before > 0.98 * worker.pages.nbytes
         assert worker.pages[-3:].tolist() == [7, 8, 9]
@@ -48,11 +48,21 @@ def test_all_of_a_pool_is_mapped_and_none_of_it_changed(pager: PoolFile) -> None
 def test_whoever_stops_it_has_the_rest_unmapped(pager: PoolFile) -> None:
     with PoolFile.attach(pager.path) as worker:
         before = mapped_bytes(pager.path)
-        populating = Populating(worker.pages, pause_s=60.0)
+        populating = Populating(worker.pages, eager_s=0.0, pause_s=60.0)
         populating.stop()
         assert populating.wait(30.0)
         assert mapped_bytes(pager.path) - before <= 2 * SLICE_BYTES
         assert not worker.pages.any()
+
+
+def test_there_are_no_pauses_at_first_and_some_later(pager: PoolFile) -> None:
+    with PoolFile.attach(pager.path) as worker:
+        assert Populating(worker.pages, eager_s=60.0, pause_s=60.0).wait(30.0)
+    with PoolFile.attach(pager.path) as worker:
+        populating = Populating(worker.pages, eager_s=0.0, pause_s=60.0)
+        assert not populating.wait(0.5)
+        populating.stop()
+        assert populating.wait(30.0)
 
 
 def test_only_what_has_no_disk_behind_it_is_memory(pager: PoolFile) -> None:
