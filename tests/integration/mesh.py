@@ -29,6 +29,7 @@ from pagemesh.runtime.ids import host_name, new_service_name
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
+from pagemesh.wire.errors import Absent
 from pagemesh.wire.pager_reports import InspectPager, PagerReport
 
 START_TIMEOUT_S = 90.0
@@ -209,11 +210,15 @@ class Mesh:
             return await call(bus, subject, InspectPager(), PagerReport, timeout_ms=5_000)
 
     def wait_idle(self, timeout_s: float = 15.0) -> PagerReport:
-        """Until no lease, ticket or pinned page is left; the report that says so."""
+        """Until a pager is there, with no lease, ticket or pinned page left; the report that says
+        so."""
         last: list[PagerReport] = []
 
         def idle() -> bool:
-            report = self.report()
+            try:
+                report = self.report()
+            except Absent:  # of another life, which begins
+                return False
             last[:] = [report]
             pinned = report.held_pages + report.pinned_pages + report.draining_pages
             return pinned + len(report.leases) + report.ticket_count + report.waiter_count == 0

@@ -152,4 +152,5 @@ def test_a_broken_model_folder_is_named(environ: dict[str, str], tmp_path: Path)
 
 
 def test_a_service_without_a_secret_says_how_to_make_one(environ: dict[str, str]) -> None:
+    del environ["PAGEMESH_HTTP"]  # which is for `up`
     check_refused(["serve", "gateway"], environ, "PAGEMESH_SECRET")
