@@ -27,7 +27,9 @@ from pagemesh.pager.events import (
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
 
-_WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
+_WRITABLE = (HeaderState.HELD, HeaderState.DRAINING, HeaderState.INVALID)
+"""INVALID: its pager died while it wrote the header, of what it was about to say nobody has heard,
+and nobody has the page before another pager has written a header."""
 
 
 @dataclass(slots=True)
