@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, StepRow, pl
 from pagemesh.wire.work_messages import Sampling
 
 LONG_US = 60e6
-TRIES = 100
+_TRIES = 100
 """A run takes milliseconds, as waking a thread may do."""
 GREEDY = Sampling(temperature=0.0, max_tokens=64)
 HOT = Sampling(temperature=1.3, max_tokens=64, seed=9)
@@ -70,6 +72,30 @@ def ahead(host: Host, plan: StepPlan, *, for_us: float = LONG_US) -> Steps:
 def call(host: Host, plan: StepPlan, given: Ahead | None = None) -> Steps:
     """One of the executor's: as much of the run as it may compute."""
     return ((plan, host.executor.run_on(plan, given or Ahead(LONG_US))),)
+
+
+def call_amid_which_the_second_lease_ends(host: Host, plan: StepPlan) -> Steps:
+    """One of the executor's, of more than a step, before whose end the lease of row 1 is over."""
+    page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
+    begun = page.numpy()
+    stands = host.file.headers.lease_word(2)
+
+    def revoke() -> None:
+        deadline_s = time.monotonic() + 10.0
+        while not begun[:64].any() and time.monotonic() < deadline_s:
+            continue
+        host.file.headers.set_lease_word(2, 99)
+
+    for _ in range(_TRIES):
+        page.zero_()
+        host.file.headers.set_lease_word(2, stands)
+        revoking = threading.Thread(target=revoke)
+        revoking.start()
+        steps = call(host, plan)
+        revoking.join()
+        if step_count(steps) > 1 and steps[0][1].rows[1].revoked:
+            return steps
+    raise AssertionError("revoked before or after each run")
 
 
 def tokens_of(steps: Steps, row: int) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +17,11 @@ from tests.unit.engine.runs import (
     HOT,
     LIMITED,
     LONG_US,
-    TRIES,
     Steps,
     ahead,
     all_tokens,
     call,
+    call_amid_which_the_second_lease_ends,
     load_twin,
     one_by_one,
     step_count,
@@ -319,27 +317,7 @@ def test_a_lease_that_ends_between_two_steps_leaves_the_other_row_what_is_its_ow
     plan = plan_of(host, GREEDY, GREEDY, repeat_count=200)
     tokens = alone(host, plan)
     known = knowing(plan, tokens)
-    page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
-    begun = page.numpy()
-    stands = host.file.headers.lease_word(2)
-
-    def revoke() -> None:
-        deadline_s = time.monotonic() + 10.0
-        while not begun[:64].any() and time.monotonic() < deadline_s:
-            continue
-        host.file.headers.set_lease_word(2, 99)
-
-    for _ in range(TRIES):  # a run takes milliseconds, as waking the thread may do
-        page.zero_()
-        host.file.headers.set_lease_word(2, stands)
-        revoking = threading.Thread(target=revoke)
-        revoking.start()
-        steps = call(host, known)
-        revoking.join()
-        ((_, result),) = steps
-        if step_count(steps) > 1 and result.rows[1].revoked:
-            break
-    assert step_count(steps) > 1 and result.rows[1].revoked, "revoked before or after each run"
+    steps = call_amid_which_the_second_lease_ends(host, known)
     assert accepted(steps)
     own = tokens_of(steps, 0)
     assert own == tokens[0][: len(own)] and not tokens_of(steps, 1)

