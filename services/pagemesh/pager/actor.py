@@ -45,12 +45,12 @@ from pagemesh.pager.tiers.tier_events import (
 )
 from pagemesh.runtime import trace
 from pagemesh.runtime.actor import Behaviour
-from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.rpc import send
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Denied, Fault, Stale
+from pagemesh.wire.errors import Denied, Disconnected, Fault, Stale
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import Declare, OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import PagesSnapshot, SnapshotWanted
@@ -98,7 +98,7 @@ class PagerActor(Behaviour[PagerEvent]):
         self._board = board
         self._holders = Holders(settings.folder, settings.host, memory.has_exited)
         self._life: _Life | None = None
-        self._absence = patience.Absence()
+        self._absence = patience.Absence(unnoticed_ms=bus.config.unnoticed_ms)
         self._died: deque[int] = deque()
         self._from_disk: deque[TierEvent | BaseException] = deque()
         self._wake = wake
@@ -289,7 +289,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 continue
             match command:
                 case ev.Notify(worker, message):
-                    await self._notify(worker, message)
+                    await self._say(subjects.worker(worker), message)
                 case ev.PagesStored() | ev.PagesDropped():
                     life.pages.note(command)
                 case ev.ProbeHolder(incarnation):
@@ -322,12 +322,14 @@ class PagerActor(Behaviour[PagerEvent]):
         else:
             await delivery.respond(codec.encode(message))
 
-    async def _notify(self, worker: str, message: Message) -> None:
+    async def _say(self, subject: str, message: Message) -> None:
+        """To whoever did not ask. What is lost is not lost for good: revocations are repeated,
+        waiters and offerers ask again, routers see a gap. That it is away the bus says itself."""
         try:
-            await send(self._bus, subjects.worker(worker), message)
+            await send(self._bus, subject, message)
         except Fault as fault:
-            # Not lost for good: revocations are repeated, waiters and offerers ask again.
-            _log.warning("pager.notice_not_sent", worker=worker, error=fault)
+            if not isinstance(fault, Disconnected):
+                _log.warning("pager.notice_not_sent", subject=subject, error=fault)
 
     # The disk tier
 
@@ -368,7 +370,8 @@ class PagerActor(Behaviour[PagerEvent]):
     # Now and then
 
     async def _tick(self) -> None:
-        life, away_ms = self._life, self._absence.at_tick(self._clock.now_ms())
+        on_bus = self._bus.state is BusState.CONNECTED
+        life, away_ms = self._life, self._absence.at_tick(self._clock.now_ms(), on_bus=on_bus)
         if life is not None:
             await self._feed(life, ev.Tick(away_ms))
             await self._publish_pages(life)
@@ -378,10 +381,7 @@ class PagerActor(Behaviour[PagerEvent]):
         changed = life.pages.take()
         if changed is not None:
             self._board.event_sequence = changed.sequence
-            try:
-                await send(self._bus, subjects.pages(self._settings.host), changed)
-            except Fault as fault:
-                _log.warning("pager.pages_not_published", error=fault)
+            await self._say(subjects.pages(self._settings.host), changed)
 
     def _sample(self, life: _Life) -> None:
         life.measures.look(life.core.books)

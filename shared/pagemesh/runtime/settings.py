@@ -97,6 +97,11 @@ class BusConfig:
     )  # fmt: skip
 
     @property
+    def unnoticed_ms(self) -> int:
+        """For how long a connection may be gone before that is noticed, at most."""
+        return self.heartbeat_ms + self.heartbeat_timeout_ms
+
+    @property
     def servers(self) -> list[str]:
         """The URLs. Raises ``ConfigError`` for one that cannot be used."""
         urls = [part.strip() for part in self.url.split(",") if part.strip()]

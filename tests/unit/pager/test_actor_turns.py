@@ -24,8 +24,9 @@ from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.tiers.tier_events import PutAway
-from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.messages import Message
@@ -37,6 +38,8 @@ SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
 
 class Deaf:
     """A bus that nobody listens on."""
+
+    config, state = BusConfig(), BusState.CONNECTED
 
     async def publish(self, *_: Any, **__: Any) -> None:
         pass

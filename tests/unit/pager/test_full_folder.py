@@ -20,6 +20,7 @@ from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec, SessionOpened
@@ -30,6 +31,8 @@ SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
 
 class Answers:
     """A bus on which answers are kept."""
+
+    config = BusConfig()
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

@@ -36,7 +36,17 @@ def test_a_session_that_is_about_to_end_gets_its_tick_in_time() -> None:
 
 
 def test_a_tick_that_comes_far_too_late_says_for_how_long_the_pager_was_away() -> None:
-    absence = Absence()
-    assert [absence.at_tick(now_ms) for now_ms in (90_000, 90_050, 90_550, 92_000)] == [0] * 4
-    assert absence.at_tick(102_000) == 10_000 - IDLE_TICK_MS
-    assert absence.at_tick(102_050) == 0
+    absence = Absence(unnoticed_ms=2_300)
+    times_ms = (90_000, 90_050, 90_550, 92_000)
+    assert [absence.at_tick(now_ms, on_bus=True) for now_ms in times_ms] == [0] * 4
+    assert absence.at_tick(102_000, on_bus=True) == 10_000 - IDLE_TICK_MS
+    assert absence.at_tick(102_050, on_bus=True) == 0
+
+
+def test_ticks_without_the_bus_say_how_long_nobody_could_be_heard() -> None:
+    absence = Absence(unnoticed_ms=2_300)
+    assert absence.at_tick(90_000, on_bus=False) == 0
+    assert absence.at_tick(90_050, on_bus=True) == 0
+    assert absence.at_tick(90_100, on_bus=False) == 50 + 2_300
+    assert absence.at_tick(90_600, on_bus=False) == 500
+    assert absence.at_tick(90_700, on_bus=True) == 0

@@ -15,15 +15,24 @@ _LATE_MS_MAX = 1_000
 
 
 class Absence:
-    """Tells from its ticks how long a pager was away: stopped with its machine or by somebody."""
+    """Tells from its ticks for how long a pager could hear nobody: it was stopped, with its machine
+    or by somebody, or the bus was away, of which it hears ``unnoticed_ms`` later at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unnoticed_ms: int) -> None:
+        self._unnoticed_ms = unnoticed_ms
         self._ticked_ms: int | None = None
+        self._on_bus = True
 
-    def at_tick(self, now_ms: int) -> int:
-        """Milliseconds by which this tick comes too late; 0 when that is nothing unusual."""
+    def at_tick(self, now_ms: int, *, on_bus: bool) -> int:
+        """Milliseconds of before this tick that are nobody's silence; 0 when nothing is unusual."""
         before_ms, self._ticked_ms = self._ticked_ms, now_ms
-        late_ms = now_ms - before_ms - IDLE_TICK_MS if before_ms is not None else 0
+        was_on_bus, self._on_bus = self._on_bus, on_bus
+        if before_ms is None:
+            return 0
+        since_ms = now_ms - before_ms
+        if not on_bus:
+            return since_ms + (self._unnoticed_ms if was_on_bus else 0)
+        late_ms = since_ms - IDLE_TICK_MS
         return late_ms if late_ms > _LATE_MS_MAX else 0
 
 
