@@ -22,6 +22,8 @@ class Bugs:
     """What was invalidated is live in the root table still."""
     take_up_invalidated: bool = False
     """A lease of before a restart is taken up though its root was invalidated since."""
+    free_limbo: bool = False
+    """What a dying pager tore is free when all have declared, though a lost lease may have it."""
     believe_any_asker: bool = False
     """Whoever a gateway asked as, and whatever life of the pager, the answer is believed."""
     take_any_weights: bool = False

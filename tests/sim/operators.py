@@ -7,6 +7,7 @@ from functools import partial
 from random import Random
 from typing import Literal
 
+from tests.sim import model
 from tests.sim.clients import STORM_MS, Clients
 from tests.sim.growths import MODEL, tenant_of
 from tests.sim.mesh import Mesh
@@ -17,6 +18,7 @@ from pagemesh.pager.events import Asked
 from pagemesh.pager.tiers.tier_events import PutAway
 from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
 from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import Declare
 
 _SLOW_DISK = 50.0
 """Times as slow, so that it is opened long after its pager has begun."""
@@ -47,6 +49,36 @@ def tell(pager: PagerNode, message: Message) -> None:
     """Ask ``pager``, if it hears, and wait for no answer."""
     if pager.hears:
         pager.handle(Asked(None, message))
+
+
+def torn_declarations(world: World, mesh: Mesh, clients: Clients) -> None:
+    """A pager dies while it takes up what slow workers hold, and before they can tell the next one
+    an operator has invalidated it: what is lost by then may be written to still."""
+    dice = Random(f"torn declarations {world.seed}")
+    pager = dice.choice(mesh.pagers)
+    workers = [worker for worker in mesh.workers if worker.host is pager.host]
+
+    def begin() -> None:
+        root, _ = clients.fresh(dice)
+        for _ in range(dice.randrange(1, 4)):
+            prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(30))
+            clients.ask(root, prompt, 5.0 * dice.random())
+        for worker in workers:
+            worker.slowness = 2_000.0 / worker.step_ms
+            world.at(2_000.0, partial(setattr, worker, "slowness", 1.0))
+        invalidate = partial(tell, pager, InvalidateCache(what="root", name=root.hex()))
+        world.at(10.0 + 40.0 * dice.random(), partial(strike, invalidate))
+
+    def strike(then: Callable[[], None]) -> None:
+        mesh.restart(pager)
+        pager.when_back.append(partial(tear, then))
+
+    def tear(then: Callable[[], None]) -> None:
+        pager.dies_amid = Declare
+        pager.when_back.append(then)
+
+    if dice.random() < 0.2:
+        world.at(STORM_MS * (0.1 + 0.4 * dice.random()), begin)
 
 
 class Invalidations:

@@ -27,6 +27,7 @@ from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import Admit, Forked, Granted, OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
+from pagemesh.wire.tokens import EMPTY
 
 
 class _FreesBeforeAck(Books):
@@ -41,6 +42,16 @@ class _StartsOver(Books):
 
     def first_sequence(self) -> int:
         return 0
+
+
+class _FreesLimbo(Books):
+    """Planted bug: see ``Bugs``."""
+
+    def settle(self) -> None:
+        if not self.unsettled:
+            self._free_drained(self.limbo)
+            self.limbo = EMPTY
+        super().settle()
 
 
 class _TakesUpInvalidated(Retiring):
@@ -76,6 +87,8 @@ class PagerNode(Process):
         self._sweeps = False
         self.dies_soon = False
         """Die in the middle of the next commands that are performed."""
+        self.dies_amid: type[Message] | None = None
+        """Die in the middle of what the next such message brings about."""
         self.when_back: list[Callable[[], None]] = []
         """Done once, when it has started again."""
         self._network = network
@@ -94,6 +107,8 @@ class PagerNode(Process):
             self._books = _FreesBeforeAck
         elif bugs.sequence_goes_back:
             self._books = _StartsOver
+        elif bugs.free_limbo:
+            self._books = _FreesLimbo
         network.serve(self, self._received)
 
     @property
@@ -201,6 +216,8 @@ class PagerNode(Process):
             core.books.disk = _KeepsRetired(core.books.facts, event, staged_max)
         if commands or not isinstance(event, ev.Tick):
             core.check()
+        if isinstance(event, ev.Asked) and type(event.message) is self.dies_amid:
+            self.dies_soon, self.dies_amid = True, None
         if self.dies_soon and commands:
             self._die_within(commands)
             return

@@ -9,7 +9,7 @@ from tests.sim.bugs import NONE, Bugs
 from tests.sim.clients import PATIENCE_MS, STORM_MS, Clients
 from tests.sim.faults import device_storm, disk_storm, late_grants, peace, rollouts, storm
 from tests.sim.mesh import Mesh, Shape
-from tests.sim.operators import Invalidations, operate
+from tests.sim.operators import Invalidations, operate, torn_declarations
 from tests.sim.world import World
 
 from pagemesh.gateway.calls.events import Completed, Failed
@@ -52,6 +52,7 @@ def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
         device_storm(world, mesh, clients)
         late_grants(world, mesh, clients)
         rollouts(world, mesh)
+        torn_declarations(world, mesh, clients)
     operate(world, mesh, clients)
     Invalidations(world, mesh, clients).begin(with_faults=is_stormy)
     world.at(STORM_MS, lambda: peace(mesh))

@@ -104,7 +104,7 @@ class Books:
         self.unsettled: set[int] = set()
         """Live incarnations that may use pages in ways this pager life has not heard of."""
         self.limbo: U32 = EMPTY
-        """Draining pages that any of the unsettled may use."""
+        """Draining pages that any of the unsettled may use, or of a lease that is lost."""
         self.disk: DiskTier | None = None  # there is none, or it has failed
         self.loads: dict[int, Load] = {}  # what is being read from disk
         self.out: list[Command] = []
@@ -344,27 +344,20 @@ class Books:
 
     def free_claimed(self, session: Session) -> None:
         """The pages of an earlier life that ``session`` could write are in nobody's hands."""
-        if len(session.claimed):
-            self.pool.settle(session.claimed)
-            self.set_states(session.claimed, HeaderState.FREE)
-            session.claimed = EMPTY
-            self.freed = True
+        self._free_drained(session.claimed)
+        session.claimed = EMPTY
 
     def let_go(self, session: Session, lease_id: int) -> None:
         """``session`` is done with the pages of a lease that it declared and has lost."""
-        pages = session.letting_go.pop(lease_id, EMPTY)
-        if len(pages):
-            self.pool.settle(pages)
-            self.set_states(pages, HeaderState.FREE)
-            self.freed = True
+        self._free_drained(session.letting_go.pop(lease_id, EMPTY))
+        self.settle()
 
     def settle(self) -> None:
-        """When everybody of an earlier life has declared or died: nothing is uncertain now."""
+        """Nothing is uncertain once all have declared or died, but what is of a lost lease."""
         if self.unsettled:
             return
-        if len(self.limbo):
-            self.pool.settle(self.limbo)
-            self.set_states(self.limbo, HeaderState.FREE)
+        if not any(session.letting_go for session in self.sessions.values()):
+            self._free_drained(self.limbo)
             self.limbo = EMPTY
         for slot in self.slots_kept:
             self.out.append(SetLeaseWord(slot, 0))
@@ -373,6 +366,13 @@ class Books:
         self.roots.extend(self.roots_kept)
         self.roots_kept, self.retired_pages = [], None
         self.freed = True
+
+    def _free_drained(self, pages: U32) -> None:
+        """Draining ``pages`` are used by nobody any more."""
+        if len(pages):
+            self.pool.settle(pages)
+            self.set_states(pages, HeaderState.FREE)
+            self.freed = True
 
     # Telling
 

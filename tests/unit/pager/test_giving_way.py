@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import Rig, Worker, is_queued, key_of
 from tests.unit.pager.steps import cache, pinned, stats
-from tests.unit.pager.test_recovery import declare, line, lost_lease
+from tests.unit.pager.test_lost_leases import lost_lease
+from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 

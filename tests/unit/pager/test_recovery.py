@@ -319,50 +319,6 @@ def test_roots_are_found_again_and_their_places_reused(rig: Rig, worker: Worker)
     assert len(rig.core.books.forest.trees) == 3
 
 
-def lost_lease(rig: Rig, worker: Worker) -> Granted:
-    """Of three pages, whose revocation word went between two lives of the pager."""
-    lease = worker.granted(1, range(12))
-    rig.restart([worker.holder])
-    rig.words[lease.lease_slot] = 0
-    rig.restart([worker.holder])
-    return lease
-
-
-def test_a_lost_lease_that_is_declared_twice_strands_no_page(rig: Rig, worker: Worker) -> None:
-    lease = lost_lease(rig, worker)
-    first, again = (line(lease, 1, [], table=table_of(lease)[at:]) for at in (0, 1))
-    assert declare(rig, worker, first, again) == [lease.lease] * 2
-    assert rig.core.report().draining_pages == 3
-    worker.ack(lease)
-    assert rig.core.report().free_pages == 16
-
-
-def test_a_lost_lease_that_is_not_declared_again_strands_no_page(rig: Rig, worker: Worker) -> None:
-    """Its holder gave it up before it heard that it was lost, so it has nothing to acknowledge."""
-    lease = lost_lease(rig, worker)
-    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
-    assert rig.core.report().draining_pages == 3
-    assert declare(rig, worker) == []
-    assert rig.core.report().free_pages == 16
-
-
-def test_a_lost_lease_that_is_released_meanwhile_strands_no_page(rig: Rig, worker: Worker) -> None:
-    lease = lost_lease(rig, worker)
-    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
-    assert code_of(worker.release(lease)) == "Ok"
-    assert rig.core.report().free_pages == 16
-
-
-def test_two_declared_leases_cannot_both_have_a_page(rig: Rig, worker: Worker) -> None:
-    one, two = worker.granted(1, range(8)), worker.granted(2, range(100, 108))
-    rig.restart([worker.holder])
-    thief = line(two, 2, [], table=[*table_of(one)[:1], *table_of(two)])
-    assert declare(rig, worker, line(one, 1, []), thief) == [two.lease]
-    assert rig.core.report().held_pages == 2
-    worker.ack(two)
-    assert (rig.core.report().held_pages, rig.core.report().draining_pages) == (2, 0)
-
-
 def test_a_declaration_names_only_so_many_leases() -> None:
     rig = Rig(16, limits=PagerLimits(lease_count_max=64, declare_leases_max=3))
     worker = Worker(rig, "w", 1)
