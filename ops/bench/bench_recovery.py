@@ -102,7 +102,7 @@ def restart(folder: Path) -> dict[str, float]:
     times = [time.perf_counter()]
     store = PoolStore.adopt(folder, "bench")
     times.append(time.perf_counter())
-    found = store.recovered(())
+    found = store.recovered(store.scan(), ())
     times.append(time.perf_counter())
     policy = make_policy(PagerConfig().eviction, store.facts.page_count)
     core = PagerCore(PagerLimits(), store.facts, policy)

@@ -32,7 +32,13 @@ from pagemesh.pager.storage.device_pages import page_bytes_of
 from pagemesh.pager.storage.disk import Disk, log_event
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
-from pagemesh.pager.storage.pool_opening import adopt_pool, is_removed, make_pool, suits
+from pagemesh.pager.storage.pool_opening import (
+    adopt_pool,
+    is_removed,
+    make_pool,
+    suits,
+    take_over,
+)
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.storage.retired_notes import RetiredNotes
 from pagemesh.pager.tier_measures import TierMeasures
@@ -162,14 +168,8 @@ class PagerActor(Behaviour[PagerEvent]):
         core = PagerCore(settings.limits, facts, policy, new_policy=new_policy)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
-            recovered = store.recovered(self._holders.living())
-            await self._feed(self._life, recovered)
-            lost = [pin.name for pin in recovered.pins if pin.name not in core.books.pins]
-            if lost:
-                _log.warning(
-                    "pager.pins_lost", pins=lost,
-                    next="not all pages are there any more; send the prefix again, then pin it",
-                )  # fmt: skip
+            commands = await take_over(core, store, self._holders, self._clock.now_ms())
+            await self._perform(self._life, commands)
         if settings.disk is not None:
             pages = page_bytes_of(store, self._memory, self._holders)
             disk = self._life.disk = Disk(

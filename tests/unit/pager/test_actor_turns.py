@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from tests.unit.pager.steps import cache
 from pagemesh.pager.actor import PagerActor
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.due import Due, LookDue, TickDue
-from pagemesh.pager.events import Answer, Asked
+from pagemesh.pager.events import Answer, Asked, Command, Recovered
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.retention import sweeps
 from pagemesh.pager.state import PagerCore
@@ -170,3 +171,19 @@ async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_
     asyncio.get_running_loop().call_soon(had_turn.set)
     await actor._request(cast(Delivery, delivery))
     assert had_turn.is_set() and codec.decode(answers[0]) == Declared(lost=[])
+
+
+async def test_others_on_the_event_loop_have_their_turns_while_a_pool_is_rebuilt(
+    actor: PagerActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had_turn, handle, loop = threading.Event(), PagerCore.handle, asyncio.get_running_loop()
+
+    def rebuild(core: PagerCore, event: Recovered, now_ms: int) -> list[Command]:
+        loop.call_soon_threadsafe(had_turn.set)
+        assert had_turn.wait(10.0), "nobody had a turn"
+        return handle(core, event, now_ms)
+
+    await actor.end()
+    monkeypatch.setattr(PagerCore, "handle", rebuild)
+    await actor.begin()
+    assert core_of(actor).books.pool.total == PAGE_COUNT

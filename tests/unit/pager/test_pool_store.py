@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Of a pool of eight pages: two that end, two that did, two that never did, two free."""
     PoolStore.create(tmp_path, "host", SPEC, 8 * 4_096).close()
     store = PoolStore.adopt(tmp_path, "host", Host())
-    store.recovered(())
+    store.recovered(store.scan(), ())
     first = store.facts.epoch << EPOCH_SHIFT
     for page, until_ms in ((0, HOUR_MS), (2, HOUR_MS), (4, FOREVER_MS)):
         store.perform(
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def found(folder: Path, host: HostTime) -> HeaderTable:
     store = PoolStore.adopt(folder, "host", host)
-    headers = store.recovered(()).headers
+    headers = store.recovered(store.scan(), ()).headers
     store.close()
     return headers
 
@@ -87,7 +87,7 @@ def test_who_dies_before_that_is_written_down_is_followed_by_who_writes_it(
         patch.setattr(PoolFile, "store_boot", dies)
         store = PoolStore.adopt(folder, "host", Host(boot=2))
         try:
-            store.recovered(())
+            store.recovered(store.scan(), ())
         finally:
             store.close()
     states = found(folder, Host(boot=2)).states

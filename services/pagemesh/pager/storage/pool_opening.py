@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
@@ -46,6 +48,24 @@ async def adopt_pool(
             store.file.remove()
             return None
     return store
+
+
+async def take_over(
+    core: PagerCore, store: PoolStore, holders: Holders, now_ms: int
+) -> list[Command]:
+    """Have ``core`` rebuild what the pool holds. Returns what it wants done. That takes a second
+    with a million pages, so it is done beside the event loop: whoever asks for other things than
+    pages has an answer meanwhile."""
+    scan = await asyncio.to_thread(store.scan)
+    found = store.recovered(scan, holders.living())
+    commands = await asyncio.to_thread(core.handle, found, now_ms)
+    lost = [pin.name for pin in found.pins if pin.name not in core.books.pins]
+    if lost:
+        _log.warning(
+            "pager.pins_lost", pins=lost,
+            next="not all pages are there any more; send the prefix again, then pin it",
+        )  # fmt: skip
+    return commands
 
 
 async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSession) -> PoolStore:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.kernels.native.header_writer import HeaderWriter
-from pagemesh.kernels.native.headers import HeaderBatch
+from pagemesh.kernels.native.headers import HeaderBatch, HeaderScan
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
 from pagemesh.pager.events import (
@@ -136,9 +136,12 @@ class PoolStore:
     def _store_pins(self, command: StorePins) -> None:
         self._pins.write(command.pins)
 
-    def recovered(self, holders: tuple[Holder, ...]) -> Recovered:
+    def scan(self) -> HeaderScan:
+        """A copy of all headers. It looks at the file and at nothing else, from any thread."""
+        return self.file.headers.scan()
+
+    def recovered(self, scan: HeaderScan, holders: tuple[Holder, ...]) -> Recovered:
         """What is in the file, and beside it, for the core. ``holders`` are those alive."""
-        scan = self.file.headers.scan()
         batch = scan.batch
         states = batch.states.copy()
         states[scan.torn] = HeaderState.INVALID
