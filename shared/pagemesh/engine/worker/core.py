@@ -51,7 +51,11 @@ from pagemesh.wire.pager_reports import InspectWorker
 from pagemesh.wire.presence import Load, PageNeeds
 from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
 
-_PAGELESS = (Phase.WAITING, Phase.ADMITTING)
+_ASKING = frozenset({
+    Phase.WAITING, Phase.ADMITTING, Phase.FORKING, Phase.OFFERING, Phase.WITHDRAWING,
+    Phase.REDEEMING,
+})  # fmt: skip
+"""They go on with the pager's answer."""
 
 
 class WorkerCore:
@@ -238,6 +242,7 @@ class WorkerCore:
         self._session.tick()
         self._session.settle()
         draining_over = self._intake.draining and self._drain_until_ms <= desk.now
+        is_away = self._session.away_ms >= limits.pager_wait_ms_max
         for sequence in list(desk.live.values()):
             if sequence.ended:
                 continue
@@ -245,7 +250,7 @@ class WorkerCore:
                 ending.fail(desk, sequence, DeadlineExceeded("the deadline has passed"))
             elif draining_over:
                 ending.fail(desk, sequence, Gone("the worker is leaving"))
-            elif sequence.phase in _PAGELESS and self._session.away_ms >= limits.pager_wait_ms_max:
+            elif is_away and (sequence.phase in _ASKING or steps.is_stuck(sequence)):
                 ending.fail(desk, sequence, Busy("the pager is away"))
             else:
                 self._nudge(sequence)

@@ -10,7 +10,7 @@ from pagemesh.engine.worker.desk import Desk, Row, Step
 from pagemesh.engine.worker.events import EndRun, RunStep
 from pagemesh.engine.worker.lease import Hold, Lease
 from pagemesh.engine.worker.plan import Drawn, RowResult, Sample, StepPlan, StepResult, StepRow
-from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.engine.worker.sequence import RUNNABLE, Phase, Sequence
 from pagemesh.wire.errors import Internal
 from pagemesh.wire.work_messages import Finish
 
@@ -114,6 +114,14 @@ def _wishes(desk: Desk) -> Iterator[Wish]:
                 start, row_count = beams.start_and_rows(sequence, lease)
                 left = sequence.tokens.length - start
                 yield Wish(sequence, start, count, row_count, left)
+
+
+def is_stuck(sequence: Sequence) -> bool:
+    """Whether it would be in a step, had it pages."""
+    lease = sequence.lease
+    if sequence.phase not in RUNNABLE or lease is None or lease.in_step:
+        return False
+    return _wished(sequence, lease) <= 0
 
 
 def _wished(sequence: Sequence, lease: Lease) -> int:
