@@ -48,7 +48,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Granted, OpenSession, SessionOpened
+from pagemesh.wire.pager_messages import Granted, OpenSession, Release, SessionOpened
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
@@ -128,6 +128,8 @@ class WorkerBehaviour(Behaviour[Input]):
         self._core = core
         self._spans = spans
         self._calls: set[asyncio.Task[None]] = set()
+        self._gives_back = False
+        """A call that gives pages back was begun, and is sent with the event loop's next turn."""
         self._waiting: dict[int, Delivery] = {}
         """Deliveries that the core has not answered yet, by the number it knows them by."""
         self._next_delivery = 1
@@ -237,9 +239,13 @@ class WorkerBehaviour(Behaviour[Input]):
                 await rpc.answer(delivery, answer)
             case CallPager():
                 self._call(subjects.pager(around.host), command)
+                self._gives_back |= isinstance(command.message, Release)
             case CallWorker():
                 self._call(subjects.worker(command.worker), command)
             case SendFrames():
+                if self._gives_back:  # first: who has the last frames may send the next turn
+                    self._gives_back = False
+                    await asyncio.sleep(0)
                 await self._send_frames(command)
             case RunStep():
                 self._stepper.run(command.plan)
