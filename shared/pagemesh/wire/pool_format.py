@@ -46,7 +46,8 @@ SEQUENCE_BITS = 56
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 EPOCH_SHIFT = 40
 """Ledger sequence = epoch << 40 | counter: it never goes backwards while epochs do not."""
-LOCK_SUFFIX = ".lock"
+LOCK_PREFIX, LOCK_SUFFIX = "worker-", ".lock"
+"""Of the names of workers' lock files."""
 POOL_SUFFIX = ".pool"
 PINS_SUFFIX = ".pins"
 RETIRED_SUFFIX = ".retired"

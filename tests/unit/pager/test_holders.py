@@ -85,6 +85,23 @@ def test_of_a_worker_that_was_killed_no_file_is_left_when_it_is_forgotten(tmp_pa
         assert not lock.was_removed, "it would end"
 
 
+def test_of_workers_that_were_killed_unheard_of_no_lock_is_left(tmp_path: Path) -> None:
+    """The next session finds them. What is young may be about to be locked; a process that moves
+    pages of a device may not have ended yet."""
+    names = ("killed", "young", "living", "of a device")
+    killed, young, living, device = (tmp_path / f"worker-{name}.lock" for name in names)
+    killed.touch()
+    device.touch()
+    device.with_suffix(".memory").touch()
+    with contextlib.closing(Holders(tmp_path, "host")) as holders, HolderLock(living):
+        for path in (killed, living, device):
+            os.utime(path, (1.0, 1.0))
+        young.touch()
+        holders.remember(Holder(1, "a worker", "worker-of a session"))
+        assert not killed.exists()
+        assert young.exists() and living.exists() and device.exists()
+
+
 def test_a_file_of_the_name_of_a_dead_worker_is_left_to_whose_it_is(tmp_path: Path) -> None:
     path = tmp_path / "first.lock"
     path.touch()

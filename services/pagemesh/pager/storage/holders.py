@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from pagemesh.kernels.native.locks import holder_is_dead, is_at, is_free, open_l
 from pagemesh.pager.events import Holder
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Busy
-from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
 
 _AGAIN_MS = 1_000
+_YOUNG_S = 60.0
+"""A lock so young may be about to be taken."""
 _log = get_logger(__name__)
 
 
@@ -53,6 +56,7 @@ class Holders:
         is wrong: no session of his may be confirmed then."""
         if self._known.get(holder.incarnation) != holder:
             self._know(holder)
+            self._remove_unknown()
         return None if holder in self._written else self._write()
 
     def forget(self, incarnation: int) -> None:
@@ -82,6 +86,15 @@ class Holders:
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
         self._leave(holder.incarnation)
+
+    def _remove_unknown(self) -> None:
+        """Leave no file of those who were killed before anybody had heard of them."""
+        known = {self._lock_path(holder.lock_name) for holder in self._known.values()}
+        for path in set(self._folder.glob(f"{LOCK_PREFIX}*{LOCK_SUFFIX}")) - known:
+            with contextlib.suppress(OSError):
+                is_old = time.time() - path.stat().st_mtime > _YOUNG_S
+                if is_old and holder_is_dead(path) and not path.with_suffix(MEMORY_SUFFIX).exists():
+                    path.unlink()
 
     def _leave(self, incarnation: int) -> None:
         self._known.pop(incarnation, None)

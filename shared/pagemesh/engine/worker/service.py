@@ -28,7 +28,7 @@ from pagemesh.engine.worker.events import (
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.engine.worker.stepper import bounded_threads
-from pagemesh.engine.worker.turns import LOCK_PREFIX, NoTurns, SharedTurns, Turns
+from pagemesh.engine.worker.turns import NoTurns, SharedTurns, Turns
 from pagemesh.kernels.dispatch import is_native
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.kernels.ops import identity
@@ -48,7 +48,7 @@ from pagemesh.runtime.supervise import CrashLimit, Ticks
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Busy, Fault
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
 from pagemesh.wire.pool_memory import Leave
 from pagemesh.wire.presence import Announce, Load, State
 

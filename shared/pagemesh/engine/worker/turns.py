@@ -31,10 +31,8 @@ from pagemesh.engine.worker.plan import NO_READERS, Readers
 from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import is_free
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import LOCK_SUFFIX
+from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX
 
-LOCK_PREFIX = "worker-"
-"""Names of workers' lock files begin with it."""
 LINGER_NS = 5_000_000
 """Who computed so recently counts as computing: its next step is being planned."""
 SCAN_NS = 200_000_000
