@@ -27,6 +27,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent
 LIBRARY_NAME = "libpagemesh_native.so"
 LIBRARY_PATH = SOURCE_ROOT / "pagemesh" / "kernels" / "native" / LIBRARY_NAME
 BUILD_FOLDER = SOURCE_ROOT.parent / "build" / "native"
+COMPILE_CORES = SOURCE_ROOT.parent / "services" / "compile_cores.py"
 DEMO_MODEL = SOURCE_ROOT.parent / "ops" / "demo_model" / "weights"
 COMPILERS = ("g++", "clang++", "c++")
 OUTPUT_LINES_MAX = 20
@@ -75,7 +76,8 @@ def build() -> Path:
 
 
 class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
-    """Compiles before files are collected, for wheels and editable installs alike."""
+    """Compiles before files are collected, for wheels and editable installs alike: the library,
+    and the pager's core (``services/compile_cores.py``)."""
 
     PLUGIN_NAME = "custom"
 
@@ -92,6 +94,12 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
                 "Install g++ or clang, then run: python kernels/build_native.py"
             )
             return
+        try:
+            _run([sys.executable, str(COMPILE_CORES)])
+        except BuildFailed as error:
+            self.app.display_warning(
+                f"pagemesh is installed with an interpreted pager, half as fast: {error}"
+            )
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

@@ -48,7 +48,7 @@ def main() -> int:
             " packages). Let pip find the CPU build, e.g. set PIP_EXTRA_INDEX_URL to the index"
             ' that holds it (README, "Quick start"). Nothing of CUDA was downloaded'
         )
-    _say("installing packages and compiling the native library")
+    _say("installing packages, compiling the native library and the pager's core")
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
     if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
@@ -127,7 +127,7 @@ def stage_of(line: str) -> str:
     if line.startswith("Installing collected packages"):
         return f"unpacking packages ({line.count(',') + 1})"
     if words[0] == "Building" and "pagemesh" in words:
-        return "compiling the native library"
+        return "compiling the native library and the pager's core"
     if line.strip().startswith(("Installing build dependencies", "Preparing")):
         return "preparing the build"
     return ""

@@ -19,9 +19,17 @@ from tests.support.leaks import own_descendants, pool_files
 from tests.support.otlp import Receiver, ReceiverServer
 from tests.support.time_limits import limit_processor_time
 
+from pagemesh.runtime import compiled
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import BusConfig
+
+# Tests may change what a core is made of, so in this process they run on its sources; the meshes
+# that they start run it compiled, as users do, and test_compiled_cores.py runs its own tests so.
+with pytest.MonkeyPatch.context() as environ:
+    if not os.environ.get(compiled.VARIABLE):
+        environ.setenv(compiled.VARIABLE, "0")
+    import pagemesh.pager
 
 # Kernels for a GPU run in Triton's interpreter, which is chosen when triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -44,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give async tests a time limit of their own: uvloop does not let the signal through by
     which pytest-timeout ends a test that hangs."""
     for item in items:
+        if pagemesh.pager.IS_COMPILED and item.get_closest_marker("sources"):
+            item.add_marker(pytest.mark.skip("changes a core, which runs compiled"))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             marker = item.get_closest_marker("timeout")
             limit_s = marker.args[0] if marker and marker.args else config.getini("timeout")

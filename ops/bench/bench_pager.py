@@ -49,6 +49,7 @@ from ops.bench.aims import of_aim
 from ops.bench.hardware import describe
 from ops.bench.pager_adapter import LruPagerAdapter, PagerAdapter, PublishingPagerAdapter, Request
 
+from pagemesh.pager import IS_COMPILED
 from pagemesh.wire.pool_format import PoolFormat
 
 PAGE_SIZE = 16
@@ -256,7 +257,11 @@ def main() -> None:
     options = parser.parse_args()
     memory = measure_memory()
     tell_memory(memory)
-    report: dict[str, object] = {"machine": describe(), "index_bytes_a_cached_page": memory}
+    report: dict[str, object] = {
+        "machine": describe(),
+        "is_compiled": IS_COMPILED,
+        "index_bytes_a_cached_page": memory,
+    }
     report |= {"header_bytes": HEADER_BYTES} if options.memory else measure_times()
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -67,6 +67,7 @@ def test_at_each_edge_that_goes_nobody_has_more_for_its_share(
     assert sum(gave) == sum(sum(counts) for _, counts in tenants)
 
 
+@pytest.mark.sources
 def test_many_edges_of_one_tenant_go_after_one_look_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -210,6 +210,7 @@ class TestWaiting:
             rig.core.books.waiting.discard(1, key_of(number))
 
 
+@pytest.mark.sources
 def test_many_roots_of_one_tenant_do_not_drive_out_what_another_has() -> None:
     """As many salts as a client can think of, with a page each."""
     worker = Worker(Rig(ROOT_COUNT_MAX + 40), "w", 1)

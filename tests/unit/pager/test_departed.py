@@ -49,6 +49,7 @@ def test_an_edge_that_leaves_bit_by_bit_is_hashed_once_and_then_a_block_each_tim
     rig.core._waterfalls.check()
 
 
+@pytest.mark.sources
 def test_what_is_told_is_the_same_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waterfall, "mark_count_for", lambda _page_count: 1 << 22)  # few collide
     told = []

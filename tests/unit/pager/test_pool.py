@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagemesh.pager.pages.pool import LedgerError, PagePool
+from pagemesh.pager.pages.ledger_error import LedgerError
+from pagemesh.pager.pages.pool import PagePool
 from pagemesh.wire.pool_format import HeaderState
 
 

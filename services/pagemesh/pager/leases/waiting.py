@@ -64,7 +64,8 @@ class WaitList:
         return len(self.places)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return (self._by_place[place] for place in self.places)
+        for place in self.places:
+            yield self._by_place[place]
 
     @property
     def first(self) -> Waiter:

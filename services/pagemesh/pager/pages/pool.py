@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.pages.free_pages import FreePages
+from pagemesh.pager.pages.ledger_error import LedgerError
 from pagemesh.pager.pages.runs import Pages, table_of, where
 from pagemesh.wire.pool_format import HeaderState
 
@@ -39,10 +40,6 @@ _RAMP_COUNT = 4_096
 
 Grant = tuple[Pages, range]
 """Pages that are held now, and their new sequences."""
-
-
-class LedgerError(AssertionError):
-    """A page was moved from a state it is not in: a bug in the pager."""
 
 
 class PagePool:

@@ -1,0 +1,104 @@
+"""Compile the pager's core to extension modules with mypyc: as part of a build, or by hand.
+
+    python services/compile_cores.py
+
+The sources are what runs where this was not done, and what it is done from: nothing is written
+for the compiler. What comes out lies in ``pagemesh/pager/compiled`` and is used by
+``pagemesh.runtime.compiled`` while the sources are as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "shared"))
+
+from pagemesh.runtime.compiled import FOLDER, STAMP, SUFFIX, stamp_of  # noqa: E402
+
+PAGER = ROOT / "services" / "pagemesh" / "pager"
+USED = ROOT / "shared" / "pagemesh" / "wire"
+"""Whose types the compiled modules rely on."""
+CORES = (
+    "books", "recovery", "regrow", "state", "eviction/*", "leases/*", "pages/*", "retention/*",
+    "tree/*",
+)  # fmt: skip
+INTERPRETED = ("leases/lease.py", "pages/ledger_error.py")
+"""mypyc has no defaults of msgspec's, and no classes below most of Python's own."""
+BUILD_FOLDER = ROOT / "build" / "cores"
+GROUP = "pagemesh_pager"
+MYPY_FLAGS = (
+    "--config-file=", "--explicit-package-bases", "--namespace-packages",
+    "--ignore-missing-imports", "--follow-imports=silent",
+)  # fmt: skip
+LINES_MAX = 20
+
+
+def sources() -> list[Path]:
+    """The modules to compile."""
+    left_out = {PAGER / name for name in INTERPRETED}
+    found = {file for core in CORES for file in PAGER.glob(f"{core}.py")}
+    return sorted(file for file in found - left_out if file.name != "__init__.py")
+
+
+def compile_cores() -> Path:
+    """Compile and install them; returns their folder. Raises ``ChildProcessError`` with what the
+    compiler said."""
+    shutil.rmtree(BUILD_FOLDER, ignore_errors=True)
+    BUILD_FOLDER.mkdir(parents=True)
+    stamp = stamp_of([PAGER, USED])
+    search = os.pathsep.join(str(ROOT / name) for name in ("services", "shared", "kernels"))
+    done = subprocess.run(
+        [sys.executable, __file__, "mypyc", *map(str, sources())],
+        cwd=BUILD_FOLDER, env={**os.environ, "MYPYPATH": search},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = (done.stdout + done.stderr).splitlines()
+        raise ChildProcessError("\n  ".join(said[-LINES_MAX:]))
+    folder = PAGER / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    built = BUILD_FOLDER / "built"
+    for file in built.rglob(f"*{SUFFIX}"):
+        module = ".".join(file.relative_to(built).parts)
+        shutil.copy2(file, folder / module)
+    (folder / STAMP).write_text(stamp)
+    return folder
+
+
+def run_mypyc(files: list[str]) -> None:
+    """In a process and a folder of its own: mypyc writes where it stands, and ends the process
+    where it finds an error."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    os.environ.pop("CFLAGS", None)
+    extensions = mypycify(
+        [*MYPY_FLAGS, *files], group_name=GROUP, opt_level="3", debug_level="0", multi_file=True
+    )
+    build = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+    build.build_lib, build.build_temp, build.parallel = "built", "objects", os.cpu_count()
+    build.ensure_finalized()
+    build.run()
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["mypyc"]:
+        run_mypyc(sys.argv[2:])
+        return 0
+    try:
+        folder = compile_cores()
+    except ChildProcessError as error:
+        sys.stderr.write(f"the pager's core was not compiled: {error}\n")
+        return 1
+    sys.stdout.write(f"compiled {len(sources())} modules into {folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

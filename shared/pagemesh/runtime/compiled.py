@@ -1,0 +1,70 @@
+"""Compiled cores: the same sources as extension modules, where they were built.
+
+``services/compile_cores.py`` compiles the pure modules of a service with mypyc, into the folder
+``compiled`` of its package. ``prefer_compiled`` has Python import those in place of the sources,
+all or none of them, and only while the sources are the ones that were compiled: who edits a core
+runs what was edited. Environment: ``PAGEMESH_COMPILED=0`` runs the sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+VARIABLE = "PAGEMESH_COMPILED"
+FOLDER = "compiled"
+STAMP = "sources"
+"""The file in it that says which sources it was made from."""
+SUFFIX = EXTENSION_SUFFIXES[0]
+"""Of this Python's modules alone."""
+
+
+class CompiledFinder(MetaPathFinder):
+    """Finds modules by name among the files of ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {
+            file.name.removesuffix(SUFFIX): str(file) for file in folder.glob(f"*{SUFFIX}")
+        }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if (file := self._files.get(fullname)) is None:
+            return None
+        return spec_from_file_location(fullname, file, loader=ExtensionFileLoader(fullname, file))
+
+
+def prefer_compiled(package: Path, used: Iterable[Path]) -> bool:
+    """Import what was compiled of ``package``, if it was made for this Python and from the sources
+    as they are, those in the folders ``used`` among them. Called before the first module of it is
+    imported. Returns whether it was so."""
+    folder = package / FOLDER
+    if os.environ.get(VARIABLE) == "0":
+        return False
+    try:
+        stamp = (folder / STAMP).read_text()
+        if stamp != stamp_of([package, *used]):
+            return False
+    except OSError:
+        return False
+    sys.meta_path.insert(0, CompiledFinder(folder))
+    return True
+
+
+def stamp_of(folders: Iterable[Path]) -> str:
+    """Of every source below ``folders``, and of the Python that asks."""
+    digest = hashlib.sha256(SUFFIX.encode())
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            text = file.read_bytes()
+            digest.update(f"{file.relative_to(folder).as_posix()} {len(text)}\n".encode())
+            digest.update(text)
+    return digest.hexdigest()
