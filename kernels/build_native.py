@@ -95,7 +95,7 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
             )
             return
         try:
-            _run([sys.executable, str(COMPILE_CORES)])
+            _run([sys.executable, str(COMPILE_CORES), "--if-stale"])
         except BuildFailed as error:
             self.app.display_warning(
                 f"pagemesh is installed with an interpreted pager, half as fast: {error}"

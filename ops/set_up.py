@@ -126,7 +126,7 @@ def stage_of(line: str) -> str:
         return " ".join(["downloading", words[1].rsplit("/", 1)[-1], *words[2:]])
     if line.startswith("Installing collected packages"):
         return f"unpacking packages ({line.count(',') + 1})"
-    if words[0] == "Building" and "pagemesh" in words:
+    if line.strip().startswith("Preparing editable metadata"):  # pip has all built for it
         return "compiling the native library and the pager's core"
     if line.strip().startswith(("Installing build dependencies", "Preparing")):
         return "preparing the build"

@@ -1,6 +1,6 @@
 """Compile the pager's core to extension modules with mypyc: as part of a build, or by hand.
 
-    python services/compile_cores.py
+    python services/compile_cores.py [--if-stale]
 
 The sources are what runs where this was not done, and what it is done from: nothing is written
 for the compiler. What comes out lies in ``pagemesh/pager/compiled`` and is used by
@@ -43,6 +43,12 @@ def sources() -> list[Path]:
     left_out = {PAGER / name for name in INTERPRETED}
     found = {file for core in CORES for file in PAGER.glob(f"{core}.py")}
     return sorted(file for file in found - left_out if file.name != "__init__.py")
+
+
+def is_stale() -> bool:
+    """Nothing was compiled from the sources as they are."""
+    stamp = PAGER / FOLDER / STAMP
+    return not stamp.exists() or stamp.read_text() != stamp_of([PAGER, USED])
 
 
 def compile_cores() -> Path:
@@ -90,6 +96,8 @@ def run_mypyc(files: list[str]) -> None:
 def main() -> int:
     if sys.argv[1:2] == ["mypyc"]:
         run_mypyc(sys.argv[2:])
+        return 0
+    if sys.argv[1:] == ["--if-stale"] and not is_stale():
         return 0
     try:
         folder = compile_cores()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("folder", ["tests/unit/pager", "tests/machine", "tests/sim/test_seeds.py"])
+@pytest.mark.parametrize("folder", ["tests/unit/pager", "tests/machine"])
 def test_the_compiled_core_does_what_its_sources_do(folder: str) -> None:
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
     is_compiled = subprocess.run(

@@ -20,7 +20,7 @@ from ops.set_up import Progress, progress_line, stage_of
          "downloading torch-2.13.0-cp311.whl (180.1 MB)"),
         ("  Downloading https://host/a/b/rich-14.0.whl\n", "downloading rich-14.0.whl"),
         ("Installing collected packages: a, b, c\n", "unpacking packages (3)"),
-        ("  Building editable for pagemesh (pyproject.toml): started\n",
+        ("  Preparing editable metadata (pyproject.toml): started\n",
          "compiling the native library and the pager's core"),
         ("  Installing build dependencies: started\n", "preparing the build"),
         ("Requirement already satisfied: numpy\n", ""),
