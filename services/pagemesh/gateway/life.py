@@ -104,6 +104,16 @@ class Surroundings:
     """The workers of this route have more to do, which the router counts until they say what."""
 
 
+@dataclass(slots=True)
+class _Search:
+    """For whom to route to: one span in the trace, though it is tried anew ten times a second while
+    nobody is there. More would bury the rest of the trace, and everybody's."""
+
+    start_us: int
+    tries: int = 0
+    error: str = ""
+
+
 class Life:
     """``begin`` it, ``feed`` it, and it ends by putting ``Ended`` into the outbox."""
 
@@ -130,6 +140,7 @@ class Life:
         self._ended = False
         self._counted: Counter[ev.Route] = Counter()
         """Sequences that go by a route, as the router knows of them."""
+        self._search: _Search | None = None
         self._overrun = False
         """Something for the client was not taken: what comes after it must not be either."""
         self._timer: asyncio.TimerHandle | None = None
@@ -182,6 +193,7 @@ class Life:
         self._ended = True
         self._queue.clear()
         self._recount()
+        self._searched({})
         if self._overrun:  # even when the core completed: the client does not have it all
             ended = ev.Ended(ev.Cancelled("slow"))
         self._outbox.put(self._prompt_index, ended)
@@ -209,29 +221,42 @@ class Life:
     # Commands ---------------------------------------------------------------------------------
 
     def _choose(self, command: ev.ChooseRoute) -> None:
-        start_us = self._around.clock.now_us()
+        self._search = search = self._search or _Search(self._around.clock.now_us())
+        search.tries += 1
         self._recount()
-        attributes: dict[str, str | int] = {semconv.PAGEMESH_REQUEST: self.core.spec.request}
-        error = ""
         found = self._route(command)
         if isinstance(found, Fault):
-            error = found.code
+            search.error = found.code
             expected = self._around.expected()
             self._queue.append(ev.Unroutable(found, expected))
         else:
+            search.error = ""
             self._around.given(found)
             self._queue.append(ev.Routed(found))
-            attributes[semconv.PAGEMESH_WORKER] = found.worker.name
-            attributes["pagemesh.tokens.predicted"] = found.predicted_tokens
-            attributes[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = found.elsewhere_tokens
-            attributes["pagemesh.decode"] = found.decode.name if found.decode else ""
+            self._searched({
+                semconv.PAGEMESH_WORKER: found.worker.name,
+                "pagemesh.tokens.predicted": found.predicted_tokens,
+                f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere": found.elsewhere_tokens,
+                "pagemesh.decode": found.decode.name if found.decode else "",
+            })  # fmt: skip
+
+    def _searched(self, found: dict[str, str | int]) -> None:
+        """A search is over, if there was one; ``found`` is empty where nobody was."""
+        search, self._search = self._search, None
+        if search is None:
+            return
+        attributes = {
+            semconv.PAGEMESH_REQUEST: self.core.spec.request,
+            "pagemesh.route.tries": search.tries,
+            **found,
+        }
         record_span(
             "route",
             self._context.child(),
-            start_us=start_us,
+            start_us=search.start_us,
             end_us=self._around.clock.now_us(),
             attributes=attributes,
-            error=error,
+            error=search.error,
         )
 
     def _route(self, command: ev.ChooseRoute) -> ev.Route | Fault:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
 from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, eventually, frame, spec
 
+from pagemesh.gateway import life as life_module
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.choice import TextPiece
 from pagemesh.gateway.calls.request import RequestCore
@@ -17,6 +20,7 @@ from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime.bus import Bus, BusState
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import new_trace
+from pagemesh.wire.errors import Fault, NotReady
 from pagemesh.wire.tokens import U32
 
 
@@ -30,7 +34,7 @@ class OneWay(Router):
     under_way: Counter[bytes] = Counter()
     chosen_count = 0
 
-    def choose(self, *_: Any, **__: Any) -> ev.Route:
+    def choose(self, *_: Any, **__: Any) -> ev.Route | Fault:
         self.chosen_count += 1
         return replace(ROUTE, root=b"%032d" % self.chosen_count)
 
@@ -62,7 +66,7 @@ def life(outbox: Outbox, router: OneWay | None = None, choice_count: int = 1) ->
         lambda work, _: work.close(),
         lambda _: None,
         lambda _: None,
-        lambda: False,
+        lambda: True,
         lambda _: None,
     )
     request = spec(deadline_ms=clock.now_ms() + 60_000, choices=choice_count)
@@ -109,3 +113,39 @@ async def test_choices_are_counted_where_they_are_and_as_long_as_they_are_there(
     assert router.counts == [0, 1]
     made.feed(ev.ClientGone())
     assert router.counts == [0, 0]
+
+
+class LateWay(OneWay):
+    """Nobody is there the first three times."""
+
+    tries = 0
+
+    def choose(self, *args: Any, **kwargs: Any) -> ev.Route | Fault:
+        self.tries += 1
+        if self.tries <= 3:
+            return NotReady("nobody", retry_after_ms=1_000)
+        return super().choose(*args, **kwargs)
+
+
+@pytest.mark.parametrize("tries", [3, 4])
+async def test_a_search_for_a_worker_is_one_span_however_long_it_takes(
+    tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[dict[str, Any]] = []
+    monkeypatch.setattr(life_module, "record_span", lambda *_, **told: spans.append(told))
+    router = LateWay(b"secret")
+    made = life(Outbox(characters_max=100), router)
+    made.feed(ev.Begin())
+    async with asyncio.timeout(20):
+        while router.tries < tries:
+            assert spans == []
+            await asyncio.sleep(0.01)
+    if tries == 3:  # the client gives up while nobody is there
+        made.feed(ev.ClientGone("left"))
+    (route,) = spans
+    assert route["error"] == ("NotReady" if tries == 3 else "")
+    assert route["attributes"]["pagemesh.route.tries"] == tries
+    assert route["end_us"] - route["start_us"] > 100_000
+    assert ("pagemesh.worker" in route["attributes"]) == (tries == 4)
+    made.feed(ev.ClientGone("left"))
+    assert len(spans) == 1
