@@ -203,15 +203,20 @@ class GatewayActor:
             self._returning.changed(change, self.clock.now_ms())
         if isinstance(change, Lost):
             self.router.lost(who)
+            if announce.role == "pager":  # its workers stay, and take nothing without it
+                why = change.reason
+                _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
             if announce.role in ("prefill", "decode"):
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
-                measures.workers_lost.inc()
+                measures.workers_lost.labels(change.reason).inc()
                 self._tracker.forget(who)
                 for life in tuple(self._lives.values()):
                     life.feed(ev.WorkerLost(who))
         else:
             if isinstance(change, Joined) and announce.role in ("prefill", "decode"):
                 _log.info("gateway.worker_joined", worker=who.name, role=announce.role)
+            if isinstance(change, Joined) and announce.role == "pager":
+                _log.info("gateway.pager_joined", pager=who.name, host=announce.host)
             if self.router.announced(announce):
                 self._want_snapshot(announce.host)
         self._router_changed.set()

@@ -34,7 +34,11 @@ in_flight = gauge("gateway_requests_in_flight", "Prompts being answered now.")
 attempts = counter("gateway_attempts_total", "Submits sent, the first of each request included.")
 frames_lost = counter("gateway_frames_lost_total", "Frame messages noticed to be missing.")
 orphans = counter("gateway_orphans_total", "Times a worker was told to stop what nobody waits for.")
-workers_lost = counter("gateway_workers_lost_total", "Workers that went away.")
+workers_lost = counter(
+    "gateway_workers_lost_total",
+    "Workers that went away: silent, left (they were stopped), or replaced by one of their name.",
+    ("reason",),
+)
 
 
 def vllm_aliases(model: str, workers: list[Announce], pagers: list[Announce]) -> bytes:

@@ -30,6 +30,19 @@ def test_every_metric_of_an_alert_exists() -> None:
             assert re.sub(r"_(bucket|count|sum)$", "", name) in known, f"{rule['alert']}: {name}"
 
 
+def test_a_service_whose_name_is_gone_is_down_too() -> None:
+    config = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())
+    (down,) = [rule["expr"] for rule in rules() if rule["alert"] == "ServiceDown"]
+    for job in config["scrape_configs"]:
+        if "dns_sd_configs" in job:
+            assert f'absent(up{{job="{job["job_name"]}"}})' in down
+
+
+def test_workers_that_were_stopped_in_order_raise_no_alert() -> None:
+    (lost,) = [rule["expr"] for rule in rules() if rule["alert"] == "WorkersAreLost"]
+    assert 'reason!="left"' in lost
+
+
 def test_every_alert_says_what_is_wrong_and_where_to_look() -> None:
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "description"}

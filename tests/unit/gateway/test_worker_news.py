@@ -6,10 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.unit.gateway.fake_mesh import FakeWorker, fake_mesh
 from tests.unit.gateway.support import eventually
 from tests.unit.gateway.test_failover import TEXT, stream_text
 
+from pagemesh.runtime.directory import Joined, Lost
+from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire.presence import Announce, Load
 
@@ -30,3 +33,28 @@ async def test_what_was_sent_is_not_counted_for_ever_though_its_worker_announces
         for _ in range(3):
             assert await stream_text(mesh, TEXT) == TEXT[::-1]
         await eventually(lambda: not known[worker.name].queue_tokens)
+
+
+async def test_the_log_tells_of_workers_and_pagers_and_the_metric_why_workers_went(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    def left_count() -> float:
+        told = REGISTRY.get_sample_value("pagemesh_gateway_workers_lost_total", {"reason": "left"})
+        return told or 0.0
+
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=("decode",)) as mesh:
+        worker = msgspec.structs.replace(mesh.worker.announce, name="decode-2")
+        pager = msgspec.structs.replace(mesh.worker.announce, role="pager", name="pager-2")
+        before = left_count()
+        with capture_logs() as logs:
+            for announce in (worker, pager):
+                mesh.front.gateway.presence_changed(Joined(announce))
+                mesh.front.gateway.presence_changed(Lost(announce, "left"))
+        assert left_count() == before + 1
+    told = [(log["event"], log.get("pager"), log.get("reason")) for log in logs]
+    assert [entry for entry in told if entry[0].startswith("gateway.")] == [
+        ("gateway.worker_joined", None, None),
+        ("gateway.worker_lost", None, "left"),
+        ("gateway.pager_joined", "pager-2", None),
+        ("gateway.pager_lost", "pager-2", "left"),
+    ]

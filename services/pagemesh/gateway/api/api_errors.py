@@ -108,7 +108,10 @@ def from_fault(fault: Fault) -> ApiError:
         return ApiError(400, fault.message, code="context_length_exceeded")
     after_ms = fault.retry_after_ms or 1_000
     if isinstance(fault, NotReady):
-        text = "no worker is ready yet: still loading, or being brought back; ask again soon"
+        text = (
+            "no worker is ready yet: still loading, being brought back, or without a pager; "
+            "ask again soon"
+        )
         return ApiError(503, text, code="not_ready", retry_after_ms=after_ms)
     if isinstance(fault, Superseded):
         text = (
