@@ -28,9 +28,7 @@ def client_config(arguments: Mapping[str, object]) -> ClientConfig:
     config = load(ClientConfig, os.environ, flags)
     if "PAGEMESH_URL" in flags or "PAGEMESH_URL" in os.environ:
         return config
-    urls = running_urls(load(HostConfig, os.environ).pool_dir, GATEWAY)
+    urls = sorted(running_urls(load(HostConfig, os.environ).pool_dir, GATEWAY).values())
     if len(urls) > 1:
-        raise ConfigError(
-            f"{len(urls)} meshes run here: {', '.join(sorted(urls))}; name one with --url"
-        )
+        raise ConfigError(f"{len(urls)} meshes run here: {', '.join(urls)}; name one with --url")
     return replace(config, url=urls[0]) if urls else config

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from pagemesh.cli.mesh.roster import Roster
-from pagemesh.cli.mesh.run_folder import running_urls
+from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
 from pagemesh.cli.options import check_variables, config_flags, given_flags
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
@@ -87,12 +88,22 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     if "PAGEMESH_NATS" in flags or "PAGEMESH_NATS" in os.environ:
         return config
     base = load(HostConfig, os.environ, flags).pool_dir
-    urls = set(running_urls(base, "operator"))
-    if len(urls) > 1:
-        raise ConfigError(f"{len(urls)} meshes run under {base}; name one with --nats URL")
-    if urls:
-        return replace(config, url=urls.pop())
+    files = running_urls(base, "operator")
+    if len(set(files.values())) > 1:
+        raise ConfigError(_choice(base, files))
+    if files:
+        return replace(config, url=next(iter(files.values())))
     return replace(config, start_wait_ms=min(config.start_wait_ms, _GUESS_WAIT_MS))
+
+
+def _choice(base: Path, files: Iterable[Path]) -> str:
+    """By files, for their URLs have passwords, which are no business of a command line."""
+    gateways = {file.parent: url for file, url in running_urls(base, GATEWAY).items()}
+    named = [f"{file} ({gateways.get(file.parent, 'not serving yet')})" for file in files]
+    return (
+        f"{len(named)} meshes run here; name one with PAGEMESH_NATS=$(cat FILE) before the "
+        f"command, where FILE is {' or '.join(named)}"
+    )
 
 
 @asynccontextmanager

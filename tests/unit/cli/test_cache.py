@@ -275,8 +275,13 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
         (one.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:5\n")
         assert bus_config({}).url == "nats://operator:pw@127.0.0.1:5"
         (two.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:6\n")
-        with pytest.raises(ConfigError, match=r"2 meshes run under .* name one with --nats"):
+        (two.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8102\n")
+        with pytest.raises(ConfigError, match="2 meshes run here") as raised:
             bus_config({})
+        line = str(raised.value)
+        assert f"{one.path}/operator.url (not serving yet)" in line
+        assert f"{two.path}/operator.url (http://127.0.0.1:8102)" in line
+        assert "PAGEMESH_NATS=$(cat FILE)" in line and ":pw@" not in line
         assert bus_config({"pagemesh_nats": "nats://x:7"}).url == "nats://x:7"
     assert bus_config({}).url == default
     with run_folder(tmp_path) as one, run_folder(tmp_path) as two:

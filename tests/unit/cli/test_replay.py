@@ -94,6 +94,11 @@ def test_what_cannot_be_replayed_is_said_in_one_line(
     assert said in error
 
 
+def test_a_line_that_does_not_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="trace /dev/zero, line 1 is too long; is it a trace"):
+        read_trace(Path("/dev/zero"), 1.0)
+
+
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is empty"):
         read_trace(trace_file(tmp_path), 1.0)

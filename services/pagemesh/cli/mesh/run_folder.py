@@ -130,10 +130,10 @@ def running_folders(base: Path) -> list[Path]:
         return [folder for folder in _folders(base) if not holder_is_dead(folder / LOCK_NAME)]
 
 
-def running_urls(base: Path, role: str) -> list[str]:
-    """What each mesh that runs below ``base`` has written down as the URL for ``role``."""
+def running_urls(base: Path, role: str) -> dict[Path, str]:
+    """What each mesh that runs below ``base`` has written down as the URL for ``role``, by file."""
     files = [folder / url_file_name(role) for folder in running_folders(base)]
-    return [file.read_text().strip() for file in files if file.is_file()]
+    return {file: file.read_text().strip() for file in files if file.is_file()}
 
 
 def url_file_name(role: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from pagemesh.wire.errors import ConfigError
 
 PROMPT_BLOCKS_MAX = 1 << 20
+LINE_BYTES_MAX = 64 << 20  # room for as many ids of 64 bits
 BLOCK_COUNT_MAX = 1 << 28
 
 
@@ -52,7 +53,10 @@ def read_trace(path: Path, scored_share: float) -> Trace:
     places: dict[tuple[int, int], int] = {}
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            lines = iter(lambda: file.readline(LINE_BYTES_MAX + 1), b"")
+            for number, line in enumerate(lines, 1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise ConfigError(f"trace {path}, line {number} is too long; is it a trace?")
                 if line.strip():
                     prompts.append(_prompt(line, f"{path}, line {number}", places))
     except OSError as error:
