@@ -50,7 +50,11 @@ evicted_pages = metrics.counter(
 """The pool's are counted here, those of the disk in ``tier_measures``."""
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
-_tokens = metrics.counter("pager_prompt_tokens_total", "Cached tokens of prompts.", ["fate"])
+_tokens = metrics.counter(
+    "pager_prompt_tokens_total",
+    "Tokens of prompts that are cached or lately were, by what became of them.",
+    ["fate"],
+)
 # Each request counts in some of these: finding one by its labels takes longer than counting. Both
 # are bounded as the labels are, by the messages and reasons that there are.
 _answers_of = cache(_answers.labels)
