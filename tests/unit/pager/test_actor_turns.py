@@ -173,6 +173,7 @@ async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_
     assert had_turn.is_set() and codec.decode(answers[0]) == Declared(lost=[])
 
 
+@pytest.mark.sources
 async def test_others_on_the_event_loop_have_their_turns_while_a_pool_is_rebuilt(
     actor: PagerActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
