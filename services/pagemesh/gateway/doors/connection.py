@@ -1,5 +1,6 @@
 """One HTTP connection: uvicorn's, which bounds bodies' buffers and idle time, with bounds on
-what is neither: heads and trailers, which it gathers whole before anybody is asked for a key.
+what is neither: heads and trailers, which it gathers whole before anybody is asked for a key, and
+requests that are sent ahead of the answers to others, of which it would take up any number.
 
 Offers to speak another protocol are declined by going on as if they had not been made. What is no
 HTTP at all is told so in the form of all errors.
@@ -14,12 +15,17 @@ from typing import Any
 
 import httptools
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagemesh.gateway.api.api_errors import ApiError
 
 HEAD_BYTES_MAX = 64 << 10
 HEAD_S_MAX = 30.0
+AHEAD_COUNT_MAX = 16
+"""Requests that wait for those before them on their connection; what comes then stays unread."""
+_BITE_BYTES = 4 << 10
+"""What is taken up at once may hold so many more of them."""
 _REFUSAL = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     b"connection: close\r\n\r\n"
@@ -27,23 +33,52 @@ _REFUSAL = (
 
 
 class Connection(HttpToolsProtocol):
-    """Hangs up on a head that is too long, or too long in coming."""
+    """Hangs up on a head that is too long, or too long in coming. Takes up a few of the requests
+    that are sent ahead, and reads on when these are answered."""
 
     _gathered_bytes = 0
     """Received since the last thing that was understood, but for what came together with it."""
     _in_body = False
     _head_timer: asyncio.TimerHandle | None = None
+    _unread = b""
+    """Received, and not looked at: enough requests wait."""
+    _answering: RequestResponseCycle | None = None
+    """The request that runs, or the last that did; ``cycle`` is the last that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.parser = _Parser(self)
         super().connection_made(transport)
+        self.flow = _Flow(self)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        if (running := self._answering) is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        data, at = self._unread + data, 0
+        while at < len(data) and len(self.pipeline) < AHEAD_COUNT_MAX:
+            if self.transport.is_closing():
+                return
+            self._take(data[at : at + _BITE_BYTES])
+            at += _BITE_BYTES
+        self._unread = data[at:]
+        if self.is_behind:
+            self.flow.pause_reading()
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._unread)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.is_behind:
+            self.data_received(b"")
+
+    def _take(self, data: bytes) -> None:
         if self._head_timer is None and not self._in_body:
             self._expect_head()
         self._gathered_bytes += len(data)
@@ -94,6 +129,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
         is_old = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
@@ -104,6 +140,18 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Flow(FlowControl):
+    """Reads on only when what was read is taken up."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        if not self._connection.is_behind:
+            super().resume_reading()
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:

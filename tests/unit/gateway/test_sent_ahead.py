@@ -1,0 +1,108 @@
+"""Requests that are sent ahead of the answers to others: all are answered, few are taken up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import cast
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.unit.gateway.fake_mesh import FakeMesh
+from tests.unit.gateway.support import MODEL, eventually
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from pagemesh.gateway.doors.asgi import read_body, send_json
+from pagemesh.gateway.doors.connection import AHEAD_COUNT_MAX, Connection
+
+GET = b"GET / HTTP/1.1\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nabcde"
+COUNT = 3_000
+TAKEN_MAX = AHEAD_COUNT_MAX + 4_096 // len(GET) + 1
+
+
+class Wire(asyncio.Transport):
+    """What a client that reads as fast as it can gets to see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_read = True
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+async def connection(wire: Wire) -> AsyncIterator[Connection]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, bytes_max=100)
+        await asyncio.sleep(0)
+        await send_json(send, body)
+
+    config = Config(app, log_config=None, ws="none", lifespan="off")
+    config.load()
+    made = Connection(config=config, server_state=ServerState(), app_state={})
+    made.connection_made(wire)
+    yield made
+    wire.close()
+    made.connection_lost(None)
+
+
+@pytest.mark.parametrize("request_", [GET, POST], ids=("without a body", "with a body"))
+@pytest.mark.parametrize("read_bytes", [4_096, 16_384])
+async def test_a_client_that_never_waits_has_few_requests_taken_up_and_all_answered(
+    connection: Connection, wire: Wire, request_: bytes, read_bytes: int
+) -> None:
+    """Whoever reached the port filled the gateway's memory: at 100 MB in it had taken 1.8 GB."""
+    left = request_ * COUNT
+    async with asyncio.timeout(20):
+        while wire.written.count(b"HTTP/1.1 200") < COUNT:
+            if wire.is_read and left:
+                connection.data_received(left[:read_bytes])
+                left = left[read_bytes:]
+            assert len(connection.pipeline) <= TAKEN_MAX
+            assert len(connection._unread) <= read_bytes
+            await asyncio.sleep(0)
+    assert not left and wire.is_read
+
+
+async def test_what_comes_after_something_that_is_no_http_is_not_looked_at(
+    connection: Connection, wire: Wire
+) -> None:
+    connection.data_received(b"no HTTP\r\n\r\n" + GET * COUNT)
+    assert wire.is_closed and wire.written.count(b"HTTP/1.1 ") == 1
+
+
+async def test_who_leaves_with_more_requests_sent_ahead_is_noticed(mesh: FakeMesh) -> None:
+    """The one that ran went on to its end."""
+    mesh.worker.pause_s = 0.05
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 2_000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    url = httpx.URL(mesh.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write((head.encode() + body) * 3)
+    await eventually(lambda: mesh.worker.running_count == 1)
+    cast(asyncio.Transport, writer.transport).abort()
+    await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))
