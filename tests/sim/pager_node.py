@@ -27,7 +27,7 @@ from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import Admit, Forked, Granted, OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
-from pagemesh.wire.tokens import EMPTY
+from pagemesh.wire.tokens import EMPTY, U32
 
 
 class _FreesBeforeAck(Books):
@@ -57,7 +57,7 @@ class _FreesLimbo(Books):
 class _TakesUpInvalidated(Retiring):
     """Planted bug: see ``Bugs``."""
 
-    def meant(self, root: bytes, tenant: str, model: str) -> bool:
+    def meant(self, root: bytes, pages: U32) -> bool:
         return False
 
 

@@ -210,7 +210,7 @@ def _check_leases(books: Books, tables: dict[int, U32]) -> None:
     trees = [*books.forest.trees.values(), *books.forest.retired.values()]
     assert sum(tree.lease_count for tree in trees) == len(books.leases) + len(books.loads)
     assert sum(tree.pin_count for tree in trees) == len(books.pins)
-    lines = len(books.roots) + len(books.roots_kept) + len(trees)
+    lines = len(books.root_lines.free) + len(books.root_lines.kept) + len(trees)
     assert lines == ROOT_COUNT_MAX, "a line of the root table is lost"
     assert all(tree.is_retired and not tree.pin_count for tree in books.forest.retired.values())
     held = sum(len(session.leases) for session in books.sessions.values())

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagemesh.pager.events import (
     Command,
@@ -41,6 +40,7 @@ from pagemesh.pager.leases.waste import Waste, waste_of
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.retention.root_lines import RootLines
 from pagemesh.pager.retention.roots import leave_retired, unhidden
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.load import Load
@@ -51,7 +51,7 @@ from pagemesh.pager.tree.radix import Forest, Node, Tree
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
-from pagemesh.wire.pool_format import EPOCH_SHIFT, ROOT_COUNT_MAX, HeaderState
+from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ class Books:
         self.pins: dict[str, Pin] = {}
         self.slots = array("I", range(limits.lease_count_max - 1, -1, -1))  # of leases, free
         self.slots_kept: dict[int, int] = {}  # of an earlier life, to the lease in their word
-        self.roots = list(range(ROOT_COUNT_MAX - 1, -1, -1))
-        self.roots_kept: list[int] = []
-        """Lines of retired roots of an earlier life, whose pages somebody alive may use."""
-        self.retired_pages: NDArray[np.bool_] | None = None  # of such roots; None: no page was
+        self.root_lines = RootLines()
         self.hidden = np.zeros(facts.page_count, bool)  # of retired roots, for routers
         self.unsettled: set[int] = set()
         """Live incarnations that may use pages in ways this pager life has not heard of."""
@@ -363,8 +360,7 @@ class Books:
             self.out.append(SetLeaseWord(slot, 0))
             self.slots.append(slot)
         self.slots_kept = {}
-        self.roots.extend(self.roots_kept)
-        self.roots_kept, self.retired_pages = [], None
+        self.root_lines.settle(self.limbo)
         self.freed = True
 
     def _free_drained(self, pages: U32) -> None:

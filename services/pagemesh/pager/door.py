@@ -217,7 +217,6 @@ class Door:
         # What only a disk knows that cannot be asked now is everybody's.
         everything = message.what != "root" and self._books.disk is None
         self._tiers.retire(RetiredRoots(frozenset(chosen), everything))
-        self._retiring.note(message.what, message.name, chosen)
         retired = self._retiring.retire([trees[root] for root in chosen if root in trees])
         return self._invalidated(chosen, unknown_count, retired, known)
 

@@ -39,7 +39,7 @@ from pagemesh.pager.pages.runs import run_of, table_of, where
 from pagemesh.pager.regrow import by_last_use, regrow
 from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.retiring import Retiring
-from pagemesh.pager.retention.roots import has_root_place, tree_of
+from pagemesh.pager.retention.roots import tree_of
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
@@ -83,7 +83,7 @@ class Recovery:
             )  # fmt: skip
             books.unsettled.add(holder.incarnation)
         self._adopt_roots(event)
-        self._keep_retired(headers)
+        books.root_lines.adopt(headers)
         edges = regrow(books.forest, headers, books.facts.page_size)
         states = np.zeros(books.pool.total, np.uint8)
         for edge in edges:
@@ -114,19 +114,7 @@ class Recovery:
         for root in event.roots:
             if root.live and root.digest not in books.forest.trees:
                 books.forest.plant(root.digest, root.index)
-                books.roots.remove(root.index)
-
-    def _keep_retired(self, headers: HeaderTable) -> None:
-        """Note the pages of roots that are not live. Their lines in the table are given to other
-        roots only when no header names them any more."""
-        books = self._books
-        whole = (headers.states != HeaderState.FREE) & (headers.states != HeaderState.INVALID)
-        live = [tree.index for tree in books.forest.trees.values()]
-        retired = whole & ~np.isin(headers.roots, live)
-        if retired.any():
-            books.retired_pages = retired
-            books.roots_kept = np.intersect1d(headers.roots[retired], books.roots).tolist()
-            books.roots = [index for index in books.roots if index not in books.roots_kept]
+                books.root_lines.free.remove(root.index)
 
     def _claim(
         self, headers: HeaderTable, used: NDArray[np.bool_], states: NDArray[np.uint8]
@@ -273,11 +261,8 @@ class Recovery:
             or len(np.unique(pages)) != len(pages)
             or int(books.pool.sequences[pages].max()) > held.granted_at
             or held.granted_at > books.pool.last_sequence
-            or (books.retired_pages is not None and bool(books.retired_pages[pages].any()))
-            or self._retiring.meant(held.root, held.terms.tenant, session.model)
+            or self._retiring.meant(held.root, pages)
         ):
-            return False
-        if not has_root_place(books, held.root):
             return False
         tree = tree_of(books, held.root, held.terms)
         match = books.forest.match(tree.root, held.tokens, filled // size, is_over_too=True)

@@ -10,9 +10,6 @@ from tests.unit.pager.steps import OTHER, cache, invalidated
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import RootEntry
-from pagemesh.pager.retention import retiring
-from pagemesh.pager.retention.roots import has_root_place, tree_of
-from pagemesh.wire.cache_terms import NO_TERMS
 from pagemesh.wire.pager_messages import HeldLease
 from pagemesh.wire.tokens import pack_extents
 
@@ -99,30 +96,4 @@ def test_the_line_of_a_root_of_which_nothing_is_left_is_free_after_a_restart(
     rig.tick()
     assert rig.core.report().free_pages == 16
     rig.restart([worker.holder])
-    assert not rig.core.books.roots_kept
-
-
-def test_an_empty_tree_makes_way_for_a_root_while_workers_have_not_declared(
-    rig: Rig, worker: Worker
-) -> None:
-    """Nothing is evicted for it."""
-    worker.release(worker.granted(1, range(8)), cache=False)
-    rig.restart([worker.holder])
-    books = rig.core.books
-    books.roots, free = [], books.roots
-    assert has_root_place(books, OTHER)
-    assert tree_of(books, OTHER, NO_TERMS).digest == OTHER and ROOT not in books.forest.trees
-    books.roots += free
-
-
-def test_when_too_much_was_invalidated_to_know_what_no_lease_of_before_is_taken_up(
-    rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retiring, "_NOTED_MAX", 2)
-    lease = worker.granted(1, range(8))
-    cache(worker, 2, range(8), root=OTHER)
-    rig.restart([worker.holder])
-    invalidated(rig, "root", ROOT.hex())
-    for name in ("one", "two", "three"):
-        invalidated(rig, "model", name)
-    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
+    assert not rig.core.books.root_lines.kept

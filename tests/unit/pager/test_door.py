@@ -338,7 +338,7 @@ def test_a_restarted_pager_does_not_bring_an_invalidated_root_back(
     assert rig.core.books.forest.trees[ROOT].index != index, "its pages name that line still"
     assert not set(table_of(fresh)) & set(table_of(running))
     rig.die(worker.incarnation)
-    assert rig.core.books.pool.free == 16 and not rig.core.books.roots_kept
+    assert rig.core.books.pool.free == 16 and not rig.core.books.root_lines.kept
 
 
 @pytest.mark.parametrize("what", ["root", "model", "tenant"])

@@ -13,7 +13,7 @@ of an earlier life of the pager that is declared after that is lost: what it fil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
@@ -22,8 +22,7 @@ from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.roots import hide
 from pagemesh.pager.retention.sweeps import Sweeps
 from pagemesh.pager.tree.radix import Node, Tree
-
-_NOTED_MAX = 4_096
+from pagemesh.wire.tokens import U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +40,12 @@ class Retiring:
         self._books = books
         self._pins = pins
         self._sweeps = sweeps
-        self._since: set[tuple[str, str]] = set()
-        self._all_since = False
 
-    def note(self, what: str, name: str, roots: Iterable[bytes]) -> None:
-        """All of a root, a model or a tenant was invalidated, and with it ``roots``, of which some
-        may be others' whom nobody knew: also leases that an earlier life of the pager granted, and
-        that are not declared yet."""
-        if not self._books.unsettled:
-            return
-        self._since |= {(what, name), *(("root", root.hex()) for root in roots)}
-        if len(self._since) > _NOTED_MAX:
-            self._since, self._all_since = {(what, name)}, True
-
-    def meant(self, root: bytes, tenant: str, model: str) -> bool:
-        """Whether a lease of an earlier life was invalidated in this one. As with trees, one whose
-        tenant or model is not known is everybody's."""
-        if not self._since:
-            return False
-        digits = root.hex()
-        return self._all_since or any(
-            (what == "root" and digits.startswith(name))
-            or (what == "tenant" and tenant in ("", name))
-            or (what == "model" and model in ("", name))
-            for what, name in self._since
-        )
+    def meant(self, root: bytes, pages: U32) -> bool:
+        """Whether a lease of an earlier life, with these ``pages``, may be of before ``root`` was
+        invalidated: unless it is of the tree that the root has now."""
+        tree = self._books.forest.trees.get(root)
+        return tree is None or not self._books.root_lines.are_of(tree.index, pages)
 
     def retire(self, trees: Collection[Tree]) -> Retired:
         """Nothing new matches ``trees`` from now on; on disk they have been retired already."""

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def has_root_place(books: Books, digest: bytes) -> bool:
     """Whether ``tree_of`` can answer."""
     trees = books.forest.trees
-    return (
-        digest in trees or bool(books.roots) or any(_may_go(books, one) for one in trees.values())
-    )
+    is_free = digest in trees or bool(books.root_lines.free)
+    return is_free or any(_may_go(books, one) for one in trees.values())
 
 
 def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
@@ -36,11 +35,11 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
         if terms.has_quota or tree.root.account is not books.accounts.common:
             books.accounts.assign(tree, terms, partial(_held_pages, books, tree))
         return tree
-    if not books.roots:
+    if not books.root_lines.free:
         spare = _spare_tree(books)
         assert spare is not None, "has_root_place was not asked"
         uproot(books, spare, Why.EVICTED)
-    tree = books.forest.plant(digest, books.roots.pop())
+    tree = books.forest.plant(digest, books.root_lines.free.pop())
     books.out.append(StoreRoot(tree.index, digest, True))
     if terms.has_quota:
         books.accounts.assign(tree, terms, lambda: 0)
@@ -52,7 +51,7 @@ def uproot(books: Books, tree: Tree, why: Why) -> None:
     for node in reversed(list(tree.root.below())):
         books.drop(node, 0, why)
     books.forest.fell(tree)
-    books.roots.append(tree.index)
+    books.root_lines.give(tree.index)
     books.out.append(StoreRoot(tree.index, tree.digest, False))
     books.freed = True
 
@@ -70,13 +69,15 @@ def _held_pages(books: Books, tree: Tree) -> int:
 
 
 def _may_go(books: Books, tree: Tree) -> bool:
+    if books.root_lines.is_named(tree.index):
+        return False  # its line would be kept, and a lease of it may be declared
     return tree.is_unused or (tree.is_spare and books.may_evict())
 
 
 def _spare_tree(books: Books) -> Tree | None:
     trees = books.forest.trees.values()  # the longest unused first
     for tree in trees:
-        if tree.is_unused:
+        if tree.is_unused and _may_go(books, tree):
             return tree
     counts = Counter(tree.tenant for tree in trees)
     spare = (tree for tree in trees if _may_go(books, tree))
