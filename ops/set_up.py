@@ -24,6 +24,7 @@ CONSTRAINTS = ROOT / "ops" / "constraints.txt"
 PYTHON_MIN = (3, 11)
 FAILURE_LINES_MAX = 60
 CUDA_PREFIXES = ("nvidia-", "cuda-")
+RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_COMPILED)"
 
 
 def main() -> int:
@@ -52,6 +53,11 @@ def main() -> int:
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
     if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
+    if subprocess.call([str(python), "-c", RUNS_COMPILED]) != 0:
+        _say(
+            "the pager's core was not compiled and takes twice as long. Install Python's headers"
+            f" (Debian: python3-dev), then run: {python} services/compile_cores.py"
+        )
     return 0
 
 

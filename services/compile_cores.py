@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +61,7 @@ def compile_cores() -> Path:
     search = os.pathsep.join(str(ROOT / name) for name in ("services", "shared", "kernels"))
     done = subprocess.run(
         [sys.executable, __file__, "mypyc", *map(str, sources())],
-        cwd=BUILD_FOLDER, env={**os.environ, "MYPYPATH": search},
+        cwd=BUILD_FOLDER, env={**os.environ, **_compiler(), "MYPYPATH": search},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -77,13 +78,20 @@ def compile_cores() -> Path:
     return folder
 
 
+def _compiler() -> dict[str, str]:
+    """Environment that names clang, where the compiler that Python was built with is not there."""
+    built_with = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if "CC" in os.environ or shutil.which(built_with) or not shutil.which("clang"):
+        return {}
+    return {"CC": "clang"}
+
+
 def run_mypyc(files: list[str]) -> None:
     """In a process and a folder of its own: mypyc writes where it stands, and ends the process
     where it finds an error."""
     from mypyc.build import mypycify
     from setuptools import Distribution
 
-    os.environ.pop("CFLAGS", None)
     extensions = mypycify(
         [*MYPY_FLAGS, *files], group_name=GROUP, opt_level="3", debug_level="0", multi_file=True
     )
