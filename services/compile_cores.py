@@ -9,6 +9,7 @@ for the compiler. What comes out lies in ``pagemesh/pager/compiled`` and is used
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -47,9 +48,19 @@ def sources() -> list[Path]:
 
 
 def is_stale() -> bool:
-    """Nothing was compiled from the sources as they are."""
-    stamp = PAGER / FOLDER / STAMP
-    return not stamp.exists() or stamp.read_text() != stamp_of([PAGER, USED])
+    """Nothing was compiled from the sources as they are, the way it is done now."""
+    stamp, folder = PAGER / FOLDER / STAMP, PAGER / FOLDER
+    if not stamp.exists():
+        return True
+    made_from, recipe, *names = stamp.read_text().split()
+    if (made_from, recipe) != (stamp_of([PAGER, USED]), _recipe()):
+        return True
+    return not all((folder / name).exists() for name in names)
+
+
+def _recipe() -> str:
+    """Says how it is compiled."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def compile_cores() -> Path:
@@ -57,7 +68,7 @@ def compile_cores() -> Path:
     compiler said."""
     shutil.rmtree(BUILD_FOLDER, ignore_errors=True)
     BUILD_FOLDER.mkdir(parents=True)
-    stamp = stamp_of([PAGER, USED])
+    made_from = stamp_of([PAGER, USED])
     search = os.pathsep.join(str(ROOT / name) for name in ("services", "shared", "kernels"))
     done = subprocess.run(
         [sys.executable, __file__, "mypyc", *map(str, sources())],
@@ -67,14 +78,16 @@ def compile_cores() -> Path:
     if done.returncode:
         said = (done.stdout + done.stderr).splitlines()
         raise ChildProcessError("\n  ".join(said[-LINES_MAX:]))
-    folder = PAGER / FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    built = BUILD_FOLDER / "built"
+    folder, built, fresh = PAGER / FOLDER, BUILD_FOLDER / "built", BUILD_FOLDER / FOLDER
+    fresh.mkdir()
+    names: list[str] = []
     for file in built.rglob(f"*{SUFFIX}"):
-        module = ".".join(file.relative_to(built).parts)
-        shutil.copy2(file, folder / module)
-    (folder / STAMP).write_text(stamp)
+        names.append(".".join(file.relative_to(built).parts))
+        shutil.copy2(file, fresh / names[-1])
+    (fresh / STAMP).write_text("\n".join([made_from, _recipe(), *sorted(names)]))
+    (folder / STAMP).unlink(missing_ok=True)  # whoever starts meanwhile runs the sources
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.move(fresh, folder)
     return folder
 
 

@@ -26,6 +26,7 @@ def test_the_compiled_core_does_what_its_sources_do(folder: str) -> None:
     )  # fmt: skip
     if is_compiled.returncode and not os.environ.get("CI"):
         pytest.skip("sources were edited since (python services/compile_cores.py)")
+    assert not is_compiled.returncode, "nothing was compiled"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder],
         env={**environ, VARIABLE: "1"}, cwd=ROOT, capture_output=True, text=True, check=False,

@@ -18,6 +18,7 @@ from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
 from pagemesh.cli.options import check_variables
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
+from pagemesh.pager import IS_COMPILED
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed
@@ -57,6 +58,7 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
         "torch": _torch,
         "device": _device,
         "native library": _native,
+        "pager's core": _pager_core,
         "nats-server": _nats_server,
         "pool folder": _pool_folder,
         "disk folder": _disk_folder,
@@ -92,6 +94,12 @@ def _native(_config: ServiceConfig) -> str:
     from pagemesh.kernels.native.library import cpu_level
 
     return f"loaded, {cpu_level().name.lower()}"
+
+
+def _pager_core(_config: ServiceConfig) -> str:
+    if IS_COMPILED:
+        return "compiled"
+    return "interpreted, half as fast: python services/compile_cores.py compiles it"
 
 
 def _nats_server(_config: ServiceConfig) -> str:

@@ -15,6 +15,7 @@ import click
 
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.mesh.up_config import UpConfig
+from pagemesh.runtime import compiled
 from pagemesh.runtime.config import Option, Secret, options, unknown_variables
 from pagemesh.runtime.settings import CONFIGS
 from pagemesh.wire.errors import ConfigError
@@ -85,7 +86,8 @@ def given_flags(arguments: Mapping[str, object]) -> dict[str, str]:
 def check_variables() -> None:
     """Raises ``ConfigError`` for a ``PAGEMESH_*`` variable that nothing reads: most likely a
     typing error, and then the setting the user meant is silently at its default."""
-    unknown = unknown_variables(os.environ, (*CONFIGS, UpConfig, ClientConfig))
+    settable = {name: text for name, text in os.environ.items() if name != compiled.VARIABLE}
+    unknown = unknown_variables(settable, (*CONFIGS, UpConfig, ClientConfig))
     if unknown:
         raise ConfigError(f"{unknown[0]} is no setting of pagemesh; correct or unset it")
 

@@ -346,8 +346,9 @@ class Books:
 
     def let_go(self, session: Session, lease_id: int) -> None:
         """``session`` is done with the pages of a lease that it declared and has lost."""
-        self._free_drained(session.letting_go.pop(lease_id, EMPTY))
-        self.settle()
+        if (pages := session.letting_go.pop(lease_id, None)) is not None:
+            self._free_drained(pages)
+            self.settle()
 
     def settle(self) -> None:
         """Nothing is uncertain once all have declared or died, but what is of a lost lease."""

@@ -21,18 +21,16 @@ from types import ModuleType
 VARIABLE = "PAGEMESH_COMPILED"
 FOLDER = "compiled"
 STAMP = "sources"
-"""The file in it that says which sources it was made from."""
+"""The file in it that says what it was made from, how, and which files there are."""
 SUFFIX = EXTENSION_SUFFIXES[0]
 """Of this Python's modules alone."""
 
 
 class CompiledFinder(MetaPathFinder):
-    """Finds modules by name among the files of ``folder``."""
+    """Finds modules by name among ``files``."""
 
-    def __init__(self, folder: Path) -> None:
-        self._files = {
-            file.name.removesuffix(SUFFIX): str(file) for file in folder.glob(f"*{SUFFIX}")
-        }
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files = {file.name.removesuffix(SUFFIX): str(file) for file in files}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,12 +48,13 @@ def prefer_compiled(package: Path, used: Iterable[Path]) -> bool:
     if os.environ.get(VARIABLE) == "0":
         return False
     try:
-        stamp = (folder / STAMP).read_text()
-        if stamp != stamp_of([package, *used]):
+        made_from, _recipe, *names = (folder / STAMP).read_text().split()
+        files = [folder / name for name in names]
+        if made_from != stamp_of([package, *used]) or not all(file.exists() for file in files):
             return False
-    except OSError:
+    except (OSError, ValueError):
         return False
-    sys.meta_path.insert(0, CompiledFinder(folder))
+    sys.meta_path.insert(0, CompiledFinder(files))
     return True
 
 

@@ -70,6 +70,13 @@ def test_a_variable_that_nothing_reads_is_named(
         assert "PAGEMESH_HTTPPORT" in error_of(capsys, command)
 
 
+def test_a_command_may_be_told_to_run_the_sources_of_the_core(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEMESH_COMPILED", "0")
+    assert "/does/not/exist" in error_of(capsys, "up", "--model", "/does/not/exist")
+
+
 def test_a_gateway_of_its_own_does_not_pass_over_the_address_of_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

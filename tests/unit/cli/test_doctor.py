@@ -24,6 +24,12 @@ def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
     assert [finding for finding in found.values() if not finding.ok] == []
 
 
+@pytest.mark.sources
+def test_doctor_tells_how_to_have_the_core_compiled() -> None:
+    told = findings({})["pager's core"]
+    assert told.ok and "services/compile_cores.py" in told.text
+
+
 def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> None:
     environ = {"PAGEMESH_POOL_DIR": str(tmp_path), "PAGEMESH_POOL_BYTES": str(1 << 44)}
     found = findings(environ)["pool folder"]
@@ -81,4 +87,4 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 9
+    assert found["python"].ok and len(found) == 10

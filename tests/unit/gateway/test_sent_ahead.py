@@ -106,3 +106,15 @@ async def test_who_leaves_with_more_requests_sent_ahead_is_noticed(mesh: FakeMes
     await eventually(lambda: mesh.worker.running_count == 1)
     cast(asyncio.Transport, writer.transport).abort()
     await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))
+
+
+async def test_half_a_head_behind_requests_that_wait_has_no_time_limit(
+    connection: Connection, wire: Wire
+) -> None:
+    """The connection is not read until they are answered, however long that takes."""
+    padded = b"GET / HTTP/1.1\r\nx-pad: " + b"a" * 4_096 + b"\r\n\r\n"
+    connection.data_received(GET + padded + padded[:-2])
+    assert connection.pipeline and connection._head_timer is None
+    await eventually(lambda: not connection.pipeline)
+    connection.data_received(padded[-2:])
+    await eventually(lambda: wire.written.count(b"HTTP/1.1 200") == 3)

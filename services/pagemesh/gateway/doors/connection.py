@@ -79,8 +79,8 @@ class Connection(HttpToolsProtocol):
             self.data_received(b"")
 
     def _take(self, data: bytes) -> None:
-        if self._head_timer is None and not self._in_body:
-            self._expect_head()
+        if self._head_timer is None and not self._in_body and not self.pipeline:
+            self._expect_head()  # while requests wait nothing is read, so that no head can come
         self._gathered_bytes += len(data)
         super().data_received(data)
         if self._gathered_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
