@@ -54,11 +54,24 @@ int best_level() {
 int chosen_level = PM_PORTABLE;
 const pm::Kernels* kernels = &pm::kPortableKernels;
 
+template <typename T>
+void pack_panels(const T* weight, long row_stride, T* packed, long n, long k) {
+  for (long panel = 0; panel * 16 < n; ++panel) {
+    T* to = packed + panel * 16 * k;
+    for (long lane = 0; lane < 16; ++lane) {
+      const long column = panel * 16 + lane;
+      for (long i = 0; i < k; ++i) {
+        to[i * 16 + lane] = column < n ? weight[column * row_stride + i] : T{};
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 10; }
+PM_EXPORT int pm_abi_version(void) { return 11; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -76,16 +89,13 @@ PM_EXPORT int pm_set_level(int level) {
   return 0;
 }
 
-PM_EXPORT void pm_linear_pack(const float* weight, long row_stride, float* packed, long n,
-                              long k) {
-  for (long panel = 0; panel * 16 < n; ++panel) {
-    float* to = packed + panel * 16 * k;
-    for (long lane = 0; lane < 16; ++lane) {
-      const long column = panel * 16 + lane;
-      for (long i = 0; i < k; ++i) {
-        to[i * 16 + lane] = column < n ? weight[column * row_stride + i] : 0.0f;
-      }
-    }
+PM_EXPORT void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, long k,
+                              long item_bytes) {
+  if (item_bytes == 2) {
+    pack_panels(static_cast<const uint16_t*>(weight), row_stride,
+                static_cast<uint16_t*>(packed), n, k);
+  } else {
+    pack_panels(static_cast<const float*>(weight), row_stride, static_cast<float*>(packed), n, k);
   }
 }
 

@@ -6,7 +6,8 @@
 // go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels wide,
 // for all rows of a unit. A sum that is carried from one block to the next is the same chain.
 // Codes become floats in registers where they are read once, and once a block elsewhere. Of very
-// few rows and codes, two panels at a time: memory would wait for one chain of multiply-adds.
+// few rows and narrow weights, two panels at a time: memory would wait for one chain of
+// multiply-adds.
 #pragma once
 
 #include "weights.h"
@@ -57,13 +58,13 @@ struct LinearPlan {
 
 inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
-inline bool in_pairs(long rows, bool scaled) { return scaled && rows <= kPairRows; }
+inline bool in_pairs(long rows, bool narrow) { return narrow && rows <= kPairRows; }
 
-LinearPlan plan_linear(long rows, long n, bool scaled, int threads,
+LinearPlan plan_linear(long rows, long n, bool narrow, int threads,
                        long unit_panels = kUnitPanels) {
   const long panels = pieces(n, kLanes);
   if (rows <= kStreamRows) {
-    const long width = in_pairs(rows, scaled) ? 2 : 1;
+    const long width = in_pairs(rows, narrow) ? 2 : 1;
     return {panels, width, rows, 1, pieces(panels, width), 1};
   }
   const long row_blocks = pieces(rows, kUnitRows);
@@ -80,7 +81,7 @@ constexpr long kCarryFloats = kUnitRows * kUnitPanels * kLanes;
 
 // What a panel's sum, or the first `width` columns of it, comes to.
 inline V settle(const LinearCall& call, long panel, V sum, int width) {
-  if (call.weights.scaled) sum = mul(sum, call.weights.scales(panel));
+  if (call.weights.scaled()) sum = mul(sum, call.weights.scales(panel));
   if (call.bias) sum = add(sum, load_some(call.bias + panel * kLanes, width));
   return sum;
 }
@@ -159,14 +160,17 @@ template <int P>
 Floats floats_of(const LinearCall& call, long panel, long begin, long end, float* room) {
   const Weights& weights = call.weights;
   const char* first = weights.panel(panel) + begin * weights.row_bytes;
-  if (!weights.scaled) return {reinterpret_cast<const float*>(first), call.k * kLanes};
-  for (long p = 0; p < P; ++p) {
-    const auto* codes = reinterpret_cast<const int8_t*>(first + p * weights.panel_bytes);
-    float* to = room + p * kBlockDepth * kLanes;
-    for (long i = 0; i < (end - begin) * kLanes; i += kLanes) {
-      store(to + i, Int8::decode(codes + i));
+  if (!weights.narrow()) return {reinterpret_cast<const float*>(first), call.k * kLanes};
+  with_weight_type(weights.type, [&](auto type) {
+    using T = decltype(type);
+    for (long p = 0; p < P; ++p) {
+      const char* codes = first + p * weights.panel_bytes;
+      float* to = room + p * kBlockDepth * kLanes;
+      for (long i = 0; i < (end - begin) * kLanes; i += kLanes) {
+        store(to + i, T::decode(reinterpret_cast<const typename T::Code*>(codes) + i));
+      }
     }
-  }
+  });
   return {room, kBlockDepth * kLanes};
 }
 
@@ -233,27 +237,32 @@ StreamPanels stream_panel_of(long rows) {
   }
 }
 
+template <typename T>
 StreamPanels stream_pair_of(long rows) {
   switch (rows) {
-    case 1: return stream_panels<Int8, 1, 2>;
+    case 1: return stream_panels<T, 1, 2>;
 #if PM_LEVEL > 0
-    case 2: return stream_panels<Int8, 2, 2>;
+    case 2: return stream_panels<T, 2, 2>;
 #endif
 #if PM_LEVEL >= 2
-    case 3: return stream_panels<Int8, 3, 2>;
+    case 3: return stream_panels<T, 3, 2>;
 #endif
-    default: return stream_panels<Int8, kPairRows, 2>;
+    default: return stream_panels<T, kPairRows, 2>;
   }
 }
 
-// What reads a panel of a call of few rows, and what reads two of codes.
+// What reads a panel of a call of few rows, and what reads two of a narrow weight.
 struct Stream {
   StreamPanels panel, pair;
 };
 
 Stream stream_of(const LinearCall& call) {
-  if (!call.weights.scaled) return {stream_panel_of<Float32>(call.rows), nullptr};
-  return {stream_panel_of<Int8>(call.rows), stream_pair_of(call.rows)};
+  return with_weight_type(call.weights.type, [&](auto type) -> Stream {
+    using T = decltype(type);
+    StreamPanels pair = nullptr;
+    if constexpr (sizeof(typename T::Code) < sizeof(float)) pair = stream_pair_of<T>(call.rows);
+    return {stream_panel_of<T>(call.rows), pair};
+  });
 }
 
 template <int P>

@@ -77,9 +77,12 @@ void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots
 
 // --- Kernels (contracts: pagemesh/kernels/<operation>) -----------------------------------------
 // How the panels of a packed weight are kept (weights.h).
-enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1 };
+enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1, PM_WEIGHT_BFLOAT16 = 2,
+                    PM_WEIGHT_FLOAT16 = 3 };
 
-void pm_linear_pack(const float* weight, long row_stride, float* packed, long n, long k);
+// Of elements of `item_bytes`, 2 or 4; `row_stride` in elements.
+void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, long k,
+                    long item_bytes);
 void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
                const float* bias, float* out, long out_stride, long rows, long n, long k,
                int row_invariant, int threads);
@@ -164,14 +167,15 @@ struct PmLayer {
 
 struct PmDecoder {
   const PmLayer* layers;
-  const float* embedding;  // [vocab][hidden]
+  const void* embedding;  // [vocab][hidden]
   const float* norm;
   const float* cosine;  // [positions][head_dim / 2]
   const float* sine;
   PmMatrix head;
   long layer_count, hidden, heads, kv_heads, head_dim, mlp, vocab, positions;
   float norm_epsilon, attention_scale;
-  long row_invariant;  // rows have the same bits in any company
+  long row_invariant;   // rows have the same bits in any company
+  long embedding_type;  // PmWeightType, none with scales
 };
 
 // A ragged batch, see pagemesh/kernels/batch.py; `wanted` rows, ascending, go to the end.

@@ -45,7 +45,7 @@ LinearPlan plan_product(long rows, const PmMatrix& matrix, bool row_invariant, i
   if (on_tiles(rows, row_invariant)) return plan_tile_linear(rows, matrix.n, threads);
 #endif
   (void)row_invariant;
-  return plan_linear(rows, matrix.n, is_scaled(matrix), threads);
+  return plan_linear(rows, matrix.n, weights_of(matrix).narrow(), threads);
 }
 
 // Of both halves of a weight whose first half is a gate; see can_gate.
@@ -54,7 +54,7 @@ LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invari
 #if PM_LEVEL == 3
   if (on_tiles(rows, row_invariant)) return plan_tile_gated(rows, matrix.n, threads);
 #endif
-  return plan_gated(rows, matrix.n, is_scaled(matrix), threads);
+  return plan_gated(rows, matrix.n, weights_of(matrix).narrow(), threads);
 }
 
 // One thread's share of a product, gated when its sums are held; what is done on tiles was split

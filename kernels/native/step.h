@@ -241,12 +241,22 @@ bool layer_step(const StepCall& step, Hand& hand, long index) {
   return true;
 }
 
+void embed_row(const PmDecoder& model, int64_t token, float* x) {
+  with_weight_type(model.embedding_type, [&](auto type) {
+    using T = decltype(type);
+    const long hidden = model.hidden;
+    const auto* row = static_cast<const typename T::Code*>(model.embedding) + token * hidden;
+    long i = 0;
+    for (; i + kLanes <= hidden; i += kLanes) store(x + i, T::decode(row + i));
+    const int rest = static_cast<int>(hidden - i);
+    if (rest) store_some(x + i, T::decode_some(row + i, rest), rest);
+  });
+}
+
 void step_share(const StepCall& step, Hand& hand) {
   const PmDecoder& model = step.model;
-  const size_t row_bytes = sizeof(float) * static_cast<size_t>(model.hidden);
   share(hand, step.batch.rows, [&](long row) {
-    memcpy(step.memory.x + row * model.hidden,
-           model.embedding + step.batch.tokens[row] * model.hidden, row_bytes);
+    embed_row(model, step.batch.tokens[row], step.memory.x + row * model.hidden);
   });
   end_phase(hand, PM_ROWS);
   for (long index = 0; index < model.layer_count; ++index) {

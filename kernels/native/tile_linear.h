@@ -241,11 +241,9 @@ void tile_share(const LinearCall& call, const SplitRows& rows, const LinearPlan&
                 pm::Counter& work, int thread, int team, float* carry, Next after) {
   const Tiles tiles(rows.height);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
-    if (call.weights.scaled) {
-      TileUnit<SplitInt8>(call, rows, plan, unit, carry, ahead).run();
-    } else {
-      TileUnit<SplitFloat32>(call, rows, plan, unit, carry, ahead).run();
-    }
+    with_weight_type(call.weights.type, [&](auto type) {
+      TileUnit<SplitWeights<decltype(type)>>(call, rows, plan, unit, carry, ahead).run();
+    });
   });
 }
 

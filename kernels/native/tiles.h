@@ -47,20 +47,26 @@ inline void split_pair(V low, V high, Word* to) {
   store_uppers(to + 2 * kTileWords, bits_of(a), bits_of(b));
 }
 
+// Codes that are bfloat16s, or have no more bits than these.
+template <typename T>
+constexpr bool kIsOnePart = false;
+template <>
+constexpr bool kIsOnePart<Int8> = true;
+template <>
+constexpr bool kIsOnePart<Bfloat16> = true;
+
 // Weights of a tile: how many parts they have, and a line of each from what the panel holds.
-struct SplitFloat32 {
-  static constexpr int kParts = 3;
+template <typename T>
+struct SplitWeights {
+  static constexpr int kParts = kIsOnePart<T> ? 1 : 3;
   static void line(const char* low, const char* high, Word* to) {
-    split_pair(low ? load(reinterpret_cast<const float*>(low)) : zero(),
-               high ? load(reinterpret_cast<const float*>(high)) : zero(), to);
-  }
-};
-struct SplitInt8 {  // codes have 7 bits
-  static constexpr int kParts = 1;
-  static void line(const char* low, const char* high, Word* to) {
-    const V a = low ? Int8::decode(reinterpret_cast<const int8_t*>(low)) : zero();
-    const V b = high ? Int8::decode(reinterpret_cast<const int8_t*>(high)) : zero();
-    store_uppers(to, bits_of(a.v), bits_of(b.v));
+    const V a = low ? T::decode(reinterpret_cast<const typename T::Code*>(low)) : zero();
+    const V b = high ? T::decode(reinterpret_cast<const typename T::Code*>(high)) : zero();
+    if constexpr (kParts == 1) {
+      store_uppers(to, bits_of(a.v), bits_of(b.v));
+    } else {
+      split_pair(a, b, to);
+    }
   }
 };
 

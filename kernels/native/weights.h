@@ -1,9 +1,11 @@
-// A packed weight: panels of 16 columns, each stored as [K][16]; float32, or int8 codes with one
-// float32 scale a column. A panel of codes ends with its 16 scales, as four more rows of bytes.
+// A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or int8
+// codes with one float32 scale a column. A panel of int8 ends with its 16 scales, as four more rows
+// of bytes.
 //
-// Codes are multiplied as the whole numbers that they are, and a column's finished sum by its
-// scale: one multiplication an element, and the sum is the same chain of multiply-adds whether
-// codes became floats in registers or in a block of them beforehand.
+// Codes of all types are multiplied as the float32 numbers that they are, and of int8 a column's
+// finished sum by its scale: one multiplication an element, and the sum is the same chain of
+// multiply-adds whether codes became floats in registers or in a block of them beforehand. So what
+// half precision holds gives the same bits from two bytes as from four.
 #pragma once
 
 #include "kv_types.h"
@@ -17,22 +19,35 @@ struct Weights {
   long panel_bytes;
   long row_bytes;  // of 16 columns at one value of K
   long k;
-  bool scaled;
+  long type;  // PmWeightType
 
+  bool scaled() const { return type == PM_WEIGHT_INT8; }
+  bool narrow() const { return type != PM_WEIGHT_FLOAT32; }  // fewer than four bytes
   const char* panel(long index) const { return panels + index * panel_bytes; }
   V scales(long index) const {
     return load(reinterpret_cast<const float*>(panel(index) + k * row_bytes));
   }
 };
 
-inline bool is_scaled(const PmMatrix& matrix) { return matrix.weight_type == PM_WEIGHT_INT8; }
+// Calls body(T{}) with the type of a weight.
+template <typename Body>
+inline auto with_weight_type(long type, Body body) {
+  switch (type) {
+    case PM_WEIGHT_INT8: return body(Int8{});
+    case PM_WEIGHT_BFLOAT16: return body(Bfloat16{});
+    case PM_WEIGHT_FLOAT16: return body(Float16{});
+    default: return body(Float32{});
+  }
+}
 
 inline Weights weights_of(const PmMatrix& matrix) {
-  const bool scaled = is_scaled(matrix);
-  const long row_bytes = kLanes * static_cast<long>(scaled ? sizeof(int8_t) : sizeof(float));
-  const long scales_bytes = scaled ? kLanes * static_cast<long>(sizeof(float)) : 0;
-  return {static_cast<const char*>(matrix.panels), matrix.k * row_bytes + scales_bytes, row_bytes,
-          matrix.k, scaled};
+  return with_weight_type(matrix.weight_type, [&](auto type) -> Weights {
+    using T = decltype(type);
+    const long row_bytes = kLanes * static_cast<long>(sizeof(typename T::Code));
+    const long scales_bytes = T::kScaled ? kLanes * static_cast<long>(sizeof(float)) : 0;
+    return {static_cast<const char*>(matrix.panels), matrix.k * row_bytes + scales_bytes,
+            row_bytes, matrix.k, matrix.weight_type};
+  });
 }
 
 // Weights that come next, to be fetched meanwhile: panels from `at` on, `apart_bytes` apart, in

@@ -1,15 +1,15 @@
 """A worker's step against the machine: the fraction of its floor that it reaches, and the rest.
 
-    python -m ops.bench.bench_step [--models S M L] [--weights float32 int8] [--threads 2]
+    python -m ops.bench.bench_step [--models S M L] [--weights float32 bfloat16] [--threads 2]
         [--turns 15] [--out PATH]
 
 Random weights in the shapes of ``random_models``. One step of the production executor, sampling
 included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
 tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
 V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
-the nearest cache, all in the same run, in turns with the steps. The weights are float32 or int8,
-and each has the floor of its own bytes. For ``of_floor`` the best turn
-counts on both sides; ``of_floor_median`` is the median over the turns, each by its own floor.
+the nearest cache, all in the same run, in turns with the steps. Weights of each type have the
+floor of their own bytes. For ``of_floor`` the best turn counts on both sides;
+``of_floor_median`` is the median over the turns, each by its own floor.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
 are matrix tiles a prompt may take less than its floor, which is that of vectors.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads

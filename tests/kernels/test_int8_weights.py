@@ -63,7 +63,7 @@ def test_panels_of_another_shape_or_type_are_refused() -> None:
     empty = torch.empty(0)
     with pytest.raises(ValueError, match=r"expected \(1, 8, 16\), got \(1, 4, 16\)"):
         PackedLinear(8, 4, torch.zeros(1, 4, 16, dtype=torch.int8), empty)
-    with pytest.raises(ValueError, match="float32 or int8"):
-        PackedLinear(8, 4, torch.zeros(1, 4, 16, dtype=torch.float16), empty)
+    with pytest.raises(ValueError, match="float32, int8, bfloat16, float16"):
+        PackedLinear(8, 4, torch.zeros(1, 4, 16, dtype=torch.float64), empty)
     with pytest.raises(ValueError, match=r"expected \(1, 4, 16\), got \(1, 8, 16\)"):
         pack_linear(torch.randn(8, 4), out=torch.zeros(packed_shape(8, 4, "int8")))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagemesh.kernels.linear import reference
-from pagemesh.kernels.linear.packed import unpack_linear
+from pagemesh.kernels.linear.packed import exact_type, unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import linear, pack_linear, packed_shape
 from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
@@ -124,6 +124,44 @@ def test_a_column_has_the_same_bits_in_any_panel(level: CpuLevel, weight_type: W
     for first in (0, 1, 13, 16, 50):
         packed = pack_linear(weight[first : first + 49], weight_type=weight_type)
         assert torch.equal(linear(x, packed, row_invariant=True), whole[:, first : first + 49])
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("k", [3, 257, 1400])
+def test_weights_in_half_precision_have_the_bits_of_the_same_values_in_float32(
+    level: CpuLevel, half: torch.dtype, k: int, with_threads: Callable[[int], None]
+) -> None:
+    # Ordinary numbers, and the smallest and the largest that float16 has.
+    weight = torch.randn(107, k)
+    weight[::7] *= 1e-6
+    weight[3, :2] = torch.tensor([65504.0, -5.960464477539063e-08])
+    kept = pack_linear(weight.to(half), weight_type=exact_type(weight.to(half)))
+    assert kept.panels.dtype is half
+    wide = pack_linear(weight.to(half).float())
+    assert torch.equal(unpack_linear(kept), unpack_linear(wide))
+    x = torch.randn(300, k)
+    for threads in (1, 2):
+        with_threads(threads)
+        for rows in (*ROWS, 300):
+            for row_invariant in (False, True):
+                found = linear(x[:rows], kept, row_invariant=row_invariant)
+                expected = linear(x[:rows], wide, row_invariant=row_invariant)
+                assert torch.equal(found, expected), (rows, row_invariant)
+
+
+def test_the_exact_type_has_every_value_and_no_more_bytes_than_that_takes() -> None:
+    values = torch.randn(700, 5)
+    for half, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        kept = values.to(half)
+        assert exact_type(kept) == exact_type(kept.float()) == exact_type(kept.double()) == name
+    assert exact_type(values) == exact_type(values.double()) == "float32"
+    assert exact_type(torch.tensor([[1.0, 2.0**100]])) == "bfloat16"
+    assert exact_type(torch.tensor([[1.0, 1.0 + 2**-10]])) == "float16"
+    assert exact_type(torch.tensor([[1.0 + 2**-10, 2.0**100]])) == "float32"
+    assert exact_type(torch.tensor([[1.0, torch.nan]])) == "float32"
+    long = torch.ones(1, (1 << 20) + 1)
+    long[0, -1] = 1.0 + 2**-20
+    assert exact_type(long) == "float32", "the last one tells"
 
 
 def test_strided_rows_are_read_and_written_in_place(level: CpuLevel) -> None:

@@ -1,13 +1,20 @@
 """What the matrices of a model are kept as.
 
+``bfloat16``, ``float16``: half of the bytes; a product is the one with the float32 weights that
+they stand for, to the bit.
 ``int8``: codes and one float32 scale for each output, weight = code * scale, where scale = the
-largest magnitude / 127. Products read codes and compute in float32.
+largest magnitude / 127.
+
+Products compute in float32, whatever they read.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-WeightType = Literal["float32", "int8"]
+WeightType = Literal["float32", "int8", "bfloat16", "float16"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 """In the native library's order (``PmWeightType``)."""
+CHOICES: tuple[WeightType, ...] = ("float32", "int8", "bfloat16")
+"""What a model can be asked to be kept as. ``float32``: its values as they are, in as few bytes as
+that takes."""

@@ -42,7 +42,13 @@ from pagemesh.engine.fallback import (
 )
 from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel, root_of
-from pagemesh.engine.prepared import check_room, kept_digest, load_or_write, prepared_name
+from pagemesh.engine.prepared import (
+    check_room,
+    kept_digest,
+    kept_type,
+    load_or_write,
+    prepared_name,
+)
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
 from pagemesh.kernels.weight_types import WeightType
@@ -212,7 +218,8 @@ def _write_modules(
     tensors: dict[str, torch.Tensor] = {}
     packed: set[str] = set()
     for name, module in linears(model):
-        tensors[f"{name}.{_PANELS}"] = pack_linear(module.weight, weight_type=weight_type).panels
+        own = kept_type([module.weight], weight_type)
+        tensors[f"{name}.{_PANELS}"] = pack_linear(module.weight, weight_type=own).panels
         packed.add(f"{name}.weight")
     known: set[int] = set()
     for name, tensor in model.state_dict().items():

@@ -90,7 +90,7 @@ class Decoder:
         """
         cosine = self._cosine[batch.row_position]
         sine = self._sine[batch.row_position]
-        x = self.weights.embedding[tokens]
+        x = self.weights.embedding[tokens].float()
         work = Workspace(self.config, batch.rows)
         attention = paged_prefill if self._is_for_torch(batch) else paged_attention
         last = self.config.layer_count - 1

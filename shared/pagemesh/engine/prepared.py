@@ -4,9 +4,10 @@ A checkpoint in half precision has to be converted for a CPU, and matrices have 
 as the kernels read them. Doing that in each process would hold each result once per process,
 so the first one writes them to a file, under a lock, and all map it: the host's page cache
 holds them once. Tensors that the checkpoint already has as they are needed (float32, not
-packed) are mapped from there and are not written again.
+packed) are mapped from there and are not written again, nor are embeddings in half precision.
 
-Matrices are kept as float32 or quantised to int8, once, here; everything else is float32.
+Matrices are packed here, once: what a checkpoint has in half precision as that, which gives the
+results of float32; or as the type that was asked for. Everything else is float32.
 
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
@@ -33,13 +34,20 @@ import torch
 from pagemesh.engine.checkpoint import Checkpoint, Progress
 from pagemesh.engine.files import locked
 from pagemesh.engine.weights import Recipe
+from pagemesh.kernels.linear.packed import exact_type
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
 from pagemesh.kernels.weight_types import WeightType
 from pagemesh.wire.errors import ConfigError
 
-_FORMATS: dict[WeightType, str] = {"float32": "f32-panels16-1", "int8": "i8-panels16-1"}
+_FORMATS: dict[WeightType, str] = {
+    "float32": "exact-panels16-1", "int8": "i8-panels16-1", "bfloat16": "bf16-panels16-1",
+}  # fmt: skip
 """Part of the file's name: weights prepared in another way are another file."""
+_STORED: dict[WeightType, tuple[str, int]] = {
+    "float32": ("F32", 4), "int8": ("I8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2),
+}  # fmt: skip
+"""What a type is called in a file, and the bytes of an element."""
 PREPARED_COUNT_MAX = 4
 """Files kept, each up to as large as its model in float32."""
 _NAMES = "[0-9a-f]" * 32 + ".*-panels*"
@@ -66,8 +74,8 @@ def load_prepared(
     tensors: dict[str, torch.Tensor] = {}
     wanted = []
     for recipe in recipes:
-        parts = [checkpoint.tensor(name, shape) for name, shape in recipe.parts]
-        if recipe.is_as_stored and parts[0].dtype == torch.float32:
+        parts = _parts(checkpoint, recipe)
+        if recipe.is_as_stored(parts):
             tensors[recipe.name] = parts[0]
         else:
             wanted.append(recipe)
@@ -84,9 +92,16 @@ def kept_digest(digest: bytes, weight_type: WeightType) -> bytes:
     K and V, so it goes into the model's root."""
     if weight_type == "float32":
         return digest
-    return hashlib.sha256(
-        digest + f"{weight_type} symmetric, a scale an output, 1".encode()
-    ).digest()
+    how = "symmetric, a scale an output, 1" if weight_type == "int8" else "to the nearest"
+    return hashlib.sha256(digest + f"{weight_type} {how}".encode()).digest()
+
+
+def kept_type(parts: Iterable[torch.Tensor], weight_type: WeightType) -> WeightType:
+    """Of a matrix that is made of ``parts``, where ``weight_type`` was asked for."""
+    if weight_type != "float32":
+        return weight_type
+    exact = {exact_type(part) for part in parts}
+    return exact.pop() if len(exact) == 1 else "float32"
 
 
 def prepared_name(digest: bytes, weight_type: WeightType, made_by: str = "") -> str:
@@ -156,13 +171,14 @@ def _write(
     progress: Progress,
     weight_type: WeightType,
 ) -> None:
-    header, total = _header(recipes, weight_type)
+    types = [_type_of(checkpoint, recipe, weight_type) for recipe in recipes]
+    header, total = _header(recipes, types)
     check_room(path.parent, total)
     with path.open("wb") as file:
         file.write(header)
         done = 0
-        for recipe in recipes:
-            done += _write_tensor(file, _prepare(checkpoint, recipe, weight_type))
+        for recipe, own in zip(recipes, types, strict=True):
+            done += _write_tensor(file, _prepare(checkpoint, recipe, own))
             progress("prepare", done, total)
 
 
@@ -176,25 +192,36 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
         )
 
 
+def _type_of(checkpoint: Checkpoint, recipe: Recipe, weight_type: WeightType) -> WeightType:
+    if not recipe.matrix:
+        return "float32"
+    if recipe.factor != 1.0:
+        return weight_type
+    return kept_type(_parts(checkpoint, recipe), weight_type)
+
+
+def _parts(checkpoint: Checkpoint, recipe: Recipe) -> list[torch.Tensor]:
+    return [checkpoint.tensor(name, shape) for name, shape in recipe.parts]
+
+
 def _prepare(checkpoint: Checkpoint, recipe: Recipe, weight_type: WeightType) -> torch.Tensor:
-    parts = [checkpoint.tensor(name, shape).to(torch.float32) for name, shape in recipe.parts]
-    whole = recipe.join(parts)
+    whole = recipe.join([part.to(torch.float32) for part in _parts(checkpoint, recipe)])
     if not recipe.matrix:
         return whole.contiguous()
     return pack_linear(whole, weight_type=weight_type).panels
 
 
 def _write_tensor(file: IO[bytes], tensor: torch.Tensor) -> int:
-    return file.write(tensor.numpy().data.cast("B"))
+    return file.write(tensor.view(torch.uint8).numpy().data.cast("B"))
 
 
-def _header(recipes: list[Recipe], weight_type: WeightType) -> tuple[bytes, int]:
+def _header(recipes: list[Recipe], types: list[WeightType]) -> tuple[bytes, int]:
     """The safetensors header, padded so that data starts aligned, and the data's size."""
     entries: dict[str, object] = {}
     offset = 0
-    for recipe in recipes:
+    for recipe, weight_type in zip(recipes, types, strict=True):
         shape = recipe.prepared_shape(weight_type)
-        dtype, item_bytes = ("I8", 1) if recipe.matrix and weight_type == "int8" else ("F32", 4)
+        dtype, item_bytes = _STORED[weight_type]
         end = offset + item_bytes * math.prod(shape)
         entries[recipe.name] = {
             "dtype": dtype,

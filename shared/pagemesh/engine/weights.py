@@ -23,7 +23,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """``embedding``: float32 [vocab, hidden]; ``head`` gives the logits."""
+    """``embedding``: float32, bfloat16 or float16 [vocab, hidden]; ``head`` gives the logits."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -34,11 +34,13 @@ class DecoderWeights:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One tensor to prepare: ``parts`` of the checkpoint (name, shape), joined along their
-    first dimension and multiplied by ``factor``. A ``matrix`` is packed for ``kernels.linear``."""
+    first dimension and multiplied by ``factor``. A ``matrix`` is packed for ``kernels.linear``; of
+    a ``table`` rows are looked up, which may be of any float type."""
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     matrix: bool = False
+    table: bool = False
     factor: float = 1.0
 
     @property
@@ -47,15 +49,16 @@ class Recipe:
         return (sum(shape[0] for _, shape in self.parts), *first[1:])
 
     def prepared_shape(self, weight_type: WeightType) -> tuple[int, ...]:
-        """Of the tensor that is kept, with matrices as ``weight_type``."""
+        """Of the tensor that is kept, a matrix as ``weight_type``."""
         if not self.matrix:
             return self.shape
         return packed_shape(self.shape[0], self.shape[1], weight_type)
 
-    @property
-    def is_as_stored(self) -> bool:
-        """Is it, but for its type, a tensor of the checkpoint?"""
-        return len(self.parts) == 1 and self.factor == 1.0 and not self.matrix
+    def is_as_stored(self, parts: Sequence[Tensor]) -> bool:
+        """Is it the tensor of the checkpoint?"""
+        if len(parts) > 1 or self.factor != 1.0 or self.matrix:
+            return False
+        return self.table or parts[0].dtype == torch.float32
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor that ``parts``, in the recipe's order, make; one part is given back as it
@@ -68,7 +71,7 @@ def recipes(config: DecoderConfig) -> Iterator[Recipe]:
     """Every tensor of a decoder, in the order the forward pass reads them."""
     hidden, vocab = config.hidden_size, config.vocab_tokens
     embedding = ((_EMBEDDING, (vocab, hidden)),)
-    yield Recipe("embedding", embedding, factor=config.embedding_factor)
+    yield Recipe("embedding", embedding, table=True, factor=config.embedding_factor)
     for index in range(config.layer_count):
         yield from _layer_recipes(config, index)
     yield Recipe("norm", (("model.norm.weight", (hidden,)),))

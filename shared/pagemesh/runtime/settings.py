@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
+from pagemesh.kernels.weight_types import CHOICES, WeightType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import host_name
 from pagemesh.runtime.origins import parse_origins
@@ -212,8 +212,8 @@ class WorkerConfig:
     dtype: Literal["float32", "int8", "bfloat16", "float16"] = setting(
         "float32",
         "DTYPE",
-        "type of weights: float32 or int8 (computed with in float32) on a CPU, "
-        "float32, bfloat16 or float16 on a GPU",
+        "type of weights: float32 (as the model has them), bfloat16 or int8 on a CPU, all computed "
+        "with in float32; float32, bfloat16 or float16 on a GPU, computed with in that type",
     )
     kv_dtype: KvDtype = setting(
         "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"
@@ -267,7 +267,7 @@ class WorkerConfig:
     @property
     def weight_type(self) -> WeightType:
         """Of matrices on a CPU."""
-        return "int8" if self.dtype == "int8" else "float32"
+        return self.dtype
 
     @property
     def compute_type(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -277,7 +277,7 @@ class WorkerConfig:
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""
         is_cpu = self.device == "cpu"
-        types = WEIGHT_TYPES if is_cpu else _DEVICE_TYPES
+        types = CHOICES if is_cpu else _DEVICE_TYPES
         if self.dtype not in types:
             raise ConfigError(
                 f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on {self.device}; use "

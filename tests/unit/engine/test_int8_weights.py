@@ -20,7 +20,7 @@ from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, pack_linear, ragged_batch
-from pagemesh.kernels.weight_types import WEIGHT_TYPES, WeightType
+from pagemesh.kernels.weight_types import CHOICES, WeightType
 
 PROBES = 9
 LOGIT_ERROR_MAX = 0.08
@@ -78,7 +78,7 @@ def test_matrices_are_codes_of_the_checkpoint_and_all_else_stays_float32(tmp_pat
 def test_each_type_is_a_file_of_its_own_that_every_load_maps(tmp_path: Path) -> None:
     save_twin(tmp_path / "model", LlamaConfig(**SHAPE))
     sizes = {}
-    for weight_type in WEIGHT_TYPES:
+    for weight_type in CHOICES:
         before = set((tmp_path / "cache").glob("*.safetensors"))
         first = load(tmp_path / "model", weight_type)
         [made] = set((tmp_path / "cache").glob("*.safetensors")) - before
@@ -128,13 +128,13 @@ def test_the_fallback_gives_what_its_modules_give_over_what_the_codes_mean(
 def test_the_fallback_has_a_root_for_each_type_of_weights(tmp_path: Path) -> None:
     save_fallback_twin(tmp_path / "model", "GPTNeoXForCausalLM")
     roots = set()
-    for weight_type in WEIGHT_TYPES:
+    for weight_type in CHOICES:
         model, _ = load_fallback(
             tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache",
             weight_type=weight_type,
         )  # fmt: skip
         roots.add(model.root)
-    assert len(roots) == len(WEIGHT_TYPES)
+    assert len(roots) == len(CHOICES)
 
 
 @pytest.mark.timeout(240)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from ops.demo_model.kv_quality import documents, measure, probes
+from ops.demo_model.weight_quality import KINDS
 
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
-from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 LOGIT_ERROR_MAX: dict[KvDtype, float] = {
     "float16": 2e-3, "bfloat16": 1.2e-2, "int8": 3e-2, "e4m3": 0.16,
@@ -43,7 +43,7 @@ def test_the_demo_model_keeps_its_perplexity_and_recall_with_every_kv_type() -> 
     ("figures", "first_columns", "kinds"),
     [
         ("kv_figures.json", r"(\w+) \| [\d,]+", KV_DTYPES),
-        ("weight_figures.json", r"weights as (\w+)", WEIGHT_TYPES),
+        ("weight_figures.json", r"weights as (\w+)", KINDS),
     ],
 )
 def test_the_model_card_tells_the_figures_that_were_measured(

@@ -218,7 +218,7 @@ async def test_a_model_is_made_ready_off_the_event_loop(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"dtype": "bfloat16"}, "PAGEMESH_DTYPE=bfloat16"),
+        ({"dtype": "float16"}, "PAGEMESH_DTYPE=float16"),
         ({"deterministic": True, "device": "cuda"}, "PAGEMESH_DETERMINISTIC"),
     ],
 )

@@ -29,6 +29,7 @@ from pagemesh.kernels.decoder_step.run import NativeRun, RunDone, RunTerms
 from pagemesh.kernels.dispatch import native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.linear import PackedLinear
+from pagemesh.kernels.linear.packed import TYPE_OF
 from pagemesh.kernels.native.library import (
     STEP_PHASES,
     DecoderStruct,
@@ -65,7 +66,7 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class DecoderPlan:
     """A decoder as the library takes it. ``cosine`` and ``sine``: float32
-    [positions, head_dim / 2]; ``embedding``: float32 [vocab, hidden]."""
+    [positions, head_dim / 2]; ``embedding``: float32, bfloat16 or float16 [vocab, hidden]."""
 
     layers: Sequence[LayerWeights]
     embedding: Tensor
@@ -87,9 +88,11 @@ class DecoderStep:
 
     def __init__(self, plan: DecoderPlan) -> None:
         self._plan = plan
-        for tensor in (plan.embedding, plan.norm, plan.cosine, plan.sine):
+        for tensor in (plan.norm, plan.cosine, plan.sine):
             if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-                raise ValueError("embedding, norm and rotation tables: expected float32, dense")
+                raise ValueError("norm and rotation tables: expected float32, dense")
+        if not plan.embedding.is_floating_point() or not plan.embedding.is_contiguous():
+            raise ValueError("embedding: expected float32, bfloat16 or float16, dense")
         self._layers = (LayerStruct * len(plan.layers))(*map(_layer, plan.layers))
         self._struct = _decoder(plan, self._layers)
         self._decoder = ctypes.byref(self._struct)
@@ -260,4 +263,5 @@ def _decoder(plan: DecoderPlan, layers: ctypes.Array[LayerStruct]) -> DecoderStr
         len(plan.layers), hidden, plan.head_count, plan.kv_head_count, plan.head_dim,
         plan.layers[0].down.k, vocab, plan.cosine.shape[0],
         plan.norm_epsilon, plan.attention_scale, plan.row_invariant,
+        WEIGHT_TYPES.index(TYPE_OF[plan.embedding.dtype]),
     )  # fmt: skip

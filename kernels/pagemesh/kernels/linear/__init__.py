@@ -3,11 +3,13 @@
     out[r, n] = sum over k of x[r, k] * weight[n, k]  + bias[n]
 
 x       float32 [rows, K], rows contiguous (any row stride)
-packed  ``PackedLinear``: float32 or int8 [ceil(N / 16)][K][16], padding columns zero
+packed  ``PackedLinear``: float32, bfloat16, float16 or int8 [ceil(N / 16)][K][16], padding
+        columns zero
 out     float32 [rows, N]; written, returned; allocated when not given
 
 Native: an element's sum goes over k in one order, so a row's result is the same to the last bit
-whatever the tiling and the threads. Of int8 weights the sum is over codes, and what it comes to is
+whatever the tiling and the threads, and weights in half precision give it the bits that the same
+values give it in float32. Of int8 weights the sum is over codes, and what it comes to is
 multiplied by the column's scale. Where the machine has matrix tiles, many rows are multiplied on
 them and few as vectors, which rounds otherwise; ``row_invariant`` does all on tiles, so that a
 row's result does not depend on how many there are either. The packing in

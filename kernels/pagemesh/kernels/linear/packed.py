@@ -12,9 +12,15 @@ from pagemesh.kernels.weight_types import WeightType
 PANEL = 16
 _SCALE_ROWS = 4
 """Rows of sixteen bytes that a panel's sixteen scales take."""
-_DTYPES: dict[WeightType, torch.dtype] = {"float32": torch.float32, "int8": torch.int8}
+_DTYPES: dict[WeightType, torch.dtype] = {
+    "float32": torch.float32, "int8": torch.int8, "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # fmt: skip
+TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
+_HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
 _CODE_MAX = 127
 _PANELS_AT_ONCE = 256
+_VALUES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,8 @@ class PackedLinear:
     """A weight ``[n, k]`` as ``panels``; ``bias`` is float32 ``[n]`` or empty. ``panels`` may
     lie in memory shared between processes.
 
-    float32  [ceil(n / 16), k, 16]
-    int8     [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
+    float32, bfloat16, float16   [ceil(n / 16), k, 16]
+    int8   [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
     """
 
     n: int
@@ -32,8 +38,8 @@ class PackedLinear:
     bias: torch.Tensor
 
     def __post_init__(self) -> None:
-        if self.panels.dtype not in _DTYPES.values() or self.bias.dtype is not torch.float32:
-            raise ValueError("panels are float32 or int8 and bias is float32")
+        if self.panels.dtype not in TYPE_OF or self.bias.dtype is not torch.float32:
+            raise ValueError(f"panels are {', '.join(_DTYPES)}, and bias is float32")
         shape = packed_shape(self.n, self.k, self.weight_type)
         if tuple(self.panels.shape) != shape or not self.panels.is_contiguous():
             raise ValueError(f"panels: expected {shape}, got {tuple(self.panels.shape)}")
@@ -46,7 +52,7 @@ class PackedLinear:
 
     @property
     def weight_type(self) -> WeightType:
-        return "int8" if self.panels.dtype is torch.int8 else "float32"
+        return TYPE_OF[self.panels.dtype]
 
 
 def packed_shape(n: int, k: int, weight_type: WeightType = "float32") -> tuple[int, int, int]:
@@ -61,7 +67,8 @@ def pack_linear(
     out: torch.Tensor | None = None,
     weight_type: WeightType = "float32",
 ) -> PackedLinear:
-    """Pack ``weight`` ``[n, k]`` (any float dtype), into ``out`` when it is given.
+    """Pack ``weight`` ``[n, k]`` (any float dtype) as ``weight_type``, rounded to the nearest
+    where that has fewer bits; into ``out`` when it is given.
 
     Weights that are multiplied with the same input (q, k and v; gate and up) are best joined
     along ``n`` first. Raises ``ValueError`` on a wrong shape.
@@ -76,12 +83,29 @@ def pack_linear(
     if packed.weight_type == "int8":
         _pack_codes(weight.detach(), panels)
         return packed
-    plain = weight.detach().float()
+    plain = weight.detach().to(panels.dtype)
     if is_native() and (k <= 1 or plain.stride(1) == 1):
-        native().pm_linear_pack(plain.data_ptr(), plain.stride(0), panels.data_ptr(), n, k)
+        native().pm_linear_pack(
+            plain.data_ptr(), plain.stride(0), panels.data_ptr(), n, k, panels.itemsize
+        )
     else:
         panels.copy_(_in_panels(plain))
     return packed
+
+
+def exact_type(weight: torch.Tensor) -> WeightType:
+    """The type of fewest bytes that has every value of ``weight`` (any float dtype) as it is."""
+    if (stored := TYPE_OF.get(weight.dtype, "float32")) in _HALVES:
+        return stored
+    flat = weight.detach().reshape(-1)
+    for half in _HALVES:
+        if all(_has_all(half, part) for part in torch.split(flat, _VALUES_AT_ONCE)):
+            return half
+    return "float32"
+
+
+def _has_all(half: WeightType, values: torch.Tensor) -> bool:
+    return torch.equal(values.to(_DTYPES[half]).to(values.dtype), values)
 
 
 def _in_panels(plain: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -101,6 +101,7 @@ class DecoderStruct(ctypes.Structure):
         ("norm_epsilon", ctypes.c_float),
         ("attention_scale", ctypes.c_float),
         ("row_invariant", ctypes.c_long),
+        ("embedding_type", ctypes.c_long),
     ]
 
 
@@ -211,7 +212,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_word_advance": (None, (_P,)),
     "pm_word_await": (None, (_P, _U32, _L)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
-    "pm_linear_pack": (None, (_P, _L, _P, _L, _L)),
+    "pm_linear_pack": (None, (_P, _L, _P, _L, _L, _L)),
     "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I, _I)),
     "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),

@@ -49,14 +49,17 @@ def weights_of(folder: Path, config: Config, shape: ModelShape, dtype: str) -> W
 
 
 def _table_bytes(config: Config, shape: ModelShape, dtype: str) -> int:
-    """What a table of embeddings takes beyond ``dtype``: beside int8 matrices it stays float32,
-    and a head that is tied to it is a matrix of its own."""
+    """What a table of embeddings takes beyond ``dtype``: beside int8 matrices it stays as it is
+    stored, and a head that is tied to it is a matrix of its own."""
+    if dtype != "int8":
+        return 0
     config = decoder_part(config)
     try:
         count = _count(config, "vocab_size") * _count(config, "hidden_size")
     except KeyError:
         return 0
-    return (4 if _is_tied(config, shape) else 3) * count if dtype == "int8" else 0
+    stored_bytes = DTYPE_BYTES.get(shape.dtype, DTYPE_BYTES["float32"])
+    return (stored_bytes if _is_tied(config, shape) else stored_bytes - 1) * count
 
 
 def _is_tied(config: Config, shape: ModelShape) -> bool:
