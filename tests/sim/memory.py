@@ -30,6 +30,8 @@ from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX, HeaderState
 _WRITABLE = (HeaderState.HELD, HeaderState.DRAINING, HeaderState.INVALID)
 """INVALID: its pager died while it wrote the header, of what it was about to say nobody has heard,
 and nobody has the page before another pager has written a header."""
+_WHOLE = (HeaderState.HELD, HeaderState.COMMITTED, HeaderState.DRAINING)
+"""The next pager believes what the header says."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,10 @@ class PoolMemory:
         self.words[command.slot] = command.value
 
     def store_root(self, command: StoreRoot) -> None:
+        if command.live:
+            whole = zip(self.states, self.roots, strict=True)
+            if any(state in _WHOLE and root == command.index for state, root in whole):
+                raise Broken(f"line {command.index} is given to a root while a page names it")
         self.root_table[command.index] = RootEntry(command.index, command.digest, command.live)
 
     def header_table(self) -> HeaderTable:

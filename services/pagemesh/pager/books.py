@@ -354,14 +354,15 @@ class Books:
         """Nothing is uncertain once all have declared or died, but what is of a lost lease."""
         if self.unsettled:
             return
-        if not any(session.letting_go for session in self.sessions.values()):
+        lost = [pages for one in self.sessions.values() for pages in one.letting_go.values()]
+        if not lost:
             self._free_drained(self.limbo)
             self.limbo = EMPTY
         for slot in self.slots_kept:
             self.out.append(SetLeaseWord(slot, 0))
             self.slots.append(slot)
         self.slots_kept = {}
-        self.root_lines.settle(self.limbo)
+        self.root_lines.settle(np.concatenate([self.limbo, *lost]))
         self.freed = True
 
     def _free_drained(self, pages: U32) -> None:

@@ -74,6 +74,8 @@ LAYOUT = bytes(range(32))
 ROOT = bytes(reversed(range(32)))
 PAGE_SIZE = 4
 LIMITS = PagerLimits(lease_count_max=64)
+WHOLE = (HeaderState.HELD, HeaderState.COMMITTED, HeaderState.DRAINING)
+"""States of headers that the next pager believes."""
 
 
 def key_of(number: int, attempt: int = 1, choice: int = 0) -> SequenceKey:
@@ -170,6 +172,8 @@ class Rig:
             case SetLeaseWord(slot, value):
                 self.words[slot] = value
             case StoreRoot(index, digest, live):
+                named = self.headers.roots[np.isin(self.headers.states, WHOLE)]
+                assert not live or index not in named, "a line is given away that a page names"
                 self.roots[index] = RootEntry(index, digest, live)
             case StorePins(pins):
                 self.kept_pins, self._kept_at_ms = pins, self.now_ms

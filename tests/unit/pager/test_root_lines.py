@@ -12,7 +12,7 @@ from pagemesh.wire.cache_terms import NO_TERMS
 from pagemesh.wire.pager_messages import Granted
 from pagemesh.wire.pool_format import HeaderState
 
-NEW = bytes(31) + b"3"
+NEW, EMPTY_TREE = bytes(31) + b"3", bytes(31) + b"4"
 
 
 class TestPlantedAnew:
@@ -38,7 +38,7 @@ class TestPlantedAnew:
         rig.restart([worker.holder])
         assert declare(rig, worker, line(lease, 1, list(range(8)))) == [lease.lease]
 
-    def test_leaves_its_line_to_others_once_it_is_declared(
+    def test_leaves_its_line_to_others_once_its_worker_has_let_go(
         self, rig: Rig, worker: Worker, lease: Granted
     ) -> None:
         lines = rig.core.books.root_lines
@@ -46,6 +46,8 @@ class TestPlantedAnew:
         assert declare(rig, worker, line(lease, 1, list(range(8)))) == [lease.lease]
         assert len(lines.kept) == 1, "another has not declared"
         rig.die(2)
+        assert len(lines.kept) == 1, "a running step may write to its pages, which name it"
+        worker.ack(lease)
         assert not lines.kept
 
     def test_is_lost_when_no_header_tells_what_it_is_of(
@@ -115,11 +117,12 @@ def test_a_cached_page_that_drains_for_a_lost_lease_is_not_of_the_root_that_is_p
 
 
 def test_no_tree_makes_way_whose_line_would_be_kept(rig: Rig, worker: Worker) -> None:
-    """Though all have declared: a page that names it drains for a lost lease."""
+    """Though all have declared: a page that names it is a lost lease's, or drains for one."""
     kept, slow = worker.granted(1, range(9)), Worker(rig, "slow", 2)
     worker.committed(kept, range(9))
     worker.release(kept, range(9))
     lost = slow.granted(2, range(8), root=OTHER)
+    worker.release(worker.granted(3, range(4), root=EMPTY_TREE), cache=False)
     rig.headers.states[table_of(kept)[0]] = HeaderState.INVALID  # and what is below it is limbo
     rig.words[lost.lease_slot] = 0
     rig.restart([worker.holder, slow.holder])
@@ -129,6 +132,24 @@ def test_no_tree_makes_way_whose_line_would_be_kept(rig: Rig, worker: Worker) ->
     books, lines = rig.core.books, rig.core.books.root_lines
     lines.free, free = [], lines.free
     assert has_root_place(books, NEW)
-    assert tree_of(books, NEW, NO_TERMS) and ROOT in books.forest.trees
-    assert OTHER not in books.forest.trees
+    assert tree_of(books, NEW, NO_TERMS)
+    assert books.forest.trees.keys() == {ROOT, OTHER, NEW}
     lines.free += free
+
+
+def test_a_line_stays_its_roots_while_a_lost_lease_of_it_is_not_let_go_of(
+    rig: Rig, worker: Worker
+) -> None:
+    """Though no page drains for it but its own."""
+    lost = worker.granted(1, range(8))
+    (index,) = rig.roots
+    invalidated(rig, "root", ROOT.hex())
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lost, 1, [])) == [lost.lease]
+    assert not len(rig.core.books.limbo)
+    late = Worker(rig, "late", 2)
+    late.granted(2, range(8))
+    assert rig.core.books.forest.trees[ROOT].index != index
+    worker.ack(lost)
+    late.granted(3, range(8), root=OTHER)
+    assert rig.core.books.forest.trees[OTHER].index == index, "nothing names it any more"
