@@ -9,6 +9,7 @@ import pytest
 from tests.unit.engine_worker.bench import Bench, result_of
 from tests.unit.engine_worker.test_accepted_drafts import drew
 from tests.unit.engine_worker.test_runs import decoding, plan_of
+from tests.unit.pager.rig import order_of
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker import spans
@@ -16,6 +17,8 @@ from pagemesh.engine.worker.plan import StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.runtime import semconv
 from pagemesh.runtime.trace import TraceContext
+from pagemesh.wire.messages import Message, Refused, SequenceKey
+from pagemesh.wire.pager_messages import Admit, Granted, Queued, Waterfall
 
 FACTS = ev.SequenceFacts(10, 5, 8, 6, 0, 0, 0, "length", "")
 
@@ -81,3 +84,62 @@ def test_what_was_revoked_counts_for_nothing(recorded: dict[str, dict[str, Any]]
     made.end(plan.rows[0].key, FACTS, 20)
     said = recorded["decode"]["attributes"]
     assert said[semconv.GEN_AI_USAGE_OUTPUT_TOKENS] == said[semconv.PAGEMESH_TOKENS_DRAFTED] == 0
+
+
+class TestAsking:
+    """For pages, while the pager is away for some time."""
+
+    KEY = SequenceKey(request="1", attempt=1, choice=0)
+    ADMIT = Admit(
+        key=KEY, order=order_of(1), worker="d", incarnation=1, epoch=1, root=b"", tokens=b"",
+        reserve_tokens=1, deadline_ms=1_000,
+    )  # fmt: skip
+    AWAY = Refused(code="Disconnected", message="away")
+
+    @pytest.fixture
+    def told(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+        found: list[tuple[str, dict[str, Any]]] = []
+        monkeypatch.setattr(
+            spans, "record_span", lambda name, _, **said: found.append((name, said))
+        )
+        return found
+
+    def asked(self, made: SequenceSpans, at_us: int, *answers: Message) -> None:
+        """An answer comes a microsecond after its call."""
+        for number, answer in enumerate(answers):
+            call = made.call(self.ADMIT, at_us + 2 * number)
+            assert call is not None
+            made.answered(call, answer, at_us + 2 * number + 1)
+
+    def begun(self) -> SequenceSpans:
+        made = SequenceSpans("prefill", "d", life_count_max=10)
+        made.begin([self.KEY], TraceContext(1, 2, 0, sampled=True), 0)
+        return made
+
+    def test_is_one_span_however_often_it_is_tried(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made, queued = self.begun(), Queued(key=self.KEY, ahead_count=0, ask_again_ms=9)
+        granted = Granted(
+            key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0,
+            waterfall=Waterfall(),
+        )  # fmt: skip
+        self.asked(made, 5, self.AWAY, self.AWAY, queued, granted)
+        ((_, admit),) = [one for one in told if one[0] == "admit"]
+        assert (admit["start_us"], admit["end_us"], admit["error"]) == (5, 12, "")
+        assert admit["attributes"]["pagemesh.admit.tries"] == 4
+        assert admit["attributes"][semconv.PAGEMESH_LEASE] == "7"
+
+    def test_says_why_there_are_none_when_the_sequence_is_given_back(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made = self.begun()
+        self.asked(made, 5, self.AWAY, self.AWAY)
+        late = made.call(self.ADMIT, 20)
+        made.end(self.KEY, FACTS, 30)
+        assert late is not None
+        made.answered(late, self.AWAY, 40)
+        assert [name for name, _ in told] == ["queue", "admit", "prefill sequence"]
+        admit = told[1][1]
+        assert (admit["end_us"], admit["error"]) == (30, "Disconnected")
+        assert admit["attributes"]["pagemesh.admit.tries"] == 3

@@ -57,6 +57,19 @@ _EVENT_EVERY_TOKENS = 32
 
 
 @dataclass(slots=True)
+class OpenCall:
+    """A call whose span ends with its answer; for pages all calls are one, until they come."""
+
+    name: str
+    key: SequenceKey
+    context: TraceContext
+    started_us: int
+    tries: int = 0
+    """For pages."""
+    error: str = ""
+
+
+@dataclass(slots=True)
 class _Life:
     """What is known of one sequence; times are monotonic microseconds."""
 
@@ -64,9 +77,8 @@ class _Life:
     started_us: int
     queued_us: int | None
     """Since when it waits, for pages or for its next step."""
-    asking: TraceContext | None = None
-    """The span of the admission that is going on, which may take several calls."""
-    asking_us: int = 0
+    asking: OpenCall | None = None
+    """The admission that is going on, which may take several calls."""
     granted: bool = False
     step_us: int = 0
     drawn: int = 0
@@ -79,16 +91,6 @@ class _Life:
     def note(self, name: str, at_us: int, **attributes: Attribute) -> None:
         if len(self.events) < _EVENTS_MAX:
             self.events.append(SpanEvent(name, at_us, attributes))
-
-
-@dataclass(slots=True)
-class OpenCall:
-    """A call whose span ends with its answer."""
-
-    name: str
-    key: SequenceKey
-    context: TraceContext
-    started_us: int
 
 
 class SequenceSpans:
@@ -138,26 +140,32 @@ class SequenceSpans:
             return OpenCall(name, key, life.context.child(), at_us)
         if life.asking is None:
             self._queue_ends(life, at_us)
-            life.asking, life.asking_us = life.context.child(), at_us
-        return OpenCall(name, key, life.asking, life.asking_us)
+            life.asking = OpenCall(name, key, life.context.child(), at_us)
+        life.asking.tries += 1
+        return life.asking
 
     def answered(self, call: OpenCall, message: Message, at_us: int) -> None:
-        """Its answer is here. A place in the pager's queue is none yet: the span goes on until
-        a later call brings the pages, whatever notices say meanwhile."""
-        if isinstance(message, Queued):
-            return
+        """Its answer is here. A place in the pager's queue is none yet, nor for pages a refusal:
+        the span goes on until a later call brings them, whatever notices say meanwhile, or the
+        sequence ends. A span a try would bury the trace while the pager is away."""
+        call.error = message.code if isinstance(message, Refused) else ""
         life = self._lives.get(call.key)
-        attributes = self._who(call.key)
-        if isinstance(message, Granted):
-            attributes |= _waterfall(message.waterfall)
-            attributes[semconv.PAGEMESH_LEASE] = f"{message.lease:x}"
-            if life is not None:
-                life.waterfall, life.granted = message.waterfall, True
-        if life is not None and life.asking is call.context:
+        if not call.tries:
+            if not isinstance(message, Queued):
+                self._record(call, at_us)
+        elif isinstance(message, Granted) and life is not None and life.asking is call:
+            life.waterfall, life.granted = message.waterfall, True
             life.asking, life.queued_us = None, at_us
+            granted: dict[str, Attribute] = {semconv.PAGEMESH_LEASE: f"{message.lease:x}"}
+            self._record(call, at_us, _waterfall(message.waterfall) | granted)
+
+    def _record(self, call: OpenCall, at_us: int, more: dict[str, Attribute] | None = None) -> None:
+        attributes = self._who(call.key) | (more or {})
+        if call.tries:
+            attributes[f"pagemesh.{call.name}.tries"] = call.tries
         record_span(
             call.name, call.context, start_us=call.started_us, end_us=at_us, kind="client",
-            attributes=attributes, error=message.code if isinstance(message, Refused) else "",
+            attributes=attributes, error=call.error,
         )  # fmt: skip
 
     def granted_unasked(self, message: Granted, at_us: int) -> None:
@@ -166,8 +174,8 @@ class SequenceSpans:
         life = self._lives.get(message.key)
         if life is None or life.asking is not None or life.granted:
             return
-        life.asking = life.context.child()
-        self.answered(OpenCall("admit", message.key, life.asking, life.started_us), message, at_us)
+        life.asking = OpenCall("admit", message.key, life.context.child(), life.started_us, tries=1)
+        self.answered(life.asking, message, at_us)
 
     # Steps ----------------------------------------------------------------------------------
 
@@ -219,6 +227,8 @@ class SequenceSpans:
         life = self._lives.pop(key, None)
         if life is None:
             return
+        if life.asking is not None:
+            self._record(life.asking, at_us)
         attributes = self._who(key) | _waterfall(life.waterfall) | _facts(facts)
         if life.decode_us is not None:
             record_span(
