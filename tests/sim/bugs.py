@@ -22,6 +22,9 @@ class Bugs:
     """What was invalidated is live in the root table still."""
     take_up_invalidated: bool = False
     """A lease of before a restart is taken up though its root was invalidated since."""
+    give_named_lines: bool = False
+    """A line of the root table is given to another root though pages of before a restart name it,
+    of leases that nobody has declared yet."""
     free_limbo: bool = False
     """What a dying pager tore is free when all have declared, though a lost lease may have it."""
     believe_any_asker: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 from tests.sim.bugs import Bugs
 from tests.sim.device import PLACE, DeviceDiskHands, DeviceHands
@@ -20,6 +21,7 @@ from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.patience import TICK_MS, patience_ms
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.retention.retiring import Retiring
+from pagemesh.pager.retention.root_lines import RootLines
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired, StorePages
@@ -52,6 +54,21 @@ class _FreesLimbo(Books):
             self._free_drained(self.limbo)
             self.limbo = EMPTY
         super().settle()
+
+
+class _NamesNone(RootLines):
+    """Planted bug: see ``Bugs``."""
+
+    def is_named(self, index: int) -> bool:
+        return False
+
+
+class _GivesNamedLines(Books):
+    """Planted bug: see ``Bugs``."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.root_lines = _NamesNone()
 
 
 class _TakesUpInvalidated(Retiring):
@@ -109,6 +126,8 @@ class PagerNode(Process):
             self._books = _StartsOver
         elif bugs.free_limbo:
             self._books = _FreesLimbo
+        elif bugs.give_named_lines:
+            self._books = _GivesNamedLines
         network.serve(self, self._received)
 
     @property

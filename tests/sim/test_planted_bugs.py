@@ -34,6 +34,9 @@ _SEEDS_MAX = 60
         pytest.param(
             Bugs(take_up_invalidated=True), ["another growth"], 100, id="take up invalidated"
         ),
+        pytest.param(
+            Bugs(give_named_lines=True), ["while a page names it"], 0, id="give named lines"
+        ),
         pytest.param(Bugs(free_limbo=True), ["writes into it"], 410, id="free limbo"),
         pytest.param(Bugs(believe_any_asker=True), ["writes into it"], 20, id="believe any asker"),
         pytest.param(
