@@ -120,7 +120,7 @@ class Recovered:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. Several times a second; but that nobody was heard for ``away_ms``, since the
-    pager itself was stopped."""
+    pager itself was stopped, or the bus away, perhaps since before the last tick."""
 
     away_ms: int = 0
 

@@ -283,3 +283,19 @@ def test_who_was_to_let_go_has_the_time_for_it_that_the_pager_was_stopped(rig: R
     asking.heartbeat()
     assert is_queued(asking.admit(2, range(8)))
     assert KillHolder(1) in rig.tick()
+
+
+def test_a_bus_that_goes_again_and_again_keeps_no_ticket_for_longer_than_it_was_away(
+    rig: Rig, worker: Worker
+) -> None:
+    """Of each outage it is told late, and so counted from before the last tick on."""
+    offered = worker.offered(worker.granted(1, range(8)), fill_of(range(8)))
+    rig.tick()
+    heard_ms = 0
+    while heard_ms < offered.handle.ttl_ms:
+        assert rig.core.books.tickets
+        rig.tick(50)
+        rig.now_ms += 50
+        rig.handle(Tick(away_ms=50 + 2_300))
+        heard_ms += 50
+    assert not rig.core.books.tickets

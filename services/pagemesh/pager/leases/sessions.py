@@ -30,6 +30,7 @@ class Sessions:
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._ticked_ms = 0
 
     def open(self, message: OpenSession) -> SessionOpened:
         """Start (or confirm) the session of a worker incarnation."""
@@ -113,10 +114,12 @@ class Sessions:
         return Ok()
 
     def was_away(self, away_ms: int) -> None:
-        """Nobody was heard meanwhile, so that it counts as nobody's silence."""
+        """Nobody was heard meanwhile, so that it counts as nobody's silence. What of that was
+        before the last tick keeps no ticket: a bus that goes again and again would, for ever."""
+        books = self._books
+        since_ms, self._ticked_ms = books.now_ms - self._ticked_ms, books.now_ms
         if not away_ms:
             return
-        books = self._books
         for session in books.sessions.values():
             latest_ms = books.now_ms + books.limits.session_ttl_ms
             session.expires_ms = min(session.expires_ms + away_ms, latest_ms)
@@ -124,7 +127,7 @@ class Sessions:
         for lease in books.revoked.values():
             lease.revoked_ms = min(lease.revoked_ms + away_ms, books.now_ms)
         for ticket in books.tickets.values():
-            ticket.expires_ms += away_ms
+            ticket.expires_ms += min(away_ms, since_ms)
 
     def expire(self) -> None:
         """End sessions that fell silent."""
