@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
+from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Fill, Fork, Granted, Offered, Revoke, TicketClosed
@@ -135,6 +137,60 @@ def test_withdrawing_is_gone_once_redeemed_and_stale_once_expired(
     rig.tick(100)
     assert code_of(prefill.withdraw("b" * 32)) == "Stale"
     assert code_of(prefill.withdraw("c" * 32)) == "Stale"
+
+
+class TestRefused:
+    """The ticket stands as it did: whoever may have the lease gets it then."""
+
+    def test_redeeming_for_a_sequence_that_holds_another_lease(
+        self, decode: Worker, lease: Granted, offered: Offered
+    ) -> None:
+        another = decode.granted(1, TOKENS, 12)
+        assert code_of(decode.redeem(lease.key, offered)) == "Stale"
+        decode.release(another, cache=False)
+        assert decode.redeemed(lease.key, offered).lease == lease.lease
+
+    def test_taking_back_for_a_sequence_that_holds_another_lease(
+        self, prefill: Worker, decode: Worker, lease: Granted, offered: Offered
+    ) -> None:
+        another = prefill.granted(1, TOKENS, 12)
+        assert code_of(prefill.withdraw()) == "Stale"
+        assert prefill.committed(another, [*TOKENS, 10, 11]) == 12
+        assert decode.redeemed(lease.key, offered).lease == lease.lease
+
+    def test_taking_back_what_another_offered(
+        self, prefill: Worker, decode: Worker, offered: Offered
+    ) -> None:
+        assert code_of(decode.withdraw()) == "Stale"
+        assert prefill.withdraw() == Ok()
+
+    def test_offering_more_than_was_granted(
+        self, rig: Rig, prefill: Worker, lease: Granted
+    ) -> None:
+        assert code_of(prefill.offer(lease, fill_of(range(13)))) == "Malformed"
+        assert not rig.core.books.tickets
+        assert prefill.committed(lease, range(12)) == 12
+
+
+def test_tickets_are_bounded() -> None:
+    rig = Rig(limits=dataclasses.replace(LIMITS, ticket_count_max=1))
+    worker, other = Worker(rig, "a", 1), Worker(rig, "b", 2)
+    offered = worker.offered(worker.granted(1, TOKENS), fill_of(TOKENS))
+    second = worker.granted(2, TOKENS)
+    assert code_of(worker.offer(second, fill_of(TOKENS), "b" * 32)) == "Busy"
+    other.redeemed(key_of(1), offered)
+    worker.offered(second, fill_of(TOKENS), "b" * 32)
+
+
+def test_who_redeems_what_its_sequence_waits_for_waits_no_more(
+    rig: Rig, prefill: Worker, decode: Worker, lease: Granted, offered: Offered
+) -> None:
+    full = prefill.granted(0, range(100, 152))
+    assert is_queued(decode.admit(1, range(200, 208)))
+    decode.redeemed(lease.key, offered)
+    assert not rig.core.report().waiter_count
+    prefill.release(full, cache=False)
+    assert not rig.taken(Granted)
 
 
 def test_a_ticket_that_nobody_redeems_expires_and_frees_its_pages_at_once(
