@@ -10,7 +10,7 @@ from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import KillHolder, ProbeHolder
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import Declare, Declared, Granted
+from pagemesh.wire.pager_messages import Declare, Declared, Granted, TicketClosed
 
 
 def repeated(rig: Rig, worker: Worker, message: Declare, after_ms: int) -> Message:
@@ -156,3 +156,41 @@ class TestWhoDoesNotDoItsPart:
             other.heartbeat()
         assert ProbeHolder(1) in rig.tick(LIMITS.probe_again_ms)
         assert 1 in rig.core.books.unsettled and 1 in rig.core.books.sessions
+
+
+class TestOffered:
+    """To a pager that has heard of the worker's leases already."""
+
+    TICKET = "a" * 32
+    TOKENS = list(range(10))
+
+    def test_one_whose_offer_is_under_way_is_not_lost(self, rig: Rig, worker: Worker) -> None:
+        lease = worker.granted(1, self.TOKENS)
+        assert not declare(rig, worker, line(lease, 1, self.TOKENS, ticket=self.TICKET))
+        assert worker.offered(lease, fill_of(self.TOKENS), self.TICKET).handle.lease == lease.lease
+
+    def test_one_whose_ticket_is_open_hears_of_no_end(
+        self, rig: Rig, worker: Worker, lease: Granted
+    ) -> None:
+        worker.offered(lease, fill_of(self.TOKENS), self.TICKET)
+        assert not declare(rig, worker, line(lease, 1, self.TOKENS, ticket=self.TICKET))
+        assert not rig.taken(TicketClosed)
+
+    def test_how_a_ticket_ended_hears_its_offerer_alone(
+        self, rig: Rig, worker: Worker, lease: Granted
+    ) -> None:
+        offered = worker.offered(lease, fill_of(self.TOKENS), self.TICKET)
+        other = Worker(rig, "other", 2)
+        other.redeemed(lease.key, offered)
+        rig.taken(TicketClosed)
+        declared = line(lease, 1, self.TOKENS, ticket=self.TICKET)
+        declare(rig, other, declared)
+        assert not rig.taken(TicketClosed)
+        declare(rig, worker, declared)
+        assert [closed.outcome for closed in rig.taken(TicketClosed)] == ["redeemed"]
+
+    def test_one_that_is_on_a_ticket_is_not_held(
+        self, rig: Rig, worker: Worker, lease: Granted
+    ) -> None:
+        worker.offered(lease, fill_of(self.TOKENS), self.TICKET)
+        assert declare(rig, worker, line(lease, 1, self.TOKENS)) == [lease.lease]
