@@ -194,3 +194,22 @@ class TestOffered:
     ) -> None:
         worker.offered(lease, fill_of(self.TOKENS), self.TICKET)
         assert declare(rig, worker, line(lease, 1, self.TOKENS)) == [lease.lease]
+
+
+@pytest.mark.parametrize("damage", [{"tokens": b"odd"}, {"extents": b"odd"}])
+def test_a_declaration_with_a_damaged_line_takes_up_nothing(
+    rig: Rig, worker: Worker, lease: Granted, damage: dict[str, bytes]
+) -> None:
+    """Though the line before it is whole."""
+    second = worker.granted(2, range(20, 28))
+    rig.restart([worker.holder])
+    worker.open()
+    damaged = msgspec.structs.replace(line(second, 2, []), **damage)
+    whole = line(lease, 1, list(range(10)))
+    message = Declare(
+        worker=worker.name, incarnation=worker.incarnation, epoch=rig.epoch, number=1,
+        leases=[whole, damaged],
+    )  # fmt: skip
+    assert code_of(rig.ask(message)) == "Malformed"
+    assert not rig.core.books.leases
+    assert declare(rig, worker, whole) == []
