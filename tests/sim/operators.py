@@ -20,6 +20,8 @@ from pagemesh.wire.cache_messages import InvalidateCache, PinPrefix, UnpinPrefix
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Declare
 
+_WORK_MS = 4.0
+"""About what the work of a step takes, beside ``step_ms``."""
 _SLOW_DISK = 50.0
 """Times as slow, so that it is opened long after its pager has begun."""
 
@@ -64,7 +66,8 @@ def torn_declarations(world: World, mesh: Mesh, clients: Clients) -> None:
             prompt = tuple(dice.randrange(model.VOCAB_TOKENS) for _ in range(30))
             clients.ask(root, prompt, 5.0 * dice.random())
         for worker in workers:
-            worker.slowness = 2_000.0 / worker.step_ms
+            # A step takes some two seconds: no draining worker outlasts who asks it again.
+            worker.slowness = 2_000.0 / max(worker.step_ms, _WORK_MS)
             world.at(2_000.0, partial(setattr, worker, "slowness", 1.0))
         invalidate = partial(tell, pager, InvalidateCache(what="root", name=root.hex()))
         world.at(10.0 + 40.0 * dice.random(), partial(strike, invalidate))
