@@ -1,5 +1,5 @@
-// A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or int8
-// codes with one float32 scale a column. A panel of int8 ends with its 16 scales, as four more rows
+// A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or
+// int8 codes with one float32 scale a column. A panel of int8 ends with its 16 scales, as four more rows
 // of bytes.
 //
 // Codes of all types are multiplied as the float32 numbers that they are, and of int8 a column's

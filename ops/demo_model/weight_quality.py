@@ -17,15 +17,15 @@ from ops.demo_model.kv_quality import PAGE_SIZE, Quality, Scored, judge, report
 from ops.demo_model.train import WEIGHTS
 
 from pagemesh.engine.loading import load_model
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 
-KINDS: tuple[WeightType, ...] = ("float32", "int8")
+KINDS: tuple[AskedType, ...] = ("float32", "int8")
 """``bfloat16`` is what the checkpoint has, and so what ``float32`` keeps."""
 
 
-def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[WeightType, Quality]:
+def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[AskedType, Quality]:
     """Every type of weights on the same texts and questions, against float32."""
-    found: dict[WeightType, Quality] = {}
+    found: dict[AskedType, Quality] = {}
     exact: list[torch.Tensor] = []
     with tempfile.TemporaryDirectory() as folder:
         for weight_type in KINDS:

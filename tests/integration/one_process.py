@@ -11,7 +11,7 @@ from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, ragged_batch
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 
 PAGE_SIZE = 16
 
@@ -25,7 +25,7 @@ class OneProcess:
         cache: Path,
         *,
         kv_dtype: KvDtype = "float32",
-        weight_type: WeightType = "float32",
+        weight_type: AskedType = "float32",
     ) -> None:
         self._model = load_model(
             folder, name="alone", page_size=PAGE_SIZE, cache=cache, kv_dtype=kv_dtype,

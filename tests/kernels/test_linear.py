@@ -159,6 +159,9 @@ def test_the_exact_type_has_every_value_and_no_more_bytes_than_that_takes() -> N
     assert exact_type(torch.tensor([[1.0, 1.0 + 2**-10]])) == "float16"
     assert exact_type(torch.tensor([[1.0 + 2**-10, 2.0**100]])) == "float32"
     assert exact_type(torch.tensor([[1.0, torch.nan]])) == "float32"
+    assert exact_type(torch.zeros(4, 2), values.half().float()) == "float16", "of all of them"
+    assert exact_type(values.half(), values.bfloat16()) == "float16"
+    assert exact_type(values.half(), 2.0**100 * values.bfloat16()) == "float32"
     long = torch.ones(1, (1 << 20) + 1)
     long[0, -1] = 1.0 + 2**-20
     assert exact_type(long) == "float32", "the last one tells"

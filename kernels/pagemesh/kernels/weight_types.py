@@ -15,6 +15,7 @@ from typing import Literal, get_args
 WeightType = Literal["float32", "int8", "bfloat16", "float16"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 """In the native library's order (``PmWeightType``)."""
-CHOICES: tuple[WeightType, ...] = ("float32", "int8", "bfloat16")
+AskedType = Literal["float32", "int8", "bfloat16"]
 """What a model can be asked to be kept as. ``float32``: its values as they are, in as few bytes as
 that takes."""
+ASKED_TYPES: tuple[AskedType, ...] = get_args(AskedType)

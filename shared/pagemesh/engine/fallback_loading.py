@@ -51,7 +51,7 @@ from pagemesh.engine.prepared import (
 )
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1
@@ -81,7 +81,7 @@ def load_fallback(
     cache: Path,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
-    weight_type: WeightType = "float32",
+    weight_type: AskedType = "float32",
 ) -> tuple[ServedModel, FallbackDecoder]:
     """The model in ``folder``, computing in float32, its weights mapped as ``loading.load_model``
     has them; proven with float32 K and V, then run with ``kv_dtype``. ``weight_type`` is that of
@@ -147,7 +147,7 @@ def _modules(
     digest: bytes,
     cache: Path,
     progress: Progress,
-    weight_type: WeightType,
+    weight_type: AskedType,
 ) -> Any:
     """The modules with mapped weights and our attention. Raises ``ConfigError``, and
     ``FilesChangedError`` where others than those of ``digest`` were read."""
@@ -197,7 +197,7 @@ def _write_modules(
     source: Any,
     path: Path,
     progress: Progress,
-    weight_type: WeightType,
+    weight_type: AskedType,
 ) -> None:
     """Each tensor once, however many names it has: ties are the modules' own knowledge."""
     from safetensors.torch import save_file

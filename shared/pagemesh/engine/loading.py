@@ -28,7 +28,7 @@ from pagemesh.engine.prepared import kept_digest, load_prepared
 from pagemesh.engine.weights import HEAD, DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout, identity
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 from pagemesh.runtime.version import __version__
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root
@@ -106,7 +106,7 @@ def load_model(
     cache: Path,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
-    weight_type: WeightType = "float32",
+    weight_type: AskedType = "float32",
     deterministic: bool = False,
 ) -> LoadedModel:
     """The model in ``folder``, computing in float32, its weights mapped and shared with every

@@ -16,7 +16,7 @@ from pagemesh.engine.files import default_cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.model_folder import read_config
 from pagemesh.runtime.settings import WorkerConfig
@@ -80,7 +80,7 @@ def open_model(
     deterministic: bool,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
-    weight_type: WeightType = "float32",
+    weight_type: AskedType = "float32",
 ) -> tuple[ServedModel, StepDecoder]:
     """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a folder
     that is broken or a model that cannot run so."""

@@ -4,7 +4,8 @@ A checkpoint in half precision has to be converted for a CPU, and matrices have 
 as the kernels read them. Doing that in each process would hold each result once per process,
 so the first one writes them to a file, under a lock, and all map it: the host's page cache
 holds them once. Tensors that the checkpoint already has as they are needed (float32, not
-packed) are mapped from there and are not written again, nor are embeddings in half precision.
+packed) are mapped from there and are not written again, nor are the lean path's embeddings in half
+precision.
 
 Matrices are packed here, once: what a checkpoint has in half precision as that, which gives the
 results of float32; or as the type that was asked for. Everything else is float32.
@@ -37,11 +38,11 @@ from pagemesh.engine.weights import Recipe
 from pagemesh.kernels.linear.packed import exact_type
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType, WeightType
 from pagemesh.wire.errors import ConfigError
 
-_FORMATS: dict[WeightType, str] = {
-    "float32": "exact-panels16-1", "int8": "i8-panels16-1", "bfloat16": "bf16-panels16-1",
+_FORMATS: dict[AskedType, str] = {
+    "float32": "exact-panels16-1", "int8": "i8-panels16-2", "bfloat16": "bf16-panels16-1",
 }  # fmt: skip
 """Part of the file's name: weights prepared in another way are another file."""
 _STORED: dict[WeightType, tuple[str, int]] = {
@@ -62,7 +63,7 @@ def load_prepared(
     digest: bytes,
     cache: Path,
     progress: Progress,
-    weight_type: WeightType = "float32",
+    weight_type: AskedType = "float32",
 ) -> dict[str, torch.Tensor]:
     """Every tensor of ``recipes`` by name, matrices as panels of ``weight_type``, mapped from
     ``checkpoint`` (an open one) or from the prepared file in ``cache``, which is written when it
@@ -87,7 +88,7 @@ def load_prepared(
     return tensors | load_or_write(prepared_name(digest, weight_type), cache, write)
 
 
-def kept_digest(digest: bytes, weight_type: WeightType) -> bytes:
+def kept_digest(digest: bytes, weight_type: AskedType) -> bytes:
     """What names weights of ``digest`` that are kept as ``weight_type``: others compute other
     K and V, so it goes into the model's root."""
     if weight_type == "float32":
@@ -96,15 +97,14 @@ def kept_digest(digest: bytes, weight_type: WeightType) -> bytes:
     return hashlib.sha256(digest + f"{weight_type} {how}".encode()).digest()
 
 
-def kept_type(parts: Iterable[torch.Tensor], weight_type: WeightType) -> WeightType:
+def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightType:
     """Of a matrix that is made of ``parts``, where ``weight_type`` was asked for."""
     if weight_type != "float32":
         return weight_type
-    exact = {exact_type(part) for part in parts}
-    return exact.pop() if len(exact) == 1 else "float32"
+    return exact_type(*parts)
 
 
-def prepared_name(digest: bytes, weight_type: WeightType, made_by: str = "") -> str:
+def prepared_name(digest: bytes, weight_type: AskedType, made_by: str = "") -> str:
     """Of the file that ``load_or_write`` keeps; ``made_by`` tells apart what is named alike."""
     return f"{digest.hex()[:32]}.{made_by}{_FORMATS[weight_type]}"
 
@@ -169,7 +169,7 @@ def _write(
     checkpoint: Checkpoint,
     recipes: list[Recipe],
     progress: Progress,
-    weight_type: WeightType,
+    weight_type: AskedType,
 ) -> None:
     types = [_type_of(checkpoint, recipe, weight_type) for recipe in recipes]
     header, total = _header(recipes, types)
@@ -192,7 +192,7 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
         )
 
 
-def _type_of(checkpoint: Checkpoint, recipe: Recipe, weight_type: WeightType) -> WeightType:
+def _type_of(checkpoint: Checkpoint, recipe: Recipe, weight_type: AskedType) -> WeightType:
     if not recipe.matrix:
         return "float32"
     if recipe.factor != 1.0:

@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from pagemesh.kernels.layout import KvDtype
-from pagemesh.kernels.weight_types import CHOICES, WeightType
+from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import host_name
 from pagemesh.runtime.origins import parse_origins
@@ -265,9 +265,9 @@ class WorkerConfig:
     )
 
     @property
-    def weight_type(self) -> WeightType:
-        """Of matrices on a CPU."""
-        return self.dtype
+    def weight_type(self) -> AskedType:
+        """Of matrices on a CPU, where no other is supported."""
+        return "float32" if self.dtype == "float16" else self.dtype
 
     @property
     def compute_type(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -277,7 +277,7 @@ class WorkerConfig:
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""
         is_cpu = self.device == "cpu"
-        types = CHOICES if is_cpu else _DEVICE_TYPES
+        types = ASKED_TYPES if is_cpu else _DEVICE_TYPES
         if self.dtype not in types:
             raise ConfigError(
                 f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on {self.device}; use "

@@ -70,7 +70,7 @@ def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--device", "interpreter", "--deterministic"], "--deterministic"),
         (["--host-bytes", "1MiB"], "pages are in the host's memory already"),
         (["--device", "interpreter", "--host-bytes", "16TiB"], "--pool-bytes"),
-        (["--dtype", "bfloat16"], "--dtype"),
+        (["--dtype", "float16"], "--dtype"),
         (["--otlp", "localhost:4318"], "--otlp"),
         (["--otlp", "http://"], "http://127.0.0.1:4318"),
         (["--otlp", "grpc://127.0.0.1:4317"], "--otlp"),

@@ -11,7 +11,7 @@ import torch
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.kernels.ops import KvPool, ragged_batch
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 from pagemesh.wire.tokens import U32
 
 PAGE_SIZE = 16
@@ -22,7 +22,7 @@ def load_decoder(
     *,
     deterministic: bool = True,
     page_size: int = PAGE_SIZE,
-    weight_type: WeightType = "float32",
+    weight_type: AskedType = "float32",
 ) -> tuple[Decoder, KvPool]:
     """A decoder and an empty pool of 256 pages for it."""
     cache = folder.parent / "cache"

@@ -20,14 +20,14 @@ from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, ragged_batch
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 TYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 FILE = "model.safetensors"
 
 
-def load(folder: Path, weight_type: WeightType = "float32") -> LoadedModel:
+def load(folder: Path, weight_type: AskedType = "float32") -> LoadedModel:
     cache = folder.parent / "cache"
     return load_model(folder, name="tiny", page_size=16, cache=cache, weight_type=weight_type)
 
@@ -53,7 +53,15 @@ def logits_from(decoder: Decoder, pool: KvPool) -> torch.Tensor:
 
 
 @HALVES
-@pytest.mark.parametrize("name", ["llama-tied-biased", "qwen3-head-norm", "phi3-fused"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-tied-biased",
+        "qwen3-head-norm",
+        "phi3-fused",
+        "granite-factors-tied-biased",
+    ],
+)
 def test_a_step_has_the_bits_of_the_same_weights_in_float32(
     name: str,
     dtype: torch.dtype,
@@ -66,11 +74,10 @@ def test_a_step_has_the_bits_of_the_same_weights_in_float32(
     widen(tmp_path / "wide")
     half = load_decoder(tmp_path / "half")
     with monkeypatch.context() as patched:
-        patched.setattr(prepared, "exact_type", lambda part: "float32")
+        patched.setattr(prepared, "exact_type", lambda *parts: "float32")
         wide = load_decoder(tmp_path / "wide")
     for (decoder, _), kept in ((half, dtype), (wide, torch.float32)):
-        assert decoder.weights.embedding.dtype is kept
-        assert decoder.weights.head.panels.dtype is kept
+        assert decoder.weights.layers[0].gate_up.panels.dtype is kept
     assert torch.equal(logits_from(*half), logits_from(*wide))
 
 
@@ -103,18 +110,18 @@ def test_matrices_and_embeddings_stay_halves_and_take_half_of_the_memory(
 
 
 def test_a_matrix_of_parts_of_several_types_loses_nothing(tmp_path: Path) -> None:
-    twin = save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=torch.bfloat16)
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=torch.bfloat16)
     tensors = load_file(tmp_path / "model" / FILE)
-    name = "model.layers.1.mlp.up_proj.weight"
-    tensors[name] = tensors[name].float() + 1e-4
-    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(
-        torch.float16
-    )
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
+    tensors[names[0]] = tensors[names[0]].to(torch.float16) * (1 + 2**-9)
+    tensors[names[1]] = tensors[names[1]].float() + 1e-4
     save_file(tensors, tmp_path / "model" / FILE, metadata={"format": "pt"})
     layers = load(tmp_path / "model").weights.layers
-    gate = twin.model.layers[1].mlp.gate_proj.weight
-    assert torch.equal(unpack_linear(layers[1].gate_up), torch.cat([gate, tensors[name]]))
-    assert [layer.gate_up.weight_type for layer in layers[:2]] == ["float32", "float32"]
+    for layer, name in zip(layers[:2], names, strict=True):
+        gate = tensors[name.replace("up_proj", "gate_proj")]
+        joined = torch.cat([gate.float(), tensors[name].float()])
+        assert torch.equal(unpack_linear(layer.gate_up), joined)
+    assert layers[1].gate_up.weight_type == "float32"
     assert [layer.down.weight_type for layer in layers[:2]] == ["bfloat16", "bfloat16"]
 
 

@@ -20,14 +20,14 @@ from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, pack_linear, ragged_batch
-from pagemesh.kernels.weight_types import CHOICES, WeightType
+from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 
 PROBES = 9
 LOGIT_ERROR_MAX = 0.08
 PERPLEXITY_RATIO_MAX = 1.003
 
 
-def load(folder: Path, weight_type: WeightType) -> LoadedModel:
+def load(folder: Path, weight_type: AskedType) -> LoadedModel:
     cache = folder.parent / "cache"
     return load_model(folder, name="tiny", page_size=16, cache=cache, weight_type=weight_type)
 
@@ -60,7 +60,9 @@ def test_a_whole_step_has_the_bits_of_its_operations_and_of_each_row_alone(
     assert torch.equal(apart, together[0])
 
 
-def test_matrices_are_codes_of_the_checkpoint_and_all_else_stays_float32(tmp_path: Path) -> None:
+def test_matrices_are_codes_of_a_float32_checkpoint_and_all_else_stays_float32(
+    tmp_path: Path,
+) -> None:
     twin = save_twin(tmp_path / "model", LlamaConfig(**SHAPE, attention_bias=True))
     own, layer = load(tmp_path / "model", "int8").weights, twin.model.layers[1]
     assert torch.equal(own.embedding, twin.model.embed_tokens.weight)
@@ -75,10 +77,20 @@ def test_matrices_are_codes_of_the_checkpoint_and_all_else_stays_float32(tmp_pat
         assert ((unpack_linear(packed) - weight).abs() <= half_code * 1.00001).all()
 
 
+def test_beside_codes_the_embeddings_of_a_checkpoint_in_half_precision_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    twin = save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=torch.bfloat16)
+    own = load(tmp_path / "model", "int8").weights
+    assert own.embedding.dtype is torch.bfloat16
+    assert own.head.weight_type == "int8"
+    assert torch.equal(own.embedding.float(), twin.model.embed_tokens.weight)
+
+
 def test_each_type_is_a_file_of_its_own_that_every_load_maps(tmp_path: Path) -> None:
     save_twin(tmp_path / "model", LlamaConfig(**SHAPE))
     sizes = {}
-    for weight_type in CHOICES:
+    for weight_type in ASKED_TYPES:
         before = set((tmp_path / "cache").glob("*.safetensors"))
         first = load(tmp_path / "model", weight_type)
         [made] = set((tmp_path / "cache").glob("*.safetensors")) - before
@@ -128,13 +140,13 @@ def test_the_fallback_gives_what_its_modules_give_over_what_the_codes_mean(
 def test_the_fallback_has_a_root_for_each_type_of_weights(tmp_path: Path) -> None:
     save_fallback_twin(tmp_path / "model", "GPTNeoXForCausalLM")
     roots = set()
-    for weight_type in CHOICES:
+    for weight_type in ASKED_TYPES:
         model, _ = load_fallback(
             tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache",
             weight_type=weight_type,
         )  # fmt: skip
         roots.add(model.root)
-    assert len(roots) == len(CHOICES)
+    assert len(roots) == len(ASKED_TYPES)
 
 
 @pytest.mark.timeout(240)

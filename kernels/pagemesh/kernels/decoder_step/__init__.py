@@ -40,6 +40,7 @@ from pagemesh.kernels.native.library import (
 from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 Tensor = torch.Tensor
+_TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BAD = {
     1: "token {0} of row {1} is not in the vocabulary",
     2: "row {1} is beyond the last position of the model",
@@ -91,8 +92,11 @@ class DecoderStep:
         for tensor in (plan.norm, plan.cosine, plan.sine):
             if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
                 raise ValueError("norm and rotation tables: expected float32, dense")
-        if not plan.embedding.is_floating_point() or not plan.embedding.is_contiguous():
-            raise ValueError("embedding: expected float32, bfloat16 or float16, dense")
+        if plan.embedding.dtype not in _TABLE_DTYPES or not plan.embedding.is_contiguous():
+            raise ValueError(
+                f"embedding: expected float32, bfloat16 or float16, dense; got "
+                f"{plan.embedding.dtype}, strides {plan.embedding.stride()}"
+            )
         self._layers = (LayerStruct * len(plan.layers))(*map(_layer, plan.layers))
         self._struct = _decoder(plan, self._layers)
         self._decoder = ctypes.byref(self._struct)

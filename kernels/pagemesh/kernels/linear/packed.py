@@ -93,19 +93,20 @@ def pack_linear(
     return packed
 
 
-def exact_type(weight: torch.Tensor) -> WeightType:
-    """The type of fewest bytes that has every value of ``weight`` (any float dtype) as it is."""
-    if (stored := TYPE_OF.get(weight.dtype, "float32")) in _HALVES:
-        return stored
-    flat = weight.detach().reshape(-1)
+def exact_type(*weights: torch.Tensor) -> WeightType:
+    """The type of fewest bytes that has every value of ``weights`` (any float dtype) as it is."""
     for half in _HALVES:
-        if all(_has_all(half, part) for part in torch.split(flat, _VALUES_AT_ONCE)):
+        if all(_has_all(_DTYPES[half], weight) for weight in weights):
             return half
     return "float32"
 
 
-def _has_all(half: WeightType, values: torch.Tensor) -> bool:
-    return torch.equal(values.to(_DTYPES[half]).to(values.dtype), values)
+def _has_all(half: torch.dtype, weight: torch.Tensor) -> bool:
+    """Some values at a time: the first ones tell, nearly always."""
+    if weight.dtype is half:
+        return True
+    parts = torch.split(weight.detach().reshape(-1), _VALUES_AT_ONCE)
+    return all(torch.equal(part.to(half).to(torch.float64), part.double()) for part in parts)
 
 
 def _in_panels(plain: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,7 @@ class SequenceSpans:
         if life is None:
             return
         if life.asking is not None:
+            life.asking.error = life.asking.error or "Cancelled"
             self._record(life.asking, at_us)
         attributes = self._who(key) | _waterfall(life.waterfall) | _facts(facts)
         if life.decode_us is not None:
