@@ -130,6 +130,18 @@ class TestAsking:
         assert admit["attributes"]["pagemesh.admit.tries"] == 4
         assert admit["attributes"][semconv.PAGEMESH_LEASE] == "7"
 
+    def test_does_not_look_granted_when_the_sequence_ends_before_it_is_answered(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        for answers in ((), (Queued(key=self.KEY, ahead_count=0, ask_again_ms=9),)):
+            told.clear()
+            made = self.begun()
+            self.asked(made, 5, *answers)
+            made.call(self.ADMIT, 20)
+            made.end(self.KEY, FACTS, 30)
+            ((_, admit),) = [one for one in told if one[0] == "admit"]
+            assert (admit["end_us"], admit["error"]) == (30, "Cancelled")
+
     def test_says_why_there_are_none_when_the_sequence_is_given_back(
         self, told: list[tuple[str, dict[str, Any]]]
     ) -> None:
