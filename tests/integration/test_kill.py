@@ -20,7 +20,7 @@ from tests.integration.mesh import Mesh
 
 MODEL = "tiny"
 STREAM_COUNT = 24
-OUTPUT_TOKENS = 160
+OUTPUT_TOKENS = 960  # most of a second, so that a fault finds streams on their way
 PROMPT_TOKENS_MAX = 200
 TOKENS_BEFORE_KILL = 12
 
@@ -71,7 +71,7 @@ async def run_all(
             group.create_task(follow(client, prompt, stream, on_tokens))
         if strike is not None:
             await flowing.wait()
-            assert not all(stream.done for stream in streams)
+            assert not all(stream.done for stream in streams), "nothing is left to be hurt"
             strike()
     return streams
 
