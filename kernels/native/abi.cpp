@@ -30,6 +30,16 @@ bool has_tiles() {
 }
 
 #if defined(__x86_64__)
+bool has_bfloat_products() {
+#if defined(PM_HAS_BF16)
+  unsigned a, b, c, d;
+  constexpr unsigned kBfloatProducts = 1u << 5;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBfloatProducts);
+#else
+  return false;
+#endif
+}
+
 bool has_half_floats() {  // not every compiler can be asked
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -41,7 +51,8 @@ int best_level() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return has_tiles() ? PM_AMX : PM_AVX512;
+    if (!has_bfloat_products()) return PM_AVX512;
+    return has_tiles() ? PM_AMX : PM_AVX512_BF16;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       has_half_floats()) {
@@ -71,7 +82,7 @@ void pack_panels(const T* weight, long row_stride, T* packed, long n, long k) {
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 11; }
+PM_EXPORT int pm_abi_version(void) { return 12; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -80,6 +91,9 @@ PM_EXPORT int pm_set_level(int level) {
 #if defined(__x86_64__)
 #if defined(PM_HAS_AMX)
   if (level == PM_AMX) kernels = &pm::kAmxKernels;
+#endif
+#if defined(PM_HAS_BF16)
+  if (level == PM_AVX512_BF16) kernels = &pm::kAvx512Bf16Kernels;
 #endif
   if (level == PM_AVX512) kernels = &pm::kAvx512Kernels;
   if (level == PM_AVX2) kernels = &pm::kAvx2Kernels;
@@ -99,11 +113,9 @@ PM_EXPORT void pm_linear_pack(const void* weight, long row_stride, void* packed,
   }
 }
 
-PM_EXPORT void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
-                         const float* bias, float* out, long out_stride, long rows, long n,
-                         long k, int row_invariant, int threads) {
-  kernels->linear(x, x_stride, panels, weight_type, bias, out, out_stride, rows, n, k,
-                  row_invariant, threads);
+PM_EXPORT void pm_linear(const float* x, long x_stride, const PmMatrix* matrix, float* out,
+                         long out_stride, long rows, int row_invariant, int threads) {
+  kernels->linear(x, x_stride, matrix, out, out_stride, rows, row_invariant, threads);
 }
 
 PM_EXPORT void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out,

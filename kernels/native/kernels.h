@@ -25,6 +25,9 @@ extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+#if defined(PM_HAS_BF16)
+extern const Kernels kAvx512Bf16Kernels;
+#endif
 #if defined(PM_HAS_AMX)
 extern const Kernels kAmxKernels;
 #endif

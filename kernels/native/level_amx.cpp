@@ -1,3 +1,3 @@
-#define PM_LEVEL 3
+#define PM_LEVEL 4
 #define PM_TABLE kAmxKernels
 #include "level.h"

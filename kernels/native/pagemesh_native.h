@@ -9,7 +9,7 @@
 extern "C" {
 
 // --- Which code runs ---------------------------------------------------------------------------
-enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2, PM_AMX = 3 };
+enum PmLevel { PM_PORTABLE = 0, PM_AVX2 = 1, PM_AVX512 = 2, PM_AVX512_BF16 = 3, PM_AMX = 4 };
 
 int pm_abi_version(void);
 int pm_best_level(void);      // what this CPU can run
@@ -83,9 +83,6 @@ enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1, PM_WEIGHT_BFLOAT1
 // Of elements of `item_bytes`, 2 or 4; `row_stride` in elements.
 void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, long k,
                     long item_bytes);
-void pm_linear(const float* x, long x_stride, const void* panels, long weight_type,
-               const float* bias, float* out, long out_stride, long rows, long n, long k,
-               int row_invariant, int threads);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
 void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,
@@ -149,14 +146,18 @@ long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, flo
 long pm_page_copy(uint8_t* base, long page_bytes, long page_count, const uint32_t* sources,
                   const uint32_t* targets, long count, int threads);
 
-// --- A whole forward pass (contract: pagemesh/kernels/decoder_step) ---------------------------
 struct PmMatrix {
   const void* panels;
   const float* bias;  // or null
   long n, k;
   long weight_type;  // PmWeightType
+  long rounds_rows;  // to bfloat16; of bfloat16 and int8 alone
 };
 
+void pm_linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, long out_stride,
+               long rows, int row_invariant, int threads);
+
+// --- A whole forward pass (contract: pagemesh/kernels/decoder_step) ---------------------------
 struct PmLayer {
   const float* attention_norm;
   const float* query_norm;  // or null, like key_norm

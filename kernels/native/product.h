@@ -1,47 +1,75 @@
 // Which code computes a product: vectors (linear.h, gated.h) or, on a machine that has them and
 // where there are enough rows, matrix tiles (tile_linear.h). Each of them gives a row the same
-// bits in any company, but not the other's: what is to be row-invariant is all done on one.
+// bits in any company, but not the other's: what is to be row-invariant is all done on one. Rows
+// that are rounded, paired or split are put into memory first, in the form that this code reads.
 #pragma once
 
 #include "gated.h"
-#if PM_LEVEL == 3
+#include "memory.h"
+#if PM_LEVEL == 4
 #include "tile_linear.h"
 #endif
 
 namespace {
 
-#if PM_LEVEL == 3
+#if PM_LEVEL == 4
 
 // Up to so many rows the vectors keep up with memory, and need no splitting.
 constexpr long kVectorRows = 4;
 
 inline bool on_tiles(long rows, bool row_invariant) { return row_invariant || rows > kVectorRows; }
 
-// Floats of memory in which the rows of a product are split.
-inline long split_floats(long rows, long k) {
-  const long tiles = pieces(rows, kTileHeight) * pieces(k, kTileDepth);
-  return tiles * kRowParts * kTileWords * static_cast<long>(sizeof(Word)) /
-         static_cast<long>(sizeof(float));
-}
-
-inline SplitRows split_rows(const LinearCall& call, float* memory) {
-  return {reinterpret_cast<Word*>(memory), call.rows, call.k};
-}
-
-inline void split_row(const LinearCall& call, long row, float* memory) {
-  split_rows(call, memory).split(call.x + row * call.x_stride, row, call.k);
-}
-
 #else
 
 inline bool on_tiles(long, bool) { return false; }
-inline long split_floats(long, long) { return 0; }
-inline void split_row(const LinearCall&, long, float*) {}
 
 #endif
 
+RowForm form_of(long rows, bool rounds, bool row_invariant) {
+  if (on_tiles(rows, row_invariant)) return RowForm::kSplit;
+  if (!rounds) return RowForm::kPlain;
+  return PM_LEVEL >= 3 ? RowForm::kPaired : RowForm::kRounded;
+}
+
+// Lanes that a row of `k` values takes as pairs or, where there are none, rounded.
+inline long rounded_lanes(long k) { return PM_LEVEL >= 3 ? pieces(k, 2) : k; }
+
+// Floats of memory that rows take in whichever form.
+inline long formed_floats(long rows, long k, bool rounds) {
+#if PM_LEVEL == 4
+  const long tiles = pieces(rows, kTileHeight) * pieces(k, kTileDepth);
+  return tiles * row_parts(rounds) * kTileWords * static_cast<long>(sizeof(Word)) /
+         static_cast<long>(sizeof(float));
+#else
+  return rounds ? rows * rounded_lanes(k) : 0;
+#endif
+}
+
+#if PM_LEVEL == 4
+inline SplitRows split_rows(const LinearCall& call, float* memory) {
+  return {reinterpret_cast<Word*>(memory), call.rows, call.k, call.weights.rounds_rows};
+}
+#endif
+
+// Puts a row of `call` into `memory`, in the form of `call`.
+inline void form_row(const LinearCall& call, long row, float* memory) {
+  const float* x = call.x + row * call.x_stride;
+  float* to = memory + row * rounded_lanes(call.k);
+  switch (call.form) {
+    case RowForm::kPlain: break;
+    case RowForm::kRounded: return round_row(x, to, call.k);
+#if PM_LEVEL >= 3
+    case RowForm::kPaired: return pair_row(x, to, call.k);
+#endif
+#if PM_LEVEL == 4
+    case RowForm::kSplit: return split_rows(call, memory).split(x, row, call.k);
+#endif
+    default: break;
+  }
+}
+
 LinearPlan plan_product(long rows, const PmMatrix& matrix, bool row_invariant, int threads) {
-#if PM_LEVEL == 3
+#if PM_LEVEL == 4
   if (on_tiles(rows, row_invariant)) return plan_tile_linear(rows, matrix.n, threads);
 #endif
   (void)row_invariant;
@@ -51,49 +79,53 @@ LinearPlan plan_product(long rows, const PmMatrix& matrix, bool row_invariant, i
 // Of both halves of a weight whose first half is a gate; see can_gate.
 LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invariant, int threads) {
   if (!can_gate(matrix.n)) return plan_product(rows, matrix, row_invariant, threads);
-#if PM_LEVEL == 3
+#if PM_LEVEL == 4
   if (on_tiles(rows, row_invariant)) return plan_tile_gated(rows, matrix.n, threads);
 #endif
   return plan_gated(rows, matrix.n, weights_of(matrix).narrow(), threads);
 }
 
-// One thread's share of a product, gated when its sums are held; what is done on tiles was split
-// into `memory` by split_row.
-void product_share(const LinearCall& call, const LinearPlan& plan, bool tiled, float* memory,
-                   pm::Counter& work, int thread, int team, float* carry, Next after) {
-#if PM_LEVEL == 3
-  if (tiled) {
+// One thread's share of a product, gated when its sums are held; `memory` has what form_row put
+// there.
+void product_share(LinearCall call, const LinearPlan& plan, float* memory, pm::Counter& work,
+                   int thread, int team, float* carry, Next after) {
+#if PM_LEVEL == 4
+  if (call.form == RowForm::kSplit) {
     return tile_share(call, split_rows(call, memory), plan, work, thread, team, carry, after);
   }
 #endif
-  (void)tiled, (void)memory;
+  if (call.form != RowForm::kPlain) {
+    call.x = memory;
+    call.x_stride = rounded_lanes(call.k);
+  }
   (call.hold ? gated_share : linear_share)(call, plan, work, thread, team, carry, after);
 }
 
-void linear(const float* x, long x_stride, const void* panels, long weight_type,
-            const float* bias, float* out, long out_stride, long rows, long n, long k,
-            int row_invariant, int threads) {
+void linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, long out_stride,
+            long rows, int row_invariant, int threads) {
   if (rows == 0) return;
-  const PmMatrix matrix{panels, bias, n, k, weight_type};
-  const LinearCall call{x, x_stride, weights_of(matrix), bias, out, out_stride, rows, n, k,
-                        false, false};
+  const long n = matrix->n, k = matrix->k;
+  const RowForm form = form_of(rows, matrix->rounds_rows, row_invariant);
+  const LinearCall call{x, x_stride, weights_of(*matrix), matrix->bias, out, out_stride, rows, n,
+                        k, false, false, form};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;
-  const LinearPlan plan = plan_product(rows, matrix, row_invariant, threads);
-  const bool tiled = on_tiles(rows, row_invariant);
+  const LinearPlan plan = plan_product(rows, *matrix, row_invariant, threads);
+  const bool formed = form != RowForm::kPlain;
   float* memory = nullptr;
-  if (tiled) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(split_floats(rows, k));
-    memory = static_cast<float*>(aligned_alloc(kLineBytes, bytes));
+  if (formed) {
+    const size_t bytes =
+        sizeof(float) * static_cast<size_t>(formed_floats(rows, k, matrix->rounds_rows));
+    memory = static_cast<float*>(pm::take_memory(bytes, kLineBytes));
   }
-  pm::Counter work, splits;
+  pm::Counter work, forms;
   pm::parallel(threads, [&] {
     long begin, end;
-    while (tiled && splits.take(rows, 8, &begin, &end)) {
-      for (; begin < end; ++begin) split_row(call, begin, memory);
+    while (formed && forms.take(rows, 8, &begin, &end)) {
+      for (; begin < end; ++begin) form_row(call, begin, memory);
     }
-    if (tiled) pm::barrier();
+    if (formed) pm::barrier();
     alignas(kLineBytes) float carry[kCarryFloats];
-    product_share(call, plan, tiled, memory, work, pm::thread_index(), pm::thread_count(), carry,
+    product_share(call, plan, memory, work, pm::thread_index(), pm::thread_count(), carry,
                   kNothingNext);
   });
   free(memory);

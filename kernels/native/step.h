@@ -38,8 +38,8 @@ struct StepCall {
 struct Hand {
   int thread, threads;
   bool row_invariant;
-  float* split;
-  float* own_split;
+  float* formed;
+  float* own_formed;
   float* carry;
   float* own;
   Scratch& scratch;
@@ -92,19 +92,23 @@ Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
   return first_unit(matrix, plan_product(rows, matrix, hand.row_invariant, hand.threads), hand);
 }
 
+RowForm form_of(long rows, const PmMatrix& matrix, const Hand& hand) {
+  return form_of(rows, matrix.rounds_rows, hand.row_invariant);
+}
+
 void run_product(Hand& hand, pm::Counter& work, const LinearCall& call, const LinearPlan& plan,
                  Next after) {
-  const bool tiled = on_tiles(call.rows, hand.row_invariant);
+  const bool rounds = call.weights.rounds_rows, formed = call.form != RowForm::kPlain;
   const bool alone = call.rows * call.k <= kOwnFloats &&
-                     split_floats(call.rows, call.k) <= split_floats(1, kOwnFloats);
-  float* split = alone ? hand.own_split : hand.split;
-  if (tiled && alone) {
-    for (long row = 0; row < call.rows; ++row) split_row(call, row, split);
-  } else if (tiled) {
-    share(hand, call.rows, [&](long row) { split_row(call, row, split); });
+                     formed_floats(call.rows, call.k, rounds) <= own_formed_floats(rounds);
+  float* rows = alone ? hand.own_formed : hand.formed;
+  if (formed && alone) {
+    for (long row = 0; row < call.rows; ++row) form_row(call, row, rows);
+  } else if (formed) {
+    share(hand, call.rows, [&](long row) { form_row(call, row, rows); });
     end_phase(hand, PM_ROWS);
   }
-  product_share(call, plan, tiled, split, work, hand.thread, hand.threads, hand.carry, after);
+  product_share(call, plan, rows, work, hand.thread, hand.threads, hand.carry, after);
   end_phase(hand, PM_PRODUCTS);
 }
 
@@ -112,7 +116,7 @@ void run_product(Hand& hand, pm::Counter& work, const LinearCall& call, const Li
 void product_step(Hand& hand, pm::Counter& work, const float* x, const PmMatrix& matrix,
                   float* out, long rows, bool add, Next after) {
   const LinearCall call{x, matrix.k, weights_of(matrix), matrix.bias, out, matrix.n,
-                        rows, matrix.n, matrix.k, add, false};
+                        rows, matrix.n, matrix.k, add, false, form_of(rows, matrix, hand)};
   run_product(hand, work, call, plan_product(rows, matrix, hand.row_invariant, hand.threads),
               after);
 }
@@ -201,7 +205,8 @@ void gated_step(const StepCall& step, Hand& hand, pm::Counter& work, const float
     return gate_step(step, hand, rows);
   }
   const LinearCall call{normed, matrix.k, weights_of(matrix), matrix.bias, step.memory.gated,
-                        matrix.n / 2, rows, matrix.n, matrix.k, false, true};
+                        matrix.n / 2, rows, matrix.n, matrix.k, false, true,
+                        form_of(rows, matrix, hand)};
   run_product(hand, work, call,
               plan_gated_product(rows, matrix, hand.row_invariant, hand.threads), after);
 }
@@ -350,8 +355,8 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
   pm::parallel(threads, [&] {
     ThreadScratch scratch(attention, plan.unit_queries);  // the last layer's are no larger
     const int thread = pm::thread_index();
-    Hand hand{thread, pm::thread_count(), model->row_invariant != 0, memory.split,
-              memory.own_split + thread * memory.own_split_floats,
+    Hand hand{thread, pm::thread_count(), model->row_invariant != 0, memory.formed,
+              memory.own_formed + thread * memory.own_formed_floats,
               memory.carry + thread * kCarryFloats,
               memory.own + thread * kOwnFloats, scratch.scratch,
               thread == 0 ? phase_us : nullptr, pm::now_us()};

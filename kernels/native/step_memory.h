@@ -5,7 +5,9 @@
 
 namespace {
 
-constexpr long kOwnFloats = 4096;  // of rows that every thread normalises, or splits, for itself
+constexpr long kOwnFloats = 4096;  // of rows that every thread normalises, or forms, for itself
+
+inline long own_formed_floats(bool rounds) { return formed_floats(1, kOwnFloats, rounds); }
 
 // Buffers of a step; rows as the batch has them unless said otherwise.
 struct StepMemory {
@@ -17,11 +19,11 @@ struct StepMemory {
   float* gated;    // [rows][mlp]
   float* last_x;   // [wanted][hidden], when the last layer goes on with those alone
   float* last_q;   // [wanted][query]
-  float* split;    // of the widest product's rows, where they are split
+  float* formed;   // the widest product's rows, where they are put into a form (product.h)
   float* own;      // [threads][kOwnFloats]
-  float* own_split;  // [threads][own_split_floats]: those of a product of few
+  float* own_formed;  // [threads][own_formed_floats]: those of a product of few
   float* carry;    // [threads][kCarryFloats]
-  long own_split_floats;
+  long own_formed_floats;
   long floats;
 
   StepMemory(const PmDecoder& model, long rows, int threads, float* base) : floats(0) {
@@ -40,10 +42,11 @@ struct StepMemory {
     last_x = place(rows * model.hidden);
     last_q = place(rows * query);
     const long widest = model.mlp > query ? model.mlp : query;
-    split = place(split_floats(rows, widest > model.hidden ? widest : model.hidden));
+    const bool rounds = rounds_rows(model);
+    formed = place(formed_floats(rows, widest > model.hidden ? widest : model.hidden, rounds));
     own = place(threads * kOwnFloats);
-    own_split_floats = split_floats(1, kOwnFloats);
-    own_split = place(threads * own_split_floats);
+    own_formed_floats = ::own_formed_floats(rounds);
+    own_formed = place(threads * own_formed_floats);
     carry = place(threads * kCarryFloats);
   }
 };

@@ -122,7 +122,7 @@ void finish_sums(const LinearCall& call, long row, long height, long panel, cons
 }
 
 // A unit: pairs of panels for some tiles of rows.
-template <typename T>
+template <typename T, int ROW_PARTS>
 class TileUnit {
  public:
   TileUnit(const LinearCall& call, const SplitRows& rows, const LinearPlan& plan, long unit,
@@ -192,7 +192,8 @@ class TileUnit {
 
   void multiply(const Turn& turn, const Word* split, Splitter<T>& splitting) {
     float* carry = carry_ + (in_registers() ? 0 : turn.pair) * 2 * panel_floats();
-    const long calls = pieces(last_ - first_, 2) * (end(turn) - turn.begin) * kBetween<T::kParts>;
+    const long calls = pieces(last_ - first_, 2) * (end(turn) - turn.begin) *
+                       kBetween<ROW_PARTS, T::kParts>;
     const long lines = pieces(splitting.left(), calls);
     for (long tile = first_; tile < last_; tile += 2) {
       float* sums = carry + (tile - first_) * kSumFloats;
@@ -214,8 +215,8 @@ class TileUnit {
       load_sums<R>(sums, panel_floats());
     }
     for (long depth = turn.begin; depth < end(turn); ++depth) {
-      add_tile<R, T::kParts>(rows_.at(tile, depth), rows_.apart(), split,
-                             [&] { splitting.advance(lines); });
+      add_tile<R, ROW_PARTS, T::kParts>(rows_.at(tile, depth), rows_.apart(), split,
+                                        [&] { splitting.advance(lines); });
       split += 2 * T::kParts * kTileWords;
     }
     if (!in_registers() || end(turn) == rows_.deep) store_sums<R>(sums, panel_floats());
@@ -241,8 +242,14 @@ void tile_share(const LinearCall& call, const SplitRows& rows, const LinearPlan&
                 pm::Counter& work, int thread, int team, float* carry, Next after) {
   const Tiles tiles(rows.height);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
+    if (rows.rounds) {
+      BfloatPairs::with_type(call.weights.type, [&](auto type) {
+        TileUnit<SplitWeights<decltype(type)>, 1>(call, rows, plan, unit, carry, ahead).run();
+      });
+      return;
+    }
     with_weight_type(call.weights.type, [&](auto type) {
-      TileUnit<SplitWeights<decltype(type)>>(call, rows, plan, unit, carry, ahead).run();
+      TileUnit<SplitWeights<decltype(type)>, 3>(call, rows, plan, unit, carry, ahead).run();
     });
   });
 }

@@ -19,7 +19,8 @@ using Word = uint16_t;  // a bfloat16
 constexpr long kTileHeight = 16, kTileDepth = 32, kTileWords = kTileHeight * kTileDepth;
 constexpr long kTilePairs = kTileDepth / 2;  // value i of K lies beside value i + 16
 constexpr long kSumFloats = kTileHeight * kLanes;
-constexpr int kRowParts = 3;
+// Of rows; those that are rounded to bfloat16 are one.
+constexpr long row_parts(bool rounds) { return rounds ? 1 : 3; }
 
 inline __m512i bits_of(__m512 value) { return _mm512_castps_si512(value); }
 inline __m512 upper_of(__m512i bits) {
@@ -45,6 +46,15 @@ inline void split_pair(V low, V high, Word* to) {
   a = _mm512_sub_ps(a, upper_of(bits_of(a)));
   b = _mm512_sub_ps(b, upper_of(bits_of(b)));
   store_uppers(to + 2 * kTileWords, bits_of(a), bits_of(b));
+}
+
+// The same of values that are rounded to one part, to the nearest, ties to even.
+inline void round_pair(V low, V high, Word* to) {
+  const __m512i words = (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
+  const __m512i alternating = _mm512_set_epi16(
+      31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+      3, 18, 2, 17, 1, 16, 0);
+  _mm512_store_si512(to, _mm512_permutexvar_epi16(alternating, words));
 }
 
 // Codes that are bfloat16s, or have no more bits than these.
@@ -76,14 +86,14 @@ struct SplitRows {
   long deep;    // tiles of K
   long tiles;   // of rows
   long height;  // rows of a tile
+  bool rounds;  // to bfloat16
 
-  SplitRows(Word* memory, long rows, long k)
+  SplitRows(Word* memory, long rows, long k, bool rounded)
       : words(memory), deep(pieces(k, kTileDepth)), tiles(pieces(rows, kTileHeight)),
-        height(pieces(rows, tiles)) {}
-  long apart() const { return deep * kRowParts * kTileWords; }  // from tile to tile of rows
-  Word* at(long tile, long depth) const {
-    return words + tile * apart() + depth * kRowParts * kTileWords;
-  }
+        height(pieces(rows, tiles)), rounds(rounded) {}
+  long tile_words() const { return row_parts(rounds) * kTileWords; }
+  long apart() const { return deep * tile_words(); }  // from tile to tile of rows
+  Word* at(long tile, long depth) const { return words + tile * apart() + depth * tile_words(); }
   void split(const float* x, long row, long k) const {
     Word* to = at(row / height, 0) + row % height * kTileDepth;
     auto some = [&](long i) {
@@ -91,8 +101,12 @@ struct SplitRows {
       if (left >= kLanes) return load(x + i);
       return left > 0 ? load_some(x + i, static_cast<int>(left)) : zero();
     };
-    for (long i = 0; i < k; i += kTileDepth, to += kRowParts * kTileWords) {
-      split_pair(some(i), some(i + kTilePairs), to);
+    for (long i = 0; i < k; i += kTileDepth, to += tile_words()) {
+      if (rounds) {
+        round_pair(some(i), some(i + kTilePairs), to);
+      } else {
+        split_pair(some(i), some(i + kTilePairs), to);
+      }
     }
   }
 };
@@ -164,13 +178,13 @@ inline void store_sums(float* at, long apart) {
   if constexpr (R > 1) _tile_stored(3, at + apart + kSumFloats, kLineBytes);
 }
 
-// Adds 32 values of K to the sums: of R tiles of rows, `rows_apart` apart, and two panels of PARTS
-// parts each. Does `between()` kBetween<PARTS> times, since products take longer to come than to
-// be asked for.
-template <int PARTS>
-constexpr long kBetween = PARTS == 1 ? 3 : 6;
+// Adds 32 values of K to the sums: of R tiles of rows of ROW_PARTS each, `rows_apart` apart, and two
+// panels of PARTS parts each. Does `between()` kBetween times, since products take longer to come
+// than to be asked for.
+template <int ROW_PARTS, int PARTS>
+constexpr long kBetween = PARTS == 1 ? ROW_PARTS : 6;
 
-template <int R, int PARTS, typename Between>
+template <int R, int ROW_PARTS, int PARTS, typename Between>
 inline void add_tile(const Word* rows, long rows_apart, const Word* panels, Between between) {
   constexpr long kApart = PARTS * kTileWords;
   auto multiply = [&] {
@@ -178,10 +192,12 @@ inline void add_tile(const Word* rows, long rows_apart, const Word* panels, Betw
     between();
   };
   load_panels(panels, kApart);
-  load_rows<R>(rows + 2 * kTileWords, rows_apart);
-  multiply();
-  load_rows<R>(rows + kTileWords, rows_apart);
-  multiply();
+  if constexpr (ROW_PARTS > 1) {
+    load_rows<R>(rows + 2 * kTileWords, rows_apart);
+    multiply();
+    load_rows<R>(rows + kTileWords, rows_apart);
+    multiply();
+  }
   if constexpr (PARTS == 1) {
     load_rows<R>(rows, rows_apart);
     multiply();

@@ -1,7 +1,7 @@
 """A worker's step against the machine: the fraction of its floor that it reaches, and the rest.
 
-    python -m ops.bench.bench_step [--models S M L] [--weights float32 bfloat16] [--threads 2]
-        [--turns 15] [--out PATH]
+    python -m ops.bench.bench_step [--models S M L] [--weights float32 bfloat16] [--round-rows]
+        [--threads 2] [--turns 15] [--out PATH]
 
 Random weights in the shapes of ``random_models``. One step of the production executor, sampling
 included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, and a prompt of 512
@@ -11,7 +11,8 @@ the nearest cache, all in the same run, in turns with the steps. Weights of each
 floor of their own bytes. For ``of_floor`` the best turn counts on both sides;
 ``of_floor_median`` is the median over the turns, each by its own floor.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
-are matrix tiles a prompt may take less than its floor, which is that of vectors.
+are matrix tiles, or rows are rounded (``--round-rows``: as with ``--dtype bfloat16`` and ``int8``), a
+prompt may take less than its floor, which is that of vectors of float32.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
 on one core.
 """
@@ -104,9 +105,11 @@ class TimedDecoder(Decoder):
 class Bench:
     """One model over a pool file whose pages hold random K and V, all of it granted."""
 
-    def __init__(self, name: str, weight_type: WeightType, folder: Path) -> None:
+    def __init__(
+        self, name: str, weight_type: WeightType, folder: Path, *, rounds_rows: bool
+    ) -> None:
         self.config = random_config(name)
-        self.weights = random_weights(self.config, weight_type)
+        self.weights = random_weights(self.config, weight_type, rounds_rows=rounds_rows)
         layout = PageLayout(
             self.config.layer_count, self.config.kv_head_count, self.config.head_dim, PAGE_SIZE
         )
@@ -235,7 +238,7 @@ def report(
 
 
 def bench_model(
-    name: str, weight_type: WeightType, threads: int, turns: int
+    name: str, weight_type: WeightType, threads: int, turns: int, *, rounds_rows: bool
 ) -> list[dict[str, Any]]:
     lines = []
     on = {
@@ -243,15 +246,20 @@ def bench_model(
         "pinned": os.environ.get("GOMP_CPU_AFFINITY", ""),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        bench = Bench(name, weight_type, Path(folder))
+        bench = Bench(name, weight_type, Path(folder), rounds_rows=rounds_rows)
         for case in CASES:
             count = turns if case.tokens == 1 else max(3, turns // 4)
             found = measure(bench, case, threads, count)
-            lines.append({"model": name, "weights": weight_type, **found, "on": on})
+            rows = "bfloat16" if rounds_rows else "float32"
+            lines.append({"model": name, "weights": weight_type, "rows": rows, **found, "on": on})
             print(row_text(lines[-1]), flush=True)
         bench.executor.close()
         bench.file.remove()
     return lines
+
+
+def rows_of(line: dict[str, Any]) -> str:
+    return str(line.get("rows", "float32"))
 
 
 def row_text(line: dict[str, Any]) -> str:
@@ -260,7 +268,7 @@ def row_text(line: dict[str, Any]) -> str:
     aim = AIMS_OF_FLOOR.get(line["case"])
     stands = f" ({of_aim(line['of_floor'], aim, at_least=True)})" if aim else ""
     return (
-        f"{line['model']} {line['weights']:<7} {line['case']:<12} {line['step_ms']:>8} ms  "
+        f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} {line['step_ms']:>8} ms  "
         f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}{stands} "
         f"(median {line['of_floor_median']:.2f})  "
         f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"
@@ -271,16 +279,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["S", "M", "L"], choices=["S", "M", "L"])
     parser.add_argument("--weights", nargs="+", default=WEIGHT_TYPES, choices=WEIGHT_TYPES)
+    parser.add_argument("--round-rows", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("ops/bench/results/step.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     kept = json.loads(options.out.read_text())["results"] if options.out.exists() else []
-    asked = [(name, weights) for name in options.models for weights in options.weights]
-    lines = [line for line in kept if (line["model"], line["weights"]) not in asked]
-    for name, weights in asked:
-        lines += bench_model(name, weights, options.threads, options.turns)
+    rounded = options.round_rows
+    rows = "bfloat16" if rounded else "float32"
+    asked = [(name, weights, rows) for name in options.models for weights in options.weights]
+    lines = [line for line in kept if (line["model"], line["weights"], rows_of(line)) not in asked]
+    for name, weights, _ in asked:
+        lines += bench_model(name, weights, options.threads, options.turns, rounds_rows=rounded)
     report = {"benchmark": "step", "context_tokens": CONTEXT_TOKENS, "results": lines}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")

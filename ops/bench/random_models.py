@@ -64,7 +64,9 @@ def random_config(name: str) -> DecoderConfig:
     )
 
 
-def random_weights(config: DecoderConfig, weight_type: WeightType = "float32") -> DecoderWeights:
+def random_weights(
+    config: DecoderConfig, weight_type: WeightType = "float32", *, rounds_rows: bool = False
+) -> DecoderWeights:
     """Weights of ``config``, packed as ``weight_type``; norms are one."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
@@ -77,4 +79,4 @@ def random_weights(config: DecoderConfig, weight_type: WeightType = "float32") -
         if recipe.matrix:
             tensor = pack_linear(tensor, weight_type=weight_type).panels
         tensors[recipe.name] = tensor
-    return assemble(config, tensors)
+    return assemble(config, tensors, "bfloat16" if rounds_rows else "float32")

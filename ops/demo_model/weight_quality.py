@@ -1,4 +1,4 @@
-"""What int8 weights cost the demo model: perplexity, recall and logits, by our engine.
+"""What rounded weights and rows cost the demo model: perplexity, recall and logits, by our engine.
 
     python -m ops.demo_model.weight_quality [--documents 60] [--probes 60]
         [--json weight_figures.json]
@@ -19,8 +19,8 @@ from ops.demo_model.train import WEIGHTS
 from pagemesh.engine.loading import load_model
 from pagemesh.kernels.weight_types import AskedType
 
-KINDS: tuple[AskedType, ...] = ("float32", "int8")
-"""``bfloat16`` is what the checkpoint has, and so what ``float32`` keeps."""
+KINDS: tuple[AskedType, ...] = ("float32", "bfloat16", "int8")
+"""The checkpoint is in bfloat16, so that of the second only what is multiplied with it is rounded."""
 
 
 def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[AskedType, Quality]:

@@ -58,7 +58,7 @@ except ConfigError as error:
 
 def test_an_unknown_level_is_named() -> None:
     assert run(CONFIG_ERROR, PAGEMESH_CPU_LEVEL="sse9") == (
-        "PAGEMESH_CPU_LEVEL=sse9 is not one of portable, avx2, avx512, amx"
+        "PAGEMESH_CPU_LEVEL=sse9 is not one of portable, avx2, avx512, avx512_bf16, amx"
     )
 
 

@@ -5,7 +5,9 @@ they stand for, to the bit.
 ``int8``: codes and one float32 scale for each output, weight = code * scale, where scale = the
 largest magnitude / 127.
 
-Products compute in float32, whatever they read.
+Products compute in float32, whatever they read. Those of a model whose weights were asked to be
+rounded round what they multiply these with as well, to bfloat16: machines have instructions for
+that.
 """
 
 from __future__ import annotations
@@ -19,3 +21,8 @@ AskedType = Literal["float32", "int8", "bfloat16"]
 """What a model can be asked to be kept as. ``float32``: its values as they are, in as few bytes as
 that takes."""
 ASKED_TYPES: tuple[AskedType, ...] = get_args(AskedType)
+
+
+def rounds_rows(asked: AskedType) -> bool:
+    """Whether products of a model that is kept so round their rows to bfloat16."""
+    return asked != "float32"

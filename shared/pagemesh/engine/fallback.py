@@ -142,6 +142,7 @@ class PackedModule(torch.nn.Module):
     """In the place of a ``torch.nn.Linear``: the same product, by our kernel."""
 
     def __init__(self, packed: PackedLinear) -> None:
+        """``packed`` may be put in the place of another of its shape later."""
         super().__init__()
         self.packed = packed
         self.in_features, self.out_features = packed.k, packed.n

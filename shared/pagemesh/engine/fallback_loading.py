@@ -51,7 +51,7 @@ from pagemesh.engine.prepared import (
 )
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
-from pagemesh.kernels.weight_types import AskedType
+from pagemesh.kernels.weight_types import AskedType, rounds_rows
 from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1
@@ -84,8 +84,9 @@ def load_fallback(
     weight_type: AskedType = "float32",
 ) -> tuple[ServedModel, FallbackDecoder]:
     """The model in ``folder``, computing in float32, its weights mapped as ``loading.load_model``
-    has them; proven with float32 K and V, then run with ``kv_dtype``. ``weight_type`` is that of
-    the matrices whose modules ``PackedModule`` stands in for.
+    has them; proven with float32 K and V and products whose rows are not rounded, then run with
+    ``kv_dtype`` and as ``weight_type`` asks, which is that of the matrices whose modules
+    ``PackedModule`` stands in for.
 
     Raises ``ConfigError``, one sentence, for a folder that is broken and for a model that does
     not compute over pages what it computes without.
@@ -104,6 +105,8 @@ def load_fallback(
         with torch.inference_mode():
             layout = _layout(source, decoder.survey(), page_size)
             _prove(model, decoder, layout, source.vocab_size)
+        if rounds_rows(weight_type):
+            _round_rows(model)
         config = _sizes(source, layout)
     except ConfigError:
         raise
@@ -189,6 +192,12 @@ def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
             bias = no_bias if module.bias is None else module.bias.detach()
             packed = PackedLinear(module.out_features, module.in_features, panels, bias)
             model.set_submodule(own, PackedModule(packed))
+
+
+def _round_rows(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, PackedModule):
+            module.packed = replace(module.packed, rounds_rows=True)
 
 
 def _write_modules(

@@ -131,7 +131,7 @@ def load_model(
         folder, layout, weights=weights, positions=config.rope.canonical(),
         arithmetic=exact_arithmetic() if deterministic else "",
     )  # fmt: skip
-    return LoadedModel(name, config, layout, root, assemble(config, tensors))
+    return LoadedModel(name, config, layout, root, assemble(config, tensors, weight_type))
 
 
 def exact_arithmetic() -> str:

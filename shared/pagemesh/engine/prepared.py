@@ -38,7 +38,7 @@ from pagemesh.engine.weights import Recipe
 from pagemesh.kernels.linear.packed import exact_type
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
-from pagemesh.kernels.weight_types import AskedType, WeightType
+from pagemesh.kernels.weight_types import AskedType, WeightType, rounds_rows
 from pagemesh.wire.errors import ConfigError
 
 _FORMATS: dict[AskedType, str] = {
@@ -94,7 +94,8 @@ def kept_digest(digest: bytes, weight_type: AskedType) -> bytes:
     if weight_type == "float32":
         return digest
     how = "symmetric, a scale an output, 1" if weight_type == "int8" else "to the nearest"
-    return hashlib.sha256(digest + f"{weight_type} {how}".encode()).digest()
+    rows = "bfloat16 rows" if rounds_rows(weight_type) else "float32 rows"
+    return hashlib.sha256(digest + f"{weight_type} {how}, {rows}".encode()).digest()
 
 
 def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightType:

@@ -13,7 +13,7 @@ import torch
 
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.kernels.ops import LayerWeights, PackedLinear, packed_shape
-from pagemesh.kernels.weight_types import WeightType
+from pagemesh.kernels.weight_types import AskedType, WeightType, rounds_rows
 
 Tensor = torch.Tensor
 HEAD = "lm_head.weight"
@@ -118,14 +118,17 @@ def _layer_recipes(config: DecoderConfig, index: int) -> Iterator[Recipe]:
     yield from linear("down", part, mlp, config.mlp_bias, config.residual_factor)
 
 
-def assemble(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
-    """The decoder whose tensors are ``tensors``, named and shaped as ``recipes`` say."""
-    no_bias = torch.empty(0)
+def assemble(
+    config: DecoderConfig, tensors: Mapping[str, Tensor], weight_type: AskedType = "float32"
+) -> DecoderWeights:
+    """The decoder whose tensors are ``tensors``, named and shaped as ``recipes`` say, matrices as
+    ``weight_type`` asks for."""
+    no_bias, rounds = torch.empty(0), rounds_rows(weight_type)
     hidden, mlp = config.hidden_size, config.mlp_size
 
     def linear(name: str, outputs: int, inputs: int) -> PackedLinear:
         bias = tensors.get(f"{name}.bias", no_bias)
-        return PackedLinear(outputs, inputs, tensors[f"{name}.weight"], bias)
+        return PackedLinear(outputs, inputs, tensors[f"{name}.weight"], bias, rounds)
 
     def layer(index: int) -> LayerWeights:
         prefix = f"layers.{index}."

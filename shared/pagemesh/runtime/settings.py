@@ -230,7 +230,7 @@ class WorkerConfig:
     kernels: Literal["", "native", "reference"] = setting(
         "", "KERNELS", "who computes on a CPU; empty: the native library"
     )
-    cpu_level: Literal["", "amx", "avx512", "avx2", "portable"] = setting(
+    cpu_level: Literal["", "amx", "avx512_bf16", "avx512", "avx2", "portable"] = setting(
         "", "CPU_LEVEL", "instruction set of the native kernels; empty: the best there is"
     )
     sequence_count_max: int = setting(

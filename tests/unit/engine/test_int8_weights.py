@@ -14,7 +14,8 @@ from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, log
 from tests.unit.engine.models import SHAPE, VOCAB, save_twin, twins
 from transformers import LlamaConfig
 
-from pagemesh.engine.fallback import linears
+from pagemesh.engine import fallback_loading
+from pagemesh.engine.fallback import PackedModule, linears
 from pagemesh.engine.fallback_loading import load_fallback
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.linear.packed import unpack_linear
@@ -23,6 +24,7 @@ from pagemesh.kernels.ops import KvPool, pack_linear, ragged_batch
 from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 
 PROBES = 9
+TOKENS = 60
 LOGIT_ERROR_MAX = 0.08
 PERPLEXITY_RATIO_MAX = 1.003
 
@@ -38,13 +40,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("int8")
 
 
+@pytest.mark.parametrize("weight_type", ["int8", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama-tied-biased", "qwen3-head-norm", "phi3-fused"])
 def test_a_whole_step_has_the_bits_of_its_operations_and_of_each_row_alone(
-    name: str, level: CpuLevel, folders: Path
+    name: str, weight_type: AskedType, level: CpuLevel, folders: Path
 ) -> None:
     if not (folders / name).exists():
         save_twin(folders / name, twins()[name])
-    decoder, pool = load_decoder(folders / name, weight_type="int8")
+    decoder, pool = load_decoder(folders / name, weight_type=weight_type)
     pages = Pages(pool)
     tokens = [some_tokens(count, vocab=VOCAB, seed=count) for count in (70, 3, 1)]
     tables = [pages.table(len(own)) for own in tokens]
@@ -118,23 +121,47 @@ def test_quantised_weights_are_another_root_and_the_same_one_every_time(tmp_path
 
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "GPTNeoXForCausalLM"])
 def test_the_fallback_gives_what_its_modules_give_over_what_the_codes_mean(
-    tmp_path: Path, architecture: str
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = save_fallback_twin(tmp_path / "model", architecture)
     for _, module in linears(twin):
         meant = unpack_linear(pack_linear(module.weight, weight_type="int8"))
         module.weight = torch.nn.Parameter(meant)  # its own, also where it was tied
-    model, decoder = load_fallback(
-        tmp_path / "model", name="m", page_size=16, cache=tmp_path / "cache", weight_type="int8"
-    )
-    pool = KvPool.allocate(model.layout, 4)
-    batch = ragged_batch([np.arange(4, dtype=np.uint32)], [0], [60], 16)
-    tokens = torch.from_numpy(some_tokens(60, vocab=VOCAB).astype(np.int64))
+    # Rounded rows would make a difference of a last bit one of a thousandth.
+    monkeypatch.setattr(fallback_loading, "_round_rows", lambda model: None)
+    found = fallback_logits(tmp_path)
+    tokens = torch.from_numpy(some_tokens(TOKENS, vocab=VOCAB).astype(np.int64))
     with torch.inference_mode():
         expected = twin(input_ids=tokens[None], use_cache=False).logits[0]
-        _, found = decoder.step(tokens, batch, torch.arange(60), pool, logits=True)
-    assert found is not None
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_the_fallback_rounds_the_rows_of_its_products_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_fallback_twin(tmp_path / "model", "GPTNeoXForCausalLM")
+    found = fallback_logits(tmp_path)
+    monkeypatch.setattr(fallback_loading, "_round_rows", lambda model: None)
+    assert not torch.equal(fallback_logits(tmp_path), found)
+    product = PackedModule.forward
+    monkeypatch.setattr(
+        PackedModule, "forward", lambda module, x: product(module, x.bfloat16().float())
+    )
+    assert torch.equal(fallback_logits(tmp_path), found)
+
+
+def fallback_logits(folder: Path) -> torch.Tensor:
+    """Of the model in ``folder`` with int8 weights."""
+    model, decoder = load_fallback(
+        folder / "model", name="m", page_size=16, cache=folder / "cache", weight_type="int8"
+    )
+    pool = KvPool.allocate(model.layout, 4)
+    batch = ragged_batch([np.arange(4, dtype=np.uint32)], [0], [TOKENS], 16)
+    tokens = torch.from_numpy(some_tokens(TOKENS, vocab=VOCAB).astype(np.int64))
+    with torch.inference_mode():
+        _, found = decoder.step(tokens, batch, torch.arange(TOKENS), pool, logits=True)
+    assert found is not None
+    return found.clone()
 
 
 def test_the_fallback_has_a_root_for_each_type_of_weights(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ from pagemesh.kernels.decoder_step.run import NativeRun, RunDone, RunTerms
 from pagemesh.kernels.dispatch import native, threads
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.linear import PackedLinear
+from pagemesh.kernels.linear.cpu import matrix_struct
 from pagemesh.kernels.linear.packed import TYPE_OF
 from pagemesh.kernels.native.library import (
     STEP_PHASES,
     DecoderStruct,
     LayerStruct,
-    MatrixStruct,
     RowsStruct,
 )
 from pagemesh.kernels.weight_types import WEIGHT_TYPES
@@ -243,19 +243,13 @@ def phases() -> Tensor:
     return torch.zeros(STEP_PHASES, dtype=torch.float64)
 
 
-def _matrix(packed: PackedLinear) -> MatrixStruct:
-    bias = packed.bias.data_ptr() if packed.has_bias else None
-    weight_type = WEIGHT_TYPES.index(packed.weight_type)
-    return MatrixStruct(packed.panels.data_ptr(), bias, packed.n, packed.k, weight_type)
-
-
 def _layer(layer: LayerWeights) -> LayerStruct:
     head_norms = [
         None if norm is None else norm.data_ptr() for norm in (layer.query_norm, layer.key_norm)
     ]
     return LayerStruct(
         layer.attention_norm.data_ptr(), *head_norms, layer.mlp_norm.data_ptr(),
-        _matrix(layer.qkv), _matrix(layer.output), _matrix(layer.gate_up), _matrix(layer.down),
+        matrix_struct(layer.qkv), matrix_struct(layer.output), matrix_struct(layer.gate_up), matrix_struct(layer.down),
     )  # fmt: skip
 
 
@@ -263,7 +257,7 @@ def _decoder(plan: DecoderPlan, layers: ctypes.Array[LayerStruct]) -> DecoderStr
     vocab, hidden = plan.embedding.shape
     return DecoderStruct(
         ctypes.addressof(layers), plan.embedding.data_ptr(), plan.norm.data_ptr(),
-        plan.cosine.data_ptr(), plan.sine.data_ptr(), _matrix(plan.head),
+        plan.cosine.data_ptr(), plan.sine.data_ptr(), matrix_struct(plan.head),
         len(plan.layers), hidden, plan.head_count, plan.kv_head_count, plan.head_dim,
         plan.layers[0].down.k, vocab, plan.cosine.shape[0],
         plan.norm_epsilon, plan.attention_scale, plan.row_invariant,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from pagemesh.kernels.dispatch import native, threads
 from pagemesh.kernels.linear.packed import PackedLinear
+from pagemesh.kernels.native.library import MatrixStruct
 from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 
@@ -15,14 +18,22 @@ def linear(
     native().pm_linear(
         x.data_ptr(),
         x.stride(0),
-        packed.panels.data_ptr(),
-        WEIGHT_TYPES.index(packed.weight_type),
-        packed.bias.data_ptr() if packed.has_bias else None,
+        ctypes.byref(matrix_struct(packed)),
         out.data_ptr(),
         out.stride(0),
         x.shape[0],
-        packed.n,
-        packed.k,
         row_invariant,
         threads(),
+    )
+
+
+def matrix_struct(packed: PackedLinear) -> MatrixStruct:
+    """``packed`` as the library takes it; it does not keep the tensors."""
+    return MatrixStruct(
+        packed.panels.data_ptr(),
+        packed.bias.data_ptr() if packed.has_bias else None,
+        packed.n,
+        packed.k,
+        WEIGHT_TYPES.index(packed.weight_type),
+        packed.rounds_rows,
     )

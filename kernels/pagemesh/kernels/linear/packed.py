@@ -18,6 +18,8 @@ _DTYPES: dict[WeightType, torch.dtype] = {
 }  # fmt: skip
 TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
 _HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
+_ROUNDING: tuple[WeightType, ...] = ("bfloat16", "int8")
+"""Types whose values are bfloat16s, so that products with such are exact in float32."""
 _CODE_MAX = 127
 _PANELS_AT_ONCE = 256
 _VALUES_AT_ONCE = 1 << 20
@@ -30,12 +32,16 @@ class PackedLinear:
 
     float32, bfloat16, float16   [ceil(n / 16), k, 16]
     int8   [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
+
+    With ``rounds_rows`` what it is multiplied with is rounded to bfloat16, to the nearest, ties to
+    even; of bfloat16 and int8 alone.
     """
 
     n: int
     k: int
     panels: torch.Tensor
     bias: torch.Tensor
+    rounds_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.panels.dtype not in TYPE_OF or self.bias.dtype is not torch.float32:
@@ -45,6 +51,10 @@ class PackedLinear:
             raise ValueError(f"panels: expected {shape}, got {tuple(self.panels.shape)}")
         if self.bias.shape not in {(0,), (self.n,)} or not self.bias.is_contiguous():
             raise ValueError(f"bias: expected [{self.n}] or [0], got {list(self.bias.shape)}")
+        if self.rounds_rows and self.weight_type not in _ROUNDING:
+            raise ValueError(
+                f"rounds_rows: expected {' or '.join(_ROUNDING)} panels, got {self.weight_type}"
+            )
 
     @property
     def has_bias(self) -> bool:
@@ -66,6 +76,7 @@ def pack_linear(
     *,
     out: torch.Tensor | None = None,
     weight_type: WeightType = "float32",
+    rounds_rows: bool = False,
 ) -> PackedLinear:
     """Pack ``weight`` ``[n, k]`` (any float dtype) as ``weight_type``, rounded to the nearest
     where that has fewer bits; into ``out`` when it is given.
@@ -79,7 +90,7 @@ def pack_linear(
     shape = packed_shape(n, k, weight_type)
     panels = torch.empty(shape, dtype=_DTYPES[weight_type]) if out is None else out
     plain_bias = torch.empty(0) if bias is None else bias.detach().float().contiguous()
-    packed = PackedLinear(n, k, panels, plain_bias)
+    packed = PackedLinear(n, k, panels, plain_bias, rounds_rows)
     if packed.weight_type == "int8":
         _pack_codes(weight.detach(), panels)
         return packed

@@ -4,7 +4,8 @@ The library brings no threading runtime. ``lend_threads`` hands it the OpenMP ru
 torch has loaded (or will load), so a process never runs two pools of spinning threads. A
 process that never calls it, such as the pager, computes on the calling thread.
 
-Environment: ``PAGEMESH_CPU_LEVEL`` = ``amx`` | ``avx512`` | ``avx2`` | ``portable`` forces a level.
+Environment: ``PAGEMESH_CPU_LEVEL`` = ``amx`` | ``avx512_bf16`` | ``avx512`` | ``avx2`` | ``portable``
+forces a level.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -33,7 +34,8 @@ class CpuLevel(enum.IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
-    AMX = 3
+    AVX512_BF16 = 3
+    AMX = 4
 
 
 class PagesStruct(ctypes.Structure):
@@ -54,7 +56,8 @@ class PagesStruct(ctypes.Structure):
 
 
 class MatrixStruct(ctypes.Structure):
-    """``PmMatrix``: packed panels, bias or null, the shape [n, k] and ``PmWeightType``."""
+    """``PmMatrix``: packed panels, bias or null, the shape [n, k], ``PmWeightType``, and whether
+    rows are rounded to bfloat16."""
 
     _fields_ = [
         ("panels", ctypes.c_void_p),
@@ -62,6 +65,7 @@ class MatrixStruct(ctypes.Structure):
         ("n", ctypes.c_long),
         ("k", ctypes.c_long),
         ("weight_type", ctypes.c_long),
+        ("rounds_rows", ctypes.c_long),
     ]
 
 
@@ -213,7 +217,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_word_await": (None, (_P, _U32, _L)),
     "pm_words_same": (None, (_P, _L, _P, _P, _L, _P)),
     "pm_linear_pack": (None, (_P, _L, _P, _L, _L, _L)),
-    "pm_linear": (None, (_P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I, _I)),
+    "pm_linear": (None, (_P, _L, _P, _P, _L, _L, _I, _I)),
     "pm_rms_norm": (None, (_P, _L, _P, _P, _L, _L, _L, _F, _I)),
     "pm_rope": (None, (_P, _L, _P, _P, _L, _L, _L, _L, _I)),
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),

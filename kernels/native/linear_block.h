@@ -1,0 +1,165 @@
+// Products of more rows, which go through the weight in blocks that stay in cache.
+#pragma once
+
+#include "linear_call.h"
+
+namespace {
+
+// Panels over a block of K as they are multiplied: the first at `at`, the others `stride` lanes
+// apart.
+struct Panels {
+  const float* at;
+  long stride;
+};
+
+// Of P panels from `panel` on, over values [begin, end) of K: where they are, or in `room`,
+// [P][kBlockDepth][16].
+template <typename M, int P>
+Panels panels_of(const LinearCall& call, long panel, long begin, long end, float* room) {
+  const Weights& weights = call.weights;
+  const char* first = weights.panel(panel) + begin * weights.row_bytes;
+  if (!weights.narrow()) return {reinterpret_cast<const float*>(first), call.k * kLanes};
+  M::with_type(weights.type, [&](auto type) {
+    using T = decltype(type);
+    const long whole = (end - begin) / M::kStep * M::kStep;
+    for (long p = 0; p < P; ++p) {
+      const char* panel_codes = first + p * weights.panel_bytes;
+      const auto* codes = reinterpret_cast<const typename T::Code*>(panel_codes);
+      float* to = room + p * kBlockDepth * kLanes;
+      for (long i = 0; i < whole; i += M::kStep, to += kLanes) {
+        store(to, M::template weights<T, M::kStep>(codes + i * kLanes));
+      }
+      if (begin + whole < end) store(to, M::template weights<T, 1>(codes + whole * kLanes));
+    }
+  });
+  return {room, kBlockDepth * kLanes};
+}
+
+alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
+
+// A tile's share of a block: values [begin, end) of K, whose weights are `panels`. Sums go to
+// `carry`, [R][P][16], from which those of a later block go on. Fetches what `ahead` steps take of
+// `next`.
+template <typename M, int R, int P>
+void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Panels panels,
+                float* carry, Next next, long ahead) {
+  const float* x = call.x + row * call.x_stride + begin / M::kStep;
+  const float* from = begin ? carry : kNoSums;
+  V sum[R][P];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sum[r][p] = load(from + (r * P + p) * kLanes);
+  }
+  const auto multiply = [&](long i) {
+    V w[P];
+    for (int p = 0; p < P; ++p) w[p] = load(panels.at + p * panels.stride + i * kLanes);
+    for (int r = 0; r < R; ++r) {
+      V value = splat(x[r * call.x_stride + i]);
+      for (int p = 0; p < P; ++p) sum[r][p] = M::add_product(value, w[p], sum[r][p]);
+    }
+  };
+#pragma GCC unroll 4
+  for (long i = 0; i < ahead; ++i) {
+    prefetch_far(next.at + i * M::kStep * next.row_bytes);
+    multiply(i);
+  }
+  const long steps = pieces(end - begin, M::kStep);
+#pragma GCC unroll 4
+  for (long i = ahead; i < steps; ++i) multiply(i);
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
+  }
+  if (end == call.k && !call.hold) finish_tile<R, P>(call, row, panel, carry);
+}
+
+using BlockTile = void (*)(const LinearCall&, long, long, long, long, Panels, float*, Next, long);
+
+template <typename M, int P>
+BlockTile block_tile_of(long rows) {
+  switch (rows) {
+    case 1: return block_tile<M, 1, P>;
+#if PM_LEVEL > 0
+    case 2: return block_tile<M, 2, P>;
+    case 3: return block_tile<M, 3, P>;
+    case 4: return block_tile<M, 4, P>;
+    case 5: return block_tile<M, 5, P>;
+#endif
+#if PM_LEVEL >= 2
+    case 6: return block_tile<M, 6, P>;
+    case 7: return block_tile<M, 7, P>;
+#endif
+    default: return block_tile<M, kTileRows, P>;
+  }
+}
+
+// Panels [panel, panel + P) for rows [row, row_end), in tiles of even height, over one block of
+// K. The first P tiles fetch a panel each of what comes next; where a panel is all, each tile
+// fetches its share.
+template <typename M, int P>
+void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
+                  long end, float* carry, Next next) {
+  alignas(kLineBytes) float room[P * kBlockDepth * kLanes];
+  const Panels panels = panels_of<M, P>(call, panel, begin, end, room);
+  const long tiles = pieces(row_end - row, kTileRows), steps = pieces(end - begin, M::kStep);
+  for (long tile = 0; tile < tiles; ++tile) {
+    const long height = pieces(row_end - row, tiles - tile);
+    const long ahead = !next.at ? 0
+                       : P == 1 ? steps * (tile + 1) / tiles - steps * tile / tiles
+                       : tile < P ? steps : 0;
+    block_tile_of<M, P>(height)(call, row, panel, begin, end, panels, carry, next, ahead);
+    if (ahead) next.at += P == 1 ? ahead * M::kStep * next.row_bytes : next.apart_bytes;
+    row += height;
+    carry += kTileRows * P * kLanes;
+  }
+}
+
+// The rows and panels of a unit, and what one panel of them carries.
+struct Unit {
+  long row, row_end, first, last;
+  long panel_carry;
+
+  Unit(const LinearPlan& plan, long rows, long unit)
+      : row(unit % plan.row_blocks * plan.unit_rows),
+        first(unit / plan.row_blocks * plan.unit_panels) {
+    row_end = row + plan.unit_rows < rows ? row + plan.unit_rows : rows;
+    last = first + plan.unit_panels < plan.panels ? first + plan.unit_panels : plan.panels;
+    panel_carry = pieces(row_end - row, kTileRows) * kTileRows * kLanes;
+  }
+};
+
+// Panels of a unit, `apart` panels further on, over one block of K; `after` comes after them.
+void block_span(const LinearCall& call, const Unit& unit, long apart, long begin, long end,
+                float* carry, Next after) {
+  for (long panel = unit.first; panel < unit.last;) {
+    const long width = unit.last - panel >= kTilePanels ? kTilePanels : 1;
+    const bool last = panel + width == unit.last;
+    const Next next = last ? after : next_at(call.weights, apart + panel + width, begin);
+    float* sums = carry + (panel - unit.first) * unit.panel_carry;
+    with_rows_of(call, [&](auto rows) {
+      using M = decltype(rows);
+      if (width == 1) {
+        block_panels<M, 1>(call, unit.row, unit.row_end, apart + panel, begin, end, sums, next);
+      } else {
+        block_panels<M, kTilePanels>(call, unit.row, unit.row_end, apart + panel, begin, end,
+                                     sums, next);
+      }
+    });
+    panel += width;
+  }
+}
+
+// Values of K in each block of a product, about as many in all of them.
+inline long block_depth(const LinearCall& call) {
+  const long most = call.rows <= kShortRows ? kShortDepth : kBlockDepth;
+  return pieces(pieces(call.k, pieces(call.k, most)), 8) * 8;
+}
+
+void block_unit(const LinearCall& call, const Unit& unit, float* carry, Next after) {
+  const long depth = block_depth(call);
+  for (long begin = 0; begin < call.k; begin += depth) {
+    const long end = begin + depth < call.k ? begin + depth : call.k;
+    const Next next = end < call.k ? next_at(call.weights, unit.first, end) : after;
+    block_span(call, unit, 0, begin, end, carry, next);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,123 @@
+// Products of few rows, which read the weight once, at memory speed.
+#pragma once
+
+#include <type_traits>
+
+#include "linear_call.h"
+
+namespace {
+
+template <long COUNT>
+using Count = std::integral_constant<long, COUNT>;
+
+// P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and at
+// their end in the next ones. Sums go to `carry`, [P][kStreamRows][16].
+template <typename T, typename M, int R, int P>
+void stream_panels(const LinearCall& call, long panel, long apart, float* carry, Next next) {
+  constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
+  constexpr long kAhead = kAheadLines * (kLineBytes / kRowBytes);  // in values of K
+  const char* weight = call.weights.panel(panel);
+  long apart_bytes = apart * call.weights.panel_bytes;
+  V sum[R][P];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sum[r][p] = zero();
+  }
+  auto multiply = [&, apart_bytes](long k, auto count) {
+    V w[P];
+    for (int p = 0; p < P; ++p) {
+      const char* at = weight + p * apart_bytes + k * kRowBytes;
+      w[p] = M::template weights<T, count>(reinterpret_cast<const typename T::Code*>(at));
+    }
+    for (int r = 0; r < R; ++r) {
+      const V value = splat(call.x[r * call.x_stride + k / M::kStep]);
+      for (int p = 0; p < P; ++p) sum[r][p] = M::add_product(value, w[p], sum[r][p]);
+    }
+  };
+  const Count<M::kStep> step;
+  const long whole = call.k / M::kStep * M::kStep, own = whole > kAhead ? whole - kAhead : 0;
+  const char* ahead = weight + (whole - own) * kRowBytes;
+  long k = 0;
+  for (long end = own; k < whole; end = whole) {
+    for (; k + 4 <= end; k += 4, ahead += 4 * kRowBytes) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i += step) {
+        if (i * kRowBytes % kLineBytes == 0) {
+          for (int p = 0; p < P; ++p) prefetch(ahead + p * apart_bytes + i * kRowBytes);
+        }
+        multiply(k + i, step);
+      }
+    }
+    for (; k < end; k += step) multiply(k, step);
+    ahead = next.at ? next.at : weight;
+    apart_bytes = next.at ? next.apart_bytes : apart_bytes;
+  }
+  if (whole < call.k) multiply(whole, Count<1>{});
+  for (int p = 0; p < P; ++p) {
+    float* sums = carry + p * kStreamRows * kLanes;
+    for (int r = 0; r < R; ++r) store(sums + r * kLanes, sum[r][p]);
+    if (!call.hold) finish_tile<R, 1>(call, 0, panel + p, sums);
+  }
+}
+
+using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
+
+template <typename T, typename M>
+StreamPanels stream_panel_of(long rows) {
+  switch (rows) {
+    case 1: return stream_panels<T, M, 1, 1>;
+#if PM_LEVEL > 0
+    case 2: return stream_panels<T, M, 2, 1>;
+    case 3: return stream_panels<T, M, 3, 1>;
+    case 4: return stream_panels<T, M, 4, 1>;
+    case 5: return stream_panels<T, M, 5, 1>;
+#endif
+#if PM_LEVEL >= 2
+    case 6: return stream_panels<T, M, 6, 1>;
+    case 7: return stream_panels<T, M, 7, 1>;
+    case 8: return stream_panels<T, M, 8, 1>;
+    case 9: return stream_panels<T, M, 9, 1>;
+    case 10: return stream_panels<T, M, 10, 1>;
+    case 11: return stream_panels<T, M, 11, 1>;
+    case 12: return stream_panels<T, M, 12, 1>;
+    case 13: return stream_panels<T, M, 13, 1>;
+    case 14: return stream_panels<T, M, 14, 1>;
+    case 15: return stream_panels<T, M, 15, 1>;
+#endif
+    default: return stream_panels<T, M, kStreamRows, 1>;
+  }
+}
+
+template <typename T, typename M>
+StreamPanels stream_pair_of(long rows) {
+  switch (rows) {
+    case 1: return stream_panels<T, M, 1, 2>;
+#if PM_LEVEL > 0
+    case 2: return stream_panels<T, M, 2, 2>;
+#endif
+#if PM_LEVEL >= 2
+    case 3: return stream_panels<T, M, 3, 2>;
+#endif
+    default: return stream_panels<T, M, kPairRows, 2>;
+  }
+}
+
+// What reads a panel of a call of few rows, and what reads two of a narrow weight.
+struct Stream {
+  StreamPanels panel, pair;
+};
+
+Stream stream_of(const LinearCall& call) {
+  return with_rows_of(call, [&](auto rows) {
+    using M = decltype(rows);
+    return M::with_type(call.weights.type, [&](auto type) -> Stream {
+      using T = decltype(type);
+      StreamPanels pair = nullptr;
+      if constexpr (sizeof(typename T::Code) < sizeof(float)) {
+        pair = stream_pair_of<T, M>(call.rows);
+      }
+      return {stream_panel_of<T, M>(call.rows), pair};
+    });
+  });
+}
+
+}  // namespace
