@@ -4,7 +4,7 @@
 
 pagemesh is started here on ``FOLDER`` (without one, on a small random model made for the
 purpose), or is found at ``--url``; with ``--prefill 0`` one worker computes prompts and answers
-alike. The others are started by you, with the same weights and as many threads:
+alike, with ``--bfloat16`` weights, rows, K and V are rounded to that. The others are started by you, with the same weights and as many threads:
 ops/bench/serving/README.md says how. Every round has prompts of its own, which all
 servers get, one server after the other. Ratios are those of rounds, ours by the best peer's.
 ``--out`` keeps rows of other models and workloads, so that each can be measured when there is
@@ -53,7 +53,7 @@ def main() -> None:
                 find_server(name, url, plain=name in arguments.plain) for name, url in arguments.vs
             ]
             with (
-                ours(model, arguments.url, arguments.prefill) as own,
+                ours(model, arguments) as own,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 lines = runner.run(measure([own, *peers], model, words, arguments))
@@ -75,6 +75,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--url", help="a pagemesh that runs already; default: one is started")
     parser.add_argument(
         "--prefill", type=int, default=1, help="prefill workers of the pagemesh that is started"
+    )
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="start it with --dtype and --kv-dtype bfloat16"
     )
     parser.add_argument(
         "--vs", type=named_url, action="append", default=[], metavar="NAME=URL", help="a peer"
@@ -106,16 +109,18 @@ def made_model(folder: Path) -> Path:
 
 
 @contextmanager
-def ours(model: Path, url: str | None, prefill: int) -> Iterator[Server]:
-    """pagemesh at ``url``, or one that lives as long as the context."""
-    if url:
-        yield find_server(table.OURS, url)
+def ours(model: Path, arguments: argparse.Namespace) -> Iterator[Server]:
+    """pagemesh at its URL, or one that lives as long as the context."""
+    if arguments.url:
+        yield find_server(table.OURS, arguments.url)
         return
+    types = dict.fromkeys(("PAGEMESH_DTYPE", "PAGEMESH_KV_DTYPE"), "bfloat16")
+    env = NO_DRAFTS | (types if arguments.bfloat16 else {})
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         pool_dir = Path(folder) / "mesh"
         pool_dir.mkdir()
         with Mesh(
-            pool_dir, model=model, prefill=prefill, pool_bytes=POOL_BYTES, env=NO_DRAFTS
+            pool_dir, model=model, prefill=arguments.prefill, pool_bytes=POOL_BYTES, env=env
         ) as mesh:
             yield find_server(table.OURS, mesh.url)
 
@@ -124,7 +129,8 @@ async def measure(
     servers: Sequence[Server], model: Path, words: list[Word], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A line of the report for each workload. Raises ``RequestFailedError``."""
-    label = arguments.label or model.name + (", one worker" if not arguments.prefill else "")
+    kinds = ", one worker" * (not arguments.prefill) + ", bfloat16" * arguments.bfloat16
+    label = arguments.label or model.name + kinds
     shape, threads = floor.shape_of(model), os.cpu_count() or 1
     lines = []
     for name in arguments.workloads:
