@@ -11,7 +11,7 @@ the nearest cache, all in the same run, in turns with the steps. Weights of each
 floor of their own bytes. For ``of_floor`` the best turn counts on both sides;
 ``of_floor_median`` is the median over the turns, each by its own floor.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
-are matrix tiles, or rows are rounded (``--round-rows``: as with ``--dtype bfloat16`` and ``int8``), a
+are matrix tiles, or rows are rounded (``--round-rows``: as ``--dtype bfloat16`` and ``int8`` do), a
 prompt may take less than its floor, which is that of vectors of float32.
 Where others use the machine, GOMP_CPU_AFFINITY="0 1" keeps the scheduler from putting both threads
 on one core.
@@ -268,7 +268,8 @@ def row_text(line: dict[str, Any]) -> str:
     aim = AIMS_OF_FLOOR.get(line["case"])
     stands = f" ({of_aim(line['of_floor'], aim, at_least=True)})" if aim else ""
     return (
-        f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} {line['step_ms']:>8} ms  "
+        f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} "
+        f"{line['step_ms']:>8} ms  "
         f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}{stands} "
         f"(median {line['of_floor_median']:.2f})  "
         f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"

@@ -66,7 +66,7 @@ class Ways:
 def bench_model(name: str, turns: int) -> list[dict[str, Any]]:
     lines = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        bench = Bench(name, "float32", Path(folder))
+        bench = Bench(name, "float32", Path(folder), rounds_rows=False)
         ways = Ways(bench)
         for case in CASES:
             count = turns if case.tokens == 1 else max(5, turns // 3)

@@ -249,8 +249,8 @@ def _layer(layer: LayerWeights) -> LayerStruct:
     ]
     return LayerStruct(
         layer.attention_norm.data_ptr(), *head_norms, layer.mlp_norm.data_ptr(),
-        matrix_struct(layer.qkv), matrix_struct(layer.output), matrix_struct(layer.gate_up), matrix_struct(layer.down),
-    )  # fmt: skip
+        *map(matrix_struct, (layer.qkv, layer.output, layer.gate_up, layer.down)),
+    )
 
 
 def _decoder(plan: DecoderPlan, layers: ctypes.Array[LayerStruct]) -> DecoderStruct:

@@ -4,8 +4,8 @@ The library brings no threading runtime. ``lend_threads`` hands it the OpenMP ru
 torch has loaded (or will load), so a process never runs two pools of spinning threads. A
 process that never calls it, such as the pager, computes on the calling thread.
 
-Environment: ``PAGEMESH_CPU_LEVEL`` = ``amx`` | ``avx512_bf16`` | ``avx512`` | ``avx2`` | ``portable``
-forces a level.
+Environment: ``PAGEMESH_CPU_LEVEL`` = ``amx`` | ``avx512_bf16`` | ``avx512`` | ``avx2`` |
+``portable`` forces a level.
 """
 
 from __future__ import annotations
