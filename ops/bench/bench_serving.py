@@ -6,7 +6,8 @@ pagemesh is started here on ``FOLDER`` (without one, on a small random model mad
 purpose), or is found at ``--url``; with ``--prefill 0`` one worker computes prompts and answers
 alike, with ``--bfloat16`` weights, rows, K and V are rounded to that. The others are started by
 you, with the same weights and as many threads: ops/bench/serving/README.md says how. Every round
-has prompts of its own, which all servers get, one server after the other. Ratios are those of rounds, ours by the best peer's.
+has prompts of its own, which all servers get, one server after the other. Ratios are those of
+rounds, ours by the best peer's.
 ``--out`` keeps rows of other models and workloads, so that each can be measured when there is
 time for it. After each round the machine is measured too: what the floor of the steps would allow
 stands beside what was reached (``serving/floor.py``).

@@ -20,7 +20,7 @@ from pagemesh.engine.loading import load_model
 from pagemesh.kernels.weight_types import AskedType
 
 KINDS: tuple[AskedType, ...] = ("float32", "bfloat16", "int8")
-"""The checkpoint is in bfloat16, so that of the second only what is multiplied with it is rounded."""
+"""The checkpoint is in bfloat16: of the second only what is multiplied with it is rounded."""
 
 
 def measure(texts: Sequence[Scored], asked: Sequence[Scored]) -> dict[AskedType, Quality]:

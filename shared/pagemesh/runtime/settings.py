@@ -212,8 +212,9 @@ class WorkerConfig:
     dtype: Literal["float32", "int8", "bfloat16", "float16"] = setting(
         "float32",
         "DTYPE",
-        "type of weights: float32 (as the model has them), bfloat16 or int8 on a CPU, all computed "
-        "with in float32; float32, bfloat16 or float16 on a GPU, computed with in that type",
+        "type of weights: float32 (as the model has them), bfloat16 or int8 on a CPU, where these "
+        "two round what they are multiplied with to bfloat16 and all else is float32; float32, "
+        "bfloat16 or float16 on a GPU, computed with in that type",
     )
     kv_dtype: KvDtype = setting(
         "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"

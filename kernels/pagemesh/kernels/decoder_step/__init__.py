@@ -248,7 +248,9 @@ def _layer(layer: LayerWeights) -> LayerStruct:
         None if norm is None else norm.data_ptr() for norm in (layer.query_norm, layer.key_norm)
     ]
     return LayerStruct(
-        layer.attention_norm.data_ptr(), *head_norms, layer.mlp_norm.data_ptr(),
+        layer.attention_norm.data_ptr(),
+        *head_norms,
+        layer.mlp_norm.data_ptr(),
         *map(matrix_struct, (layer.qkv, layer.output, layer.gate_up, layer.down)),
     )
 
