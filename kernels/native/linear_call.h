@@ -29,10 +29,10 @@ constexpr long kSerialWork = 1 << 23, kWeightWork = 8;
 
 // What `x` of a call is.
 enum class RowForm {
-  kPlain,  // float32
+  kPlain,    // float32
   kRounded,  // float32 numbers that are bfloat16s
-  kPaired,  // of these (pairs.h)
-  kSplit,  // for matrix tiles (tiles.h)
+  kPaired,   // two bfloat16s a lane (pairs.h)
+  kTiled,    // for matrix tiles (tiles.h)
 };
 
 struct LinearCall {

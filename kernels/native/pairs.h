@@ -2,12 +2,18 @@
 // (vdpbf16ps), rows and weights are pairs of them, 32 bits a lane: the earlier value of K in the
 // upper half, because those are multiplied and added first. Products of two such values are exact
 // in float32, so that an element's sum is the chain of multiply-adds that it is everywhere else,
-// to the same bits; but for numbers below 2^-126, which count as 0 here.
+// to the same bits; but numbers below 2^-126 count as 0 here.
 #pragma once
 
 #include "weights.h"
 
 namespace {
+
+// Calls body(T{}) with the type of a weight whose rows are rounded.
+template <typename Body>
+inline auto with_bfloat_type(long type, Body body) {
+  return type == PM_WEIGHT_INT8 ? body(Int8{}) : body(Bfloat16{});
+}
 
 // How weights meet the values of a row: `kStep` values of K at a time, a lane of a row for them.
 struct Floats {
@@ -66,7 +72,7 @@ struct BfloatPairs {
   }
   template <typename Body>
   static auto with_type(long type, Body body) {
-    return type == PM_WEIGHT_INT8 ? body(Int8{}) : body(Bfloat16{});
+    return with_bfloat_type(type, body);
   }
 };
 
@@ -75,7 +81,7 @@ inline void pair_row(const float* x, float* to, long k) {
   for (long i = 0; i < k; i += kWidth) {
     const int left = static_cast<int>(k - i < kWidth ? k - i : kWidth);
     const V low = load_some(x + i, left < kLanes ? left : kLanes);
-    const V high = left > kLanes ? load_some(x + i + kLanes, left - kLanes) : V{_mm512_setzero_ps()};
+    const V high = left > kLanes ? load_some(x + i + kLanes, left - kLanes) : zero();
     const __m512i words = (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
     store_some(to + i / 2, lanes_of(_mm512_rol_epi32(words, 16)), (left + 1) / 2);
   }

@@ -1,7 +1,8 @@
 // Which code computes a product: vectors (linear.h, gated.h) or, on a machine that has them and
 // where there are enough rows, matrix tiles (tile_linear.h). Each of them gives a row the same
 // bits in any company, but not the other's: what is to be row-invariant is all done on one. Rows
-// that are rounded, paired or split are put into memory first, in the form that this code reads.
+// that are rounded, paired or laid out for tiles are put into memory first, in the form that this
+// code reads.
 #pragma once
 
 #include "gated.h"
@@ -26,7 +27,7 @@ inline bool on_tiles(long, bool) { return false; }
 #endif
 
 RowForm form_of(long rows, bool rounds, bool row_invariant) {
-  if (on_tiles(rows, row_invariant)) return RowForm::kSplit;
+  if (on_tiles(rows, row_invariant)) return RowForm::kTiled;
   if (!rounds) return RowForm::kPlain;
   return PM_LEVEL >= 3 ? RowForm::kPaired : RowForm::kRounded;
 }
@@ -46,7 +47,7 @@ inline long formed_floats(long rows, long k, bool rounds) {
 }
 
 #if PM_LEVEL == 4
-inline SplitRows split_rows(const LinearCall& call, float* memory) {
+inline RowTiles row_tiles(const LinearCall& call, float* memory) {
   return {reinterpret_cast<Word*>(memory), call.rows, call.k, call.weights.rounds_rows};
 }
 #endif
@@ -62,7 +63,7 @@ inline void form_row(const LinearCall& call, long row, float* memory) {
     case RowForm::kPaired: return pair_row(x, to, call.k);
 #endif
 #if PM_LEVEL == 4
-    case RowForm::kSplit: return split_rows(call, memory).split(x, row, call.k);
+    case RowForm::kTiled: return row_tiles(call, memory).put(x, row, call.k);
 #endif
     default: break;
   }
@@ -90,8 +91,8 @@ LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invari
 void product_share(LinearCall call, const LinearPlan& plan, float* memory, pm::Counter& work,
                    int thread, int team, float* carry, Next after) {
 #if PM_LEVEL == 4
-  if (call.form == RowForm::kSplit) {
-    return tile_share(call, split_rows(call, memory), plan, work, thread, team, carry, after);
+  if (call.form == RowForm::kTiled) {
+    return tile_share(call, row_tiles(call, memory), plan, work, thread, team, carry, after);
   }
 #endif
   if (call.form != RowForm::kPlain) {

@@ -356,7 +356,7 @@ long decoder_step(const PmDecoder* model, const PmPages* const* pages, const PmR
     ThreadScratch scratch(attention, plan.unit_queries);  // the last layer's are no larger
     const int thread = pm::thread_index();
     Hand hand{thread, pm::thread_count(), model->row_invariant != 0, memory.formed,
-              memory.own_formed + thread * memory.own_formed_floats,
+              memory.own_formed + thread * own_formed_floats(rounds_rows(*model)),
               memory.carry + thread * kCarryFloats,
               memory.own + thread * kOwnFloats, scratch.scratch,
               thread == 0 ? phase_us : nullptr, pm::now_us()};

@@ -21,9 +21,8 @@ struct StepMemory {
   float* last_q;   // [wanted][query]
   float* formed;   // the widest product's rows, where they are put into a form (product.h)
   float* own;      // [threads][kOwnFloats]
-  float* own_formed;  // [threads][own_formed_floats]: those of a product of few
+  float* own_formed;  // [threads][own_formed_floats()]: those of a product of few
   float* carry;    // [threads][kCarryFloats]
-  long own_formed_floats;
   long floats;
 
   StepMemory(const PmDecoder& model, long rows, int threads, float* base) : floats(0) {
@@ -45,8 +44,7 @@ struct StepMemory {
     const bool rounds = rounds_rows(model);
     formed = place(formed_floats(rows, widest > model.hidden ? widest : model.hidden, rounds));
     own = place(threads * kOwnFloats);
-    own_formed_floats = ::own_formed_floats(rounds);
-    own_formed = place(threads * own_formed_floats);
+    own_formed = place(threads * own_formed_floats(rounds));
     carry = place(threads * kCarryFloats);
   }
 };

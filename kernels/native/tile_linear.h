@@ -122,10 +122,10 @@ void finish_sums(const LinearCall& call, long row, long height, long panel, cons
 }
 
 // A unit: pairs of panels for some tiles of rows.
-template <typename T, int ROW_PARTS>
+template <typename T, long ROW_PARTS>
 class TileUnit {
  public:
-  TileUnit(const LinearCall& call, const SplitRows& rows, const LinearPlan& plan, long unit,
+  TileUnit(const LinearCall& call, const RowTiles& rows, const LinearPlan& plan, long unit,
            float* carry, Next after)
       : TileUnit(call, rows, plan, Unit(plan, call.rows, unit), carry, after) {}
 
@@ -152,14 +152,14 @@ class TileUnit {
   };
 
   const LinearCall& call_;
-  const SplitRows& rows_;
+  const RowTiles& rows_;
   Pairs pairs_;
   long first_, last_;  // tiles of rows
   long block_;         // tiles of K a turn
   float* carry_;
   Next after_;
 
-  TileUnit(const LinearCall& call, const SplitRows& rows, const LinearPlan& plan, Unit unit,
+  TileUnit(const LinearCall& call, const RowTiles& rows, const LinearPlan& plan, Unit unit,
            float* carry, Next after)
       : call_(call), rows_(rows), pairs_(plan, unit, call.hold),
         first_(unit.row / rows.height), last_(pieces(unit.row_end, rows.height)),
@@ -237,20 +237,22 @@ class TileUnit {
   }
 };
 
-// One thread's share, like linear_share, of rows that are split. Those of a gate are held.
-void tile_share(const LinearCall& call, const SplitRows& rows, const LinearPlan& plan,
+// One thread's share, like linear_share, whose rows are laid out. Those of a gate are held.
+void tile_share(const LinearCall& call, const RowTiles& rows, const LinearPlan& plan,
                 pm::Counter& work, int thread, int team, float* carry, Next after) {
   const Tiles tiles(rows.height);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
     if (rows.rounds) {
-      BfloatPairs::with_type(call.weights.type, [&](auto type) {
-        TileUnit<SplitWeights<decltype(type)>, 1>(call, rows, plan, unit, carry, ahead).run();
+      with_bfloat_type(call.weights.type, [&](auto type) {
+        using T = SplitWeights<decltype(type)>;
+        TileUnit<T, row_parts(true)>(call, rows, plan, unit, carry, ahead).run();
       });
-      return;
+    } else {
+      with_weight_type(call.weights.type, [&](auto type) {
+        using T = SplitWeights<decltype(type)>;
+        TileUnit<T, row_parts(false)>(call, rows, plan, unit, carry, ahead).run();
+      });
     }
-    with_weight_type(call.weights.type, [&](auto type) {
-      TileUnit<SplitWeights<decltype(type)>, 3>(call, rows, plan, unit, carry, ahead).run();
-    });
   });
 }
 

@@ -4,7 +4,9 @@
 // less often than one chain of multiply-adds. Like everywhere else an element's sum goes over K in
 // one order, whatever the rows, units and threads are.
 //
-// Infinities come out as no number, since their parts do not add up to them.
+// Rows that are rounded to bfloat16 (pairs.h) are one part, and so are weights that are bfloat16s.
+//
+// Infinities of split rows come out as no number, since their parts do not add up to them.
 //
 // Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
 // higher-precision computations" (2019).
@@ -80,21 +82,21 @@ struct SplitWeights {
   }
 };
 
-// The rows of a product, split: [tile of rows][tile of K][part][16][32].
-struct SplitRows {
+// The rows of a product, split or rounded: [tile of rows][tile of K][part][16][32].
+struct RowTiles {
   Word* words;
   long deep;    // tiles of K
   long tiles;   // of rows
   long height;  // rows of a tile
   bool rounds;  // to bfloat16
 
-  SplitRows(Word* memory, long rows, long k, bool rounded)
+  RowTiles(Word* memory, long rows, long k, bool rounded)
       : words(memory), deep(pieces(k, kTileDepth)), tiles(pieces(rows, kTileHeight)),
         height(pieces(rows, tiles)), rounds(rounded) {}
   long tile_words() const { return row_parts(rounds) * kTileWords; }
   long apart() const { return deep * tile_words(); }  // from tile to tile of rows
   Word* at(long tile, long depth) const { return words + tile * apart() + depth * tile_words(); }
-  void split(const float* x, long row, long k) const {
+  void put(const float* x, long row, long k) const {
     Word* to = at(row / height, 0) + row % height * kTileDepth;
     auto some = [&](long i) {
       const long left = k - i;
@@ -178,14 +180,15 @@ inline void store_sums(float* at, long apart) {
   if constexpr (R > 1) _tile_stored(3, at + apart + kSumFloats, kLineBytes);
 }
 
-// Adds 32 values of K to the sums: of R tiles of rows of ROW_PARTS each, `rows_apart` apart, and two
-// panels of PARTS parts each. Does `between()` kBetween times, since products take longer to come
-// than to be asked for.
-template <int ROW_PARTS, int PARTS>
+// Adds 32 values of K to the sums: of R tiles of rows of ROW_PARTS parts each, `rows_apart` apart,
+// and two panels of PARTS parts each. Does `between()` kBetween times, since products take longer
+// to come than to be asked for.
+template <long ROW_PARTS, int PARTS>
 constexpr long kBetween = PARTS == 1 ? ROW_PARTS : 6;
 
-template <int R, int ROW_PARTS, int PARTS, typename Between>
+template <int R, long ROW_PARTS, int PARTS, typename Between>
 inline void add_tile(const Word* rows, long rows_apart, const Word* panels, Between between) {
+  static_assert(ROW_PARTS > 1 || PARTS == 1, "rows are rounded for weights of one part alone");
   constexpr long kApart = PARTS * kTileWords;
   auto multiply = [&] {
     multiply_tiles<R>();

@@ -49,6 +49,7 @@ from pagemesh.engine.weights import DecoderWeights
 from pagemesh.engine.worker.plan import Sample, StepPlan, StepRow
 from pagemesh.kernels.decoder_step import phases
 from pagemesh.kernels.dispatch import native
+from pagemesh.kernels.linear.packed import ROUNDING_TYPES
 from pagemesh.kernels.native.header_writer import HeaderWriter
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.kernels.native.superblock import Superblock
@@ -279,7 +280,7 @@ def row_text(line: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["S", "M", "L"], choices=["S", "M", "L"])
-    parser.add_argument("--weights", nargs="+", default=WEIGHT_TYPES, choices=WEIGHT_TYPES)
+    parser.add_argument("--weights", nargs="+", choices=WEIGHT_TYPES)
     parser.add_argument("--round-rows", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=15)
@@ -289,7 +290,8 @@ def main() -> None:
     kept = json.loads(options.out.read_text())["results"] if options.out.exists() else []
     rounded = options.round_rows
     rows = "bfloat16" if rounded else "float32"
-    asked = [(name, weights, rows) for name in options.models for weights in options.weights]
+    types = options.weights or (ROUNDING_TYPES if rounded else WEIGHT_TYPES)
+    asked = [(name, weights, rows) for name in options.models for weights in types]
     lines = [line for line in kept if (line["model"], line["weights"], rows_of(line)) not in asked]
     for name, weights, _ in asked:
         lines += bench_model(name, weights, options.threads, options.turns, rounds_rows=rounded)

@@ -30,7 +30,7 @@ def test_a_product_has_the_bits_of_the_one_with_rounded_rows(
     rounding = replace(plain, rounds_rows=True)
     x = torch.randn(300, k) * 10.0 ** torch.linspace(-8, 8, 300)[:, None]
     x[7, k // 2] = torch.nan
-    x[8, :2] = 1.0 + 2**-8  # a tie
+    x[8, :2] = torch.tensor([1.0 + 2**-8, 1.0 + 3 * 2**-8])[:k]  # ties: to 1 and to 1 + 2**-6
     for threads in (1, 2):
         with_threads(threads)
         for rows in (*ROWS, 253, 300):

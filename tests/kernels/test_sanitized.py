@@ -20,7 +20,7 @@ TESTS = (
     "kernels/test_draw_limits.py", "kernels/test_linear.py", "kernels/test_paged.py",
     "kernels/test_rounded_rows.py", "kernels/test_row_operations.py",
     "kernels/test_softmax_draw.py", "unit/engine/test_step.py", "unit/engine/test_run_ahead.py",
-    "unit/engine/test_drafts.py",
+    "unit/engine/test_drafts.py", "unit/engine/test_rounded_weights.py",
 )  # fmt: skip
 CHOSEN = "not architecture"
 """Those of every architecture take minutes, and the products and rows that the others do."""

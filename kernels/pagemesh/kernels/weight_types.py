@@ -5,9 +5,8 @@ they stand for, to the bit.
 ``int8``: codes and one float32 scale for each output, weight = code * scale, where scale = the
 largest magnitude / 127.
 
-Products compute in float32, whatever they read. Those of a model whose weights were asked to be
-rounded round what they multiply these with as well, to bfloat16: machines have instructions for
-that.
+Products add up in float32, whatever they read. Where a model's weights were asked to be rounded,
+what is multiplied with them is rounded as well, to bfloat16: machines have instructions for that.
 """
 
 from __future__ import annotations

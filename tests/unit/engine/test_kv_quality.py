@@ -43,7 +43,7 @@ def test_the_demo_model_keeps_its_perplexity_and_recall_with_every_kv_type() -> 
     ("figures", "first_columns", "kinds"),
     [
         ("kv_figures.json", r"(\w+) \| [\d,]+", KV_DTYPES),
-        ("weight_figures.json", r"weights as (\w+)", KINDS),
+        ("weight_figures.json", r"`--dtype (\w+)`", KINDS),
     ],
 )
 def test_the_model_card_tells_the_figures_that_were_measured(

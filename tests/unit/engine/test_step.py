@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,14 @@ def test_what_is_out_of_range_is_named_and_nothing_is_written(
     with pytest.raises(IndexError, match=message):
         decoder.step(case.tokens, case.batch, wanted, pool, logits=True)
     assert torch.equal(pool.memory, before)
+
+
+def test_matrices_of_which_some_round_their_rows_are_refused(model_folder: Path) -> None:
+    decoder, _ = load_decoder(model_folder, weight_type="bfloat16")
+    exact = replace(decoder.weights.head, rounds_rows=False)
+    mixed = replace(decoder.weights, head=exact)
+    with pytest.raises(ValueError, match="the same of all matrices"):
+        Decoder(decoder.config, mixed, deterministic=True)
 
 
 def test_a_pool_of_another_shape_is_refused_with_what_was_expected_and_got(

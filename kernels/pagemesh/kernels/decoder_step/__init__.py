@@ -97,6 +97,13 @@ class DecoderStep:
                 f"embedding: expected float32, bfloat16 or float16, dense; got "
                 f"{plan.embedding.dtype}, strides {plan.embedding.stride()}"
             )
+        matrices = [
+            matrix
+            for layer in plan.layers
+            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        if any(matrix.rounds_rows != plan.head.rounds_rows for matrix in matrices):
+            raise ValueError("rounds_rows: expected the same of all matrices")
         self._layers = (LayerStruct * len(plan.layers))(*map(_layer, plan.layers))
         self._struct = _decoder(plan, self._layers)
         self._decoder = ctypes.byref(self._struct)

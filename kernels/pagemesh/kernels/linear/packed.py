@@ -18,7 +18,7 @@ _DTYPES: dict[WeightType, torch.dtype] = {
 }  # fmt: skip
 TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
 _HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
-_ROUNDING: tuple[WeightType, ...] = ("bfloat16", "int8")
+ROUNDING_TYPES: tuple[WeightType, ...] = ("bfloat16", "int8")
 """Types whose values are bfloat16s, so that products with such are exact in float32."""
 _CODE_MAX = 127
 _PANELS_AT_ONCE = 256
@@ -51,10 +51,9 @@ class PackedLinear:
             raise ValueError(f"panels: expected {shape}, got {tuple(self.panels.shape)}")
         if self.bias.shape not in {(0,), (self.n,)} or not self.bias.is_contiguous():
             raise ValueError(f"bias: expected [{self.n}] or [0], got {list(self.bias.shape)}")
-        if self.rounds_rows and self.weight_type not in _ROUNDING:
-            raise ValueError(
-                f"rounds_rows: expected {' or '.join(_ROUNDING)} panels, got {self.weight_type}"
-            )
+        if self.rounds_rows and self.weight_type not in ROUNDING_TYPES:
+            types = " or ".join(ROUNDING_TYPES)
+            raise ValueError(f"rounds_rows: expected {types} panels, got {self.weight_type}")
 
     @property
     def has_bias(self) -> bool:

@@ -1,8 +1,10 @@
-"""Models whose weights are kept as int8: their bits, their files, their name, what they lose."""
+"""Models whose weights are rounded: their bits, their files, their name, what they lose."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from tests.unit.engine.harness import Pages, load_decoder, logits_in_chunks, log
 from tests.unit.engine.models import SHAPE, VOCAB, save_twin, twins
 from transformers import LlamaConfig
 
-from pagemesh.engine import fallback_loading
+from pagemesh.engine import fallback_loading, prepared
 from pagemesh.engine.fallback import PackedModule, linears
 from pagemesh.engine.fallback_loading import load_fallback
 from pagemesh.engine.loading import LoadedModel, load_model
+from pagemesh.kernels import decoder_step
 from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import KvPool, pack_linear, ragged_batch
@@ -47,20 +50,36 @@ def test_a_whole_step_has_the_bits_of_its_operations_and_of_each_row_alone(
 ) -> None:
     if not (folders / name).exists():
         save_twin(folders / name, twins()[name])
-    decoder, pool = load_decoder(folders / name, weight_type=weight_type)
+    check_step(folders / name, weight_type, (150, 3, 1))  # enough for more than one thread
+
+
+def check_step(folder: Path, weight_type: AskedType, counts: Sequence[int]) -> None:
+    """A step over prompts of ``counts`` tokens, of its operations, and of chunks of the first."""
+    decoder, pool = load_decoder(folder, weight_type=weight_type)
     pages = Pages(pool)
-    tokens = [some_tokens(count, vocab=VOCAB, seed=count) for count in (70, 3, 1)]
+    tokens = [some_tokens(count, vocab=VOCAB, seed=count) for count in counts]
     tables = [pages.table(len(own)) for own in tokens]
     together = logits_of(
         decoder, pool, [(t, own, 0) for t, own in zip(tables, tokens, strict=True)]
     )
-    batch = ragged_batch(tables, [0] * 3, [len(own) for own in tokens], 16)
+    batch = ragged_batch(tables, [0] * len(counts), list(counts), 16)
     joined = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
     _, whole = decoder.step(joined, batch, torch.arange(batch.rows), pool, logits=True)
     assert whole is not None
     assert torch.equal(whole, torch.cat(together))
-    apart = logits_in_chunks(decoder, pool, pages.table(70), tokens[0], (33, 17))
+    apart = logits_in_chunks(decoder, pool, pages.table(counts[0]), tokens[0], (33, 17))
     assert torch.equal(apart, together[0])
+
+
+@pytest.mark.parametrize("weight_type", ["int8", "bfloat16"])
+def test_a_step_of_odd_widths_has_the_bits_of_its_operations(
+    weight_type: AskedType, level: CpuLevel, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (folders / "odd").exists():
+        save_twin(folders / "odd", LlamaConfig(**SHAPE | {"intermediate_size": 93}))
+    check_step(folders / "odd", weight_type, (150, 3, 1))
+    monkeypatch.setattr(decoder_step, "threads", lambda: 1)
+    check_step(folders / "odd", weight_type, (41, 2, 1))  # nearly what one thread has room for
 
 
 def test_matrices_are_codes_of_a_float32_checkpoint_and_all_else_stays_float32(
@@ -119,6 +138,16 @@ def test_rounded_weights_are_another_root_and_the_same_one_every_time(tmp_path: 
     assert roots[0] != roots[1] == roots[2]
 
 
+def test_pages_of_rows_that_were_not_rounded_are_another_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_twin(tmp_path / "model", LlamaConfig(**SHAPE))
+    roots = [load(tmp_path / "model", kind).root for kind in ("int8", "bfloat16")]
+    monkeypatch.setattr(prepared, "rounds_rows", lambda weight_type: False)
+    before = [load(tmp_path / "model", kind).root for kind in ("int8", "bfloat16")]
+    assert len({*roots, *before}) == 4
+
+
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "GPTNeoXForCausalLM"])
 def test_the_fallback_gives_what_its_modules_give_over_what_the_codes_mean(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +169,16 @@ def test_the_fallback_rounds_the_rows_of_its_products_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_fallback_twin(tmp_path / "model", "GPTNeoXForCausalLM")
+    prove, proven = fallback_loading._prove, []
+
+    def noted(model: torch.nn.Module, *others: Any) -> None:
+        modules = [own for own in model.modules() if isinstance(own, PackedModule)]
+        proven.append([own.packed.rounds_rows for own in modules])
+        prove(model, *others)
+
+    monkeypatch.setattr(fallback_loading, "_prove", noted)
     found = fallback_logits(tmp_path)
+    assert proven[0] and not any(proven[0]), "the proof is about pages"
     monkeypatch.setattr(fallback_loading, "_round_rows", lambda model: None)
     assert not torch.equal(fallback_logits(tmp_path), found)
     product = PackedModule.forward
