@@ -228,10 +228,8 @@ class Recovery:
             return self._confirm_offer(session, held, lease)
         if lease is None or lease.incarnation != session.incarnation:
             return False
-        if lease.life.state is LeaseState.HELD and held.ticket is None:
-            return True
-        # Revoked: its Revoke tells it, and is repeated until acknowledged.
-        return lease.life.state is LeaseState.REVOKED
+        # Of one that is revoked its Revoke tells, which is repeated until acknowledged.
+        return lease.life.state in (LeaseState.HELD, LeaseState.REVOKED)
 
     def _confirm_offer(self, session: Session, held: HeldLease, lease: Lease | None) -> bool:
         books = self._books

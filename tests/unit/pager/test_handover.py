@@ -194,13 +194,15 @@ def test_who_redeems_what_its_sequence_waits_for_waits_no_more(
 
 
 def test_a_ticket_that_nobody_redeems_expires_and_frees_its_pages_at_once(
-    rig: Rig, prefill: Worker, lease: Granted
+    rig: Rig, prefill: Worker, decode: Worker, lease: Granted
 ) -> None:
-    prefill.offer(lease, fill_of(TOKENS), ttl_ms=100)
+    offered = prefill.offer(lease, fill_of(TOKENS), ttl_ms=100)
+    assert isinstance(offered, Offered)
     rig.tick(99)
     assert outcomes(rig) == []
     rig.tick(1)
     assert outcomes(rig) == ["expired"]
+    assert code_of(decode.redeem(lease.key, offered)) == "Stale"
     report = rig.core.report()
     assert (report.free_pages, report.idle_pages, report.draining_pages) == (14, 2, 0)
 

@@ -58,6 +58,12 @@ def test_a_part_that_comes_twice_is_taken_up_once(rig: Rig, worker: Worker) -> N
     assert rig.core.report().free_pages == 16
 
 
+def test_a_declaration_has_so_many_parts_at_most(rig: Rig, worker: Worker) -> None:
+    most = rig.limits.declare_parts_max
+    assert code_of(declare(rig, worker, most - 1, parts=most)) == "Ok"
+    assert code_of(declare(rig, worker, most, parts=most + 1, number=2)) == "Malformed"
+
+
 def test_pages_given_back_between_two_parts_are_whose_they_became(rig: Rig) -> None:
     """The last part frees what nobody claims; these another has, who has not let go of them."""
     worker, other = Worker(rig, "w", 1), Worker(rig, "other", 2)
@@ -105,3 +111,29 @@ def test_an_offer_that_was_taken_up_when_a_declaration_broke_off_is_told_closed(
     rig.taken(TicketClosed)
     assert declare(rig, worker, 0, held, parts=1, number=2) == Declared(lost=[])
     assert [closed.outcome for closed in rig.taken(TicketClosed)] == ["redeemed"]
+
+
+def test_what_was_redeemed_between_two_parts_is_held_though_it_was_granted_long_ago(
+    rig: Rig, worker: Worker
+) -> None:
+    decode = Worker(rig, "decode", 2)
+    lease = worker.granted(1, range(10), 12)
+    offered = worker.offered(lease, fill_of(range(10)))
+    rig.tick(rig.limits.declare_grace_ms)
+    assert code_of(declare(rig, decode, 0)) == "Ok"
+    taken = decode.redeemed(lease.key, offered)
+    assert declare(rig, decode, 1) == Declared(lost=[])
+    assert decode.committed(taken, range(10)) == 8
+
+
+def test_what_an_earlier_declaration_left_out_is_over_while_others_have_still_to_declare(
+    rig: Rig, worker: Worker
+) -> None:
+    """All of it is cached, so that nobody else can have its pages yet."""
+    other = Worker(rig, "other", 2)
+    lease = worker.granted(1, range(8), 8)
+    assert worker.committed(lease, range(8)) == 8
+    restarted(rig, worker, other)
+    assert declare(rig, worker, 0, parts=1) == Declared(lost=[])
+    late = declare(rig, worker, 0, line(lease, 1, range(8)), parts=1, number=2)
+    assert late == Declared(lost=[lease.lease])
