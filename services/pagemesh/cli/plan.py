@@ -42,7 +42,8 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 @click.option("--kv-dtype", metavar="TYPE", default=None,
               help=f"{', '.join(FORMATS)}.  [default: the checkpoint's]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=None,
-              help="Type of the weights.  [default: the checkpoint's]")  # fmt: skip
+              help="Type of the weights, on a GPU where PAGEMESH_DEVICE is cuda or devices are "
+              "several, else on a CPU.  [default: the checkpoint's]")  # fmt: skip
 @click.option("--weights", type=_SIZE, help="Size of the weights.  [default: from the model]")
 @click.option("--page-size", type=click.IntRange(1, 256),
               help="Tokens a page holds.  [default: as in `pagemesh up`]")  # fmt: skip
@@ -92,13 +93,14 @@ def ask(
     shape = read_shape(config, where)
     worker = load(WorkerConfig, os.environ)
     stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
+    on_cpu = worker.device == "cpu" and rest["tensor_parallel"] == 1
     return Asked(
         name=name,
         shape=shape,
         kv=find_format(kv_dtype or stored, "--kv-dtype"),
         weights=Weights(weights, "as given")
         if weights is not None
-        else weights_of(path.parent, config, shape, dtype or stored),
+        else weights_of(path.parent, config, shape, dtype or stored, on_cpu=on_cpu),
         memory_bytes=memory,
         pool_bytes=load(PagerConfig, os.environ).pool_bytes if pool_bytes is None else pool_bytes,
         page_size=rest["page_size"] or worker.page_size,

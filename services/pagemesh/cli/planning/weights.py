@@ -1,4 +1,10 @@
-"""How much memory a model's weights take: from its files, else from its shape."""
+"""How much memory a model's weights take: from its files, else from its shape.
+
+Devices keep every parameter once, in one type. A CPU looks rows of the embeddings up in the
+checkpoint, as they are stored, and has all else as matrices, a head that is tied to the embeddings
+too; asked for float32 it keeps what is stored in half precision as that. There scales of int8,
+padding and norms, which are float32, are left out: a few per cent, of large models under 1 %.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,8 @@ from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_HALVES = frozenset({"float16", "bfloat16"})
+_HEAD = "lm_head.weight"
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
@@ -26,40 +34,43 @@ class Weights:
     source: str
 
 
-def weights_of(folder: Path, config: Config, shape: ModelShape, dtype: str) -> Weights | None:
-    """The weights in ``dtype``, None when nothing says how large they are. Of int8 the scales are
-    left out, which are under 1 %.
+def weights_of(
+    folder: Path, config: Config, shape: ModelShape, dtype: str, *, on_cpu: bool
+) -> Weights | None:
+    """The weights in ``dtype``, None when nothing says how large they are.
 
     ``folder`` may hold safetensors, their index, or neither. Raises ``ConfigError`` for broken
     files.
     """
-    item_bytes, table_bytes = DTYPE_BYTES[dtype], _table_bytes(config, shape, dtype)
     files = weight_files(folder)
     if files and all(path.is_file() for path in files):
-        stored = sum(map(_element_count, files))
-        size = stored * item_bytes + table_bytes
-        return Weights(size, f"{dtype}, {_short(stored)} parameters, from its files")
-    if config.get("quantization_config"):
-        return None
-    count = parameter_count(config, shape)
-    if count is None:
-        return None
-    size = count * item_bytes + table_bytes
-    return Weights(size, f"{dtype}, {_short(count)} parameters, from config.json")
+        sizes = dict(pair for path in files for pair in _element_counts(path))
+        count, source = sum(sizes.values()), "from its files"
+        is_tied = _is_tied(config, shape) and _HEAD not in sizes
+    else:
+        known = None if config.get("quantization_config") else parameter_count(config, shape)
+        if known is None:
+            return None
+        count, source = known, "from config.json"
+        is_tied = _is_tied(config, shape)
+    if not on_cpu:
+        size = count * DTYPE_BYTES[dtype]
+    else:
+        dtype = shape.dtype if dtype == "float32" and shape.dtype in _HALVES else dtype
+        table = min(_table_count(config), count)
+        matrices = count if is_tied else count - table
+        size = matrices * DTYPE_BYTES[dtype] + table * DTYPE_BYTES.get(shape.dtype, 4)
+        source += ", as a CPU keeps them"
+    return Weights(size, f"{dtype}, {_short(count)} parameters, {source}")
 
 
-def _table_bytes(config: Config, shape: ModelShape, dtype: str) -> int:
-    """What a table of embeddings takes beyond ``dtype``: beside int8 matrices it stays as it is
-    stored, and a head that is tied to it is a matrix of its own."""
-    if dtype != "int8":
-        return 0
+def _table_count(config: Config) -> int:
+    """Parameters of the embeddings, 0 when nothing says how many."""
     config = decoder_part(config)
     try:
-        count = _count(config, "vocab_size") * _count(config, "hidden_size")
+        return _count(config, "vocab_size") * _count(config, "hidden_size")
     except KeyError:
         return 0
-    stored_bytes = DTYPE_BYTES.get(shape.dtype, DTYPE_BYTES["float32"])
-    return (stored_bytes if _is_tied(config, shape) else stored_bytes - 1) * count
 
 
 def _is_tied(config: Config, shape: ModelShape) -> bool:
@@ -102,11 +113,11 @@ def _count(config: Config, name: str) -> int:
     return value
 
 
-def _element_count(path: Path) -> int:
-    """Of all tensors of a safetensors file, read from its header alone."""
+def _element_counts(path: Path) -> list[tuple[str, int]]:
+    """Of each tensor of a safetensors file, read from its header alone."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+            return [(name, math.prod(file.get_slice(name).get_shape())) for name in file.keys()]
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from tests.unit.cli.planning.test_memory import LLAMA_70B
 from tests.unit.cli.test_command_line import error_of
+from tests.unit.engine.models import SHAPE, save_twin
+from transformers import LlamaConfig
 
 from pagemesh.cli.main import run
 from pagemesh.cli.planning.lifetime import Pace, waste_over_time
@@ -18,6 +21,7 @@ from pagemesh.cli.planning.memory import PAGE_SIZES
 from pagemesh.engine.loading import load_model
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.kernels.layout import PageLayout
+from pagemesh.kernels.weight_types import ASKED_TYPES
 
 
 @pytest.fixture
@@ -138,21 +142,45 @@ def test_weights_are_counted_in_their_files(
     save_file({"b": np.zeros(7, np.float32)}, folder / "two.safetensors")
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert as_json(capsys, folder)["weights_bytes"] == 22 * 2
-    assert as_json(capsys, folder, "--dtype", "float32")["weights_bytes"] == 22 * 4
+    devices = ("--tensor-parallel", 2)
+    assert as_json(capsys, folder, *devices)["weights_bytes"] == 22 * 2
+    assert as_json(capsys, folder, *devices, "--dtype", "float32")["weights_bytes"] == 22 * 4
 
 
-def test_int8_weights_are_planned_as_they_are_loaded_but_for_their_scales(
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_weights_are_planned_as_a_cpu_keeps_them(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    stored: torch.dtype,
+    is_tied: bool,
+) -> None:
+    shape = SHAPE | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2_048}
+    model = tmp_path / "model"
+    save_twin(model, LlamaConfig(**shape, tie_word_embeddings=is_tied), dtype=stored)
+    for asked in ASKED_TYPES:
+        own = load_model(
+            model, name="m", page_size=16, cache=tmp_path / "cache", weight_type=asked
+        ).weights
+        matrices = [m for at in own.layers for m in (at.qkv, at.output, at.gate_up, at.down)]
+        loaded = own.embedding.nbytes + sum(m.panels.nbytes for m in (*matrices, own.head))
+        planned = as_json(capsys, model, "--dtype", asked)["weights_bytes"]
+        assert planned == pytest.approx(loaded, rel=0.02), asked
+    monkeypatch.setenv("PAGEMESH_DEVICE", "cuda")
+    count = own.embedding.numel() * (1 if is_tied else 2) + sum(m.n * m.k for m in matrices)
+    planned = as_json(capsys, model, "--dtype", "bfloat16")["weights_bytes"]
+    assert planned == pytest.approx(2 * count, rel=0.002), "a tied head is the same memory there"
+
+
+def test_a_head_in_the_files_is_not_the_embeddings_whatever_the_configuration_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    demo = Path(__file__).parents[4] / "ops" / "demo_model" / "weights"
-    model = load_model(demo, name="m", page_size=16, cache=tmp_path, weight_type="int8")
-    layers, head = model.weights.layers, model.weights.head
-    matrices = [m for at in layers for m in (at.qkv, at.output, at.gate_up, at.down)]
-    loaded = model.weights.embedding.nbytes
-    loaded += sum(matrix.panels.nbytes for matrix in (*matrices, head))
-    planned = as_json(capsys, demo, "--dtype", "int8")["weights_bytes"]
-    assert 0.98 * loaded < planned < loaded
+    save_twin(tmp_path, LlamaConfig(**SHAPE))
+    before = as_json(capsys, tmp_path)["weights_bytes"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert as_json(capsys, tmp_path)["weights_bytes"] == before
 
 
 def test_weights_of_a_quantised_checkpoint_are_not_guessed(
