@@ -198,7 +198,7 @@ def _parse(option: Option, text: str, origin: str) -> object:
     if option.choices:
         if value in option.choices:
             return value
-        raise _bad(origin, text, "one of " + ", ".join(option.choices))
+        raise _bad(origin, text, "one of " + ", ".join(filter(None, option.choices)))
     if get_origin(option.kind) is tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value

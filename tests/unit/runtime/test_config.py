@@ -70,6 +70,7 @@ def test_every_kind_of_value_is_parsed() -> None:
         (GatewayConfig, "PAGEMESH_HTTP_PORT", "", "a whole number"),
         (GatewayConfig, "PAGEMESH_HTTP_PORT", "1.5", "a whole number"),
         (WorkerConfig, "PAGEMESH_DEVICE", "tpu", "one of cpu, cuda"),
+        (WorkerConfig, "PAGEMESH_CPU_LEVEL", "sse9", "one of amx, avx512_bf16, avx512"),
         (WorkerConfig, "PAGEMESH_DETERMINISTIC", "maybe", "true or false"),
         (TelemetryConfig, "PAGEMESH_TRACE_RATIO", "nan", "a number from 0 to 1"),
         (PagerConfig, "PAGEMESH_POOL_BYTES", "-1", "a size from 64KiB to 16TiB"),
