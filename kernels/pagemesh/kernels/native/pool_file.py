@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pagemesh.kernels.native.headers import HeaderTable, address_of
 from pagemesh.kernels.native.library import library
 from pagemesh.kernels.native.locks import is_at, try_lock, unlock
-from pagemesh.kernels.native.populate import is_memory
+from pagemesh.kernels.native.populate import clear, is_memory
 from pagemesh.kernels.native.superblock import (
     BOOT_BYTES,
     BOOT_OFFSET,
@@ -67,6 +67,8 @@ class PoolFile:
         try:
             try_lock(descriptor)  # at once: an unlocked one is a leftover
             os.posix_fallocate(descriptor, 0, size)
+            if is_memory(descriptor):
+                clear(descriptor, size)
             os.pwrite(descriptor, superblock.pack(epoch), 0)
             pool = cls(path, descriptor, superblock)
             fresh.rename(path)

@@ -1,26 +1,33 @@
-"""The memory of a mapped pool, mapped page by page before anybody computes with it.
+"""The memory of a pool before anybody computes with it: cleared by who makes the file, mapped page
+by page by who attaches to it.
 
-Each page of 4 KiB that a process writes to for the first time is a fault, in the middle of a step,
-and K and V of a prompt lie on thousands of them. ``MADV_POPULATE_WRITE`` (Linux 5.14) maps many in
-one call, from a thread of its own. While such a call runs nobody in the process can map or unmap
-anything, so each is short.
+Each page of 4 KiB that a process uses for the first time is a fault, in the middle of a step, and
+K and V of a prompt lie on thousands of them. The first process of all waits for the kernel to clear
+the page too, which takes twenty times as long as to map one that is there. So the pager clears what it
+can before it says that there is a pool (``clear``), and ``MADV_POPULATE_READ`` (Linux 5.14) then maps
+many pages in one call, to be written to as well, from a thread of a worker's own. While such a call
+runs nobody in the process can map or unmap anything, so each is short.
 
-A pool that has just come is mapped without pauses for a while: two GiB take a second or two, before
-the first request or soon after it. What is left of a larger one has its turn now and then, since
-the other threads of a step wait for whatever this takes of a core.
+A GiB that was cleared is mapped in a tenth of a second. A pool that was not, since it is too large,
+has its turn now and then: the other threads of a step wait for whatever this takes of a core.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 import time
 
 import numpy as np
 from numpy.typing import NDArray
 
-_POPULATE_WRITE = 23
+_POPULATE_READ = 22
+CLEAR_S = 4.0
+"""How long the maker of a pool clears it: a GiB takes a tenth of a second, or two where a virtual
+machine's host has yet to give the memory."""
+_ZEROS = memoryview(bytes(1 << 20))
 SLICE_BYTES = 256 << 10
 """What is mapped in one call, which takes a fraction of a millisecond."""
 EAGER_S = 2.0
@@ -38,6 +45,15 @@ def is_memory(descriptor: int) -> bool:
     if ctypes.CDLL(None).fstatfs(descriptor, found):
         return False
     return ctypes.c_long.from_buffer(found).value & 0xFFFF_FFFF in _MEMORY_KINDS
+
+
+def clear(descriptor: int, size_bytes: int, *, within_s: float = CLEAR_S) -> int:
+    """Write zeros to a new file in memory, from its start on, until ``within_s`` are over. Returns
+    how many bytes of ``size_bytes`` that were. Raises ``OSError`` where there is no memory."""
+    until_s, at = time.monotonic() + within_s, 0
+    while at < size_bytes and time.monotonic() < until_s:
+        at += os.pwrite(descriptor, _ZEROS[: size_bytes - at], at)
+    return at
 
 
 class Populating:
@@ -70,7 +86,7 @@ class Populating:
         end = self._memory.ctypes.data + self._memory.nbytes
         eager_until_s = time.monotonic() + self._eager_s
         for at in range(first, end, SLICE_BYTES):
-            if advise(at, min(SLICE_BYTES, end - at), _POPULATE_WRITE):
+            if advise(at, min(SLICE_BYTES, end - at), _POPULATE_READ):
                 return
             is_eager = time.monotonic() < eager_until_s
             if self._stopped.wait(0.0 if is_eager else self._pause_s):
