@@ -130,7 +130,7 @@ def _check_accounts(books: Books) -> None:
     accounts = books.accounts
     accounts.check()
     used = dict.fromkeys(accounts, 0)
-    idle, trees = used.copy(), used.copy()
+    idle, trees, promised = used.copy(), used.copy(), used.copy()
     for tree in [*books.forest.trees.values(), *books.forest.retired.values()]:
         account = tree.root.account
         trees[account] += 1
@@ -139,9 +139,11 @@ def _check_accounts(books: Books) -> None:
             (used if node.pins else idle)[account] += len(node.pages)
     for lease in books.leases.values():
         used[lease.account] += len(lease.held_pages) + lease.promised_pages
+        promised[lease.account] += lease.promised_pages
     for account in accounts:
         assert used[account] == account.used_pages, f"{account.tenant} is charged for others"
         assert idle[account] == account.idle_pages
+        assert promised[account] == account.promised_pages
         assert trees[account] == account.tree_count
 
 

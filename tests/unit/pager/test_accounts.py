@@ -27,7 +27,7 @@ class Tenants:
         for index, (quota, counts) in enumerate(zip(quotas, edges, strict=True)):
             tree = self.forest.plant(bytes([index]) * 32, index)
             terms = CacheTerms(tenant=f"t{index}", pages_max=quota) if quota else CacheTerms()
-            self.accounts.assign(tree, terms, lambda: 0)
+            self.accounts.assign(tree, terms, lambda: (0, 0))
             for number, count in enumerate(counts):
                 tokens = pack(range(1_000 * number, 1_000 * number + count))
                 self.forest.pin(tree.root)

@@ -342,7 +342,7 @@ def test_a_tenant_that_takes_a_tree_over_gets_what_the_policy_before_had_put_off
             forest.unpin(node)
             node = made.node
         forest.unpin(node)
-    accounts.assign(tree, CacheTerms(tenant="t", pages_max=8), lambda: 0)
+    accounts.assign(tree, CacheTerms(tenant="t", pages_max=8), lambda: (0, 0))
     check_forest(forest, pool, [])
     assert [node.note.use_count for node in tree.root.below()] == [0, 0]
 

@@ -37,20 +37,25 @@ class Promises:
         """Promise ``lease``, which has no promise, so many pages more; there is room."""
         lease.promised_pages = page_count
         self.page_count += page_count
-        lease.account.used_pages += page_count
+        account = lease.account
+        account.used_pages += page_count
+        account.promised_pages += page_count
 
     def keep(self, lease: Lease, page_count: int) -> None:
         """``lease`` gets ``page_count`` pages, promised or not."""
-        promised = lease.promised_pages
+        promised, account = lease.promised_pages, lease.tree.root.account
         if promised:
             kept = min(page_count, promised)
             lease.promised_pages = promised - kept
             self.page_count -= kept
+            account.promised_pages -= kept
             page_count -= kept
-        lease.tree.root.account.used_pages += page_count
+        account.used_pages += page_count
 
     def take_back(self, lease: Lease) -> None:
         """Nothing is promised to ``lease``."""
+        account = lease.account
         self.page_count -= lease.promised_pages
-        lease.account.used_pages -= lease.promised_pages
+        account.used_pages -= lease.promised_pages
+        account.promised_pages -= lease.promised_pages
         lease.promised_pages = 0

@@ -33,7 +33,7 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
     if tree is not None:
         trees[digest] = tree
         if terms.has_quota or tree.root.account is not books.accounts.common:
-            books.accounts.assign(tree, terms, partial(_held_pages, books, tree))
+            books.accounts.assign(tree, terms, partial(_pages_of_leases, books, tree))
         return tree
     if not books.root_lines.free:
         spare = _spare_tree(books)
@@ -42,7 +42,7 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
     tree = books.forest.plant(digest, books.root_lines.free.pop())
     books.out.append(StoreRoot(tree.index, digest, True))
     if terms.has_quota:
-        books.accounts.assign(tree, terms, lambda: 0)
+        books.accounts.assign(tree, terms, lambda: (0, 0))
     return tree
 
 
@@ -63,9 +63,11 @@ def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
         uproot(books, tree, Why.INVALIDATED)
 
 
-def _held_pages(books: Books, tree: Tree) -> int:
+def _pages_of_leases(books: Books, tree: Tree) -> tuple[int, int]:
+    """Held by those of ``tree``, and promised to them."""
     leases = [one for one in books.leases.values() if one.tree is tree]
-    return sum(len(one.held_pages) + one.promised_pages for one in leases)
+    held_pages = sum(len(one.held_pages) for one in leases)
+    return held_pages, sum(one.promised_pages for one in leases)
 
 
 def _may_go(books: Books, tree: Tree) -> bool:

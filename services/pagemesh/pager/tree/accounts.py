@@ -34,7 +34,8 @@ class Account:
     """Pages of one tenant, or (``tenant`` is empty) of all without a quota."""
 
     __slots__ = (
-        "idle_pages", "policy", "quota_pages", "tenant", "tree_count", "used_pages", "waiting",
+        "idle_pages", "policy", "promised_pages", "quota_pages", "tenant", "tree_count",
+        "used_pages", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -46,12 +47,16 @@ class Account:
         self.waiting = waiting
         """Its sequences that would use more than the quota."""
         self.used_pages = self.idle_pages = 0
+        self.promised_pages = 0
+        """Of the used ones those that its leases do not have yet (``promises``)."""
         self.tree_count = 0
 
     @property
     def is_over(self) -> bool:
-        """It has more than its quota, cached pages included."""
-        return self.used_pages + self.idle_pages > self.quota_pages
+        """It is a tenant that has more than its quota, cached pages included. What is only
+        promised lies in the cache or is free, and would count twice."""
+        has_pages = self.used_pages - self.promised_pages + self.idle_pages
+        return self.tenant != "" and has_pages > self.quota_pages
 
     def pin(self, node: Node) -> None:
         """The idle ``node`` is used now."""
@@ -122,10 +127,13 @@ class Accounts:
         """The account with a quota that ``terms`` name, if it has any pages yet."""
         return self._account(terms) if terms.has_quota and terms.tenant in self.by_tenant else None
 
-    def assign(self, tree: Tree, terms: CacheTerms, held_pages: Callable[[], int]) -> None:
-        """``tree`` is, from now on, that of ``terms``. ``held_pages``: how many pages that are not
-        in the tree its leases hold, asked for when it changes hands. That takes a step for each of
-        its edges, once after a restart or a change of limits."""
+    def assign(
+        self, tree: Tree, terms: CacheTerms, of_leases: Callable[[], tuple[int, int]]
+    ) -> None:
+        """``tree`` is, from now on, that of ``terms``. ``of_leases``: how many pages that are not
+        in the tree its leases hold and how many are promised to them, asked for when it changes
+        hands. That takes a step for each of its edges, once after a restart or a change of
+        limits."""
         before, account = tree.root.account, self._account(terms)
         if account is before:
             return
@@ -139,11 +147,15 @@ class Accounts:
         for node in idle:
             account.policy.add(node)
         idle_pages = sum(len(node.pages) for node in idle)
-        used_pages = sum(len(node.pages) for node in below) - idle_pages + held_pages()
+        held_pages, promised_pages = of_leases()
+        pinned_pages = sum(len(node.pages) for node in below) - idle_pages
+        used_pages = pinned_pages + held_pages + promised_pages
         before.idle_pages -= idle_pages
         before.used_pages -= used_pages
+        before.promised_pages -= promised_pages
         account.idle_pages += idle_pages
         account.used_pages += used_pages
+        account.promised_pages += promised_pages
         self.planted(tree, account)
         self.felled(tree, before)
 
