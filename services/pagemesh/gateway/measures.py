@@ -30,6 +30,10 @@ output_tokens = counter("gateway_output_tokens_total", "Tokens generated for end
 cached_tokens = counter(
     "gateway_cached_tokens_total", "Prompt tokens that were found in the page cache."
 )
+elsewhere_tokens = counter(
+    "gateway_elsewhere_tokens_total",
+    "Prompt tokens that another host had cached than the one a request was sent to.",
+)
 in_flight = gauge("gateway_requests_in_flight", "Prompts being answered now.")
 attempts = counter("gateway_attempts_total", "Submits sent, the first of each request included.")
 frames_lost = counter("gateway_frames_lost_total", "Frame messages noticed to be missing.")
@@ -74,6 +78,7 @@ def _escaped(text: str) -> str:
 __all__ = [
     "attempts",
     "cached_tokens",
+    "elsewhere_tokens",
     "first_token_seconds",
     "frames_lost",
     "in_flight",

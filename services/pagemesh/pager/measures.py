@@ -12,7 +12,7 @@ from pagemesh.pager.tree.leaving import Why
 from pagemesh.runtime import metrics, semconv, trace
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.wire.messages import Message, Refused, name_of
-from pagemesh.wire.pager_messages import Granted, Queued
+from pagemesh.wire.pager_messages import Admit, Granted, Queued, Waterfall
 
 _pages = metrics.gauge("pager_pages", "Pages by state.", ["state"])
 _leases = metrics.gauge("pager_leases", "Leases that stand or drain.")
@@ -149,9 +149,7 @@ class Measures:
         code = answer.code if isinstance(answer, Refused) else name_of(type(answer))
         _answers_of(asked, code).inc()
         if isinstance(answer, Granted) and asked == "pager.admit":
-            _tokens_of("delivered").inc(answer.waterfall.delivered_tokens)
-            for reason, count in answer.waterfall.lost.items():
-                _tokens_of(f"lost_{reason}").inc(count)
+            self._count(request, answer.waterfall)
         if caller is None or asked not in _WORTH_A_SPAN:
             return
         record_span(
@@ -163,6 +161,17 @@ class Measures:
             kind="server",
             error=answer.code if isinstance(answer, Refused) else "",
         )
+
+    def _count(self, request: Message, waterfall: Waterfall) -> None:
+        """What is admitted again, after it was preempted or its worker failed, counts apart: its
+        own pages are what it finds."""
+        assert isinstance(request, Admit)
+        if request.again or request.key.attempt > 1:
+            _tokens_of("admitted_again").inc(waterfall.delivered_tokens)
+            return
+        _tokens_of("delivered").inc(waterfall.delivered_tokens)
+        for reason, count in waterfall.lost.items():
+            _tokens_of(f"lost_{reason}").inc(count)
 
     def _attributes(self, asked: str, answer: Message, books: Books) -> dict[str, Attribute]:
         attributes: dict[str, Attribute] = {}

@@ -76,7 +76,8 @@ class Handle(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Waterfall(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of each cached token: available -> selected -> delivered.
+    """What became of each cached token: available -> selected -> delivered. Selected is what was
+    to be used, waited for or read from disk too; delivered what the sequence began with.
 
     ``lost`` maps a reason (see ``pager.waterfall``) to tokens that are, or were lately, there. Of
     the delivered ``awaited_tokens`` were in flight, ``fetched_tokens`` on disk: ``awaited_ms``."""
@@ -186,7 +187,8 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how many slots the lease shall have, at least ``len(tokens)``. The last token is never
     matched, since its logits are wanted. ``tokens_max``: slots it may ever fill. ``first_tokens``:
     slots beyond the match that are wanted at once; 0: all. The others are *promised*: nobody else
-    is admitted to them, and ``Extend`` gets them without waiting.
+    is admitted to them, and ``Extend`` gets them without waiting. ``again``: it was admitted before
+    and lost its pages, so that its prompt is no new one.
     """
 
     key: SequenceKey
@@ -201,6 +203,7 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     terms: CacheTerms = NO_TERMS
     tokens_max: Count = 0
     first_tokens: Count = 0
+    again: bool = False
     deadline_ms: Millis
 
 

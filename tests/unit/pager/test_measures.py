@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pager.rig import Rig, Worker
+from tests.unit.pager.rig import ROOT, Rig, Worker, key_of, order_of
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.measures import Measures
 from pagemesh.runtime.metrics import REGISTRY
+from pagemesh.wire.pager_messages import Admit, Granted, Waterfall
+from pagemesh.wire.tokens import pack
 
 PERIOD_MS = 400
 
@@ -49,3 +51,28 @@ def test_a_look_shows_what_came_since_the_last_reading_once_its_time_has_come(
         rig.tick(after_ms)
         measures.look(rig.core.books)
         assert REGISTRY.get_sample_value("pagemesh_pager_leases") == shown
+
+
+def test_what_a_prompt_finds_when_it_is_admitted_again_counts_apart(
+    rig: Rig, worker: Worker
+) -> None:
+    measures = Measures()
+
+    def counted(again: bool) -> list[float]:
+        request = Admit(
+            key=key_of(9), order=order_of(9), worker=worker.name, incarnation=1, epoch=1, root=ROOT,
+            tokens=pack(range(9)), reserve_tokens=9, again=again, deadline_ms=1_000,
+        )  # fmt: skip
+        answer = Granted(
+            key=request.key, lease=1, lease_slot=0, granted_at=1, extents=b"", cached_tokens=8,
+            waterfall=Waterfall(delivered_tokens=8, lost={"evicted": 4}),
+        )  # fmt: skip
+        fates = ("delivered", "lost_evicted", "admitted_again")
+        name = "pagemesh_pager_prompt_tokens_total"
+        before = [REGISTRY.get_sample_value(name, {"fate": fate}) or 0.0 for fate in fates]
+        measures.answered(request, answer, None, 0, 0, rig.core.books)
+        after = [REGISTRY.get_sample_value(name, {"fate": fate}) or 0.0 for fate in fates]
+        return [late - early for early, late in zip(before, after, strict=True)]
+
+    assert counted(again=False) == [8, 4, 0]
+    assert counted(again=True) == [0, 0, 8]

@@ -10,6 +10,7 @@ from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_o
 from tests.unit.pager.steps import pinned
 from tests.unit.pager.test_recovery import declare, line
 
+from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 
@@ -94,6 +95,15 @@ def test_who_is_taken_back_gives_its_promise_back_at_once(rig: Rig, worker: Work
     older = worker.admit(1, OTHER[:48])
     assert [notice.key for notice in rig.taken(Revoke)] == [lease.key] and not promised(rig)
     assert isinstance(older, Granted), "the twelve pages that nobody had taken suffice"
+
+
+def test_who_ends_before_its_prompt_is_computed_leaves_its_promise_to_others(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = start(worker)
+    worker.release(lease, LONG[:8])
+    assert not promised(rig)
+    assert len(table_of(worker.granted(2, OTHER))) == 16
 
 
 def test_no_more_are_taken_back_than_held_and_promised_pages_are_missing(
@@ -209,3 +219,16 @@ def test_who_waits_for_a_prefix_is_served_as_its_writer_goes_on_piece_by_piece(
     worker.committed(lease, LONG[:32])
     (granted,) = rig.taken(Granted)
     assert granted.cached_tokens == 32
+
+
+def test_what_leaves_for_a_promised_page_of_nobodys_quota_is_evicted_and_not_over_a_quota() -> None:
+    rig = Rig(64)
+    worker = Worker(rig, "prefill-1", 1)
+    for number in range(1, 5):
+        prompt = range(100 * number, 100 * number + 64)
+        worker.release(worker.granted(number, prompt), prompt)
+    assert rig.core.report().idle_pages == 64
+    lease = worker.granted(9, range(900, 1020), first_tokens=16)
+    worker.extended(lease, 8, have=4)
+    left = rig.core.books.forest.left_pages
+    assert promised(rig) == 22 and (left[Why.EVICTED], left[Why.QUOTA]) == (8, 0)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-from tests.unit.pager.rig import Rig, Worker
+import pytest
+from tests.unit.pager.rig import Rig, Worker, is_queued
 
 from pagemesh.pager.retention.ages import Ages
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.pager_messages import Waterfall
+from pagemesh.wire.pager_messages import Granted, Waterfall
 
 
 def ask(worker: Worker, number: int, tokens: Iterable[int], tenant: str = "") -> Waterfall:
@@ -104,3 +106,29 @@ def test_ages_are_known_to_the_second_and_later_on_more_coarsely() -> None:
     assert ages.age_s(10 * 4_000, 5_000_000) in range(990, 1_010)
     assert ages.age_s(0, 5_000_000) is None
     assert ages.age_s(10**9, 5_000_000) == 0, "given out since the last look"
+
+
+def test_what_was_waited_for_and_did_not_come_was_selected_and_not_delivered(
+    rig: Rig, worker: Worker
+) -> None:
+    writer = Worker(rig, "w-2", 2)
+    begun = writer.granted(1, range(33))
+    assert is_queued(worker.admit(2, range(33)))
+    writer.committed(begun, range(16))
+    rig.die(2)
+    (granted,) = rig.taken(Granted)
+    told = granted.waterfall
+    assert (told.available_tokens, told.selected_tokens, told.delivered_tokens) == (32, 32, 16)
+    assert told.lost == {"abandoned": 16}
+
+
+@pytest.mark.parametrize("how", [{"again": True}, {"attempt": 2}])
+def test_what_is_admitted_again_is_no_new_prompt(
+    how: dict[str, Any], rig: Rig, worker: Worker
+) -> None:
+    ask(worker, 1, range(33))
+    ask(worker, 2, range(33))
+    lease = worker.granted(3, range(40), **how)
+    assert lease.cached_tokens == 32, "it reads what is cached like any other"
+    books = rig.core.books
+    assert (books.prompt_tokens, books.cached_tokens) == (66, 32)

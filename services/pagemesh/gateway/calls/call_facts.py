@@ -55,6 +55,7 @@ class CallFacts:
         measures.prompt_tokens.inc(prompt)
         measures.output_tokens.inc(output)
         measures.cached_tokens.inc(cached)
+        measures.elsewhere_tokens.inc(sum(core.elsewhere_tokens for core in cores))
         if whole:
             measures.request_seconds.labels(self.endpoint).observe((now_us - self._start_us) / 1e6)
         if self._first_us:
@@ -125,6 +126,9 @@ def _waterfall(cores: Sequence[RequestCore]) -> dict[str, Attribute]:
     found[semconv.PAGEMESH_ATTEMPT] = max(core.attempt_count for core in cores)
     told = [choice for core in cores for choice in core.choices[:1]]
     falls = [choice.waterfall for choice in told if choice.waterfall is not None]
+    elsewhere = sum(core.elsewhere_tokens for core in cores)
+    if elsewhere:
+        found[f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere"] = elsewhere
     if falls:
         found[semconv.PAGEMESH_TOKENS_AVAILABLE] = sum(fall.available_tokens for fall in falls)
         found[semconv.PAGEMESH_TOKENS_SELECTED] = sum(fall.selected_tokens for fall in falls)

@@ -41,6 +41,7 @@ class RequestCore:
         self.choices = [Choice(i, texts[i], now_ms) for i in range(spec.sequence_count)]
         """For others to read only. A beam search is one, until its answer is here."""
         self.routes: dict[int, ev.Route] = {}  # by attempt, of choices that are placed
+        self.elsewhere_tokens = 0  # cached on another host than it went to first
         self._attempt = 0
         self._waiting_since_ms: int | None = None
         self._model_root: bytes | None = None
@@ -145,6 +146,8 @@ class RequestCore:
         self._waiting_since_ms = None
         self._attempt += 1
         self.routes[self._attempt] = route
+        if self._attempt == 1:
+            self.elsewhere_tokens = route.elsewhere_tokens
         for choice in group:
             choice.attempt = self._attempt
             choice.holder = None

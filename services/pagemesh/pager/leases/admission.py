@@ -13,12 +13,14 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.leases.in_flight import Found
 from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.needs import NO_TREE, Needs
+from pagemesh.pager.leases.overtaking import Overtaking, ahead_of
 from pagemesh.pager.leases.preemption import Preemption
 from pagemesh.pager.leases.promises import first_part
 from pagemesh.pager.leases.quotas import Quotas
 from pagemesh.pager.leases.waiting import Waiter, place_of, require_own
 from pagemesh.pager.leases.waterfall import Waterfalls
-from pagemesh.pager.pages.runs import NO_PAGES, Pages, last_extents, pack_runs
+from pagemesh.pager.pages.runs import Pages, last_extents, pack_runs
 from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.roots import has_root_place, tree_of
 from pagemesh.pager.tiers.traffic import OnDisk, Tiers
@@ -43,6 +45,8 @@ class Admission:
         self._preemption = preemption
         self._quotas, self._tenants = quotas, books.accounts.by_tenant
         self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
+        self._needs = Needs(books, quotas)
+        self._overtaking = Overtaking(self._needs.outlook)
 
     # Requests
 
@@ -77,11 +81,15 @@ class Admission:
         return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
-        """Serve from the front of the queue for as long as there is room."""
+        """Serve from the front of the queue for as long as there is room; who finds more cached
+        may go first (``overtaking``)."""
         books = self._books
         for _ in range(len(books.waiting)):
             if not len(books.waiting):
                 return
+            waiter = self._overtaking.next(books.waiting)
+            if waiter is not books.waiting.first and self._overtakes(waiter):
+                continue
             waiter = books.waiting.first
             try:
                 if self._is_held_back(waiter):
@@ -100,6 +108,22 @@ class Admission:
             books.waiting.discard(*waiter.name)
             if not isinstance(reply, Queued):
                 books.notify(waiter.message.worker, reply)
+
+    def _overtakes(self, waiter: Waiter) -> bool:
+        """Serve ``waiter`` before the first, at a place just ahead of it."""
+        books, message = self._books, waiter.message
+        books.trace, first = waiter.trace, books.waiting.first
+        reply = self._try(message)
+        if reply is None:
+            return False
+        if isinstance(reply, Granted):
+            lease = books.leases[reply.lease]
+            lease.order = ahead_of(first.order, lease.order)
+            self._overtaking.passed()
+        books.waiting.discard(*waiter.name)
+        if not isinstance(reply, Queued):
+            books.notify(message.worker, reply)
+        return True
 
     def serve_held_back(self) -> None:
         """Let those go on who waited for their own tenants, as far as these use less now."""
@@ -189,16 +213,10 @@ class Admission:
         """Whether ``waiter`` waits, from now on, until its tenant uses less."""
         if not self._tenants:  # with a quota
             return False
-        books, message = self._books, waiter.message
-        if isinstance(message, Extend):
-            lease = books.leases[message.lease]
-            need_pages = message.page_count - lease.page_count - lease.promised_pages
-            if need_pages <= 0:
-                return False  # they count as used
-        else:
-            match = self._match(message)
-            need_pages = books.facts.pages_for(message.reserve_tokens) - match.pages
-            need_pages += books.forest.idle_pages(match)
+        message = waiter.message
+        need_pages = self._needs.more_of_tenant(message)
+        if isinstance(message, Extend) and need_pages <= 0:
+            return False  # they count as used
         return self._quotas.holds_back(waiter, need_pages)
 
     def quota_room(self, lease: Lease) -> int:
@@ -215,6 +233,10 @@ class Admission:
             return self._try_admit(message)
         return self._try_extend(message)
 
+    def _missing_pages(self, waiter: Waiter) -> int:
+        """Pages short of what ``waiter`` needs."""
+        return self._needs.missing_pages(waiter.message)
+
     def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
         """``_try``, and again if that is of use once the younger were pressed."""
         reply = self._try(waiter.message)
@@ -222,26 +244,13 @@ class Admission:
             reply = self._try(waiter.message)
         return reply
 
-    def _missing_pages(self, waiter: Waiter) -> int:
-        """Pages short of what ``waiter`` needs."""
-        message, books = waiter.message, self._books
-        if isinstance(message, Admit):
-            match = self._match(message)
-            need = books.facts.pages_for(message.reserve_tokens) - match.pages
-            return need - self._room_beside(match)
-        lease = books.leases[message.lease]
-        need = message.page_count - lease.page_count
-        if need <= lease.promised_pages:  # they come when they may be evicted
-            return need - books.pool.free - books.pool.idle
-        return need - books.room_for(lease.promised_pages)
-
     # Serving
 
     def _try_admit(self, message: Admit) -> Granted | Queued | None:
         books = self._books
         if not books.slots or not has_root_place(books, message.root):
             return None
-        match = self._match(message)
+        match = self._needs.match(message)
         found = books.in_flight.find(match, message)
         if found is not None and found.is_fit:
             waiter = self._waiter(message, message.order)
@@ -250,11 +259,11 @@ class Admission:
         matched = match.pages
         count = -(-message.reserve_tokens // self._page_size) - matched
         unpromised = books.pool.free - books.promises.page_count
-        if count > unpromised and count > self._room_beside(match):
+        if count > unpromised and count > self._needs.room_beside(match):
             return None
         session, terms = books.sessions[message.incarnation], message.terms
         tree = tree_of(books, message.root, terms)
-        if match.node is _NO_TREE:
+        if match.node is NO_TREE:
             match = Match(tree.root, tree.root, 0, 0)
         tree.model, tree.terms = session.model, terms
         on_disk = self._tiers.find(match, message) if books.disk is not None else None
@@ -263,10 +272,13 @@ class Admission:
         waterfall = self._waterfalls.of(message, match, found, on_disk)
         anchor, token_count = books.forest.pin_match(match), len(message.tokens) // 4
         cached_tokens = matched * self._page_size
-        books.prompt_tokens += token_count
+        is_new = message.key.attempt == 1 and not message.again
+        if is_new:
+            books.prompt_tokens += token_count
         if matched:
             anchor.uses += 1
-            books.cached_tokens += cached_tokens
+            if is_new:
+                books.cached_tokens += cached_tokens
         now = count
         if message.first_tokens:
             now = first_part(count, books.facts.pages_for(message.first_tokens))
@@ -361,19 +373,6 @@ class Admission:
         lease.granted_at = books.pool.last_sequence
         return count, packed
 
-    def _match(self, message: Admit) -> Match:
-        """What ``message`` may read. The last token is always computed."""
-        tree = self._books.forest.trees.get(message.root)
-        root = tree.root if tree is not None else _NO_TREE
-        tokens = message.tokens
-        pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
-        return self._books.forest.match(root, tokens, pages_max)
-
-    def _room_beside(self, match: Match) -> int:
-        """Room that is left once ``match`` is pinned."""
-        books = self._books
-        return books.room_for(-books.forest.idle_pages(match))
-
     def _require_admissible(self, message: Admit) -> None:
         count, extra = divmod(len(message.tokens), 4)
         if extra or not count:
@@ -394,6 +393,3 @@ class Admission:
     def _too_large(self, page_count: int) -> NoCapacity:
         wanted = f"{page_count} pages are wanted, and the whole pool has {self._page_count}"
         return NoCapacity(f"{wanted}: shorten the prompt or max_tokens, or enlarge the pool")
-
-
-_NO_TREE = Node(None, b"", NO_PAGES)

@@ -7,6 +7,8 @@
     other_root                    it is cached for the same tenant under another root: another
                                   model, other weights or types, another salt
     partial_page                  the cache agrees further on, but shares whole pages only
+    abandoned                     it was waited for, and did not come: who computed it ended or was
+                                  too slow, or what was read from disk was damaged
     last_token                    the last token of a prompt is always computed
     not_read                      the request may not read the cache
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 from itertools import islice
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leases.in_flight import Found
+from pagemesh.pager.leases.in_flight import Found, Wait
 from pagemesh.pager.tiers.traffic import OnDisk
 from pagemesh.pager.tree.departed import Departed, mark_count_for
 from pagemesh.pager.tree.leaving import Why
@@ -50,13 +52,21 @@ class Waterfalls:
             return self._not_read(message)
         size = self._page_size
         matched = match.pages * size
+        wait = None
+        if self._books.in_flight.waits:
+            wait = self._books.in_flight.end_wait((message.incarnation, message.key))
+        selected = matched if wait is None else max(matched, wait.pages * size)
         lost: dict[str, int] = {}
         near = 0
         if found is not None:
             lost["in_flight"] = found.pages * size
         elif on_disk is not None:
             lost["on_disk"] = len(on_disk.records) * size
-        elif not self._gone(message, match, lost):
+        elif self._gone(message, match, lost):
+            pass
+        elif selected > matched:
+            lost["abandoned"] = selected - matched
+        else:
             near = self._books.forest.near_tokens(match, message.tokens)
         available = matched + near
         if lost:
@@ -66,17 +76,15 @@ class Waterfalls:
             near -= 1
         if near:
             lost["partial_page"] = near
-        saved, fetched, waited_ms = (
-            self._awaited(message, matched) if self._books.in_flight.waits else (0, 0, 0)
-        )
+        saved, fetched = self._gained(wait, matched)
         return Waterfall(
-            available_tokens=available,
-            selected_tokens=matched,
+            available_tokens=max(available, selected),
+            selected_tokens=selected,
             delivered_tokens=matched,
             lost=lost,
             awaited_tokens=saved,
             fetched_tokens=fetched,
-            awaited_ms=waited_ms,
+            awaited_ms=0 if wait is None else wait.waited_ms,
         )
 
     def check(self) -> None:
@@ -133,14 +141,12 @@ class Waterfalls:
                 most = max(most, forest.match(tree.root, message.tokens, pages_max).pages)
         return most
 
-    def _awaited(self, message: Admit, matched_tokens: int) -> tuple[int, int, int]:
-        """Tokens that waiting for others saved the sequence to compute, those that were read from
-        disk for it, and for how many milliseconds it waited."""
-        flights = self._books.in_flight
-        wait = flights.end_wait((message.incarnation, message.key))
+    def _gained(self, wait: Wait | None, matched_tokens: int) -> tuple[int, int]:
+        """Tokens that ``wait`` saved the sequence to compute: that others computed for it, and
+        that were read from disk."""
         if wait is None:
-            return 0, 0, 0
+            return 0, 0
         gained_tokens = max(matched_tokens - wait.start_pages * self._page_size, 0)
         fetched_tokens = min(wait.fetched_pages * self._page_size, gained_tokens)
-        flights.saved_tokens += gained_tokens - fetched_tokens
-        return gained_tokens - fetched_tokens, fetched_tokens, wait.waited_ms
+        self._books.in_flight.saved_tokens += gained_tokens - fetched_tokens
+        return gained_tokens - fetched_tokens, fetched_tokens

@@ -75,6 +75,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             terms=sequence.terms,
             tokens_max=sequence.tokens_max,
             first_tokens=_first_tokens(desk, sequence),
+            again=sequence.preempted_count > 0,
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),

@@ -1,0 +1,70 @@
+"""What it takes to serve somebody now: pages that are cached, and room for the others."""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.overtaking import Outlook
+from pagemesh.pager.leases.quotas import Quotas
+from pagemesh.pager.pages.runs import NO_PAGES
+from pagemesh.pager.tree.radix import Match, Node
+from pagemesh.wire.pager_messages import Admit, Extend
+
+NO_TREE = Node(None, b"", NO_PAGES)
+"""Where what is asked under a root without a tree is matched."""
+
+
+class Needs:
+    """Looks, and changes nothing."""
+
+    def __init__(self, books: Books, quotas: Quotas) -> None:
+        self._books, self._quotas = books, quotas
+        self._page_size = books.facts.page_size
+
+    def match(self, message: Admit) -> Match:
+        """What ``message`` may read. The last token is always computed."""
+        tree = self._books.forest.trees.get(message.root)
+        root = tree.root if tree is not None else NO_TREE
+        tokens = message.tokens
+        pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
+        return self._books.forest.match(root, tokens, pages_max)
+
+    def room_beside(self, match: Match) -> int:
+        """Room that is left once ``match`` is pinned."""
+        books = self._books
+        return books.room_for(-books.forest.idle_pages(match))
+
+    def missing_pages(self, message: Admit | Extend) -> int:
+        """Pages short of what ``message`` needs."""
+        books = self._books
+        if isinstance(message, Admit):
+            match = self.match(message)
+            need = books.facts.pages_for(message.reserve_tokens) - match.pages
+            return need - self.room_beside(match)
+        lease = books.leases[message.lease]
+        need = message.page_count - lease.page_count
+        if need <= lease.promised_pages:  # they come when they may be evicted
+            return need - books.pool.free - books.pool.idle
+        return need - books.room_for(lease.promised_pages)
+
+    def more_of_tenant(self, message: Admit | Extend) -> int:
+        """Pages that its tenant would use beyond what it uses now."""
+        books = self._books
+        if isinstance(message, Extend):
+            lease = books.leases[message.lease]
+            return message.page_count - lease.page_count - lease.promised_pages
+        match = self.match(message)
+        need = books.facts.pages_for(message.reserve_tokens) - match.pages
+        return need + books.forest.idle_pages(match)
+
+    def outlook(self, message: Admit) -> Outlook:
+        """What it would take to admit ``message``."""
+        books, match = self._books, self.match(message)
+        need = books.facts.pages_for(message.reserve_tokens) - match.pages
+        free = books.pool.free - books.promises.page_count
+        fits = need <= max(free, self.room_beside(match))
+        account = self._quotas.account_of(message)
+        if account is not None and fits:
+            more = need + books.forest.idle_pages(match)
+            fits = not len(account.waiting) and more <= self._quotas.room(account)
+        share = match.pages * self._page_size / (len(message.tokens) // 4)
+        return Outlook(share, fits, need > free)
