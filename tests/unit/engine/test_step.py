@@ -100,6 +100,23 @@ def test_a_mixed_batch_has_the_same_bits_on_any_number_of_threads(
         case.check(ends(case.batch))
 
 
+def test_on_vectors_the_default_has_the_bits_of_deterministic_steps(
+    model_folder: Path, level: CpuLevel
+) -> None:
+    if level in (CpuLevel.PORTABLE, CpuLevel.AMX):
+        pytest.skip("here the default has quicker ways that round otherwise")
+    default, pool = load_decoder(model_folder, deterministic=False)
+    exact, _ = load_decoder(model_folder, deterministic=True)
+    case = Case(default, pool, LENGTHS)
+    step = (case.tokens, case.batch, ends(case.batch))
+    got, wanted = case.pool(), case.pool()
+    logits = default.step(*step, got, logits=True)[1]
+    exact_logits = exact.step(*step, wanted, logits=True)[1]
+    assert logits is not None and exact_logits is not None
+    assert torch.equal(logits, exact_logits)
+    assert torch.equal(got.memory, wanted.memory)
+
+
 def test_a_row_has_the_same_bits_in_any_company(model_folder: Path, level: CpuLevel) -> None:
     decoder, pool = load_decoder(model_folder)
     case = Case(decoder, pool, [(30 + i, 1) for i in range(40)])
