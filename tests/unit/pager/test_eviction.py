@@ -296,6 +296,20 @@ def test_learned_evicts_last_pages_first_once_it_saw_that_next_turns_replace_the
     cache.check()
 
 
+@pytest.mark.parametrize("page_count", [400, 800])
+def test_learned_keeps_what_it_can_of_documents_that_come_in_turns_and_do_not_all_fit(
+    page_count: int,
+) -> None:
+    documents = [fresh(number, 10) for number in range(1, 101)]
+    ends = iter(range(1_000_000, 2_000_000))
+    rounds = [[*document, next(ends)] for _ in range(30) for document in documents]
+    lru, learned = Cache(page_count, Lru()), Cache(page_count, Learned(page_count))
+    assert lru.hits(rounds) == 0, "what was used longest ago comes next"
+    learned.hits(rounds[:1_500])
+    assert learned.hits(rounds[1_500:]) > 0.85 * (page_count - 11) / 1_000 * 15_000
+    learned.check()
+
+
 def test_learned_knows_what_comes_back_from_before_it_was_evicted() -> None:
     cache = Cache(64, Learned(64))
     for _ in range(5):

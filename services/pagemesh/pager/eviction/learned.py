@@ -2,8 +2,10 @@
 
 Idle edges are told apart by age, by how often they were used before, and by whether it is the
 last page of a prompt that is meant (the next turn of a chat seldom brings that one back): see
-``reuse``. Among edges of one kind the oldest stands for all, so a victim is found by looking at
-the first leaf of a queue for each kind. Where there is nothing to learn, this is LRU.
+``reuse``. Of the edges of one kind the oldest or the newest is worth least: the oldest where uses
+come soon or not at all, the newest where they come at an age that most do not reach, as with a set
+of documents larger than the pool that is gone through again and again. So a victim is found by
+looking at both ends of a queue for each kind. Where there is nothing to learn, this is LRU.
 
 What was evicted is remembered for a while (``ghosts``): how often pages are used at an age that
 they cannot reach in a small pool is learned so, and how often they were used before.
@@ -216,6 +218,11 @@ class Learned(Generic[N]):
             value = worth[2 * level][bucket(now - since)], since
             if best is None or value < best:
                 best, found = value, (node, len(node.pages))
+            if (newest := queue.last()) is not None:
+                since = newest.note.used_at
+                value = worth[2 * level][bucket(now - since)], since
+                if value < best:
+                    best, found = value, (newest, len(newest.pages))
             if (node := queue.tailed) is not None:
                 since = node.note.used_at
                 age = bucket(now - since)

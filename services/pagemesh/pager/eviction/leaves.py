@@ -10,6 +10,10 @@ from pagemesh.pager.eviction.policy import Edge
 
 N = TypeVar("N", bound=Edge)
 
+NEWEST_MAX = 8
+"""How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the edges
+above it, which are newer."""
+
 
 class LeafQueue(Generic[N]):
     """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
@@ -53,6 +57,18 @@ class LeafQueue(Generic[N]):
                 return found
             self.remove(node)
             node.older = node.newer = node
+        return None
+
+    def last(self) -> N | None:
+        """The newest idle leaf, if one is among the newest nodes."""
+        node = self.older
+        for _ in range(NEWEST_MAX):
+            if node is self:
+                return None
+            if not node.children and not node.pins:
+                found: N = node
+                return found
+            node = node.older
         return None
 
     def __iter__(self) -> Iterator[N]:
