@@ -1,5 +1,6 @@
 # up: the whole mesh on the bundled demo model (make up ARGS="--decode 2")
-# test: every test.  check: style, types, walls, then the quick tests.  bench: every benchmark.
+# test: every test.  check: style, types, walls, then the quick tests.
+# bench: every benchmark, then one table and one picture of all figures that are kept.
 # Each of them makes .venv first, when something it is made from has changed.
 
 PYTHON ?= python3
@@ -33,9 +34,11 @@ check: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/machine tests/test_tidy.py
 
 bench: $(STAMP)
-	@for script in ops/bench/$(BENCH).py; do \
+	@failed=; for script in ops/bench/$(BENCH).py; do \
 		module=ops.bench.$$(basename $$script .py); \
-		echo "== $$module"; $(BIN)/python -m $$module $(ARGS) || exit 1; done
+		echo "== $$module"; $(BIN)/python -m $$module $(ARGS) || failed="$$failed $$module"; done; \
+	echo "== ops.bench.summary"; $(BIN)/python -m ops.bench.summary || exit 1; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 set-up: $(STAMP)
 

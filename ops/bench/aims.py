@@ -1,6 +1,27 @@
-"""How a figure stands to what is wanted of it, for what benchmarks print."""
+"""What is wanted of figures that several benchmarks tell, and how one stands to its aim."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+OF_FLOOR: Mapping[str, float] = {
+    "batch 1": 0.85,
+    "batch 8": 0.75,
+    "batch 32": 0.60,
+    "prefill 512": 0.75,
+}
+"""Of the floor of a step, at least, by the cases of ``bench_step``."""
+OF_STREAM = 0.75
+"""Of a stream over the same pool, at least, for attention to float32 K and V."""
+OVER_FLOAT32: Mapping[str, float] = {"float16": 1.6, "int8": 2.0}
+"""Times as fast as with float32 K and V, at least."""
+DETERMINISTIC_SLOWDOWN = 1.10
+"""Times as long as without ``--deterministic``, at most."""
+OUTSIDE_STEPS: Mapping[str, float] = {"S": 0.15, "M": 0.05}
+"""Of the time of a decode step that is Python's and the bus's, at most, by model."""
+SPEED_OF_MODEL: Mapping[str, float] = {"L": 1.2}
+"""Times the tokens a second of the best peer, at least, whatever the workload. Of other models it
+is the workload that says (``serving.workloads``)."""
 
 
 def of_aim(value: float, aim: float, *, at_least: bool = False) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ops.bench.aims import of_aim
+from ops.bench.aims import OVER_FLOAT32, of_aim
 from ops.bench.hardware import describe
 
 from pagemesh.kernels.dispatch import native
@@ -44,7 +44,6 @@ CONTEXT_TOKENS = 8192
 KV_HEADS, HEAD_DIM, PAGE_SIZE = 8, 128, 16
 FLOAT32_LAYERS = 8
 TURNS_MIN = 5
-AIMS_OVER_FLOAT32: dict[KvDtype, float] = {"float16": 1.6, "int8": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def main() -> None:
         for case in CASES:
             for line in measure(case, KV_DTYPES, options.seconds):
                 print("  ".join(f"{name} {value}" for name, value in line.items()), end="")
-                aim = AIMS_OVER_FLOAT32.get(line["kv_dtype"])
+                aim = OVER_FLOAT32.get(line["kv_dtype"])
                 stands = of_aim(line["over_float32"], aim, at_least=True) if aim else ""
                 print(f"  {stands}", flush=True)
                 lines.append(line)

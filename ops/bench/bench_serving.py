@@ -8,9 +8,10 @@ alike, with ``--bfloat16`` weights, rows, K and V are rounded to that. The other
 you, with the same weights and as many threads: ops/bench/serving/README.md says how. Every round
 has prompts of its own, which all servers get, one server after the other. Ratios are those of
 rounds, ours by the best peer's.
-``--out`` keeps rows of other models and workloads, so that each can be measured when there is
-time for it. After each round the machine is measured too: what the floor of the steps would allow
-stands beside what was reached (``serving/floor.py``).
+``--out`` keeps rows of other models, set-ups and workloads, so that each can be measured when there
+is time for it, and those with peers where this run has none. After each round the machine is
+measured too: what the floor of the steps would allow stands beside what was reached
+(``serving/floor.py``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.serving import floor, plot, table
 from ops.bench.serving.client import RequestFailedError, Server, find_server
 from ops.bench.serving.load import Round, run_round
+from ops.bench.serving.made_models import model_folder
 from ops.bench.serving.workloads import WORKLOADS, Word, words_of_model
 from tests.integration.mesh import Mesh
 
@@ -47,7 +49,7 @@ SETTLE_S = 1.5
 def main() -> None:
     arguments = parse()
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or made_model(Path(folder))
+        model = arguments.model or model_folder(DEFAULT_MODEL, None, Path(folder))
         words = words_of_model(model)
         try:
             peers = [
@@ -72,7 +74,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="Hugging Face folder that every server serves")
-    parser.add_argument("--label", help="what the table calls the model; default: its folder")
+    parser.add_argument(
+        "--label", help="what the table calls the model, before the set-up; default: its folder"
+    )
     parser.add_argument("--url", help="a pagemesh that runs already; default: one is started")
     parser.add_argument(
         "--prefill", type=int, default=1, help="prefill workers of the pagemesh that is started"
@@ -102,13 +106,6 @@ def named_url(text: str) -> tuple[str, str]:
     return name, url
 
 
-def made_model(folder: Path) -> Path:
-    from ops.bench.serving.random_model import save  # loads torch, which others need not wait for
-
-    save(DEFAULT_MODEL, folder / DEFAULT_MODEL)
-    return folder / DEFAULT_MODEL
-
-
 @contextmanager
 def ours(model: Path, arguments: argparse.Namespace) -> Iterator[Server]:
     """pagemesh at its URL, or one that lives as long as the context."""
@@ -131,7 +128,7 @@ async def measure(
 ) -> list[dict[str, Any]]:
     """A line of the report for each workload. Raises ``RequestFailedError``."""
     kinds = ", one worker" * (not arguments.prefill) + ", bfloat16" * arguments.bfloat16
-    label = arguments.label or model.name + kinds
+    label = (arguments.label or model.name) + kinds
     shape, threads = floor.shape_of(model), os.cpu_count() or 1
     lines = []
     for name in arguments.workloads:

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ops.bench.aims import of_aim
+from ops.bench.aims import OF_FLOOR, of_aim
 from ops.bench.hardware import describe
 from ops.bench.random_models import random_config, random_weights
 
@@ -64,8 +64,6 @@ CONTEXT_TOKENS, PAGE_SIZE, BATCH_MAX = 512, 16, 32
 PAGES = CONTEXT_TOKENS // PAGE_SIZE
 GRANTED_AT = 5
 PROBE_ROUNDS = 200_000
-AIMS_OF_FLOOR = {"prefill 512": 0.75}
-"""By case."""
 SQUARE = 1024
 PHASES = ("products", "attention", "rows", "sampling", "python")
 
@@ -266,7 +264,7 @@ def rows_of(line: dict[str, Any]) -> str:
 def row_text(line: dict[str, Any]) -> str:
     parts: dict[str, float] = line["breakdown_ms"]
     share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
-    aim = AIMS_OF_FLOOR.get(line["case"])
+    aim = OF_FLOOR.get(line["case"])
     stands = f" ({of_aim(line['of_floor'], aim, at_least=True)})" if aim else ""
     return (
         f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} "

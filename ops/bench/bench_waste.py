@@ -301,11 +301,14 @@ class Replay:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("traces", type=Path, nargs="*")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--prompt-chunks", type=int, default=WorkerLimits().prompt_chunks)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if not options.traces:
+        print("no trace is named: nothing is replayed")
+        return
     lines = [line for path in options.traces for line in read(path, options.seconds)]
     print(f"{len(lines)} requests of the first {options.seconds:.0f} seconds")
     limits = WorkerLimits(prompt_chunks=options.prompt_chunks)

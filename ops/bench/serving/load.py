@@ -38,7 +38,15 @@ class Round:
 
 
 async def run_round(server: Server, workload: Workload, words: list[Word], seed: str) -> Round:
-    """A small request that is not counted, then everything. Raises ``RequestFailedError``."""
+    """Figures of ``ask_everyone``. Raises ``RequestFailedError``."""
+    return summary(*await ask_everyone(server, workload, words, seed))
+
+
+async def ask_everyone(
+    server: Server, workload: Workload, words: list[Word], seed: str
+) -> tuple[list[Reply], float]:
+    """A small request that is not counted, then everything: the replies, user by user, and the
+    seconds that they took together. Raises ``RequestFailedError``."""
     warm_up = Workload(1, 1, 0, WARM_UP_TOKENS, 0, WARM_UP_OUTPUT_TOKENS, 1.0)
     await _ask(server, warm_up, workloads.prompts(warm_up, words, f"warm-up {seed}")[0])
     everyone = workloads.prompts(workload, words, seed)
@@ -49,7 +57,7 @@ async def run_round(server: Server, workload: Workload, words: list[Word], seed:
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     wall_s = time.perf_counter() - started_s
-    return summary([reply for user in users for reply in user.result()], wall_s)
+    return [reply for user in users for reply in user.result()], wall_s
 
 
 async def _ask(server: Server, workload: Workload, said: list[Prompt]) -> list[Reply]:

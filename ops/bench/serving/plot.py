@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.bench.serving.table import name_of
+
 _MEASURES = (
     ("output_tokens_s", "output tokens/s, part of the fastest"),
     ("first_ms", "time to the first text, part of the longest"),
@@ -24,7 +26,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             "--plot needs matplotlib; install it: pip install 'pagemesh[plot]'"
         ) from None
     names = list(dict.fromkeys(name for one in rows for name in one["servers"]))
-    labels = [f"{one['model']} {one['workload']}" for one in rows]
+    labels = [name_of(one) for one in rows]
     width = 0.8 / len(names)
     figure = Figure(figsize=(2.0 + 1.1 * len(rows), 7.0), layout="constrained")
     for place, (measure, title) in enumerate(_MEASURES):

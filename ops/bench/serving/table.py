@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ops.bench.aims import SPEED_OF_MODEL
 from ops.bench.serving.load import Round
 from ops.bench.serving.workloads import WORKLOADS
 
@@ -46,12 +47,18 @@ def row(
     soonest = min(peers, key=lambda name: servers[name]["median"]["first_ms"])
     speeds = _ratios(rounds[OURS], rounds[fastest], "output_tokens_s")
     firsts = _ratios(rounds[OURS], rounds[soonest], "first_ms")
-    aim = WORKLOADS[workload].speed_aim
+    aim = speed_aim(model, workload)
     line["floor"]["of_floor"]["aim"] = round(aim * speed[fastest] / allowed, 3)
     return line | {
         "speed": {"peer": fastest, "aim": aim, **speeds},
         "first": {"peer": soonest, "aim": 1.0, **firsts},
     }
+
+
+def speed_aim(model: str, workload: str) -> float:
+    """How many times the best peer's tokens a second are wanted. ``model`` is a label: its first
+    part says which."""
+    return SPEED_OF_MODEL.get(model.split(",")[0], WORKLOADS[workload].speed_aim)
 
 
 def _ratios(ours: Sequence[Round], theirs: Sequence[Round], name: str) -> dict[str, float]:
@@ -65,16 +72,27 @@ def _ratios(ours: Sequence[Round], theirs: Sequence[Round], name: str) -> dict[s
 
 
 def merged(report: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of ``report`` with ``lines`` in the place of those of the same model and
-    workload: long ones are measured one at a time."""
+    """The rows of ``report`` with ``lines`` in the place of those of the same model, set-up and
+    workload: long ones are measured one at a time. What was measured without peers is a row of
+    its own: it does not take the place of a comparison."""
     rows = {_place(line): line for line in [*report.get("rows", ()), *lines]}
     return [rows[place] for place in sorted(rows)]
 
 
-def _place(line: Mapping[str, Any]) -> tuple[int, str, int]:
+def _place(line: Mapping[str, Any]) -> tuple[int, str, bool, int]:
     model, workload = line["model"], line["workload"]
     size = _SIZES.index(model) if model in _SIZES else len(_SIZES)
-    return size, model, list(WORKLOADS).index(workload)
+    return size, model, is_alone(line), list(WORKLOADS).index(workload)
+
+
+def is_alone(line: Mapping[str, Any]) -> bool:
+    """Whether no peer was asked."""
+    return len(line["servers"]) == 1
+
+
+def name_of(line: Mapping[str, Any]) -> str:
+    """What a row is called: the model and how it was served, and what was asked."""
+    return f"{line['model']}{', alone' * is_alone(line)} {line['workload']}"
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -83,7 +101,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["", *(f"{name}: tok/s, first ms, ms a token" for name in names)]
     lines = [[*head, "speed / best peer (aim)", "first / best peer", "of the floor (aim)"]]
     for one in rows:
-        cells = [f"{one['model']} {one['workload']}"]
+        cells = [name_of(one)]
         for name in names:
             found = one["servers"].get(name, {}).get("median")
             cells.append(

@@ -214,6 +214,31 @@ def test_a_report_keeps_the_rows_that_were_not_measured_again() -> None:
     assert rows[0]["servers"]["pagemesh"]["median"]["output_tokens_s"] == 99
 
 
+def test_a_run_without_peers_does_not_take_the_place_of_a_comparison() -> None:
+    beside = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
+    compared = table.row("S", "single", beside, [50.0])
+    alone = table.row("S", "single", {"pagemesh": [figures(99, 10)]}, [50.0])
+    rows = table.merged({"rows": [compared]}, [alone])
+    assert rows == [compared, alone]
+    assert [table.name_of(one) for one in rows] == ["S single", "S, alone single"]
+    assert table.merged({"rows": rows}, [alone, compared]) == rows
+
+
+def test_rows_of_other_set_ups_are_kept() -> None:
+    rounds = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
+    rows = [table.row(label, "single", rounds, [50.0]) for label in ("S", "S, one worker")]
+    assert table.merged({"rows": rows[:1]}, rows[1:]) == rows
+
+
+def test_of_the_largest_model_the_same_is_wanted_in_every_workload() -> None:
+    rounds = {"pagemesh": [figures(12.5, 10)], "other": [figures(10, 20)]}
+    lines = [table.row("L, one worker", name, rounds, [50.0]) for name in WORKLOADS]
+    assert {line["speed"]["aim"] for line in lines} == {1.2}
+    assert {line["floor"]["of_floor"]["aim"] for line in lines} == {0.24}
+    assert "missed" not in table.as_text(lines)
+    assert "1.25 (1.8, missed)" in table.as_text([table.row("M", "8 at once", rounds, [50.0])])
+
+
 def test_the_table_says_which_aims_were_missed() -> None:
     met = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
     missed = {"pagemesh": [figures(11, 30)], "other": [figures(10, 20)]}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.unit.pager.rig import Rig, Worker, is_queued
@@ -12,7 +12,8 @@ from tests.unit.pager.rig import Rig, Worker, is_queued
 from pagemesh.pager.retention.ages import Ages
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.pager_messages import Granted, Waterfall
+from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import Admit, Granted, Waterfall
 
 
 def ask(worker: Worker, number: int, tokens: Iterable[int], tenant: str = "") -> Waterfall:
@@ -122,13 +123,22 @@ def test_what_was_waited_for_and_did_not_come_was_selected_and_not_delivered(
     assert told.lost == {"abandoned": 16}
 
 
-@pytest.mark.parametrize("how", [{"again": True}, {"attempt": 2}])
+class Preempted(Worker):
+    """Admits what lost its pages."""
+
+    def _ask(self, message: Message) -> Message:
+        if isinstance(message, Admit):
+            message = msgspec.structs.replace(message, again=True)
+        return super()._ask(message)
+
+
+@pytest.mark.parametrize(("kind", "attempt"), [(Preempted, 1), (Worker, 2)])
 def test_what_is_admitted_again_is_no_new_prompt(
-    how: dict[str, Any], rig: Rig, worker: Worker
+    kind: type[Worker], attempt: int, rig: Rig, worker: Worker
 ) -> None:
     ask(worker, 1, range(33))
     ask(worker, 2, range(33))
-    lease = worker.granted(3, range(40), **how)
+    lease = kind(rig, "w-2", 2).granted(3, range(40), attempt=attempt)
     assert lease.cached_tokens == 32, "it reads what is cached like any other"
     books = rig.core.books
     assert (books.prompt_tokens, books.cached_tokens) == (66, 32)

@@ -1,0 +1,322 @@
+"""The figures that kept reports hold, each with its aim and what it was measured on. Pure.
+
+Every benchmark writes JSON of its own shape, so each has a reader here, found by the beginning of
+the file's name. Values that have the same aim and name are one figure: of several models, batches
+or talks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ops.bench import aims
+from ops.bench.serving import table
+
+Report = Mapping[str, Any]
+Values = Iterable[float]
+_PEERS = frozenset({"llama.cpp", "vllm", "transformers"})
+"""Of whom more is wanted. Other columns of a serving report are pagemesh in another set-up."""
+_DESCRIPTIONS = ("on", "machine", "hardware")
+"""Where a report may say what it was measured on; otherwise it does so at its top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``values`` of one thing, at most ``aim``, or ``at_least`` that; None: nothing is wanted."""
+
+    name: str
+    values: tuple[float, ...]
+    aim: float | None = None
+    at_least: bool = False
+    report: str = ""
+    machine: str = ""
+    commit: str = ""
+
+    @property
+    def met_count(self) -> int:
+        """Of the values; of none where nothing is wanted."""
+        if self.aim is None:
+            return 0
+        return sum(v >= self.aim if self.at_least else v <= self.aim for v in self.values)
+
+    @property
+    def parts_of_aim(self) -> tuple[float, ...]:
+        """At least 1 where the aim is met; nothing where there is no ratio to speak of."""
+        if not self.aim:
+            return ()
+        if self.at_least:
+            return tuple(value / self.aim for value in self.values)
+        return tuple(self.aim / value for value in self.values if value > 0)
+
+
+def figures_of(name: str, report: Report) -> list[Figure]:
+    """Those of the report in file ``name``, without its suffix; empty when nobody here reads it."""
+    reader = _reader_of(name)
+    return [] if reader is None else [replace(one, report=name) for one in reader(report)]
+
+
+def _reader_of(name: str) -> Callable[[Report], Iterator[Figure]] | None:
+    known = [begin for begin in _READERS if name == begin or name.startswith(f"{begin}_")]
+    return _READERS[max(known, key=len)] if known else None
+
+
+def machine_of(on: Report) -> str:
+    """Processor and cores, as short as they can be told apart."""
+    cpu = str(on.get("cpu", "")).removeprefix("model name ").replace("(R)", "")
+    words = [word for word in cpu.split() if word != "Processor"]
+    if on.get("backend"):
+        words.append(str(on["backend"]).rsplit("-", 1)[-1])
+    cores = on.get("cores")
+    return " ".join(words) + (f", {cores} cores" if cores else "")
+
+
+def _figure(name: str, values: Values, on: Report | Iterable[Report], **aim: Any) -> Figure:
+    """``on``: what it was measured on, of all values together or of each."""
+    places = [on] if isinstance(on, Mapping) else list(on)
+    return Figure(
+        name,
+        tuple(values),
+        machine="; ".join(dict.fromkeys(map(machine_of, places))),
+        commit=", ".join(dict.fromkeys(str(one.get("commit", "")) for one in places)),
+        **aim,
+    )
+
+
+def _at_least(aim: float | None) -> dict[str, Any]:
+    return {} if aim is None else {"aim": aim, "at_least": True}
+
+
+def _on(report: Report) -> Report:
+    for name in _DESCRIPTIONS:
+        if isinstance(report.get(name), Mapping):
+            found: Report = report[name]
+            return found
+    return report
+
+
+def _grouped(rows: Iterable[Report], *names: str) -> Iterator[tuple[tuple[str, ...], list[Report]]]:
+    """Rows with the same values of ``names``, in the order of the first of each."""
+    groups: dict[tuple[str, ...], list[Report]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.get(name, "")) for name in names), []).append(row)
+    yield from groups.items()
+
+
+# Engine ------------------------------------------------------------------------------------------
+
+
+def _serving(report: Report) -> Iterator[Figure]:
+    rows = report["rows"]
+    for row in rows:
+        name, found = table.name_of(row), row.get("speed")
+        if found is None:
+            speed = row["servers"][table.OURS]["median"]["output_tokens_s"]
+            yield _figure(f"{name}: tokens/s", [speed], row["on"])
+            continue
+        wanted = found["aim"] if found["peer"] in _PEERS else None
+        title = f"{name}: tokens/s over {found['peer']}'s"
+        yield _figure(title, [found["ratio"]], row["on"], **_at_least(wanted))
+    for (model,), group in _grouped((row for row in rows if "first" in row), "model"):
+        known = all(row["first"]["peer"] in _PEERS for row in group)
+        yield _figure(
+            f"{model}: first text over the soonest peer's",
+            [row["first"]["ratio"] for row in group],
+            [row["on"] for row in group],
+            aim=1.0 if known else None,
+        )
+
+
+def _step(report: Report) -> Iterator[Figure]:
+    for (case, weights, rows_type), rows in _grouped(report["results"], "case", "weights", "rows"):
+        plain = weights == "float32" and rows_type in ("", "float32")
+        types = weights + (f" x {rows_type}" if rows_type else "")
+        yield _figure(
+            f"{case}, {types}: of the floor",
+            [row["of_floor"] for row in rows],
+            [row["on"] for row in rows],
+            **_at_least(aims.OF_FLOOR.get(case) if plain else None),
+        )
+
+
+def _share(report: Report) -> Iterator[Figure]:
+    for row in report["rows"]:
+        aim = aims.OUTSIDE_STEPS.get(row["model"].split(",")[0])
+        name = f"{row['model']}, {row['workload']}: of a step outside native code"
+        yield _figure(name, [row["outside"]], row["on"], aim=aim)
+
+
+def _start(report: Report) -> Iterator[Figure]:
+    for row in report["rows"]:
+        for kind in ("cold", "prepared"):
+            yield _figure(
+                f"{row['model']}: s to the ready line, {kind}", [row["ready_s"][kind]], row["on"]
+            )
+        total = sum(one["other_mb"] for one in row["memory"].values())
+        yield _figure(f"{row['model']}: MB of all processes, pool apart", [total], row["on"])
+
+
+def _attention(report: Report) -> Iterator[Figure]:
+    for (dtype,), rows in _grouped(report["results"], "kv_dtype"):
+        if dtype == "float32":
+            values = [row["of_stream"] for row in rows]
+            yield _figure(f"{dtype}: of a stream", values, report, **_at_least(aims.OF_STREAM))
+        else:
+            values = [row["over_float32"] for row in rows]
+            aim = _at_least(aims.OVER_FLOAT32.get(dtype))
+            yield _figure(f"{dtype}: times as fast as float32", values, report, **aim)
+
+
+def _kernels(report: Report) -> Iterator[Figure]:
+    for row in report["results"]:
+        if row["kernel"] == "attention" and row["context_tokens"] == 8192:
+            name = f"attention, {row['queries_per_kv_head']} queries a KV head: of a stream"
+            yield _figure(name, [row["of_roofline"]], report, **_at_least(aims.OF_STREAM))
+    products = [row["of_roofline"] for row in report["results"] if row["kernel"] == "linear"]
+    yield _figure("matrix products, 1 to 512 rows: of the floor", products, report)
+
+
+def _tiles(report: Report) -> Iterator[Figure]:
+    for (model,), rows in _grouped(report["results"], "model"):
+        yield _figure(
+            f"{model}: time with --deterministic over that without",
+            [row["deterministic_ms"] / row["tiles_ms"] for row in rows],
+            [row["on"] for row in rows],
+            aim=aims.DETERMINISTIC_SLOWDOWN,
+        )
+
+
+def _latency(report: Report) -> Iterator[Figure]:
+    for row in report["rows"]:
+        name = f"{row['model']}, {row['setup']}: p99 ms between chunks under load"
+        yield _figure(name, [row["load_itl"]["p99"]], row["on"], aim=row["aim_p99"])
+
+
+def _drafts(report: Report) -> Iterator[Figure]:
+    for (model, text), rows in _grouped(report["rows"], "model", "text"):
+        name = f"{model}, text that is {text}: tokens/s over those without"
+        yield _figure(name, [row["ratio"] for row in rows], report["on"])
+
+
+def _sampling(report: Report) -> Iterator[Figure]:
+    names = dict.fromkeys(name for row in report["results"] for name in row if "_over_" in name)
+    for name in names:
+        values = [row[name] for row in report["results"] if name in row]
+        yield _figure(f"{name.replace('_', ' ')}, time", values, report)
+
+
+def _layout(report: Report) -> Iterator[Figure]:
+    for (variant,), rows in _grouped(report["results"], "variant"):
+        yield _figure(f"{variant}: of a stream", [row["attend_of_stream"] for row in rows], report)
+
+
+# Pager and mesh ----------------------------------------------------------------------------------
+
+
+def _pager(report: Report) -> Iterator[Figure]:
+    on, wanted = _on(report), report.get("aims", {})
+    for kind, loads in report.get("results", {}).items():
+        values = [found["p50_us"] for load, found in loads.items() if load != "machine"]
+        aim = wanted.get("p50_us", {}).get(kind)
+        yield _figure(f"{kind}: p50 us for 8,192 tokens", values, on, aim=aim)
+    if "index_bytes_a_cached_page" in report:
+        values = list(report["index_bytes_a_cached_page"].values())
+        yield _figure("bytes a cached page", values, on, aim=wanted.get("bytes_a_cached_page"))
+
+
+def _pager_beside(report: Report) -> Iterator[Figure]:
+    for peer, ratios in report["median_ratio_of_pagemesh"].items():
+        yield _figure(f"time over {peer}'s, cold and hot", ratios.values(), report["on"])
+
+
+def _pager_bus(report: Report) -> Iterator[Figure]:
+    values = [row["admits_per_second"] for row in report["results"]]
+    yield _figure(
+        "admissions a second", values, report["on"], **_at_least(report["aim_per_second"])
+    )
+
+
+def _pager_turns(report: Report) -> Iterator[Figure]:
+    values = [found["summary"]["after"]["p50_ratio"] for found in report["results"].values()]
+    yield _figure(f"p50 over that of {report['before']}", values, report["on"])
+
+
+def _invalidate(report: Report) -> Iterator[Figure]:
+    yield _figure("longest turn, ms", [report["turn_ms_max"]], _on(report))
+
+
+def _recovery(report: Report) -> Iterator[Figure]:
+    values = [
+        found["total_s"] / found["cached_pages"] * 1e6 for found in report["results"].values()
+    ]
+    yield _figure("s a million pages", values, _on(report), aim=report["aim_s_per_million"])
+
+
+def _eviction(report: Report) -> Iterator[Figure]:
+    values = [line["more_hits"] for line in report["aims"]]
+    yield _figure("hits beyond LRU's, of the blocks", values, _on(report), **_at_least(0.0))
+
+
+def _waste(report: Report) -> Iterator[Figure]:
+    values = [found["total"] for found in report["shares"].values()]
+    yield _figure("slots in use without a token", values, _on(report), aim=report["aim"])
+
+
+def _tiers(report: Report) -> Iterator[Figure]:
+    for name, found in report["core"].items():
+        yield _figure(f"{name}: time over that without a disk", [found["ratio"]], _on(report))
+
+
+def _cache(report: Report) -> Iterator[Figure]:
+    found, wanted, on = report["workloads"].values(), report["aims"], _on(report)
+    shares = [one["cached_share_of_possible"] for one in found]
+    aim = _at_least(wanted["cached_share_of_possible"])
+    yield _figure("cached, of what is possible", shares, on, **aim)
+    over = [one["first_token_ms"]["over"] for one in found]
+    yield _figure("first token, ms over in process", over, on, aim=wanted["over_in_process_ms"])
+
+
+def _mesh_tax(report: Report) -> Iterator[Figure]:
+    for name, aim in report["aims"].items():
+        yield _figure(f"tax, {name}", [report["tax"][name]["p50"]], _on(report), aim=aim)
+
+
+def _overhead(report: Report) -> Iterator[Figure]:
+    for name, aim in report["aims"].items():
+        yield _figure(name.replace("_", " "), [report[name]], _on(report), aim=aim)
+
+
+def _bus(report: Report) -> Iterator[Figure]:
+    yield _figure("request over nats-py's, p50", [report["bus_over_nats_py"]], _on(report))
+
+
+_READERS: Mapping[str, Callable[[Report], Iterator[Figure]]] = {
+    "attention": _attention,
+    "bus": _bus,
+    "cache": _cache,
+    "disaggregate": _serving,
+    "drafts": _drafts,
+    "eviction": _eviction,
+    "invalidate": _invalidate,
+    "kernels": _kernels,
+    "latency": _latency,
+    "layout": _layout,
+    "mesh_tax": _mesh_tax,
+    "overhead": _overhead,
+    "pager": _pager,
+    "pager_beside": _pager_beside,
+    "pager_bus": _pager_bus,
+    "pager_turns": _pager_turns,
+    "recovery": _recovery,
+    "runs": _serving,
+    "sampling": _sampling,
+    "serving": _serving,
+    "share": _share,
+    "start": _start,
+    "step": _step,
+    "stream": _serving,
+    "tiers": _tiers,
+    "tiles": _tiles,
+    "waste": _waste,
+}
