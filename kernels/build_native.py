@@ -4,8 +4,9 @@
 
 compiles ``kernels/native`` with CMake and puts ``libpagemesh_native.so`` beside
 ``pagemesh/kernels/native/library.py``, in one atomic rename, so that running processes keep
-the library they have mapped. An install without a compiler succeeds and says so in one line;
-start-up then names the missing library and this command.
+the library they have mapped. A wheel is never without it: where it cannot be built, neither is the
+wheel, and one line says what to install. An editable install succeeds all the same; start-up then
+names the missing library and this command.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ def build() -> Path:
     """Compile and install the library; returns its path. Raises ``BuildFailed``."""
     compiler = os.environ.get("CXX") or _tool(*COMPILERS)
     if not compiler:
-        raise BuildFailed(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+        looked_for = ", ".join(COMPILERS)
+        raise BuildFailed(f"no C++ compiler found (looked for {looked_for}); install g++ or clang")
     cmake = _tool("cmake")
     if not cmake:
-        raise BuildFailed("cmake not found")
+        raise BuildFailed("cmake not found; install it")
     generator = ["-G", "Ninja"] if (ninja := _tool("ninja")) else []
     program = [f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
     if (cache := BUILD_FOLDER / "CMakeCache.txt").exists():
@@ -89,9 +91,12 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
         try:
             build()
         except BuildFailed as error:
+            if version != "editable":
+                # pip hides warnings, and a wheel for every machine would stay in its cache.
+                self.app.abort(f"pagemesh's native library was not built, so no wheel is: {error}")
             self.app.display_warning(
                 f"pagemesh is installed without its native library: {error}. "
-                "Install g++ or clang, then run: python kernels/build_native.py"
+                f"Then run: python {Path(__file__).resolve()}"
             )
             return
         try:

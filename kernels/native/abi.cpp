@@ -15,6 +15,7 @@
 
 namespace {
 
+#if defined(__x86_64__)
 // Whether this CPU has tiles of bfloat16, and the system lets this process use them.
 bool has_tiles() {
 #if defined(PM_HAS_AMX)
@@ -29,7 +30,6 @@ bool has_tiles() {
 #endif
 }
 
-#if defined(__x86_64__)
 bool has_bfloat_products() {
 #if defined(PM_HAS_BF16)
   unsigned a, b, c, d;

@@ -1,7 +1,7 @@
 // Sixteen floats, whatever the machine has. One source of kernels is compiled per level; this is
 // all they differ in. fma() is fused where the level has it and two roundings on the portable
 // one, so what is done in vectors is the same for every shape and thread count of one level, not
-// across levels.
+// across levels. On 64-bit ARM the portable one is NEON, and fused.
 // Of max(a, b) and min(a, b) b remains where either is no number.
 #pragma once
 
@@ -10,6 +10,8 @@
 
 #if PM_LEVEL > 0
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -164,7 +166,13 @@ inline V add(V a, V b) { PM_EACH4(a.q[i] + b.q[i]); }
 inline V sub(V a, V b) { PM_EACH4(a.q[i] - b.q[i]); }
 inline V mul(V a, V b) { PM_EACH4(a.q[i] * b.q[i]); }
 inline V divide(V a, V b) { PM_EACH4(a.q[i] / b.q[i]); }
+#if defined(__aarch64__)
+inline V fma(V a, V b, V c) {
+  PM_EACH4((F4)vfmaq_f32((float32x4_t)c.q[i], (float32x4_t)a.q[i], (float32x4_t)b.q[i]));
+}
+#else
 inline V fma(V a, V b, V c) { PM_EACH4(a.q[i] * b.q[i] + c.q[i]); }
+#endif
 inline V max(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] > b.q[i]), a.q[i], b.q[i])); }
 inline V min(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] < b.q[i]), a.q[i], b.q[i])); }
 inline V fill_from(V x, int n, float fill) {

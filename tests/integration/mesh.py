@@ -9,13 +9,14 @@ with Mesh(pool_dir, model=folder, decode=2) as mesh:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,8 +41,8 @@ _POLL_S = 0.05
 class Mesh:
     """``pool_dir`` is the test's own folder; ``env`` are further ``PAGEMESH_*`` variables and
     ``flags`` further flags of ``up``. With ``handover``, prompts go to the prefill worker whatever
-    the decode worker has to do; without, that computes most of those that come together. What
-    ``up`` said on stderr is in ``log``."""
+    the decode worker has to do; without, that computes most of those that come together. With
+    ``cores``, all of its processes run on these alone. What ``up`` said on stderr is in ``log``."""
 
     def __init__(
         self,
@@ -55,12 +56,14 @@ class Mesh:
         handover: bool = False,
         env: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
+        cores: Collection[int] = (),
     ) -> None:
         self.pool_dir = pool_dir
         self.url = ""
         self.start_seconds = 0.0
         self._log_path = pool_dir.parent / f"{pool_dir.name}.up.log"
         self._process: subprocess.Popen[str] | None = None
+        self._cores = cores
         clean = {key: text for key, text in os.environ.items() if not key.startswith("PAGEMESH_")}
         self._environ = clean | {
             "PAGEMESH_POOL_DIR": str(pool_dir),
@@ -93,7 +96,7 @@ class Mesh:
     def start(self) -> None:
         """Start and wait for the ready line. Raises ``AssertionError`` with the log."""
         started = time.monotonic()
-        with self._log_path.open("a") as log:
+        with self._log_path.open("a") as log, _starting_on(self._cores):
             self._process = subprocess.Popen(
                 self._command, env=self._environ, text=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
@@ -147,6 +150,15 @@ class Mesh:
                 found["nats"] = child.pid
             elif "serve" in command and "PAGEMESH_NAME" in environ:
                 found[environ["PAGEMESH_NAME"]] = child.pid
+        return found
+
+    def cores(self) -> set[int]:
+        """Where any thread of any of its processes may run."""
+        found: set[int] = set()
+        for pid in (self.up_pid, *self.pids().values()):
+            for thread in psutil.Process(pid).threads():
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    found |= os.sched_getaffinity(thread.id)
         return found
 
     @property
@@ -244,6 +256,17 @@ class Mesh:
                 process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def _starting_on(cores: Collection[int]) -> Iterator[None]:
+    """What is started meanwhile runs on ``cores`` alone, if any are given, as does this thread."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _kill_after(process: subprocess.Popen[str], after_s: float) -> threading.Timer:

@@ -79,14 +79,18 @@ def test_levels_have_identities_of_their_own(level: CpuLevel) -> None:
     assert dispatch.identity() == f"native-{library.ABI_VERSION}-{level.name.lower()}"
 
 
-def test_a_missing_library_says_how_to_build_it(
+def test_a_missing_library_says_how_to_build_it_or_to_install_it_where_a_wheel_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "libpagemesh_native.so")
-    with pytest.raises(ConfigError, match=r"is missing; build it with: python kernels/build"):
+    script = REPOSITORY / "kernels" / "build_native.py"
+    with pytest.raises(ConfigError, match=rf"is missing; build it with: python {script} \(needs"):
         library.library.__wrapped__()
     (tmp_path / "libpagemesh_native.so").write_bytes(b"not a library")
     with pytest.raises(ConfigError, match=r"does not load: .*build it with"):
+        library.library.__wrapped__()
+    monkeypatch.setattr(library, "BUILD_SCRIPT", tmp_path / "build_native.py")
+    with pytest.raises(ConfigError, match=r"does not load: .*install a wheel of pagemesh"):
         library.library.__wrapped__()
 
 
@@ -127,7 +131,7 @@ def test_a_process_that_only_shares_pages_loads_neither_torch_nor_threads() -> N
     assert run(THREADLESS) == "False False"
 
 
-def test_an_install_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_build_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-S", str(REPOSITORY / "kernels" / "build_native.py")],
         env={"PATH": str(tmp_path)},
@@ -137,6 +141,7 @@ def test_an_install_without_a_compiler_is_told_what_to_do(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert done.stderr.startswith("the native library was not built: no C++ compiler found")
+    assert done.stderr.endswith("; install g++ or clang\n")
     assert done.stderr.count("\n") == 1
 
 

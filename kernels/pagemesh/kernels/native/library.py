@@ -24,7 +24,7 @@ ABI_VERSION = 12
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
-BUILD_HINT = "build it with: python kernels/build_native.py (needs g++ or clang, and cmake)"
+BUILD_SCRIPT = Path(__file__).parents[3] / "build_native.py"
 _OPENMP_ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
 
 
@@ -253,21 +253,31 @@ def library() -> ctypes.CDLL:
     sources, or ``PAGEMESH_CPU_LEVEL`` names a level this machine lacks.
     """
     if not LIBRARY_PATH.exists():
-        raise ConfigError(f"the native library {LIBRARY_PATH} is missing; {BUILD_HINT}")
+        raise ConfigError(f"the native library {LIBRARY_PATH} is missing; {_advice()}")
     try:
         loaded = ctypes.CDLL(str(LIBRARY_PATH))
         found = int(loaded.pm_abi_version())
         if found != ABI_VERSION:
-            raise ConfigError(f"{LIBRARY_PATH} has ABI {found}, not {ABI_VERSION}; {BUILD_HINT}")
+            raise ConfigError(f"{LIBRARY_PATH} has ABI {found}, not {ABI_VERSION}; {_advice()}")
         holding = ctypes.PyDLL(str(LIBRARY_PATH))
         for name, (result, arguments) in _PROTOTYPES.items():
             entry = getattr(holding if name in _BRIEF else loaded, name)
             setattr(loaded, name, entry)
             entry.restype, entry.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise ConfigError(f"{LIBRARY_PATH} does not load: {error}; {BUILD_HINT}") from None
+        raise ConfigError(f"{LIBRARY_PATH} does not load: {error}; {_advice()}") from None
     _choose_level(loaded)
     return loaded
+
+
+def _advice() -> str:
+    """How to have the library again, in a checkout and where a wheel was installed."""
+    if BUILD_SCRIPT.exists():
+        return f"build it with: python {BUILD_SCRIPT} (needs g++ or clang, and cmake)"
+    return (
+        "install a wheel of pagemesh that was built for this machine, or its sources (needs g++ or "
+        "clang), with: pip install --no-deps --no-cache-dir --force-reinstall WHEEL_OR_SOURCES"
+    )
 
 
 def _choose_level(loaded: ctypes.CDLL) -> None:
