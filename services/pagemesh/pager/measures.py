@@ -6,6 +6,7 @@ Utilisation is *pinned and held* pages; idle cache is not pressure.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.tree.leaving import Why
@@ -41,6 +42,10 @@ _contiguous = metrics.gauge(
 )
 _promised = metrics.gauge(
     "pager_promised_pages", "Free or cached pages that prompts being computed will get."
+)
+_own_bytes = metrics.gauge(
+    "pager_own_bytes",
+    "Memory of the pager itself, mostly its index: no file that it maps is in it.",
 )
 _timed = metrics.gauge("pager_timed_edges", "Cached prefixes that have a time to live.")
 evicted_pages = metrics.counter(
@@ -121,6 +126,7 @@ class Measures:
         if books.now_ms < self._waste_due_ms:
             return
         self._waste_due_ms = books.now_ms + _WASTE_MS
+        _own_bytes.set(own_bytes())
         waste = books.waste
         _wasted.labels("internal").set(waste.internal_slots)
         _wasted.labels("reservation").set(waste.reservation_slots)
@@ -198,3 +204,13 @@ class Measures:
             attributes["pagemesh.evicted.pages"] = evicted_pages
             attributes["pagemesh.preempted.count"] = preempted_count
         return attributes
+
+
+def own_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """Resident memory of this process that no file is mapped to; 0 where nothing tells."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return 0
+    kib = next((line.split()[1] for line in lines if line.startswith("RssAnon:")), "0")
+    return 1024 * int(kib)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, key_of, order_of
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.measures import Measures
+from pagemesh.pager.measures import Measures, own_bytes
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.pager_messages import Admit, Granted, Waterfall
 from pagemesh.wire.tokens import pack
@@ -76,3 +78,9 @@ def test_what_a_prompt_finds_when_it_is_admitted_again_counts_apart(
 
     assert counted(again=False) == [8, 4, 0]
     assert counted(again=True) == [0, 0, 8]
+
+
+def test_its_own_memory_is_what_no_file_is_mapped_to(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmRSS:\t  900 kB\nRssAnon:\t  123 kB\nRssFile:\t 777 kB\n")
+    assert own_bytes(tmp_path / "status") == 123 * 1024
+    assert own_bytes(tmp_path / "none") == 0 < own_bytes()
