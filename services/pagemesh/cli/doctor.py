@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
 from pagemesh.cli.options import check_variables
+from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.pager import IS_COMPILED
 from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
@@ -57,6 +59,7 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
         "python": _python,
         "torch": _torch,
         "device": _device,
+        "gpu compiler": _gpu_compiler,
         "native library": _native,
         "pager's core": _pager_core,
         "nats-server": _nats_server,
@@ -87,7 +90,11 @@ def _torch(_config: ServiceConfig) -> str:
 
 
 def _device(config: ServiceConfig) -> str:
-    return check_gpu(config) if config.worker.device == "cuda" else config.worker.device
+    return str(check_gpu(config)) if config.worker.device == "cuda" else config.worker.device
+
+
+def _gpu_compiler(config: ServiceConfig) -> str:
+    return check_toolchain() if config.worker.device == "cuda" else "none is needed on this device"
 
 
 def _native(_config: ServiceConfig) -> str:
@@ -141,4 +148,6 @@ def _model(config: ServiceConfig) -> str:
     found = find_model(config.worker.model, inspect=check_model)
     defaults = sampling_defaults(found.path, config.gateway.generation_config)
     drawn = f", recommends {defaults}" if defaults.recommended else ""
-    return f"{found.name} in {found.path}{drawn}"
+    worker = with_types(replace(config.worker, model=str(found.path)))
+    types = "" if worker.device == "cpu" else f", in {worker.dtype}, K and V in {worker.kv_dtype}"
+    return f"{found.name} in {found.path}{types}{drawn}"

@@ -22,6 +22,7 @@ from pagemesh.engine.coverage import is_tested, refuse_form
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
+from pagemesh.runtime.model_types import page_type
 from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -113,7 +114,7 @@ def ask(
         host_bytes=rest["host_memory"],
         disk_bytes=rest["disk"],
         pace=_pace(worker, **rest),
-        up_kv=worker.kv_dtype,
+        up_kv=page_type(worker, shape.stored),
         up_says=_up_says(config),
     )
 

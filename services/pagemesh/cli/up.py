@@ -33,6 +33,7 @@ from pagemesh.cli.mesh.run_folder import (
 )
 from pagemesh.cli.mesh.screen import Screen, announce, fitted
 from pagemesh.cli.mesh.start_checks import (
+    check_device_room,
     check_model,
     check_room,
     check_settings,
@@ -46,6 +47,7 @@ from pagemesh.cli.mesh.supervisor import Supervisor, supervised
 from pagemesh.cli.mesh.up_config import (
     UpConfig,
     check_metrics_ports,
+    for_device,
     http_url,
     is_loopback,
     with_free_port,
@@ -60,6 +62,7 @@ from pagemesh.runtime.config import Secret, load
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.runtime.logs import set_up_logs
 from pagemesh.runtime.model_folder import find_model, is_hub_id
+from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.origins import ANY_ORIGIN
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.settings import (
@@ -106,15 +109,15 @@ def up(**arguments: Any) -> int:
 def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -> MeshPlan:
     """Everything that can be found wrong before a process is started is found here. Raises
     ``ConfigError``."""
-    settings = load(UpConfig, environ, flags)
-    if settings.prefill_count + settings.decode_count == 0:
-        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
+    settings = for_device(load(UpConfig, environ, flags), config, {**environ, **flags})
+    if settings.prefill_count + settings.decode_count == 0:
+        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
     config = with_free_port(with_http(config, settings.http))
     own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
     check_metrics_ports(config, settings.prefill_count + settings.decode_count + 2)
-    check_settings(config, own_nats=own_nats)
+    gpu = check_settings(config, own_nats=own_nats)
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")
@@ -122,10 +125,12 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     name = config.worker.model_name or found.name
     config = replace(
         config,
-        worker=replace(config.worker, model=str(found.path), model_name=name),
+        worker=with_types(replace(config.worker, model=str(found.path), model_name=name)),
         pager=replace(config.pager, kill_holders=True),  # whom it kills, we bring back
     )
     shape, folder = known_shape(found.path), config.host.pool_dir
+    if gpu is not None and shape is not None:
+        check_device_room(gpu, config, shape, settings.prefill_count + settings.decode_count)
     pool = None if shape is None else plan_pool(config, shape)
     check_room(folder, pool_file_bytes(config, pool), orphan_pool_bytes(folder))
     if pool is not None and pool.shortfall:
@@ -293,8 +298,10 @@ def _ready(
         if nats
         else f"nats: {config.bus.shown_url}"
     )
+    worker = config.worker
+    types = "" if worker.device == "cpu" else f" in {worker.dtype}, K and V in {worker.kv_dtype},"
     workers = (
-        f"{config.worker.model_name} on {plan.up.prefill_count} prefill + "
+        f"{worker.model_name}{types} on {plan.up.prefill_count} prefill + "
         f"{plan.up.decode_count} decode, {seconds:.1f} s"
     )
     return f"ready {http_url(config)}", (workers, bus)

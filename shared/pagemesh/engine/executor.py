@@ -81,13 +81,16 @@ class ModelExecutor:
         device: StepDevice = HOST,
         box: MemoryBox | None = None,
         draft_tokens_max: int = 0,
+        prepare: Callable[[KvPool], None] | None = None,
     ) -> None:
         """``device`` is the decoder's; ``box`` holds the memory of its pools, where that is not
-        in their files; ``draft_tokens_max``: guessed of each sequence in a step of a run."""
+        in their files; ``draft_tokens_max``: guessed of each sequence in a step of a run;
+        ``prepare``: called with a pool before its first step."""
         self._decoder = decoder
         self._layout = layout
         self._device = device
         self._box = box
+        self._prepare = prepare
         self._pool: WorkerPool | None = None
         self._fence: Fence | None = None
         self._arrays = ArrayKeeper(layout.page_size)
@@ -103,6 +106,8 @@ class ModelExecutor:
             self._pool.close()
         self._pool = pool
         self._fence = Fence(pool)
+        if self._prepare is not None:
+            self._prepare(pool.pages)
 
     def close(self) -> None:
         """Let the pool go."""

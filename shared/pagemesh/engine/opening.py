@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from pagemesh.engine.files import default_cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
 from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.ops import KvPool
 from pagemesh.kernels.weight_types import AskedType
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.model_folder import read_config
+from pagemesh.runtime.model_types import compute_type, page_type, type_for
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -30,12 +33,14 @@ _log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Engine:
     """What runs a model's steps, joined. ``maker``: where its pools' memory comes from, if that is
-    not in their files."""
+    not in their files. ``prepare``: what takes time once and is best done with a pool before its
+    first step."""
 
     model: ServedModel
     decoder: StepDecoder
     device: StepDevice = HOST
     maker: MemoryMaker | None = None
+    prepare: Callable[[KvPool], None] | None = None
 
 
 def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
@@ -52,13 +57,13 @@ def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
 
 
 def _open_engine(config: WorkerConfig, progress: Progress) -> Engine:
-    folder = Path(config.model)
+    folder, stored = Path(config.model), type_for(config)
     cache = Path(config.cache_dir or default_cache_folder()).expanduser()
     if config.device == "cpu":
         model, decoder = open_model(
             folder, name=config.model_name, page_size=config.page_size, cache=cache,
-            deterministic=config.deterministic, progress=progress, kv_dtype=config.kv_dtype,
-            weight_type=config.weight_type,
+            deterministic=config.deterministic, progress=progress,
+            kv_dtype=page_type(config, stored), weight_type=config.weight_type,
         )  # fmt: skip
         return Engine(model, decoder)
     # What a worker on a CPU never needs.
@@ -66,8 +71,8 @@ def _open_engine(config: WorkerConfig, progress: Progress) -> Engine:
 
     return open_on_device(
         folder, name=config.model_name, page_size=config.page_size, cache=cache,
-        device_name=config.device, compute_type=config.compute_type, progress=progress,
-        kv_dtype=config.kv_dtype,
+        device_name=config.device, compute_type=compute_type(config, stored), progress=progress,
+        kv_dtype=page_type(config, stored), sequence_count_max=config.sequence_count_max,
     )  # fmt: skip
 
 

@@ -169,6 +169,11 @@ class PagerConfig:
         16 << 30, "DISK_BYTES", "most that the pages kept there may take",
         minimum=1 << 16, maximum=1 << 50, size=True,
     )  # fmt: skip
+    disk_staging_bytes: int = setting(
+        0, "DISK_STAGING_BYTES", "memory for pages that wait to be written there; 0: for 128, at "
+        "least 64MiB, at most 1GiB and half of the pool",
+        minimum=0, maximum=1 << 40, size=True,
+    )  # fmt: skip
     host_bytes: int = setting(
         0, "HOST_BYTES", "memory of the host for pages that leave a device; with a disk too, for "
         "those that were last written to it or read",
@@ -209,16 +214,18 @@ class WorkerConfig:
         "cpu", "DEVICE", "where the model runs and its pages are; interpreter: the GPU's kernels "
         "on a CPU, for tests",
     )  # fmt: skip
-    dtype: Literal["float32", "int8", "bfloat16", "float16"] = setting(
-        "float32",
+    dtype: Literal["auto", "float32", "int8", "bfloat16", "float16"] = setting(
+        "auto",
         "DTYPE",
         "type of weights: float32 (as the model has them), bfloat16 or int8 on a CPU, where these "
         "two round what they are multiplied with to bfloat16 and all else is float32; float32, "
-        "bfloat16 or float16 on a GPU, computed with in that type",
+        "bfloat16 or float16 on a GPU, computed with in that type; auto: float32 on a CPU, on a "
+        "GPU the type that the model is stored in",
     )
-    kv_dtype: KvDtype = setting(
-        "float32", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host"
-    )
+    kv_dtype: Literal["auto", KvDtype] = setting(
+        "auto", "KV_DTYPE", "type of K and V in pages; the same on every worker of a host; auto: "
+        "float32 on a CPU, on a GPU the type that is computed with",
+    )  # fmt: skip
     page_size: int = setting(16, "PAGE_SIZE", "token slots in a page", minimum=1, maximum=256)
     deterministic: bool = setting(
         False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
@@ -268,18 +275,13 @@ class WorkerConfig:
     @property
     def weight_type(self) -> AskedType:
         """Of matrices on a CPU, where no other is supported."""
-        return "float32" if self.dtype == "float16" else self.dtype
-
-    @property
-    def compute_type(self) -> Literal["float32", "bfloat16", "float16"]:
-        """Of weights and activations on a GPU."""
-        return "float32" if self.dtype == "int8" else self.dtype
+        return self.dtype if self.dtype in ("int8", "bfloat16") else "float32"
 
     def check_supported(self) -> None:
         """Raises ``ConfigError`` for what no worker can do yet."""
         is_cpu = self.device == "cpu"
         types = ASKED_TYPES if is_cpu else _DEVICE_TYPES
-        if self.dtype not in types:
+        if self.dtype not in ("auto", *types):
             raise ConfigError(
                 f"PAGEMESH_DTYPE={self.dtype} (--dtype) is not supported on {self.device}; use "
                 f"{' or '.join(types)}"

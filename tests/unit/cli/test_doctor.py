@@ -6,6 +6,8 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.support.model_files import write_model_files
 
 from pagemesh.cli import doctor
@@ -87,4 +89,23 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 10
+    assert found["python"].ok and len(found) == 11
+
+
+def test_what_triton_needs_is_looked_for_where_the_device_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    told = findings({})["gpu compiler"]
+    assert told.ok and told.text == "none is needed on this device"
+    refused = findings({"PAGEMESH_DEVICE": "cuda"})["gpu compiler"]
+    assert not refused.ok and "no-such-compiler" in refused.text
+
+
+def test_the_types_a_gpu_would_compute_in_are_told_with_the_model(tmp_path: Path) -> None:
+    model = write_model_files(tmp_path / "tiny")
+    save_file({"w": torch.zeros(9, dtype=torch.bfloat16)}, str(model / "model.safetensors"))
+    told = findings({"PAGEMESH_MODEL": str(model), "PAGEMESH_DEVICE": "cuda"})["model"]
+    assert told.ok and told.text.endswith(", in bfloat16, K and V in bfloat16")
+    on_cpu = findings({"PAGEMESH_MODEL": str(model)})["model"]
+    assert on_cpu.text.endswith(str(model))

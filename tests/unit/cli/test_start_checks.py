@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections import namedtuple
@@ -34,7 +32,7 @@ from pagemesh.cli.mesh.start_checks import (
 from pagemesh.cli.up import for_eyes, plan
 from pagemesh.kernels.layout import PageLayout
 from pagemesh.pager.storage.disk_file import DiskPlace, PlainFile
-from pagemesh.runtime.service_config import ServiceConfig, load_service_config
+from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
 
@@ -51,11 +49,6 @@ def pool_folder(clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def torch_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed."""
     monkeypatch.setattr(gpu_check, "version", lambda _name: "2.13.0+cpu")
-
-
-def gpu_config(pool_bytes: int) -> ServiceConfig:
-    given = {"PAGEMESH_DEVICE": "cuda", "PAGEMESH_POOL_BYTES": str(pool_bytes)}
-    return load_service_config(given)
 
 
 def up_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -323,59 +316,6 @@ def test_the_ready_line_is_one_line_unless_a_terminal_would_break_it() -> None:
         "  demo on 1 prefill + 1 decode, 2.0 s",
         "  nats door: /dev/shm/up/client.url",
     ]
-
-
-@pytest.mark.parametrize(
-    ("said", "named"),
-    [
-        ('{"name": "A GPU", "torch": "2", "free_bytes": 1048575, "total_bytes": 9}', "A GPU has"),
-        ('{"error": "PAGEMESH_DEVICE=cuda (--device): torch finds no GPU"}', "torch finds no GPU"),
-        ("", "asking for the GPU failed"),
-        ("warning: something", "asking for the GPU failed"),
-    ],
-)
-def test_a_gpu_that_is_not_there_or_too_small_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, said: str, named: str
-) -> None:
-    answers_the_probe(monkeypatch, said)
-    with pytest.raises(ConfigError, match=named) as caught:
-        gpu_check.check_gpu(gpu_config(1 << 20))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_driver_that_never_answers_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hangs(command: list[str], **_: object) -> None:
-        raise subprocess.TimeoutExpired(command, 120.0)
-
-    answers_the_probe(monkeypatch, "")
-    monkeypatch.setattr(subprocess, "run", hangs)
-    with pytest.raises(ConfigError, match="does not answer within 120 seconds"):
-        gpu_check.check_gpu(gpu_config(1 << 20))
-
-
-def test_a_gpu_that_will_do_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = '{"name": "A GPU", "torch": "2.13", "free_bytes": 2097152, "total_bytes": 4194304}'
-    answers_the_probe(monkeypatch, found)
-    told = gpu_check.check_gpu(gpu_config(1 << 20))
-    assert told == "A GPU, 2 MiB of 4 MiB free, torch 2.13"
-
-
-def answers_the_probe(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """Everything is installed, and the process that asks for the GPU says ``said``."""
-    done = subprocess.CompletedProcess([], 0, stdout=said, stderr="it went wrong\n")
-    monkeypatch.setattr(gpu_check, "version", lambda _name: "2.13.0")
-    monkeypatch.setattr(gpu_check, "LIBRARY", None)  # any library at all
-    monkeypatch.setattr(subprocess, "run", lambda *_a, **_k: done)
-
-
-def test_the_probe_says_in_one_line_why_there_is_no_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pagemesh.engine.cuda.probe"], env=os.environ | {
-            "CUDA_VISIBLE_DEVICES": ""
-        }, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    [line] = done.stdout.splitlines()
-    assert "--device" in json.loads(line)["error"]
 
 
 def test_the_pool_of_a_device_takes_room_for_headers_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from tests.unit.engine.models import VOCAB, save_twin, twins
 from pagemesh.engine.checkpoint import Checkpoint
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.forward import DeviceForward
-from pagemesh.engine.cuda.graphs import ROWS_MAX, Bucket, bucket_of
-from pagemesh.engine.cuda.rows import RowsShape, exact_shape, pack, unpack
+from pagemesh.engine.cuda.graphs import bucket_of
+from pagemesh.engine.cuda.launches import Launch
+from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.forward import Decoder
 from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
@@ -105,13 +107,15 @@ def test_padding_to_a_bucket_changes_no_row_and_writes_no_page(tmp_path: Path) -
     twin = KvPool(pool.layout, pool.memory.numpy().copy())
     parts = [(pages.table(30), some_tokens(1, vocab=VOCAB, seed=row), 20 + row) for row in range(3)]
     tokens, batch, wanted = rows_of(pool, parts)
-    bucket = bucket_of(3, 1, batch.tables.shape[0])
+    bucket = bucket_of(3, 1)
     assert bucket is not None
     assert bucket.rows == 4
     results = []
-    for shape, own_pool in ((exact_shape(batch, 3, 0), pool), (bucket.shape, twin)):
+    exact, padded = exact_shape(batch, 3, 0), bucket.shape(batch.tables.shape[0])
+    for shape, own_pool in ((exact, pool), (padded, twin)):
         words = torch.from_numpy(pack(shape, tokens, batch, wanted, NO_BLOCKS))
-        results.append(forward.hidden(unpack(shape, words), own_pool, bucket.spans))
+        rows = unpack(shape, words, (Launch(0, shape.rows, bucket.spans),))
+        results.append(forward.hidden(rows, own_pool))
     torch.testing.assert_close(results[1][:3], results[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(pool.memory.view(torch.float32), twin.memory.view(torch.float32))
 
@@ -122,7 +126,8 @@ def test_a_step_comes_out_of_one_array_as_it_went_in() -> None:
     tokens, wanted = torch.arange(10, 16), torch.tensor([1, 5])
     blocks = np.array([[0, 2], [2, 6]], np.int32)
     shape = exact_shape(batch, 2, 2)
-    got = unpack(shape, torch.from_numpy(pack(shape, tokens, batch, wanted, blocks)))
+    words = torch.from_numpy(pack(shape, tokens, batch, wanted, blocks))
+    got = unpack(shape, words, ())
     assert got.tokens.tolist() == tokens.tolist()
     assert got.batch.slots.tolist() == batch.slots.tolist()
     assert got.batch.row_position.tolist() == [33, 34, 0, 1, 2, 3]
@@ -133,6 +138,87 @@ def test_a_step_comes_out_of_one_array_as_it_went_in() -> None:
     assert got.wanted.tolist() == [1, 5]
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 64])
+def test_every_section_and_every_launch_begins_where_kernels_are_compiled_for(
+    rows: int, blocks: int
+) -> None:
+    shape = RowsShape(rows, max(rows - 1, 1), blocks, max(rows - 2, 0), 7)
+    launches = tuple(Launch(first, min(first + 4, rows), 1) for first in range(0, rows, 4))
+    got = unpack(shape, torch.zeros(shape.words, dtype=torch.int32), launches)
+    whole = got.batch
+    tensors = [
+        got.tokens, got.blocks, got.wanted, whole.tables, whole.table_indptr, whole.row_sequence,
+        whole.row_position, whole.slots,
+    ]  # fmt: skip
+    tensors += [own.batch.row_position for own in got.alone]
+    tensors += [own.batch.row_sequence for own in got.alone]
+    assert [one.data_ptr() % 16 for one in tensors if one.numel()] == [0] * sum(
+        one.numel() > 0 for one in tensors
+    )
+
+
+def test_single_tokens_beside_a_chunk_are_those_of_the_cpu_and_take_kernels_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small(tmp_path / "model", "qwen2-bias")
+    decoder, pool = load_decoder(tmp_path / "model", deterministic=False)
+    pool.memory.view(torch.float32).normal_()
+    other_pool = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=False)
+    launched: list[tuple[str, int]] = []
+    forward = device._forward
+    attend, prefill = forward._paged_attention, forward._paged_prefill
+
+    def one_by_one(q: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        launched.append(("rows", len(q)))
+        return attend(q, *given, **named)
+
+    def by_blocks(*given: Any, blocks: torch.Tensor) -> torch.Tensor:
+        launched.append(("blocks", len(blocks)))
+        return prefill(*given, blocks=blocks)
+
+    monkeypatch.setattr(forward, "_paged_attention", one_by_one)
+    monkeypatch.setattr(forward, "_paged_prefill", by_blocks)
+    pages = Pages(pool)
+    starts = [3, 40, 17, 0, 63, 9]
+    parts = [(pages.table(64), some_tokens(1, vocab=VOCAB, seed=start), start) for start in starts]
+    parts.insert(2, (pages.table(64), some_tokens(21, vocab=VOCAB, seed=7), 11))
+    parts.append((pages.table(64), some_tokens(3, vocab=VOCAB, seed=8), 30))
+    tokens, batch, every = rows_of(pool, parts)
+    wanted = every[[0, 5, 22, 24, 29]]
+    expected = decoder.logits(decoder.hidden(tokens, batch, wanted, pool))
+    _, got = device.step(tokens, batch, wanted, other_pool, logits=True)
+    assert got is not None
+    assert float((got - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    layers = decoder.config.layer_count
+    assert launched == [("rows", 9), ("blocks", 1)] * layers
+
+
+def test_every_kernel_of_a_step_is_tried_in_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small(tmp_path / "model", "llama")
+    decoder, pool = load_decoder(tmp_path / "model")
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=False)
+    seen: list[tuple[int, int]] = []
+    hidden = device._forward.hidden
+
+    def noted(rows: DeviceRows, own: KvPool) -> torch.Tensor:
+        seen.append((sum(part.spans for part in rows.alone), len(rows.blocks)))
+        assert own.address == pool.address
+        return hidden(rows, own)
+
+    monkeypatch.setattr(device._forward, "hidden", noted)
+    before = pool.memory.view(pool.page_count, -1).clone()
+    device.warm_up(pool)
+    assert seen == [(1, 0), (4, 0), (16, 0), (0, 1)]
+    after = pool.memory.view(pool.page_count, -1)
+    assert after[0].any() and torch.equal(after[1:], before[1:])
+
+
 def test_a_step_larger_than_its_bucket_is_refused() -> None:
     batch = ragged_batch([np.array([1], np.uint32)] * 3, [0] * 3, [1] * 3, 16)
     three = torch.arange(3)
@@ -140,22 +226,3 @@ def test_a_step_larger_than_its_bucket_is_refused() -> None:
         pack(RowsShape(2, 3, 0, 3, 3), three, batch, three, NO_BLOCKS)
     with pytest.raises(ValueError, match="3 pages in a step with room for 2"):
         pack(RowsShape(3, 3, 0, 3, 2), three, batch, three, NO_BLOCKS)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 17, 63, 64, ROWS_MAX])
-@pytest.mark.parametrize("pages", [1, 100, 4097])
-def test_a_bucket_holds_its_step_and_not_much_more(rows: int, pages: int) -> None:
-    bucket = bucket_of(rows, 3, pages)
-    assert bucket is not None
-    assert rows <= bucket.rows < max(2 * rows, rows + 8)
-    assert bucket.spans == 4
-    assert pages <= bucket.pages
-    assert bucket.shape.rows == bucket.shape.wanted == bucket.rows
-
-
-def test_steps_of_many_lengths_share_few_buckets() -> None:
-    assert bucket_of(ROWS_MAX + 1, 1, 1) is None
-    assert bucket_of(0, 1, 0) is None
-    buckets = {bucket_of(rows, spans, 8 * rows) for rows in range(1, 65) for spans in (1, 2)}
-    assert len(buckets) == 22
-    assert Bucket(64, 2, 512) in buckets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.unit.engine.harness import Pages, some_tokens
 from tests.unit.engine.models import VOCAB
 from tests.unit.engine.test_cuda_decoder import save_small
@@ -226,6 +228,23 @@ def test_the_same_weights_in_another_type_are_another_root(folder: Path) -> None
     host = open_engine(settings_for(folder, "cpu"))
     assert whole.model.root == host.model.root != half.model.root
     assert whole.model.pool_spec.place != host.model.pool_spec.place
+
+
+def test_a_checkpoint_in_half_precision_is_computed_with_in_it_and_named_as_if_asked_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    file = str(tmp_path / "model" / "model.safetensors")
+    save_file({name: one.bfloat16() for name, one in load_file(file).items()}, file)
+    config = settings_for(tmp_path, "interpreter")
+    found = open_engine(config)
+    asked = open_engine(replace(config, dtype="bfloat16", kv_dtype="bfloat16"))
+    whole = open_engine(replace(config, dtype="float32"))
+    assert found.model.layout.dtype == "bfloat16"
+    assert found.model.root == asked.model.root != whole.model.root
+    on_cpu = settings_for(tmp_path, "cpu")
+    told = replace(on_cpu, dtype="float32", kv_dtype="float32")
+    assert open_engine(on_cpu).model.root == open_engine(told).model.root == whole.model.root
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -236,10 +236,11 @@ def opened(pool_incarnation: int) -> SessionOpened:
 async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> None:
     executor = Fickle(1, 3)
     heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
+    used: list[int] = []
     stepper = Stepper(
         executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
         on_crash=heard.put_nowait, on_pool_missing=heard.put_nowait, clock=executor.clock,
-        stream_ms=STREAM_MS,
+        stream_ms=STREAM_MS, on_pool=lambda opened: used.append(opened.pool_incarnation),
     )  # fmt: skip
     try:
         revoked: list[bool] = []
@@ -254,6 +255,7 @@ async def test_without_its_pool_a_plan_is_not_computed_on_the_one_before() -> No
     finally:
         await stepper.close()
     assert revoked == [False, True, False] and len(executor.starts) == 2
+    assert used == [1, 3], "steps can run over these"
 
 
 class Beside(NoTurns):

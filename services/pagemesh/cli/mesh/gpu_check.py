@@ -7,9 +7,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
+from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.engine.cuda.driver import LIBRARY
+from pagemesh.engine.cuda.graph_bytes import graph_bytes_max
+from pagemesh.runtime.model_types import compute_type
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.errors import ConfigError
@@ -19,9 +24,26 @@ _PROBE_S_MAX = 120.0
 """The first use of a driver may take half a minute."""
 
 
-def check_gpu(config: ServiceConfig) -> str:
-    """What GPU was found, for people. Raises ``ConfigError`` where there is none, or too little
-    of its memory is left for the pool alone. Takes seconds."""
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What was found."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    torch: str
+
+    @property
+    def shown_memory(self) -> str:
+        return f"{shown_binary(self.free_bytes)} of {shown_binary(self.total_bytes)} free"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.shown_memory}, torch {self.torch}"
+
+
+def check_gpu(config: ServiceConfig) -> Gpu:
+    """What GPU there is. Raises ``ConfigError`` where there is none, or too little of its memory
+    is left for the pool alone. Takes seconds."""
     _check_installed()
     try:
         asked = subprocess.run(
@@ -40,14 +62,47 @@ def check_gpu(config: ServiceConfig) -> str:
         raise ConfigError(f"{_SETTING}: asking for the GPU failed: {last[:300]}") from None
     if "error" in found:
         raise ConfigError(found["error"])
-    wanted, free = config.pager.pool_bytes, int(found["free_bytes"])
-    shown = f"{shown_binary(free)} of {shown_binary(int(found['total_bytes']))} free"
-    if free < wanted:
+    gpu = Gpu(
+        found["name"], int(found["free_bytes"]), int(found["total_bytes"]), str(found["torch"])
+    )
+    wanted = config.pager.pool_bytes
+    if gpu.free_bytes < wanted:
         raise ConfigError(
-            f"PAGEMESH_POOL_BYTES={wanted} (--pool-bytes): {found['name']} has {shown}; the pool "
-            "has to fit beside the weights of every worker; lower it"
+            f"PAGEMESH_POOL_BYTES={wanted} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; the "
+            "pool has to fit beside the weights of every worker; lower it"
         )
-    return f"{found['name']}, {shown}, torch {found['torch']}"
+    return gpu
+
+
+def check_gpu_room(
+    gpu: Gpu,
+    config: ServiceConfig,
+    model: Config,
+    shape: ModelShape,
+    weights: Weights | None,
+    worker_count: int,
+) -> None:
+    """Whether the pool fits beside the weights of ``worker_count`` workers and what their decode
+    steps take as CUDA graphs. ``model``: its config.json; ``weights``: as each worker keeps them,
+    None when nothing says how large they are. Raises ``ConfigError``."""
+    own = decoder_part(model)
+    try:
+        vocab, hidden = int(own["vocab_size"]), int(own["hidden_size"])
+    except (KeyError, TypeError, ValueError):
+        return  # the workers know more about it
+    graphs = graph_bytes_max(
+        sequence_count_max=config.worker.sequence_count_max, vocab_tokens=vocab,
+        hidden_size=hidden, item_bytes=DTYPE_BYTES[compute_type(config.worker, shape.stored)],
+    )  # fmt: skip
+    pool, weights_bytes = config.pager.pool_bytes, weights.count_bytes if weights else 0
+    if gpu.free_bytes >= pool + worker_count * (weights_bytes + graphs):
+        return
+    each = f"in each of {worker_count} workers" if worker_count > 1 else "in its worker"
+    raise ConfigError(
+        f"PAGEMESH_POOL_BYTES={pool} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; beside the "
+        f"pool it has to hold {shown_binary(weights_bytes)} of weights and up to "
+        f"{shown_binary(graphs)} of decode steps {each}; lower it, or use fewer workers"
+    )
 
 
 def _check_installed() -> None:

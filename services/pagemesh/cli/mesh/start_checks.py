@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from pagemesh.cli.mesh.gpu_check import check_gpu
+from pagemesh.cli.mesh.gpu_check import Gpu, check_gpu, check_gpu_room
 from pagemesh.cli.planning.formats import FORMATS
 from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
+from pagemesh.cli.planning.weights import weights_of
 from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.bus.tls import tls_context
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
+from pagemesh.runtime.model_types import compute_type, page_type
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import exact_size, shown_binary
 from pagemesh.wire.errors import ConfigError
@@ -54,8 +56,9 @@ class PoolPlan:
         )
 
 
-def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
-    """What can be judged before a model is fetched. Raises ``ConfigError``."""
+def check_settings(config: ServiceConfig, *, own_nats: bool) -> Gpu | None:
+    """What can be judged before a model is fetched; gives the GPU that the mesh is to run on, if
+    that is one. Raises ``ConfigError``."""
     _ = config.telemetry.traces_url
     gate = config.gateway
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
@@ -66,8 +69,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
             "host's memory already; leave it out, or give --pool-bytes more"
         )
-    if config.worker.device == "cuda":
-        check_gpu(config)
+    gpu = check_gpu(config) if config.worker.device == "cuda" else None
     if config.pager.disk_dir:
         check_disk(Path(config.pager.disk_dir).expanduser(), config.host.host)
     if not own_nats:
@@ -78,6 +80,19 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
             "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
             "has no TLS; name one that has with --nats, or unset them"
         )
+    return gpu
+
+
+def check_device_room(
+    gpu: Gpu, config: ServiceConfig, shape: ModelShape, worker_count: int
+) -> None:
+    """Whether pool, weights and graphs of ``worker_count`` workers fit on ``gpu``, as far as the
+    model's files tell. Raises ``ConfigError``."""
+    folder = Path(config.worker.model)
+    model = read_config(folder / "config.json")
+    dtype = compute_type(config.worker, shape.stored)
+    weights = weights_of(folder, model, shape, dtype, on_cpu=False)
+    check_gpu_room(gpu, config, model, shape, weights, worker_count)
 
 
 def check_model(folder: Path) -> None:
@@ -105,7 +120,8 @@ def plan_pool(config: ServiceConfig, shape: ModelShape) -> PoolPlan:
     """The pool of a mesh. Raises ``ConfigError`` when no page can hold K and V of the model, or
     the pool no page."""
     page_size, pool_bytes = config.worker.page_size, config.pager.pool_bytes
-    size = page_shape(shape, FORMATS[config.worker.kv_dtype], page_size, 1).page_bytes
+    kv = FORMATS[page_type(config.worker, shape.stored)]
+    size = page_shape(shape, kv, page_size, 1).page_bytes
     if pool_bytes < size:
         raise ConfigError(
             f"PAGEMESH_POOL_BYTES={pool_bytes} (--pool-bytes) holds no page of {size} bytes; "

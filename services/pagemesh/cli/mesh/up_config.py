@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pagemesh.runtime.config import setting
@@ -21,8 +22,10 @@ class UpConfig:
     """The shape of the mesh."""
 
     prefill_count: int = setting(
-        1, "PREFILL", "prefill workers to start", minimum=0, maximum=WORKER_COUNT_MAX
-    )
+        1, "PREFILL", "prefill workers to start; unless it is given, none with --device cuda: a "
+        "decode worker does both, and the weights are on the GPU once",
+        minimum=0, maximum=WORKER_COUNT_MAX,
+    )  # fmt: skip
     decode_count: int = setting(
         1, "DECODE", "decode workers to start", minimum=0, maximum=WORKER_COUNT_MAX
     )
@@ -39,6 +42,14 @@ class UpConfig:
         "again; raise it before you stop one in a debugger",
         minimum=2_000, maximum=86_400_000,
     )  # fmt: skip
+
+
+def for_device(up: UpConfig, config: ServiceConfig, given: Mapping[str, str]) -> UpConfig:
+    """``up`` with one worker for both roles on a GPU, unless ``given`` (by variable) says how many
+    prefill workers there are to be: two take turns on it, and hold the weights twice."""
+    if config.worker.device != "cuda" or "PAGEMESH_PREFILL" in given or not up.decode_count:
+        return up
+    return replace(up, prefill_count=0)
 
 
 def with_http(config: ServiceConfig, address: str) -> ServiceConfig:

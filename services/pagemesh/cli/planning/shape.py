@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagemesh.runtime.model_types import StoredType
 from pagemesh.wire.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -92,6 +93,12 @@ class ModelShape:
     window_tokens: int
     dtype: str
     """Of the checkpoint, as ``transformers`` names it."""
+
+    @property
+    def stored(self) -> StoredType:
+        """``dtype`` where a worker computes in it, float32 otherwise."""
+        known: dict[str, StoredType] = {"bfloat16": "bfloat16", "float16": "float16"}
+        return known.get(self.dtype, "float32")
 
     @property
     def sharing(self) -> str:

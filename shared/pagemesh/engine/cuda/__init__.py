@@ -2,9 +2,11 @@
 
     weights    a checkpoint's tensors on the device
     rows       a step's rows in one transfer, padded to a bucket where a graph wants that
+    launches   which rows attend by themselves, and which by blocks
     forward    the forward pass
-    graphs     decode steps captured once per bucket, replayed
+    graphs     decode steps captured once per bucket, replayed (graph_bytes: what they take)
     decoder    ``step`` and ``logits``, as ``engine.forward.Decoder`` has them
+    toolchain  what Triton needs of a machine
     driver, memory   device memory that several processes map
 
 Nothing here touches CUDA at import. What can run on a CPU (all but graphs and memory) is tested

@@ -6,36 +6,69 @@ tokens are drawn (``cuda.sampler``). Nothing here waits for it.
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import torch
 
 from pagemesh.engine.cuda.forward import DeviceForward
-from pagemesh.engine.cuda.graphs import DecodeGraphs, bucket_of
+from pagemesh.engine.cuda.graph_bytes import ROWS_MAX
+from pagemesh.engine.cuda.graphs import (
+    Bucket,
+    CapturedStep,
+    DecodeGraphs,
+    GraphMemory,
+    Step,
+    bucket_of,
+    common_buckets,
+    warn_of_memory,
+)
+from pagemesh.engine.cuda.launches import SPANS_STEPS, Launch, StepRows, split_rows
 from pagemesh.engine.cuda.rows import DeviceRows, exact_shape, pack, unpack
 from pagemesh.engine.cuda.weights import DeviceWeights
 from pagemesh.engine.model import DecoderConfig
-from pagemesh.kernels.ops import KvPool, RaggedBatch
+from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
+from pagemesh.runtime.logs import get_logger
 
 Tensor = torch.Tensor
-_CHUNK_ROWS_MIN = 4
-"""Rows a sequence, on average, from which attention goes by blocks of rows: below that its
-tiles would be mostly empty, and each row on its own keeps more of the device busy."""
+PREPARE_S_MAX = 15.0
+"""For graphs that are captured before there is work; the others are captured when wanted."""
+_WARM_UP_ROWS = 4
+_NO_BLOCKS = np.empty((0, 2), np.int32)
+_log = get_logger(__name__)
 
 
 class CudaDecoder:
     """One thread at a time, like the CPU's."""
 
-    def __init__(self, config: DecoderConfig, weights: DeviceWeights, *, with_graphs: bool) -> None:
-        """``with_graphs``: decode steps are captured; needs a CUDA device."""
-        from pagemesh.kernels.paged_attention.triton import span_count
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DeviceWeights,
+        *,
+        with_graphs: bool,
+        sequence_count_max: int = ROWS_MAX,
+    ) -> None:
+        """``with_graphs``: decode steps, of up to ``sequence_count_max`` rows, are captured; needs
+        a CUDA device."""
+        from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS
         from pagemesh.kernels.paged_prefill.triton import row_blocks
 
-        self._span_count, self._row_blocks = span_count, row_blocks
+        self._span_tokens, self._row_blocks = SPAN_TOKENS, row_blocks
         self.config = config
         self._forward = DeviceForward(config, weights)
-        self._with_graphs = with_graphs
-        self._graphs: DecodeGraphs | None = None
         self._pool: KvPool | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._graph_rows_max = 0
+        self._side: Any = None
+        if with_graphs:
+            widest = bucket_of(min(sequence_count_max, ROWS_MAX), 1)
+            self._graph_rows_max = widest.rows if widest else 0
+            # One for good: torch hands out a few in turn, and pages are copied on another.
+            self._side = torch.cuda.Stream(self._forward.device)  # type: ignore[no-untyped-call]
+        self._table_pages_max = 0
+        self._is_prepared = False
 
     run = None
 
@@ -46,49 +79,114 @@ class CudaDecoder:
         ascending); the next step may overwrite both. ``tokens``: int64 [T], on the host like
         ``batch``. Writes K and V of all T rows to ``pool``."""
         self._use(pool)
-        position = batch.row_position
-        chunked = batch.rows >= _CHUNK_ROWS_MIN * batch.sequences
-        spans = 0 if chunked else self._span_count(int(position.max()) + 1)
-        if logits and spans and batch.rows == batch.sequences == len(wanted):
-            replayed = self._replay(tokens, batch, wanted, spans)
+        split = self._split(batch)
+        if logits and batch.rows == batch.sequences == len(wanted):
+            replayed = self._replay(tokens, batch, wanted, split)
             if replayed is not None:
                 return replayed
-        group = self.config.head_count // self.config.kv_head_count
-        blocks = np.empty((0, 2), np.int32)
-        if chunked:
-            blocks = self._row_blocks(batch.row_indptr.numpy(), group)
-        shape = exact_shape(batch, len(wanted), len(blocks))
-        words = self._staged(pack(shape, tokens, batch, wanted, blocks))
-        rows = unpack(shape, words.to(self._forward.device, non_blocking=True))
-        hidden = self._forward.hidden(rows, pool, spans)
+        shape = exact_shape(batch, len(wanted), len(split.blocks))
+        words = self._staged(pack(shape, tokens, batch, wanted, split.blocks, split.order))
+        on_device = words.to(self._forward.device, non_blocking=True)
+        hidden = self._forward.hidden(unpack(shape, on_device, split.launches), pool)
         return hidden, self.logits(hidden) if logits else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] of ``hidden`` rows."""
         return self._forward.logits(hidden)
 
+    def warm_up(self, pool: KvPool) -> None:
+        """Have every kernel of a step compiled, by steps in the first page of ``pool``, which is
+        nobody's: what is compiled in the middle of an answer takes it seconds."""
+        size = pool.layout.page_size
+        rows = min(_WARM_UP_ROWS, size)
+        batch = ragged_batch([np.zeros(1, np.uint32)], [0], [rows], size)
+        every = torch.arange(rows)
+        # Numbers of spans that kernels are compiled for: 1, a multiple of 16, neither.
+        launches = [(Launch(0, rows, int(spans)),) for spans in SPANS_STEPS[:3]]
+        blocks = self._blocks_of(np.array([0, rows], np.int64))
+        with torch.inference_mode():
+            for alone, own_blocks in [*((one, _NO_BLOCKS) for one in launches), ((), blocks)]:
+                shape = exact_shape(batch, rows, len(own_blocks))
+                words = torch.from_numpy(pack(shape, every, batch, every, own_blocks))
+                made = unpack(shape, words.to(self._forward.device), alone)
+                self.logits(self._forward.hidden(made, pool))
+
+    def prepare(self, pool: KvPool) -> None:
+        """Capture the graphs of common steps over ``pool``, once: those of a later pool are
+        captured when they are wanted, since answers may be waiting for it."""
+        self._use(pool)
+        if self._graphs is None or self._is_prepared:
+            return
+        self._is_prepared = True
+        began_s = time.monotonic()
+        spans_max = -(-self.config.context_tokens_max // self._span_tokens)
+        with torch.inference_mode():
+            count = self._graphs.prepare(
+                common_buckets(self._graph_rows_max, spans_max), seconds_max=PREPARE_S_MAX,
+                now_s=time.monotonic,
+            )  # fmt: skip
+        _log.info(
+            "worker.graphs_captured", graphs=count, seconds=round(time.monotonic() - began_s, 2)
+        )
+
+    def _split(self, batch: RaggedBatch) -> StepRows:
+        config = self.config
+        return split_rows(
+            batch,
+            span_tokens=self._span_tokens,
+            span_bytes=4 * config.head_count * (config.head_dim + 1),
+            blocks_of=self._blocks_of,
+        )
+
+    def _blocks_of(self, starts: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+        return self._row_blocks(starts, self.config.head_count // self.config.kv_head_count)
+
     def _use(self, pool: KvPool) -> None:
         """Graphs name the addresses of one memory, which a pager that was restarted serves on."""
         before, self._pool = self._pool, pool
-        if before is None or not _is_same_memory(before, pool):
-            self._graphs = None
-            if self._with_graphs:
-                self._graphs = DecodeGraphs(self._body, self._forward.device)
+        if self._side is None or (before is not None and _is_same_memory(before, pool)):
+            return
+        self._graphs = None  # before there is more memory of the kind
+        pages = -(-self.config.context_tokens_max // pool.layout.page_size)
+        self._table_pages_max = min(pages, pool.page_count)
+        try:
+            memory = GraphMemory(
+                self._forward.device, self._side, rows_max=self._graph_rows_max,
+                table_pages_max=self._table_pages_max, hidden_size=self.config.hidden_size,
+                vocab_tokens=self.config.vocab_tokens, dtype=self._forward.weights.embedding.dtype,
+            )  # fmt: skip
+        except torch.cuda.OutOfMemoryError:
+            warn_of_memory(0)
+            return
+        self._graphs = DecodeGraphs(lambda bucket: CapturedStep(bucket, self._body, memory))
 
-    def _body(self, rows: DeviceRows, spans: int) -> tuple[Tensor, Tensor]:
+    def _body(self, rows: DeviceRows, hidden: Tensor, logits: Tensor) -> None:
         assert self._pool is not None
-        hidden = self._forward.hidden(rows, self._pool, spans)
-        return hidden, self._forward.logits(hidden)
+        hidden.copy_(self._forward.hidden(rows, self._pool))
+        logits.copy_(self._forward.weights.head(hidden))
 
     def _replay(
-        self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, spans: int
+        self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, split: StepRows
     ) -> tuple[Tensor, Tensor] | None:
-        bucket = bucket_of(batch.rows, spans, batch.tables.shape[0])
-        captured = self._graphs.step_for(bucket) if self._graphs and bucket else None
-        if captured is None or bucket is None:
+        found = self._graph_of(batch, split)
+        if found is None:
             return None
-        words = pack(bucket.shape, tokens, batch, wanted, np.empty((0, 2), np.int32))
+        bucket, captured = found
+        shape = bucket.shape(batch.tables.shape[0])
+        words = pack(shape, tokens, batch, wanted, _NO_BLOCKS)
         return captured(self._staged(words), batch.rows)
+
+    def _graph_of(self, batch: RaggedBatch, split: StepRows) -> tuple[Bucket, Step] | None:
+        """None: a step that no graph holds, or none is captured of."""
+        if self._graphs is None or split.order is not None or len(split.launches) != 1:
+            return None
+        bucket = bucket_of(batch.rows, split.launches[0].spans)
+        if bucket is None or bucket.rows > self._graph_rows_max:
+            return None
+        if batch.tables.shape[0] > bucket.rows * self._table_pages_max:
+            return None
+        captured = self._graphs.step_for(bucket)
+        return None if captured is None else (bucket, captured)
 
     def _staged(self, words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
         """``words`` where a copy to the device does not wait for the host."""

@@ -54,8 +54,10 @@ class GpuDevice:
         return sampler.score(logits.cpu().numpy(), targets, width)
 
     def finish(self) -> None:
+        """See ``StepDevice``. Steps run on this thread's stream: what pages are moved beside them
+        is nothing to wait for."""
         if self._is_async:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 class CudaMaker:
@@ -63,7 +65,9 @@ class CudaMaker:
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index or 0
-        self._stream: torch.cuda.Stream | None = None
+        # One for good, made before any other: torch hands out a few in turn, and graphs are
+        # captured on another.
+        self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         self.place = f"cuda:{torch.cuda.get_device_properties(self._index).uuid}"
 
     def make(self, size_bytes: int) -> int:
@@ -85,9 +89,6 @@ class CudaMaker:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """See ``MemoryMaker``: on a stream of its own, which steps do not wait for."""
-        if self._stream is None:
-            # One for good: torch hands out a few in turn, and a graph may be captured on another.
-            self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.stream(self._stream):
                 yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from typing import Any
 
 from pagemesh.wire.errors import ConfigError
@@ -18,8 +19,9 @@ LOCATION_DEVICE = 1
 HANDLE_FILE_DESCRIPTOR = 1
 GRANULARITY_RECOMMENDED = 1
 ACCESS_READ_WRITE = 3
-
-
+WHOLE_DEVICE = threading.Lock()
+"""Held by a thread that captures a graph, and by one that waits for all of the device or changes
+what is mapped on it, which would break the capture."""
 _OUT_OF_MEMORY = 2
 """``CUDA_ERROR_OUT_OF_MEMORY``."""
 

@@ -46,19 +46,16 @@ class DeviceForward:
         cosine, sine = rotation_tables(config.rope, config.context_tokens_max)
         self._cosine, self._sine = cosine.to(self.device), sine.to(self.device)
 
-    def hidden(self, rows: DeviceRows, pool: KvPool, spans: int) -> Tensor:
+    def hidden(self, rows: DeviceRows, pool: KvPool) -> Tensor:
         """[n, hidden], ready for ``logits``, of the rows wanted. Writes K and V of all rows.
-
-        ``spans``: at least ``paged_attention.span_count`` of the longest context; 0: there are
-        chunks, which ``rows.blocks`` cuts up. Nothing here waits for the device.
-        """
+        Nothing here waits for the device."""
         config, layers = self.config, self.weights.layers
         position = rows.batch.row_position.clamp(min=0)  # padding has none
         angles = (self._cosine[position], self._sine[position])
         x = self.weights.embedding[rows.tokens]
         normed = self._rms_norm(x, layers[0].attention_norm, config.norm_epsilon)
         for index, layer in enumerate(layers):
-            mixed = self._attended(index, layer, normed, angles, rows, pool, spans)
+            mixed = self._attended(index, layer, normed, angles, rows, pool)
             normed = self._joined(x, layer.output(mixed), layer.mlp_norm)
             gated = self._silu_mul(layer.gate_up(normed))
             last = index + 1 == len(layers)
@@ -81,7 +78,6 @@ class DeviceForward:
         angles: tuple[Tensor, Tensor],
         rows: DeviceRows,
         pool: KvPool,
-        spans: int,
     ) -> Tensor:
         """[T, heads * head_dim]: K and V written, q attending to what is in the pages."""
         config, count = self.config, normed.shape[0]
@@ -90,8 +86,11 @@ class DeviceForward:
             joined, angles, pool, index, rows.batch.slots, layer.norms, config.norm_epsilon
         )
         q, scale = joined[:, : config.head_count], config.attention_scale
-        if spans:
-            mixed = self._paged_attention(q, pool, index, rows.batch, scale, spans=spans)
-        else:
-            mixed = self._paged_prefill(q, pool, index, rows.batch, scale, blocks=rows.blocks)
+        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for own in rows.alone:
+            self._paged_attention(
+                q[own.part], pool, index, own.batch, scale, mixed[own.part], spans=own.spans
+            )
+        if len(rows.blocks):
+            self._paged_prefill(q, pool, index, rows.batch, scale, mixed, blocks=rows.blocks)
         return mixed.view(count, config.query_size)

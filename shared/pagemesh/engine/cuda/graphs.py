@@ -1,29 +1,44 @@
 """Decode steps as CUDA graphs: one launch instead of hundreds.
 
 A graph replays the same kernels at the same addresses, so one is captured for each bucket of
-(rows, spans of context, pages) and a step is padded to the smallest bucket that holds it. A
-small model's decode step on a GPU is otherwise bound by launching: ten kernels a layer, some
+(rows, spans of context), and a step is padded to the smallest bucket that holds it. A small
+model's decode step on a GPU is otherwise bound by launching: ten kernels a layer, some
 microseconds each.
+
+Common buckets are captured before the first step (``DecodeGraphs.prepare``), others when a step
+wants them. When there are as many as there may be, the one whose last use is longest ago makes room
+for one that was wanted often enough to be worth it. What goes in and comes out is the same memory
+for all of them, since only one runs at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pagemesh.engine.cuda import driver
+from pagemesh.engine.cuda.graph_bytes import GRAPH_COUNT_MAX, ROWS_MAX
+from pagemesh.engine.cuda.launches import Launch
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, unpack
+from pagemesh.runtime.logs import get_logger
 
-GRAPH_COUNT_MAX = 48
-"""Captured at once; beyond that a step runs without. Each holds its activations, but all
-share one pool of memory, since only one runs at a time."""
-ROWS_MAX = 256
+WANTED_MIN = 16
+"""Steps that went without a graph of their bucket before another has to make room for it: to
+capture one takes as long as some ten steps save by it."""
 _WARM_UP_RUNS = 2
+_COMMON_ROWS_MAX = 64
+_COMMON_SPANS = (1, 4, 16)
+_log = get_logger(__name__)
 
-Body = Callable[[DeviceRows, int], tuple[torch.Tensor, torch.Tensor]]
-"""Hidden states and logits of rows, given a number of spans."""
+Tensor = torch.Tensor
+Step = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Hidden states and logits of the first so many rows, of words as ``rows.pack`` makes them."""
+Body = Callable[[DeviceRows, Tensor, Tensor], None]
+"""Puts hidden states and logits of rows into the tensors given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,75 +47,153 @@ class Bucket:
 
     rows: int
     spans: int
-    pages: int
+
+    def shape(self, pages: int) -> RowsShape:
+        """One row a sequence, every row wanted, page tables of ``pages`` together."""
+        return RowsShape(self.rows, self.rows, 0, self.rows, pages)
 
     @property
-    def shape(self) -> RowsShape:
-        """One row a sequence, every row wanted."""
-        return RowsShape(self.rows, self.rows, 0, self.rows, self.pages)
+    def launch(self) -> Launch:
+        return Launch(0, self.rows, self.spans)
 
 
-def bucket_of(rows: int, spans: int, pages: int) -> Bucket | None:
+def bucket_of(rows: int, spans: int) -> Bucket | None:
     """The smallest bucket that holds a decode step, None when no graph is worth it.
 
-    Rows go by powers of two up to 8 and by eights above, so that at most 7 of them, or half,
-    are padding; spans and pages by powers of two.
+    Rows go by powers of two up to 8, by eights up to 64 and by sixteens above, so that at most
+    half of them, or 15, are padding; ``spans`` are coarse already (``launches.SPANS_STEPS``).
     """
     if rows < 1 or rows > ROWS_MAX:
         return None
-    kept = _power_of_two(rows) if rows <= 8 else -(-rows // 8) * 8
-    return Bucket(kept, _power_of_two(spans), _power_of_two(max(pages, kept)))
+    if rows <= 8:
+        return Bucket(1 << (rows - 1).bit_length(), spans)
+    step = 8 if rows <= 64 else 16
+    return Bucket(-(-rows // step) * step, spans)
 
 
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
+def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
+    """Those that most steps are of, the smallest first; none for more rows or spans than that."""
+    found: dict[Bucket, None] = {}
+    for rows in range(1, min(rows_max, _COMMON_ROWS_MAX) + 1):
+        for spans in _COMMON_SPANS:
+            bucket = bucket_of(rows, spans)
+            if bucket is not None and spans < 4 * spans_max:
+                found[bucket] = None
+    return list(found)
+
+
+def warn_of_memory(graph_count: int) -> None:
+    """There are so many graphs, and no memory for more."""
+    _log.warning(
+        "worker.graphs_limited", graphs=graph_count,
+        why="the device has no memory for another; decode steps without one take longer",
+        remedy="lower PAGEMESH_POOL_BYTES, or PAGEMESH_SEQUENCE_COUNT_MAX",
+    )  # fmt: skip
+
+
+class GraphMemory:
+    """What graphs of one decoder and pool share: input, output and memory in between."""
+
+    def __init__(
+        self, device: torch.device, stream: Any, *, rows_max: int, table_pages_max: int,
+        hidden_size: int, vocab_tokens: int, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """``stream``: a ``torch.cuda.Stream`` to capture on; ``table_pages_max``: of a row."""
+        self.stream = stream
+        self.table_pages_max = table_pages_max
+        self.handle: Any = torch.cuda.graph_pool_handle()
+        words = RowsShape(rows_max, rows_max, 0, rows_max, rows_max * table_pages_max).words
+        with torch.inference_mode(False):  # written to by steps in that mode and by others
+            self.words = torch.zeros(words, dtype=torch.int32, device=device)
+            self.hidden = torch.zeros((rows_max, hidden_size), dtype=dtype, device=device)
+            self.logits = torch.zeros((rows_max, vocab_tokens), device=device)
 
 
 class CapturedStep:
-    """One graph with its own inputs and outputs."""
+    """One graph."""
 
-    def __init__(self, bucket: Bucket, body: Body, device: torch.device, memory: Any) -> None:
-        """Captures ``body``; ``memory`` is ``torch.cuda.graph_pool_handle()``, shared by all
-        graphs."""
-        self._words = torch.full((bucket.shape.words,), -1, dtype=torch.int32, device=device)
-        rows = unpack(bucket.shape, self._words)
-        for section in (rows.tokens, rows.wanted, rows.batch.row_sequence, rows.batch.tables):
-            section.zero_()
-        rows.batch.table_indptr.zero_()
+    def __init__(self, bucket: Bucket, body: Body, memory: GraphMemory) -> None:
+        """Captures ``body``. Raises ``torch.cuda.OutOfMemoryError``."""
+        shape = bucket.shape(bucket.rows * memory.table_pages_max)
+        self._words = memory.words[: shape.words]
+        self._hidden, self._logits = memory.hidden[: bucket.rows], memory.logits[: bucket.rows]
+        rows = unpack(shape, self._words, (bucket.launch,))
+        self._words.zero_()
+        rows.batch.row_position.fill_(-1)
+        rows.batch.slots.fill_(-1)
+        current = torch.cuda.current_stream(self._words.device)
         # Once or twice without capture: kernels are compiled and libraries set up here, which
         # a capture does not allow. All rows are padding, so no page is touched.
-        side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        memory.stream.wait_stream(current)
+        with torch.cuda.stream(memory.stream):
             for _ in range(_WARM_UP_RUNS):
-                body(rows, bucket.spans)
-        torch.cuda.current_stream(device).wait_stream(side)
+                body(rows, self._hidden, self._logits)
+        current.wait_stream(memory.stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may go on: one of them makes or maps memory for a pool.
-        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._hidden, self._logits = body(rows, bucket.spans)
+        # Other threads may go on, with copies of pages, but for what waits for all of the device.
+        with (
+            driver.WHOLE_DEVICE,
+            torch.cuda.graph(
+                self._graph, pool=memory.handle, stream=memory.stream,
+                capture_error_mode="thread_local",
+            ),
+        ):  # fmt: skip
+            body(rows, self._hidden, self._logits)
 
-    def __call__(self, words: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and logits of the first ``count`` rows; the next call overwrites them.
-        ``words``: int32 on the host, pinned, as ``rows.pack`` makes them."""
-        self._words.copy_(words, non_blocking=True)
+    def __call__(self, words: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Hidden states and logits of the first ``count`` rows; the next step, of whatever graph,
+        overwrites them. ``words``: int32 on the host, pinned, as ``rows.pack`` makes them."""
+        self._words[: len(words)].copy_(words, non_blocking=True)
         self._graph.replay()
         return self._hidden[:count], self._logits[:count]
 
 
 class DecodeGraphs:
-    """Graphs by bucket, captured when first wanted."""
+    """Graphs by bucket, the least recently used first."""
 
-    def __init__(self, body: Body, device: torch.device) -> None:
-        self._body = body
-        self._device = device
-        self._memory = torch.cuda.graph_pool_handle()
-        self._steps: dict[Bucket, CapturedStep] = {}
+    def __init__(self, capture: Callable[[Bucket], Step], count_max: int = GRAPH_COUNT_MAX) -> None:
+        """``capture`` may raise ``torch.cuda.OutOfMemoryError``: no more are kept then."""
+        self._capture = capture
+        self._count_max = count_max
+        self._steps: OrderedDict[Bucket, Step] = OrderedDict()
+        self._missed: dict[Bucket, int] = {}
+        """Steps since a bucket's last graph, of the few buckets there can be."""
 
-    def step_for(self, bucket: Bucket) -> CapturedStep | None:
-        """The graph of ``bucket``; None when there are too many already."""
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def step_for(self, bucket: Bucket) -> Step | None:
+        """The graph of ``bucket``; None when there is no room for it, or not yet."""
         found = self._steps.get(bucket)
-        if found is None and len(self._steps) < GRAPH_COUNT_MAX:
-            found = CapturedStep(bucket, self._body, self._device, self._memory)
-            self._steps[bucket] = found
-        return found
+        if found is not None:
+            self._steps.move_to_end(bucket)
+            return found
+        if len(self._steps) >= self._count_max:
+            self._missed[bucket] = self._missed.get(bucket, 0) + 1
+            if not self._steps or self._missed[bucket] < WANTED_MIN:
+                return None
+            self._steps.popitem(last=False)
+        return self._captured(bucket)
+
+    def prepare(
+        self, buckets: Sequence[Bucket], *, seconds_max: float, now_s: Callable[[], float]
+    ) -> int:
+        """Capture ``buckets`` in this order, until they are done, there are as many as there may
+        be, or ``seconds_max`` are over; gives how many there are."""
+        until_s = now_s() + seconds_max
+        for bucket in buckets:
+            if now_s() >= until_s or len(self._steps) >= self._count_max:
+                break
+            self.step_for(bucket)
+        return len(self._steps)
+
+    def _captured(self, bucket: Bucket) -> Step | None:
+        self._missed.pop(bucket, None)
+        try:
+            step = self._capture(bucket)
+        except torch.cuda.OutOfMemoryError:
+            self._count_max = len(self._steps)
+            warn_of_memory(self._count_max)
+            return None
+        self._steps[bucket] = step
+        return step

@@ -57,28 +57,31 @@ class DeviceMemory:
     def make(cls, size_bytes: int, device_index: int) -> DeviceMemory:
         """New memory of at least ``size_bytes``, zeroed. Raises ``ConfigError`` without a
         driver, ``OutOfMemory`` when the device has too little."""
-        size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
-        handle = ctypes.c_ulonglong()
-        driver.call(
-            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size_bytes),
-            ctypes.byref(_properties(device_index)), ctypes.c_ulonglong(0),
-        )  # fmt: skip
-        made = cls(handle, size_bytes, device_index)
-        made.bytes.zero_()
-        torch.cuda.synchronize(made.bytes.device)  # before another process may write
+        with driver.WHOLE_DEVICE:
+            size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
+            handle = ctypes.c_ulonglong()
+            driver.call(
+                "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size_bytes),
+                ctypes.byref(_properties(device_index)), ctypes.c_ulonglong(0),
+            )  # fmt: skip
+            made = cls(handle, size_bytes, device_index)
+            made.bytes.zero_()
+            # Before another process may write.
+            torch.cuda.current_stream(made.bytes.device).synchronize()
         return made
 
     @classmethod
     def adopt(cls, descriptor: int, size_bytes: int, device_index: int) -> DeviceMemory:
         """Map what another process made with the same ``size_bytes``; ``descriptor`` stays the
         caller's. Raises like ``make``."""
-        size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
-        handle = ctypes.c_ulonglong()
-        driver.call(
-            "cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor),
-            ctypes.c_int(driver.HANDLE_FILE_DESCRIPTOR),
-        )  # fmt: skip
-        return cls(handle, size_bytes, device_index)
+        with driver.WHOLE_DEVICE:
+            size_bytes = rounded_up(size_bytes, _granularity_bytes(device_index))
+            handle = ctypes.c_ulonglong()
+            driver.call(
+                "cuMemImportFromShareableHandle", ctypes.byref(handle),
+                ctypes.c_void_p(descriptor), ctypes.c_int(driver.HANDLE_FILE_DESCRIPTOR),
+            )  # fmt: skip
+            return cls(handle, size_bytes, device_index)
 
     def export(self) -> int:
         """A file descriptor that holds the memory; the caller closes it."""
@@ -92,8 +95,9 @@ class DeviceMemory:
 
     def close(self) -> None:
         """Unmap. The memory goes with the last map and the last descriptor."""
-        torch.cuda.synchronize(self._device)
-        self._undo.close()
+        with driver.WHOLE_DEVICE:
+            torch.cuda.synchronize(self._device)
+            self._undo.close()
 
     def __enter__(self) -> Self:
         return self

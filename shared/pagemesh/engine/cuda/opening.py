@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from pagemesh.engine.checkpoint import Checkpoint, Progress, silent, weights_dig
 from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
+from pagemesh.engine.cuda.graph_bytes import ROWS_MAX
+from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.files import ensure_folder
@@ -26,7 +29,9 @@ from pagemesh.engine.loading import (
 )
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.engine.opening import Engine, has_lean_path
-from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.layout import KvDtype, PageLayout
+from pagemesh.kernels.ops import KvPool
+from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import ConfigError
 
 DeviceName = Literal["cuda", "interpreter"]
@@ -35,6 +40,7 @@ TYPES: dict[ComputeType, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
 _SETTING = "PAGEMESH_DEVICE=cuda (--device)"
+_log = get_logger(__name__)
 
 
 def open_on_device(
@@ -47,8 +53,10 @@ def open_on_device(
     compute_type: ComputeType,
     progress: Progress = silent,
     kv_dtype: KvDtype = "float32",
+    sequence_count_max: int = ROWS_MAX,
 ) -> Engine:
-    """The model in ``folder`` on the first GPU that this process may use. Raises
+    """The model in ``folder`` on the first GPU that this process may use, for steps of at most
+    ``sequence_count_max`` sequences. Raises
     ``ConfigError``, one sentence, like ``open_model`` and for a machine that has no such GPU."""
     device, maker = find_device(device_name)
     where = f"model {folder}"
@@ -68,9 +76,15 @@ def open_on_device(
     root = root_of(
         folder, layout, weights=_digest(stored, compute_type), positions=config.rope.canonical()
     )
-    decoder = CudaDecoder(config, weights, with_graphs=device.type == "cuda")
+    is_gpu = device.type == "cuda"
+    decoder = CudaDecoder(
+        config, weights, with_graphs=is_gpu, sequence_count_max=sequence_count_max
+    )
+    steps = GpuDevice(device, maker)
+    if is_gpu:
+        _compile(decoder, steps, layout)
     model = ServedModel(name, config, layout, root, place=maker.place)
-    return Engine(model, decoder, GpuDevice(device, maker), maker)
+    return Engine(model, decoder, steps, maker, decoder.prepare)
 
 
 def find_device(name: DeviceName) -> tuple[torch.device, MemoryMaker]:
@@ -117,6 +131,22 @@ def _load(
             f"{free >> 20} of {total >> 20} MiB left; each worker holds them once: use fewer "
             "workers, or --dtype bfloat16"
         ) from None
+
+
+def _compile(decoder: CudaDecoder, steps: GpuDevice, layout: PageLayout) -> None:
+    """Have kernels compiled before there is work. Raises ``ConfigError`` where what that takes is
+    missing."""
+    began_s = time.monotonic()
+    memory = torch.zeros(2 * layout.page_bytes, dtype=torch.uint8, device=steps.device)
+    pool = KvPool(layout, memory)
+    try:
+        decoder.warm_up(pool)
+        steps.copy_pages(pool, [(0, 1)])
+        steps.finish()
+    except Exception:
+        check_toolchain()  # says in one line what Triton says in twenty
+        raise
+    _log.info("worker.kernels_compiled", seconds=round(time.monotonic() - began_s, 2))
 
 
 def _digest(stored: bytes, compute_type: ComputeType) -> bytes:

@@ -2,7 +2,7 @@
 
 All integers of a step go through one array of int32, cut into sections:
 
-    slots       2 * rows      int64, as two words each (first, so that they are aligned)
+    slots       2 * rows      int64, as two words each
     tokens      rows
     position    rows
     sequence    rows
@@ -11,21 +11,29 @@ All integers of a step go through one array of int32, cut into sections:
     wanted      wanted        rows whose hidden states are asked for
     tables      pages         page tables, joined
 
+Each section begins at a multiple of 16 bytes: Triton compiles a kernel anew for every combination
+of arguments that do and do not, and a combination that comes up first in the middle of an answer
+would take it seconds. Page tables are last, so that no other place depends on how many there are.
+
 A captured graph reads fixed addresses, so its sections have the size of its bucket: rows
 beyond the real ones are padding (position and slot -1), which kernels skip.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagemesh.engine.cuda.launches import Launch
 from pagemesh.kernels.ops import RaggedBatch
 
 I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+_ALIGNED_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +48,13 @@ class RowsShape:
 
     @property
     def words(self) -> int:
-        """int32 words of all sections."""
-        return sum(size for _, size in self.sections())
+        """int32 words of all sections, and of what is between them."""
+        _, start, size = self.sections()[-1]
+        return start + size
 
-    def sections(self) -> tuple[tuple[str, int], ...]:
-        """Each section and its words, in order."""
-        return (
+    def sections(self) -> tuple[tuple[str, int, int], ...]:
+        """Each section, where it begins, and its words, in order."""
+        sizes = (
             ("slots", 2 * self.rows),
             ("tokens", self.rows),
             ("position", self.rows),
@@ -55,17 +64,34 @@ class RowsShape:
             ("wanted", self.wanted),
             ("tables", self.pages),
         )
+        found, start = [], 0
+        for name, size in sizes:
+            found.append((name, start, size))
+            start += -(-size // _ALIGNED_WORDS) * _ALIGNED_WORDS
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class AloneRows:
+    """Rows of one launch, each by itself: the ``part`` of all rows, its ``batch``, and the
+    ``spans`` there is room for."""
+
+    part: slice
+    batch: RaggedBatch
+    spans: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
     """The sections as tensors on the device; ``batch`` is for kernels only (its ``row_indptr``
-    is the table's, which none of them reads)."""
+    is the table's, which none of them reads). Rows that are in no part of ``alone`` are in
+    ``blocks``."""
 
     tokens: torch.Tensor
     batch: RaggedBatch
     blocks: torch.Tensor
     wanted: torch.Tensor
+    alone: tuple[AloneRows, ...]
 
 
 def exact_shape(batch: RaggedBatch, wanted_count: int, block_count: int) -> RowsShape:
@@ -74,46 +100,57 @@ def exact_shape(batch: RaggedBatch, wanted_count: int, block_count: int) -> Rows
 
 
 def pack(
-    shape: RowsShape, tokens: torch.Tensor, batch: RaggedBatch, wanted: torch.Tensor, blocks: I32
+    shape: RowsShape,
+    tokens: torch.Tensor,
+    batch: RaggedBatch,
+    wanted: torch.Tensor,
+    blocks: I32,
+    order: I64 | None = None,
 ) -> I32:
-    """int32 ``[shape.words]``, on the host. ``tokens``: int64 [rows]; ``wanted``: int64 [n].
+    """int32 ``[shape.words]``, on the host. ``tokens``: int64 [rows]; ``wanted``: int64 [n], rows
+    of the batch; ``order``: see ``launches.StepRows``, and ``blocks`` are in it.
 
     Raises ``ValueError`` when the step does not fit into ``shape``.
     """
-    slots = np.full(shape.rows, -1, np.int64)
-    fill(slots, batch.slots.numpy(), "rows")
-    parts = {
-        "slots": slots.view(np.int32),
-        "tokens": padded(tokens.numpy(), shape.rows, 0, "rows"),
-        "position": padded(batch.row_position.numpy(), shape.rows, -1, "rows"),
-        "sequence": padded(batch.row_sequence.numpy(), shape.rows, 0, "rows"),
-        "indptr": padded(batch.table_indptr.numpy(), shape.sequences + 1, 0, "sequences"),
-        "blocks": padded(blocks.reshape(-1), 2 * shape.blocks, 0, "blocks"),
-        "wanted": padded(wanted.numpy(), shape.wanted, 0, "wanted rows"),
-        "tables": padded(batch.tables.numpy(), shape.pages, 0, "pages"),
+    by_row = [tokens, batch.row_position, batch.row_sequence, batch.slots]
+    token, position, sequence, slots = (values.numpy() for values in by_row)
+    at = wanted.numpy()
+    if order is not None:
+        token, position, sequence, slots = (
+            values[order] for values in (token, position, sequence, slots)
+        )
+        at = np.argsort(order)[at]
+    parts: dict[str, tuple[NDArray[np.integer], int, str]] = {
+        "slots": (slots, -1, "rows"),
+        "tokens": (token, 0, "rows"),
+        "position": (position, -1, "rows"),
+        "sequence": (sequence, 0, "rows"),
+        "indptr": (batch.table_indptr.numpy(), 0, "sequences"),
+        "blocks": (blocks.reshape(-1), 0, "blocks"),
+        "wanted": (at, 0, "wanted rows"),
+        "tables": (batch.tables.numpy(), 0, "pages"),
     }
-    return np.concatenate([parts[name] for name, _ in shape.sections()])
+    words = np.zeros(shape.words, np.int32)
+    for name, start, size in shape.sections():
+        values, rest, what = parts[name]
+        section = words[start : start + size]
+        fill(section.view(np.int64) if name == "slots" else section, values, rest, what)
+    return words
 
 
-def padded(values: NDArray[np.integer], count: int, rest: int, what: str) -> I32:
-    """int32 [count]: ``values``, then ``rest``. Raises ``ValueError`` for more than that."""
-    out = np.full(count, rest, np.int32)
-    fill(out, values, what)
-    return out
-
-
-def fill(out: NDArray[np.integer], values: NDArray[np.integer], what: str) -> None:
-    """Put ``values`` at the beginning of ``out``. Raises ``ValueError`` when they are more."""
+def fill(out: I32 | I64, values: NDArray[np.integer], rest: int, what: str) -> None:
+    """Put ``values`` at the beginning of ``out``, then ``rest``. Raises ``ValueError`` when they
+    are more than there is room for."""
     if len(values) > len(out):
         raise ValueError(f"{len(values)} {what} in a step with room for {len(out)}")
     out[: len(values)] = values
+    out[len(values) :] = rest
 
 
-def unpack(shape: RowsShape, words: torch.Tensor) -> DeviceRows:
-    """Views of ``words``, int32 ``[shape.words]``, by section."""
-    sizes = [size for _, size in shape.sections()]
-    names = [name for name, _ in shape.sections()]
-    part = dict(zip(names, torch.split(words, sizes), strict=True))
+def unpack(shape: RowsShape, words: torch.Tensor, launches: Sequence[Launch]) -> DeviceRows:
+    """Views of ``words``, int32 ``[shape.words]``, by section; rows by themselves as ``launches``
+    say."""
+    part = {name: words[start : start + size] for name, start, size in shape.sections()}
     batch = RaggedBatch(
         tables=part["tables"],
         table_indptr=part["indptr"],
@@ -122,4 +159,16 @@ def unpack(shape: RowsShape, words: torch.Tensor) -> DeviceRows:
         row_position=part["position"],
         slots=part["slots"].view(torch.int64),
     )
-    return DeviceRows(part["tokens"], batch, part["blocks"].view(-1, 2), part["wanted"])
+    alone = tuple(_alone(batch, launch) for launch in launches)
+    return DeviceRows(part["tokens"], batch, part["blocks"].view(-1, 2), part["wanted"], alone)
+
+
+def _alone(batch: RaggedBatch, launch: Launch) -> AloneRows:
+    part = slice(launch.first, launch.end)
+    own = replace(
+        batch,
+        row_sequence=batch.row_sequence[part],
+        row_position=batch.row_position[part],
+        slots=batch.slots[part],
+    )
+    return AloneRows(part, own, launch.spans)

@@ -39,6 +39,7 @@ from pagemesh.runtime.directory import Change, Changed, Joined, Lost
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_incarnation, new_ticket_id
 from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.rpc import call
 from pagemesh.runtime.service import EXIT_CRASHED, Stop
@@ -208,7 +209,7 @@ class Worker:
         spans = SequenceSpans(self._role.role, host.name, life_count_max=sequences_max)
         executor = ModelExecutor(
             engine.decoder, model.layout, engine.device, box,
-            draft_tokens_max=worker.draft_tokens_max,
+            draft_tokens_max=worker.draft_tokens_max, prepare=engine.prepare,
         )  # fmt: skip
         # Deliveries are refused far earlier, so that answers always find room.
         return Actor(
@@ -245,6 +246,7 @@ class Worker:
 
     def _on_pool(self, page_count: int) -> None:
         self._pool_pages = page_count
+        self.presence.announce_soon()
 
     def _heard(self, change: Change) -> None:
         """Presence: only what concerns the core, and the pager only when it is another."""
@@ -289,7 +291,9 @@ class Worker:
     def _state(self) -> State:
         if self._draining:
             return "draining"
-        return "ready" if self._core is not None and self._core.ready else "starting"
+        # A pool may take a device a while to make ready; until then steps would wait for that.
+        is_ready = self._core is not None and self._core.ready and self._pool_pages > 0
+        return "ready" if is_ready else "starting"
 
 
 def _end_hung() -> None:
@@ -327,6 +331,7 @@ def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
 def _load(config: WorkerConfig) -> Engine:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
+    config = with_types(config)
     engine = open_engine(config, _logged_progress())
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=engine.model.config.layer_count,

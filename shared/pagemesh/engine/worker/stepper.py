@@ -86,13 +86,16 @@ class Stepper:
         on_pool_missing: Callable[[SessionOpened], None],
         clock: Clock,
         stream_ms: int,
+        on_pool: Callable[[SessionOpened], None] = lambda _opened: None,
     ) -> None:
         """``stream_ms``: steps of a run that end sooner than this after a report wait for the
-        next one; not the first, which others may have waited for."""
+        next one; not the first, which others may have waited for. ``on_pool``: called on the loop
+        when steps can run over a pool that was to be used."""
         self._executor = executor
         self._on_steps = on_steps
         self._on_crash = on_crash
         self._on_pool_missing = on_pool_missing
+        self._on_pool = on_pool
         self._clock = clock
         self._stream_us = 1_000 * stream_ms
         self._pool_missing = False
@@ -146,6 +149,7 @@ class Stepper:
             self._loop.call_soon_threadsafe(self._on_pool_missing, opened)
         else:
             self._pool_missing = False
+            self._loop.call_soon_threadsafe(self._on_pool, opened)
 
     def _run(self, first: StepPlan) -> None:
         plan: StepPlan | None = first

@@ -1,0 +1,31 @@
+"""What CUDA graphs take of a device's memory, before there are any. Without torch, for those that
+only plan.
+"""
+
+from __future__ import annotations
+
+GRAPH_COUNT_MAX = 48
+"""Captured at once."""
+ROWS_MAX = 256
+"""Of a step that is captured."""
+STATES_BYTES_MAX = 128 << 20
+"""What attention may keep of a launch's spans until they are merged."""
+_GRAPH_BYTES = 2 << 20
+"""Of a graph's own, for its kernels and their arguments: assumed, not measured."""
+_LAYER_ROWS = 16
+"""Rows as wide as the hidden state that are alive at once in a layer, its MLP's included: about
+what the widest of the families that we know have."""
+
+
+def graph_bytes_max(
+    *, sequence_count_max: int, vocab_tokens: int, hidden_size: int, item_bytes: int
+) -> int:
+    """At most what a worker's graphs take beside its weights and pages, page tables left out.
+
+    ``sequence_count_max``: in a step; ``item_bytes``: of an activation. The logits are kept in
+    float32, and once more as they come out of the product.
+    """
+    rows = min(sequence_count_max, ROWS_MAX)
+    logits = rows * vocab_tokens * (4 + item_bytes)
+    activations = rows * hidden_size * item_bytes * _LAYER_ROWS
+    return logits + activations + STATES_BYTES_MAX + GRAPH_COUNT_MAX * _GRAPH_BYTES

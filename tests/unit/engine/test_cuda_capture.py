@@ -1,0 +1,164 @@
+"""Captured decode steps, streams and locks of a GPU, over a CUDA that only plays its part."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.engine.fake_cuda import FakeCuda
+from tests.unit.engine.harness import Pages, load_decoder, some_tokens
+from tests.unit.engine.models import VOCAB
+from tests.unit.engine.test_cuda_decoder import TOLERANCE, device_weights, rows_of, save_small
+
+from pagemesh.engine.cuda import driver, memory
+from pagemesh.engine.cuda.decoder import CudaDecoder
+from pagemesh.engine.cuda.device import CudaMaker, GpuDevice
+from pagemesh.engine.cuda.graphs import Bucket
+from pagemesh.engine.cuda.memory import DeviceMemory
+from pagemesh.engine.forward import Decoder
+from pagemesh.kernels.ops import KvPool
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+@pytest.fixture
+def cpu(tmp_path: Path) -> tuple[Decoder, KvPool]:
+    save_small(tmp_path / "model", "llama")
+    return load_decoder(tmp_path / "model", deterministic=False)
+
+
+def decode_steps(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
+                 starts: list[list[int]]) -> float:  # fmt: skip
+    """Steps of single tokens on both; the largest difference of logits, by the widest."""
+    decoder, own_pool = cpu
+    pages = Pages(own_pool)
+    tables = [pages.table(64) for _ in range(max(map(len, starts)))]
+    worst = 0.0
+    for step, own in enumerate(starts):
+        parts = [
+            (table, some_tokens(1, vocab=VOCAB, seed=100 * step + start), start)
+            for table, start in zip(tables, own, strict=False)
+        ]
+        tokens, batch, wanted = rows_of(own_pool, parts)
+        expected = decoder.logits(decoder.hidden(tokens, batch, wanted, own_pool))
+        _, got = device.step(tokens, batch, wanted, pool, logits=True)
+        assert got is not None and got.shape == expected.shape
+        worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
+    return worst
+
+
+def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_cpu(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    pool.memory.view(torch.float32).normal_()
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=3)
+    starts = [[5, 40, 17], [6, 41, 18], [50], [7, 42], [8, 43, 19]]
+    assert decode_steps(cpu, device, twin, starts) < TOLERANCE
+    assert len(cuda.graphs) == 3, "of 1, 2 and 4 rows, each captured once"
+    assert cuda.made == [cuda.streams[0]] and len({id(one) for one in cuda.streams}) == 1
+
+
+def test_steps_of_more_rows_than_a_worker_takes_go_without_a_graph(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=2)
+    assert decode_steps(cpu, device, twin, [[5, 40, 17]]) < TOLERANCE
+    assert cuda.graphs == []
+
+
+def test_common_graphs_are_captured_with_the_first_pool_and_touch_none_of_its_pages(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, pool = cpu
+    pool.memory.view(torch.float32).normal_()
+    before = pool.memory.clone()
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=2)
+    monkeypatch.setattr(
+        "pagemesh.engine.cuda.decoder.common_buckets", lambda *_: [Bucket(1, 1), Bucket(2, 1)]
+    )
+    device.prepare(pool)
+    assert len(cuda.graphs) == 2
+    assert torch.equal(pool.memory, before)
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    assert decode_steps(cpu, device, pool, [[5], [6, 8]]) < TOLERANCE
+    assert len(cuda.graphs) == 2, "both were there"
+    device.prepare(twin)
+    assert len(cuda.graphs) == 2, "with a later pool answers may be waiting"
+
+
+def test_without_memory_for_what_graphs_share_steps_go_on_without_any(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, pool = cpu
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True)
+
+    def full(*_given: object, **_named: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("pagemesh.engine.cuda.decoder.GraphMemory", full)
+    device.prepare(twin)
+    assert decode_steps(cpu, device, twin, [[5, 40]]) < TOLERANCE
+    assert cuda.graphs == []
+
+
+def test_a_step_is_over_when_its_own_stream_is_whatever_else_the_device_does(
+    cuda: FakeCuda,
+) -> None:
+    device = GpuDevice(torch.device("cuda", 0), SimpleNamespace(place="cuda:x"))
+    device.finish()
+    assert (cuda.current.waits, cuda.whole_device_waits) == (1, 0)
+
+
+def test_pages_are_copied_on_a_stream_that_was_there_before_any_other(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _index: SimpleNamespace(uuid="GPU-1")
+    )
+    maker = CudaMaker(torch.device("cuda", 0))
+    [own] = cuda.made
+    for _ in range(2):
+        with maker.copying():
+            pass
+    assert cuda.made == [own] and own.waits == 2 and cuda.current.waits == 0
+
+
+def test_memory_is_made_mapped_and_let_go_while_nothing_is_captured(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def call(name: str, *_given: Any) -> None:
+        assert driver.WHOLE_DEVICE.locked() or name == "cuMemExportToShareableHandle"
+        called.append(name)
+
+    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(memory, "_granularity_bytes", lambda _index: 1 << 21)
+    monkeypatch.setattr(torch, "as_tensor", lambda *_, **__: torch.ones(8, dtype=torch.uint8))
+    with DeviceMemory.make(1 << 20, 0) as made:
+        assert not made.bytes.any()
+        assert (cuda.current.waits, cuda.whole_device_waits) == (1, 0)
+        made.bytes[:] = 7
+    with contextlib.closing(DeviceMemory.adopt(3, 1 << 20, 0)) as mapped:
+        assert mapped.bytes.all()
+    assert cuda.whole_device_waits == 2, "nothing uses what is unmapped"
+    assert called.count("cuMemRelease") == called.count("cuMemUnmap") == 2
+    assert not driver.WHOLE_DEVICE.locked()

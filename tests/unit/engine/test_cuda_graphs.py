@@ -1,0 +1,133 @@
+"""Which decode steps have a graph: buckets, and who makes room for whom. Captures are faked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from pagemesh.engine.cuda.graph_bytes import GRAPH_COUNT_MAX, ROWS_MAX, graph_bytes_max
+from pagemesh.engine.cuda.graphs import (
+    WANTED_MIN,
+    Bucket,
+    DecodeGraphs,
+    Step,
+    bucket_of,
+    common_buckets,
+)
+
+
+class Captures:
+    """Captures nothing, and keeps count; ``room``: how many there is memory for at once."""
+
+    def __init__(self, room: int = 10**6) -> None:
+        self.done: list[Bucket] = []
+        self.room = room
+
+    def __call__(self, bucket: Bucket) -> Step:
+        if len(self.done) >= self.room:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        self.done.append(bucket)
+
+        def step(words: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            raise AssertionError("nothing was captured")
+
+        return step
+
+
+def buckets(count: int) -> list[Bucket]:
+    return [Bucket(8 * (index + 1), 1) for index in range(count)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 17, 63, 64, 65, 200, ROWS_MAX])
+def test_a_bucket_holds_its_step_and_not_much_more(rows: int) -> None:
+    bucket = bucket_of(rows, 4)
+    assert bucket is not None
+    assert rows <= bucket.rows < max(2 * rows, rows + 8, rows + 16 * (rows > 64))
+    shape = bucket.shape(77)
+    assert (shape.rows, shape.wanted, shape.pages) == (bucket.rows, bucket.rows, 77)
+
+
+def test_steps_of_many_lengths_share_few_buckets() -> None:
+    assert bucket_of(ROWS_MAX + 1, 1) is None
+    assert bucket_of(0, 1) is None
+    assert len({bucket_of(rows, 1) for rows in range(1, ROWS_MAX + 1)}) == 23
+
+
+def test_common_buckets_are_fewer_than_there_may_be_and_none_larger_than_steps_are() -> None:
+    common = common_buckets(ROWS_MAX, 512)
+    assert len(common) == len(set(common)) == 33 < GRAPH_COUNT_MAX
+    assert common_buckets(3, 2) == [Bucket(rows, spans) for rows in (1, 2, 4) for spans in (1, 4)]
+
+
+def test_a_graph_that_was_captured_serves_again() -> None:
+    captures = Captures()
+    graphs = DecodeGraphs(captures)
+    [bucket] = buckets(1)
+    assert graphs.step_for(bucket) is graphs.step_for(bucket) is not None
+    assert captures.done == [bucket]
+
+
+def test_the_least_recently_used_makes_room_for_what_is_wanted_often() -> None:
+    captures = Captures()
+    graphs = DecodeGraphs(captures, count_max=3)
+    first, second, third, new = buckets(4)
+    for bucket in (first, second, third, first):
+        assert graphs.step_for(bucket) is not None
+    for _ in range(WANTED_MIN - 1):
+        assert graphs.step_for(new) is None, "a capture takes as long as it saves in some steps"
+    assert graphs.step_for(new) is not None
+    assert len(graphs) == 3
+    for bucket in (first, third, new):
+        assert graphs.step_for(bucket) is not None
+    assert captures.done == [first, second, third, new]
+    assert graphs.step_for(second) is None
+
+
+def test_a_load_that_changes_for_good_runs_on_graphs_again() -> None:
+    graphs = DecodeGraphs(Captures(), count_max=4)
+    every = buckets(8)
+    missed = [0, 0]
+    for phase, own in enumerate((every[:4], every[4:])):
+        for bucket in itertools.islice(itertools.cycle(own), 400):
+            missed[phase] += graphs.step_for(bucket) is None
+    assert missed == [0, 4 * (WANTED_MIN - 1)]
+
+
+def test_without_memory_for_another_steps_go_on_with_the_graphs_there_are() -> None:
+    captures = Captures(room=2)
+    graphs = DecodeGraphs(captures)
+    first, second, third = buckets(3)
+    assert graphs.step_for(first) is not None and graphs.step_for(second) is not None
+    for _ in range(WANTED_MIN - 1):
+        assert graphs.step_for(third) is None
+    assert graphs.step_for(first) is not None
+    assert len(graphs) == 2
+
+
+def test_without_memory_for_any_no_further_capture_is_tried() -> None:
+    captures = Captures(room=0)
+    graphs = DecodeGraphs(captures)
+    assert [graphs.step_for(bucket) for bucket in buckets(3) for _ in range(50)] == [None] * 150
+    captures.room = 10
+    assert [graphs.step_for(bucket) for bucket in buckets(3) for _ in range(50)] == [None] * 150
+
+
+def test_what_is_captured_before_work_is_bounded_in_time_and_number() -> None:
+    seconds = itertools.count()
+    graphs = DecodeGraphs(Captures())
+    assert graphs.prepare(buckets(20), seconds_max=5.0, now_s=lambda: float(next(seconds))) == 4
+    few: Any = DecodeGraphs(Captures(), count_max=3)
+    assert few.prepare(buckets(20), seconds_max=5.0, now_s=lambda: 0.0) == 3
+
+
+def test_logits_are_most_of_what_graphs_take_and_are_counted_once() -> None:
+    sizes = {"hidden_size": 4096, "item_bytes": 2}
+    large = graph_bytes_max(sequence_count_max=256, vocab_tokens=128_000, **sizes)
+    small = graph_bytes_max(sequence_count_max=256, vocab_tokens=0, **sizes)
+    assert large - small == 256 * 128_000 * 6
+    assert large < 1 << 29
+    beyond = graph_bytes_max(sequence_count_max=4096, vocab_tokens=128_000, **sizes)
+    assert beyond == large, "no graph has more rows"
