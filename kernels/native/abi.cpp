@@ -82,7 +82,7 @@ void pack_panels(const T* weight, long row_stride, T* packed, long n, long k) {
 
 extern "C" {
 
-PM_EXPORT int pm_abi_version(void) { return 12; }
+PM_EXPORT int pm_abi_version(void) { return 13; }
 PM_EXPORT int pm_best_level(void) { return best_level(); }
 PM_EXPORT int pm_level(void) { return chosen_level; }
 
@@ -142,6 +142,13 @@ PM_EXPORT long pm_softmax_draw(const float* x, long x_stride, long x_rows, const
                                long width, float* weights, double* sums, int64_t* tokens,
                                int threads) {
   return kernels->softmax_draw(x, x_stride, x_rows, draws, width, weights, sums, tokens, threads);
+}
+
+PM_EXPORT long pm_top_scores(const float* x, long x_stride, long x_rows, long width,
+                             const PmScored* scored, long top_stride, float* scores,
+                             int64_t* top_columns, float* tops, int threads) {
+  return kernels->top_scores(x, x_stride, x_rows, width, scored, top_stride, scores, top_columns,
+                             tops, threads);
 }
 
 PM_EXPORT long pm_paged_attention(const PmPages* pages, const float* q, long q_stride, float* out,

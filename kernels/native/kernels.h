@@ -12,6 +12,7 @@ struct Kernels {
   decltype(&::pm_silu_mul) silu_mul;
   decltype(&::pm_log_softmax) log_softmax;
   decltype(&::pm_softmax_draw) softmax_draw;
+  decltype(&::pm_top_scores) top_scores;
   decltype(&::pm_kv_write) kv_write;
   decltype(&::pm_kv_gather) kv_gather;
   decltype(&::pm_paged_attention) paged_attention;

@@ -9,6 +9,7 @@
 #include "linear.h"
 #include "rows.h"
 #include "limited_draw.h"
+#include "top_scores.h"
 #include "product.h"
 #include "kv_write.h"
 #include "kv_gather.h"
@@ -19,7 +20,7 @@
 namespace pm {
 
 extern const Kernels PM_TABLE = {
-    linear, rms_norm, rope, silu_mul, log_softmax, softmax_draw, kv_write, kv_gather,
+    linear, rms_norm, rope, silu_mul, log_softmax, softmax_draw, top_scores, kv_write, kv_gather,
     paged_attention, decoder_workspace, decoder_step, probe_stream, probe_arithmetic,
 };
 

@@ -114,6 +114,47 @@ typedef struct {
 long pm_softmax_draw(const float* x, long x_stride, long x_rows, const PmDraws* draws, long width,
                      float* weights, double* sums, int64_t* tokens, int threads);
 
+// What is asked of each of `count` rows, rows[i] of x the i-th: the log-softmax of `column_count`
+// columns and of the top_counts[i] highest, or all there are.
+typedef struct {
+  const int64_t* rows;
+  const int64_t* columns;     // [count][column_count]
+  const int64_t* top_counts;
+  long column_count, count;
+} PmScored;
+// `scores`: [count][column_count]. `top_columns` and `tops`: [count][top_stride], the highest first
+// and the lowest columns of equals; of a row with what is no number the first columns. Bits are those
+// of pm_log_softmax. Returns 1 + the index of the first row that x or one of whose columns a row has
+// not; nothing was written then.
+long pm_top_scores(const float* x, long x_stride, long x_rows, long width, const PmScored* scored,
+                   long top_stride, float* scores, int64_t* top_columns, float* tops,
+                   int threads);
+
+// What is done to a row, in this order: -INFINITY in `masked` columns, biases[i] added to biased[i],
+// what is above 0 in `repeated` divided by `repetition` and the rest multiplied by it, and
+// frequency * counts[i], then `presence`, taken from counted[i]. No column twice in one list, but
+// `masked`. Masked and biased columns that a row has not are left out; the others it has.
+typedef struct {
+  const int64_t* masked;
+  const int64_t* biased;
+  const float* biases;
+  const uint32_t* repeated;
+  const uint32_t* counted;
+  const float* counts;
+  long masked_count, biased_count, repeated_count, counted_count;
+  float repetition, frequency, presence;
+} PmEdits;
+// edits[i] to rows[i] of x, no row twice. What was there goes to `saved`, from saved_indptr[i] on as
+// many as all columns of edits[i]. Returns 1 + the index of the first row that x has not; nothing was
+// written then.
+long pm_edit_rows(float* x, long x_stride, long x_rows, long width, const int64_t* rows,
+                  const PmEdits* const* edits, const int64_t* saved_indptr, long count,
+                  float* saved, int threads);
+// Back to what it was, after pm_edit_rows with the same.
+void pm_restore_rows(float* x, long x_stride, long width, const int64_t* rows,
+                     const PmEdits* const* edits, const int64_t* saved_indptr, long count,
+                     const float* saved, int threads);
+
 // What an element of K and V is kept as (kv_types.h): its code, with a scale for some.
 enum PmKvType { PM_KV_FLOAT32 = 0, PM_KV_FLOAT16 = 1, PM_KV_BFLOAT16 = 2, PM_KV_INT8 = 3,
                 PM_KV_E4M3 = 4 };

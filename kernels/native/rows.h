@@ -10,6 +10,7 @@ constexpr long kRowWork = 1 << 18;  // elements below which one thread is enough
 template <typename Body>
 void for_rows(long rows, long width, int threads, Body body) {
   if (rows * width < kRowWork) threads = 1;
+  if (threads > rows) threads = rows > 0 ? static_cast<int>(rows) : 1;
   long step = rows / (threads * 4);
   if (step < 1) step = 1;
   pm::Counter work;
@@ -92,6 +93,17 @@ void silu_mul(const float* gate_up, long in_stride, float* out, long out_stride,
   });
 }
 
+// By how much log-probabilities are lower than values less the highest, `peak`, of a row.
+inline float rest_of(const float* in, long width, float peak) {
+  V sums = zero();
+  for (long i = 0; i < width; i += kLanes) {
+    const int lanes = lanes_at(i, width);
+    V shifted = sub(load_some(in + i, lanes), splat(peak));
+    sums = add(sums, fill_from(exponential(shifted), lanes, 0.0f));
+  }
+  return logf(sum_lanes(sums));
+}
+
 void log_softmax(const float* x, long x_stride, float* out, long out_stride, long rows, long width,
                  int threads) {
   for_rows(rows, width, threads, [=](long row) {
@@ -103,14 +115,8 @@ void log_softmax(const float* x, long x_stride, float* out, long out_stride, lon
       peaks = max(peaks, fill_from(load_some(in + i, lanes), lanes, -INFINITY));
     }
     const float peak = max_lanes(peaks);
-    V sums = zero();
-    for (long i = 0; i < width; i += kLanes) {
-      const int lanes = lanes_at(i, width);
-      V shifted = sub(load_some(in + i, lanes), splat(peak));
-      sums = add(sums, fill_from(exponential(shifted), lanes, 0.0f));
-    }
     // One after the other: added up they would be rounded to what the highest is rounded to.
-    const V top = splat(peak), rest = splat(logf(sum_lanes(sums)));
+    const V top = splat(peak), rest = splat(rest_of(in, width, peak));
     for (long i = 0; i < width; i += kLanes) {
       const int lanes = lanes_at(i, width);
       store_some(to + i, sub(sub(load_some(in + i, lanes), top), rest), lanes);

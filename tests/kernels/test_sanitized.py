@@ -17,7 +17,8 @@ from tests.machine.examples import IS_LONG
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = (
-    "kernels/test_draw_limits.py", "kernels/test_linear.py", "kernels/test_paged.py",
+    "kernels/test_draw_limits.py", "kernels/test_edit_rows.py", "kernels/test_linear.py",
+    "kernels/test_paged.py", "kernels/test_top_scores.py",
     "kernels/test_rounded_rows.py", "kernels/test_row_operations.py",
     "kernels/test_softmax_draw.py", "unit/engine/test_step.py", "unit/engine/test_run_ahead.py",
     "unit/engine/test_drafts.py", "unit/engine/test_rounded_weights.py",

@@ -4,6 +4,7 @@ from pagemesh.kernels.batch import RaggedBatch, ragged_batch
 from pagemesh.kernels.decoder_step import DecoderPlan, DecoderStep, LayerWeights
 from pagemesh.kernels.decoder_step.run import Drafts, Heat, RunDone, RunTerms
 from pagemesh.kernels.dispatch import backend, identity
+from pagemesh.kernels.edit_rows import RowEdits, edit_rows, restore_rows
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.kv_write import kv_write
 from pagemesh.kernels.layout import PageLayout
@@ -17,6 +18,7 @@ from pagemesh.kernels.rope import rope
 from pagemesh.kernels.silu_mul import silu_mul
 from pagemesh.kernels.softmax_draw import Limits as DrawLimits
 from pagemesh.kernels.softmax_draw import softmax_draw
+from pagemesh.kernels.top_scores import top_scores
 
 __all__ = [
     "DecoderPlan",
@@ -29,9 +31,11 @@ __all__ = [
     "PackedLinear",
     "PageLayout",
     "RaggedBatch",
+    "RowEdits",
     "RunDone",
     "RunTerms",
     "backend",
+    "edit_rows",
     "identity",
     "kv_write",
     "linear",
@@ -42,8 +46,10 @@ __all__ = [
     "paged_attention",
     "paged_prefill",
     "ragged_batch",
+    "restore_rows",
     "rms_norm",
     "rope",
     "silu_mul",
     "softmax_draw",
+    "top_scores",
 ]

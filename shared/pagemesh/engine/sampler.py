@@ -24,10 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagemesh.engine.sampler_edits import edited, is_edited
+from pagemesh.engine.sampler_scores import candidates, score, scores_of
 from pagemesh.engine.uniform import uniforms
-from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
-from pagemesh.kernels.ops import DrawLimits, log_softmax, softmax_draw
-from pagemesh.wire.work_messages import TOP_LOGPROBS_MAX, Sampling
+from pagemesh.engine.worker.plan import Drawn, Sample
+from pagemesh.kernels.ops import DrawLimits, softmax_draw
+from pagemesh.wire.work_messages import Sampling
+
+__all__ = ["TEMPERATURE_MIN", "draw", "is_edited", "is_limited", "score"]
 
 Bools = NDArray[np.bool_]
 F32 = NDArray[np.float32]
@@ -43,18 +47,20 @@ logits are left at this one already."""
 def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
     """One token for each sample.
 
-    ``logits``: float32 [n, vocab], each row contiguous, not modified. ``rows``: int64
-    [samples], the logits row of each sample; samples that fork share one. A sample whose
-    highest logit is no finite number comes back ``poisoned``; it changes no other.
+    ``logits``: float32 [n, vocab], each row contiguous; mask, bias and penalties are written to
+    them and taken back. ``rows``: int64 [samples], the logits row of each sample; samples that
+    fork share one. A sample whose highest logit is no finite number comes back ``poisoned``; it
+    changes no other. ``context`` of a sample lies at one place of an array that nobody changes
+    but at its end, since what stands there is counted once.
     """
     if any(sample.candidate_count for sample in samples):
         return _draw_beside_searches(logits, rows, samples)
-    edited = [is_edited(sample) for sample in samples]
-    if any(edited):
-        tokens, sound = _draw_edited(logits, rows, samples, np.array(edited))
+    changed = [is_edited(sample) for sample in samples]
+    if any(changed):
+        tokens, sound = _draw_edited(logits, rows, samples, np.array(changed))
     else:
         tokens, sound = _draw_rows(logits, rows, samples)
-    scores = _scores_of(logits, rows, tokens, samples)
+    scores = scores_of(logits, rows, tokens, samples)
     return tuple(
         Drawn(sample.key, token, scores.get(index), poisoned=not whole)
         for index, (sample, token, whole) in enumerate(
@@ -64,100 +70,14 @@ def draw(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]
 
 
 def _draw_beside_searches(logits: F32, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
-    drawing = [i for i, sample in enumerate(samples) if not sample.candidate_count]
-    drawn = iter(draw(logits, rows[drawing], [samples[i] for i in drawing]) if drawing else ())
-    return tuple(
-        _candidates(logits[row], sample) if sample.candidate_count else next(drawn)
-        for row, sample in zip(rows.tolist(), samples, strict=True)
-    )
-
-
-def _candidates(logits: F32, sample: Sample) -> Drawn:
-    """What a search of ``sample`` may go on with; ``logits``: float32 [vocab]."""
-    values = sample.sampling
-    scores: F32 = log_softmax(torch.from_numpy(logits[None])).numpy()[0]
-    reported = _likeliest(logits, scores, values.logprobs) if values.logprobs else None
-    allowed = logits
-    if sample.generated_count < values.min_tokens:
-        stops = np.asarray(values.stop_tokens, np.int64)
-        stops = stops[stops < len(logits)]
-        allowed, scores = logits.copy(), scores.copy()
-        allowed[stops] = scores[stops] = -np.inf
-    top = int(allowed.argmax())
-    if not np.isfinite(scores[top]):  # no number among the logits, or nothing that may come
-        return Drawn(sample.key, top, poisoned=True)
-    candidates = _likeliest(allowed, scores, sample.candidate_count)
-    return Drawn(sample.key, top, reported, candidates=candidates)
-
-
-def _scores_of(
-    logits: F32, rows: I64, tokens: I64, samples: Sequence[Sample]
-) -> dict[int, TokenScores]:
-    """What the samples that want log-probabilities report, by index."""
-    wanting = [i for i, sample in enumerate(samples) if sample.sampling.logprobs is not None]
-    found: dict[int, TokenScores] = {}
-    block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
-    for start in range(0, len(wanting), block):
-        part = wanting[start : start + block]
-        own = logits[rows[part]]
-        scores = log_softmax(torch.from_numpy(own)).numpy()
-        for place, index in enumerate(part):
-            width = max(samples[index].sampling.logprobs or 0, 0)
-            chosen = scores[place, tokens[index]].tobytes()
-            found[index] = _likeliest(own[place], scores[place], width, chosen)
-    return found
-
-
-def _likeliest(logits: F32, scores: F32, count: int, chosen: bytes = b"") -> TokenScores:
-    """Of one row: the ``count`` highest ``logits`` and their ``scores``, beside the ``chosen``."""
-    best = _best(logits, min(count, len(logits)))
-    return TokenScores(
-        chosen=chosen,
-        width=len(best),
-        top_tokens=best.astype(np.uint32).tobytes(),
-        top_values=scores[best].tobytes(),
-    )
-
-
-def score(logits: F32, targets: I64, width: int) -> TokenScores:
-    """The log-probabilities of ``targets`` (int64 [n]) under ``logits`` (float32 [n, vocab])
-    and of the ``width`` likeliest tokens of each row, likeliest first; NaN for a row whose
-    highest logit is no finite number."""
-    count, vocab = logits.shape
-    width = min(width, TOP_LOGPROBS_MAX, vocab)
-    chosen = np.empty(count, np.float32)
-    top_tokens = np.empty((count, width), np.uint32)
-    top_values = np.empty((count, width), np.float32)
-    block = max(1, _BLOCK_ELEMENTS_MAX // vocab)
-    for start in range(0, count, block):
-        part = slice(start, start + block)
-        scores = log_softmax(torch.from_numpy(logits[part])).numpy()
-        sound = np.isfinite(logits[part].max(axis=-1))
-        chosen[part] = np.where(sound, scores[np.arange(len(scores)), targets[part]], np.nan)
-        for index in range(len(scores)) if width else ():
-            best = _best(logits[start + index], width)
-            top_tokens[start + index] = best
-            top_values[start + index] = scores[index][best]
-    return TokenScores(
-        chosen=chosen.tobytes(),
-        width=width,
-        top_tokens=top_tokens.tobytes(),
-        top_values=top_values.tobytes(),
-    )
-
-
-def _best(row: NDArray[np.floating], count: int) -> I64:
-    """Ids of the ``count`` highest values, highest first, lowest id first among equals. Of
-    logits, not log-probabilities: different ones may round to the same."""
-    if count == 0:
-        return np.empty(0, np.int64)
-    if count >= len(row):
-        return np.argsort(-row, kind="stable")
-    edge = np.partition(row, len(row) - count)[len(row) - count]
-    candidates = np.flatnonzero(row >= edge)
-    if len(candidates) < count:  # of what is no number none is the highest
-        return np.arange(count)
-    return candidates[np.argsort(-row[candidates], kind="stable")][:count]
+    searching = [bool(sample.candidate_count) for sample in samples]
+    found: dict[int, Drawn] = {}
+    for mask, where in ((searching, candidates), ([not one for one in searching], draw)):
+        places = np.flatnonzero(mask)
+        if len(places):
+            own = where(logits, rows[places], _those(samples, places))
+            found.update(zip(places.tolist(), own, strict=True))
+    return tuple(found[place] for place in range(len(samples)))
 
 
 def _those(samples: Sequence[Sample], places: I64) -> list[Sample]:
@@ -170,33 +90,23 @@ def _blocks(places: I64, vocab: int) -> Iterator[I64]:
         yield places[start : start + count]
 
 
-def is_edited(sample: Sample) -> bool:
-    """Whether a mask, bias or penalty changes its logits."""
-    values = sample.sampling
-    return bool(
-        values.logit_bias
-        or values.presence_penalty
-        or values.frequency_penalty
-        or values.repetition_penalty != 1.0
-        or sample.generated_count < values.min_tokens
-    )
-
-
 def _draw_edited(
-    logits: F32, rows: I64, samples: Sequence[Sample], edited: Bools
+    logits: F32, rows: I64, samples: Sequence[Sample], changed: Bools
 ) -> tuple[I64, Bools]:
-    """As ``_draw_rows``, of the logits as the model gave them; ``edited``: bool [samples]."""
+    """As ``_draw_rows``, of the logits as the model gave them; ``changed``: bool [samples]."""
+    if len(set(rows.tolist())) == len(samples):  # rows are changed where they are, and back
+        places = np.flatnonzero(changed)
+        with edited(logits, rows[places], _those(samples, places)):
+            return _draw_rows(logits, rows, samples)
     tokens = np.empty(len(samples), np.int64)
     sound = np.empty(len(samples), np.bool_)
-    plain = np.flatnonzero(~edited)
+    plain = np.flatnonzero(~changed)
     if len(plain):
         tokens[plain], sound[plain] = _draw_rows(logits, rows[plain], _those(samples, plain))
-    for part in _blocks(np.flatnonzero(edited), logits.shape[1]):
-        own = _those(samples, part)
-        work = logits[rows[part]]
-        for row, sample in zip(work, own, strict=True):
-            _edit(row, sample)
-        tokens[part], sound[part] = _draw_rows(work, np.arange(len(part)), own)
+    for part in _blocks(np.flatnonzero(changed), logits.shape[1]):
+        own, work, at = _those(samples, part), logits[rows[part]], np.arange(len(part))
+        with edited(work, at, own):
+            tokens[part], sound[part] = _draw_rows(work, at, own)
     return tokens, sound
 
 
@@ -245,29 +155,6 @@ def _limits(samples: Sequence[Sample], vocab: int) -> DrawLimits | None:
 def is_limited(values: Sampling, vocab: int) -> bool:
     """Whether not all of ``vocab`` tokens may be drawn."""
     return values.min_p > 0.0 or 0 < values.top_k < vocab or values.top_p < 1.0
-
-
-def _edit(row: F32, sample: Sample) -> None:
-    """Apply mask, bias and penalties to one row in place."""
-    values, vocab = sample.sampling, len(row)
-    if sample.generated_count < values.min_tokens:
-        stops = np.asarray(values.stop_tokens, np.int64)
-        row[stops[stops < vocab]] = -np.inf
-    if values.logit_bias:
-        ids = np.fromiter(values.logit_bias, np.int64, len(values.logit_bias))
-        biases = np.fromiter(values.logit_bias.values(), np.float32, len(ids))
-        row[ids[ids < vocab]] += biases[ids < vocab]
-    # A token that occurs twice is written twice, with the same value.
-    if values.repetition_penalty != 1.0:
-        seen = sample.tokens.astype(np.int64)
-        penalty = np.float32(values.repetition_penalty)
-        old = row[seen]
-        row[seen] = np.where(old > 0, old / penalty, old * penalty)
-    if values.frequency_penalty or values.presence_penalty:
-        seen = sample.tokens[sample.prompt_count :].astype(np.int64)
-        counts = np.bincount(seen)[seen].astype(np.float32)
-        lowered = row[seen] - np.float32(values.frequency_penalty) * counts
-        row[seen] = lowered - np.float32(values.presence_penalty)
 
 
 def _uniforms(samples: Sequence[Sample]) -> F64:

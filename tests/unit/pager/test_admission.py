@@ -288,3 +288,12 @@ def test_who_wants_almost_all_pages_gets_the_last_free_ones_as_well() -> None:
     assert (rig.core.books.pool.free, rig.core.books.pool.idle) == (2, 510)
     assert len(table_of(worker.granted(2, [9_000], reserve=4 * 511))) == 511
     assert rig.core.books.pool.free == 1
+
+
+def test_nothing_is_evicted_for_who_wants_all_that_is_free_and_no_more() -> None:
+    rig = Rig(512)
+    worker = Worker(rig, "w", 1)
+    ids = list(range(4 * 510))
+    worker.release(worker.granted(1, ids), ids)
+    assert sorted(table_of(worker.granted(2, [9_000], reserve=8))) == [510, 511]
+    assert (rig.core.books.pool.free, rig.core.books.pool.idle) == (0, 510)

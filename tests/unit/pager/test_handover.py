@@ -193,6 +193,18 @@ def test_who_redeems_what_its_sequence_waits_for_waits_no_more(
     assert not rig.taken(Granted)
 
 
+def test_who_redeems_a_sequence_that_waits_for_others_to_compute_waits_no_more(
+    rig: Rig, prefill: Worker, decode: Worker, lease: Granted, offered: Offered
+) -> None:
+    computing = prefill.granted(2, range(100, 114))
+    assert is_queued(decode.admit(1, range(100, 114)))
+    taken = decode.redeemed(lease.key, offered)
+    assert not rig.core.report().waiter_count
+    prefill.committed(computing, range(100, 114))
+    assert not rig.taken(Granted)
+    assert decode.committed(taken, TOKENS) == 8
+
+
 def test_a_ticket_that_nobody_redeems_expires_and_frees_its_pages_at_once(
     rig: Rig, prefill: Worker, decode: Worker, lease: Granted
 ) -> None:
@@ -226,6 +238,18 @@ def test_cancelling_what_one_redeemed_without_knowing_takes_it_back_with_a_confi
     assert [type(n) for n in rig.taken(Revoke)] == [Revoke]
     decode.ack(taken)
     assert rig.core.report().draining_pages == 0
+
+
+def test_who_is_admitted_again_before_it_has_let_go_keeps_what_it_was_granted(
+    rig: Rig, decode: Worker, lease: Granted, offered: Offered
+) -> None:
+    taken = decode.redeemed(lease.key, offered)
+    decode.cancel()
+    again = decode.granted(1, TOKENS)
+    assert again.lease != taken.lease
+    decode.ack(taken)
+    assert decode.granted(1, TOKENS).lease == again.lease, "asked once more, it is the same"
+    assert decode.committed(again, TOKENS) == 8
 
 
 def test_a_ticket_outlives_its_offerer(

@@ -134,6 +134,20 @@ def test_what_is_in_use_stays_with_whoever_says_so_though_its_time_is_over(
     assert cached(late, 4, FIRST) == 8
 
 
+def test_what_was_committed_page_by_page_for_a_time_is_one_edge_again(
+    rig: Rig, worker: Worker
+) -> None:
+    """Though each page was kept a while longer than the one before it."""
+    lease = worker.granted(1, [*FIRST, *SECOND, 99], terms=SOON)
+    for count in (4, 8, 12, 16):
+        rig.now_ms += 1_000
+        worker.committed(lease, (FIRST + SECOND)[:count])
+    cache(worker, 2, THIRD, NEVER)
+    again(rig)
+    [tree] = rig.core.books.forest.trees.values()
+    assert sorted(len(node.pages) for node in tree.root.below()) == [2, 4]
+
+
 def test_what_was_in_use_when_all_died_is_kept_from_its_last_page_on(
     rig: Rig, worker: Worker
 ) -> None:

@@ -107,6 +107,19 @@ def test_its_time_starts_when_the_last_user_has_ended(rig: Rig, worker: Worker) 
     assert worker.granted(3, [*FIRST, 99], terms=SOON).cached_tokens == 8
 
 
+def test_the_time_of_what_took_long_to_compute_starts_when_that_is_done(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, [*FIRST, 99], terms=SOON)
+    for _ in range(4):
+        rig.tick(4_000)
+        worker.heartbeat(lease)
+    worker.release(lease, FIRST)
+    later(rig, 9_999)
+    worker.open()
+    assert cached(worker, 2, FIRST) == 8
+
+
 def test_what_was_over_while_it_was_pinned_is_reclaimed_once_it_is_not(
     rig: Rig, worker: Worker
 ) -> None:

@@ -97,6 +97,23 @@ def test_a_revocation_is_repeated_until_it_is_acknowledged(rig: Rig, worker: Wor
     assert revoked(rig) == []
 
 
+def test_a_revocation_that_is_repeated_says_why_again(rig: Rig, worker: Worker) -> None:
+    worker.granted(2, range(64))
+    worker.admit(1, range(4))
+    rig.tick(600)
+    assert [notice.reason for notice in rig.taken(Revoke)] == ["preempted"] * 2
+
+
+def test_a_revocation_tells_how_the_pool_is_used(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(9, range(80, 84)), range(80, 84))
+    reading = worker.granted(0, range(9))
+    worker.committed(reading, range(9))
+    worker.granted(2, range(20, 60))
+    assert is_queued(worker.admit(1, range(100, 120)))
+    (notice,) = rig.taken(Revoke)
+    assert notice.usage == "16 pages: 2 free, 1 held, 2 pinned, 1 idle, 10 draining"
+
+
 def test_committed_pages_of_a_victim_stay_pinned_until_the_acknowledgement(
     rig: Rig, worker: Worker
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, table_of
-from tests.unit.pager.steps import OTHER, invalidated
+from tests.unit.pager.steps import OTHER, cache, invalidated
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.retention.roots import has_root_place, tree_of
@@ -153,3 +154,15 @@ def test_a_line_stays_its_roots_while_a_lost_lease_of_it_is_not_let_go_of(
     worker.ack(lost)
     late.granted(3, range(8), root=OTHER)
     assert rig.core.books.forest.trees[OTHER].index == index, "nothing names it any more"
+
+
+def test_a_lease_for_which_pages_of_another_root_were_evicted_is_taken_up(
+    rig: Rig, worker: Worker
+) -> None:
+    """Their headers name the root that they are held for."""
+    cache(worker, 1, range(64))
+    lease = worker.granted(2, range(200, 210), root=OTHER)
+    assert rig.core.books.pool.evicted == 3
+    rig.restart([worker.holder])
+    held = msgspec.structs.replace(line(lease, 2, []), root=OTHER)
+    assert declare(rig, worker, held) == []

@@ -106,6 +106,14 @@ def test_a_silent_holder_that_wakes_up_lets_go_and_starts_afresh(rig: Rig, worke
     assert code_of(worker.admit(1, range(10))) == "Granted"
 
 
+def test_who_speaks_in_the_name_of_another_worker_is_stale(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(10))
+    other = Worker(rig, "other", worker.incarnation, opened=False)
+    assert code_of(other.heartbeat(lease)) == "Stale"
+    assert code_of(other.commit(lease, fill_of(range(10)))) == "Stale"
+    assert worker.committed(lease, range(10)) == 8
+
+
 def test_death_frees_at_once_what_silence_left_draining(rig: Rig, worker: Worker) -> None:
     worker.granted(1, range(10))
     rig.tick(LIMITS.session_ttl_ms)

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
 from tests.unit.pager.steps import OTHER, cache, invalidated, stats
-from tests.unit.pager.test_recovery import declare
+from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import SetStates, Sweep
 from pagemesh.pager.retention import sweeps
@@ -89,6 +89,23 @@ def test_nothing_is_freed_while_somebody_unheard_may_read_it(rig: Rig, worker: W
     declare(rig, worker)
     rig.tick()
     sweep(rig)
+    assert rig.core.books.pool.free == 16
+
+
+def test_who_ends_leaves_what_of_an_invalidated_root_somebody_unheard_may_read(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(8))
+    slow = Worker(rig, "slow", 2)
+    lease = worker.granted(2, range(9))
+    assert slow.granted(3, range(9)).cached_tokens == 8
+    rig.restart([worker.holder, slow.holder])
+    assert declare(rig, worker, line(lease, 2, list(range(8)))) == []
+    invalidated(rig, "root", ROOT.hex())
+    worker.release(lease)
+    assert rig.core.books.pool.idle == 2
+    rig.die(2)
+    rig.tick()
     assert rig.core.books.pool.free == 16
 
 

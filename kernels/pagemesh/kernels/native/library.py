@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -140,6 +140,38 @@ class DrawsStruct(ctypes.Structure):
     ]
 
 
+class ScoredStruct(ctypes.Structure):
+    """``PmScored``: of which rows log-probabilities are asked for, and how many."""
+
+    _fields_ = [
+        ("rows", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("top_counts", ctypes.c_void_p),
+        ("column_count", ctypes.c_long),
+        ("count", ctypes.c_long),
+    ]
+
+
+class EditsStruct(ctypes.Structure):
+    """``PmEdits``: masks, biases and penalties of a row."""
+
+    _fields_ = [
+        ("masked", ctypes.c_void_p),
+        ("biased", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("repeated", ctypes.c_void_p),
+        ("counted", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("masked_count", ctypes.c_long),
+        ("biased_count", ctypes.c_long),
+        ("repeated_count", ctypes.c_long),
+        ("counted_count", ctypes.c_long),
+        ("repetition", ctypes.c_float),
+        ("frequency", ctypes.c_float),
+        ("presence", ctypes.c_float),
+    ]
+
+
 class DraftsStruct(ctypes.Structure):
     """``PmDrafts``: what is guessed from what, and how much of it."""
 
@@ -223,6 +255,9 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_silu_mul": (None, (_P, _L, _P, _L, _L, _L, _I)),
     "pm_log_softmax": (None, (_P, _L, _P, _L, _L, _L, _I)),
     "pm_softmax_draw": (_L, (_P, _L, _L, _P, _L, _P, _P, _P, _I)),
+    "pm_top_scores": (_L, (_P, _L, _L, _L, _P, _L, _P, _P, _P, _I)),
+    "pm_edit_rows": (_L, (_P, _L, _L, _L, _P, _P, _P, _L, _P, _I)),
+    "pm_restore_rows": (None, (_P, _L, _L, _P, _P, _P, _L, _P, _I)),
     "pm_kv_write": (_L, (_PAGES, _P, _L, _P, _L, _P, _L, _I)),
     "pm_kv_gather": (_L, (_PAGES, _P, _L, _L, _L, _P, _P, _I)),
     "pm_paged_attention": (
