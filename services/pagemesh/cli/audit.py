@@ -15,11 +15,19 @@ from pagemesh.cli.reconcile import Finding, Look, reconcile
 from pagemesh.cli.words import counted
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, Fault, NoCapacity
-from pagemesh.wire.pager_reports import InspectPager, InspectWorker, PagerReport, WorkerReport
+from pagemesh.wire.errors import Absent, Fault, Stale
+from pagemesh.wire.pager_reports import (
+    InspectPager,
+    InspectWorker,
+    LeaseLine,
+    PagerReport,
+    WorkerReport,
+)
 
 _BETWEEN_S = 1.5
 """Longer than what is under way between a worker and its pager takes, faults aside."""
+_PARTS_MAX = 64
+"""Of a list of leases: far more than a pager can have."""
 _STILL_SILENT_MS = 2_000
 """For who has been silent for ``ASK_TIMEOUT_MS`` before."""
 
@@ -29,7 +37,7 @@ _STILL_SILENT_MS = 2_000
 @bus_flags
 def audit(as_json: bool, **arguments: Any) -> int:
     """Compare the books of pagers with what workers hold. Exits 1 when something does not add up,
-    and names the owner and the trace of each orphan."""
+    and names pages, owner and trace of each orphan, and what to do next."""
     looks = asyncio.run(_look_twice(arguments))
     findings = [found for first, second in looks for found in reconcile(first, second)]
     if as_json:
@@ -52,17 +60,8 @@ async def _look_twice(arguments: Mapping[str, object]) -> list[tuple[Look, Look]
 
 async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset()) -> Look:
     """What everybody of ``host`` says now; who was silent before may have lost its session
-    meanwhile, and is asked all the same. Raises ``NoCapacity`` for more leases than a report
-    holds."""
-    report = await call(
-        mesh.bus, subjects.pager_report(host), InspectPager(), PagerReport,
-        timeout_ms=ASK_TIMEOUT_MS,
-    )  # fmt: skip
-    if len(report.leases) < report.lease_count:
-        raise NoCapacity(
-            f"{host} has {report.lease_count} leases, an audit compares {len(report.leases)}; "
-            "try again under less load"
-        )
+    meanwhile, and is asked all the same. Raises what ``_report`` raises."""
+    report = await _report(mesh, host)
     announced = {worker.name for worker in mesh.workers if worker.host == host}
     names = sorted(announced.union(report.workers, silent_before))  # the frozen announce nothing
     asked = [
@@ -86,6 +85,27 @@ async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset
     return Look(report, tuple(workers), frozenset(silent))
 
 
+async def _report(mesh: Mesh, host: str) -> PagerReport:
+    """The pager's, with all of its leases, in as many parts as it takes. Raises ``Fault``: it does
+    not answer, or began anew meanwhile."""
+    whole: PagerReport | None = None
+    leases: list[LeaseLine] = []
+    for _ in range(_PARTS_MAX):
+        part = await call(
+            mesh.bus, subjects.pager_report(host),
+            InspectPager(after=leases[-1].lease if leases else 0), PagerReport,
+            timeout_ms=ASK_TIMEOUT_MS,
+        )  # fmt: skip
+        whole = whole or part
+        if part.epoch != whole.epoch:
+            raise Stale(f"the pager of {host} began anew meanwhile; run the audit again")
+        leases += part.leases
+        if not part.more or not part.leases:
+            break
+    assert whole is not None
+    return msgspec.structs.replace(whole, leases=leases)
+
+
 def _summary(look: Look) -> str:
     pager = look.pager
     silent = f", {len(look.silent)} silent" if look.silent else ""
@@ -93,6 +113,7 @@ def _summary(look: Look) -> str:
         f"{pager.host}: {counted(pager.total_pages, 'page')}, "
         f"{counted(pager.lease_count, 'lease')}, {counted(pager.ticket_count, 'ticket')}, "
         f"{counted(len(look.workers), 'worker')}{silent}"
+        + ("" if pager.are_pins_counted else "; pins not counted, too much is in use: look later")
     )
 
 
@@ -105,6 +126,7 @@ def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[st
             "tickets": look.pager.ticket_count,
             "workers": len(look.workers),
             "silent": sorted(look.silent),
+            "pins_counted": look.pager.are_pins_counted,
         }
         for _, look in looks
     ]

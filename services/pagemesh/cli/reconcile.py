@@ -4,9 +4,11 @@ Grants and releases are under way all the time, so a difference counts only when
 time apart, show it. What does not depend on two parties is judged in one look:
 
     ledger    free + held + pinned + idle + draining = all pages; each held or draining page is
-              some lease's, or waits for a worker that has not spoken since the pager began
+              some lease's, or waits for a worker that has not spoken since the pager began; what
+              the pager itself finds when it counts pages and pins by their owners
     ticket    an offered lease has a ticket that is not over
-    lease     who holds it for the pager is there, and knows it; what a worker holds the pager knows
+    lease     who holds it for the pager is there, knows it, and counts as many pages; what a worker
+              holds the pager knows
 """
 
 from __future__ import annotations
@@ -14,29 +16,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagemesh.wire.pager_reports import LeaseLine, PagerReport, WorkerReport
+from pagemesh.cli.words import counted
+from pagemesh.wire.pager_reports import (
+    LeaseLine,
+    LedgerFault,
+    PagerReport,
+    WorkerLease,
+    WorkerReport,
+)
+
+_NEW_PAGER = "restart that pager: it counts anew from the pool, and sequences go on"
+_NEW_WORKER = "restart that worker: its sequences go on elsewhere, and it holds nothing then"
+_WAIT = "look again in a minute; if it stays, restart that pager, which frees what nobody declares"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that does not add up. ``owner``, ``request`` and ``trace`` are empty when it
-    is nobody's."""
+    """One thing that does not add up, and what to do about it. ``owner``, ``request`` and ``trace``
+    are empty when it is nobody's; without a lease ``owner`` is who wrote the pages last."""
 
     host: str
     what: str
+    next: str
     lease: int = 0
     owner: str = ""
     request: str = ""
     trace: str = ""
+    page_count: int = 0
+    pages: tuple[int, ...] = ()
+    """The first few of them."""
+    root: str = ""
 
     @property
     def text(self) -> str:
         """One line."""
         parts = [f"{self.host}: {self.what}"]
+        if self.page_count:
+            named = ", ".join(map(str, self.pages))
+            more = ", ..." if self.page_count > len(self.pages) else ""
+            parts.append(f"{counted(self.page_count, 'page')}: {named}{more}")
+        if self.root:
+            parts.append(self.root)
         if self.lease:
             parts.append(f"lease {self.lease:x} of {self.owner}")
             parts.append(f"request {self.request}, trace {self.trace or 'not sampled'}")
-        return "; ".join(parts)
+        elif self.owner:
+            parts.append(f"last written by {self.owner}")
+        return "; ".join([*parts, f"next: {self.next}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +79,7 @@ def reconcile(first: Look, second: Look) -> list[Finding]:
     """What does not add up in ``second``, or in both."""
     before = set(_differences(first))
     lasting = [finding for finding in _differences(second) if finding in before]
-    return [*_ledger(second.pager), *_tickets(first.pager, second.pager), *lasting]
+    return [*_ledger(second.pager), *_tickets(first, second), *lasting]
 
 
 def _ledger(pager: PagerReport) -> Iterator[Finding]:
@@ -62,22 +88,34 @@ def _ledger(pager: PagerReport) -> Iterator[Finding]:
         pager.draining_pages,
     )  # fmt: skip
     if sum(states) != pager.total_pages:
-        yield Finding(pager.host, f"{sum(states)} pages are accounted for, not {pager.total_pages}")
-    owned = sum(line.held_pages for line in pager.leases) + pager.unclaimed_pages
+        what = f"{sum(states)} pages are accounted for, not {pager.total_pages}"
+        yield Finding(pager.host, what, _NEW_PAGER)
+    owned = pager.leased_pages + pager.unclaimed_pages
     wanted = pager.held_pages + pager.draining_pages
-    if owned != wanted:
-        yield Finding(pager.host, f"{wanted} pages are held or draining, {owned} have an owner")
-    offered = sum(line.state == "offered" for line in pager.leases)
-    if offered != pager.ticket_count:
-        yield Finding(pager.host, f"{pager.ticket_count} tickets for {offered} offered leases")
+    if owned != wanted and not pager.faults:  # which say more of it
+        what = f"{wanted} pages are held or draining, {owned} have an owner"
+        yield Finding(pager.host, what, _NEW_PAGER)
+    if pager.offered_count != pager.ticket_count:
+        what = f"{pager.ticket_count} tickets for {pager.offered_count} offered leases"
+        yield Finding(pager.host, what, _NEW_PAGER)
+    for fault in pager.faults:
+        yield _found(pager.host, fault)
 
 
-def _tickets(before: PagerReport, pager: PagerReport) -> Iterator[Finding]:
+def _found(host: str, fault: LedgerFault) -> Finding:
+    request = "" if fault.key is None else fault.key.request
+    return Finding(
+        host, fault.what, _NEW_PAGER, fault.lease, fault.owner, request, fault.trace,
+        fault.page_count, tuple(fault.pages), fault.root,
+    )  # fmt: skip
+
+
+def _tickets(first: Look, second: Look) -> Iterator[Finding]:
     """Tickets that were over at both times: one is ended at the next tick."""
-    over = {line.lease for line in before.leases if _is_over(line)}
-    for line in pager.leases:
+    over = {line.lease for line in first.pager.leases if _is_over(line)}
+    for line in second.pager.leases:
         if _is_over(line) and line.lease in over:
-            yield _of(pager.host, line, "a ticket that is over still holds pages")
+            yield _of(second, line, "a ticket that is over still holds pages", _NEW_PAGER)
 
 
 def _is_over(line: LeaseLine) -> bool:
@@ -85,32 +123,56 @@ def _is_over(line: LeaseLine) -> bool:
 
 
 def _differences(look: Look) -> Iterator[Finding]:
-    host = look.pager.host
     known = {line.lease: line for line in look.pager.leases}
     by_incarnation = {
-        report.incarnation: (report, {lease.lease for lease in report.leases})
+        report.incarnation: (report, {lease.lease: lease for lease in report.leases})
         for report in look.workers
     }
     for line in look.pager.leases:
         if line.state == "offered" or _worker(line) in look.silent:
             continue
-        holder, held = by_incarnation.get(line.incarnation, (None, frozenset[int]()))
+        holder, held = by_incarnation.get(line.incarnation, (None, dict[int, WorkerLease]()))
         if holder is None:
-            yield _of(host, line, "its holder is not there")
-        elif line.lease not in held and not holder.debt_count:
-            yield _of(host, line, "its holder does not know it")
+            yield _of(look, line, "its holder is not there", _WAIT)
+        elif line.lease not in held:
+            if not holder.debt_count:
+                yield _of(look, line, "its holder does not know it", _WAIT)
+        else:
+            yield from _pages(look, line, held[line.lease])
     for report in look.workers:
         for lease in report.leases:
             found = known.get(lease.lease)
             if lease.state == "held" and (found is None or found.incarnation != report.incarnation):
                 yield Finding(
-                    host, "the pager does not know it, and a worker uses it", lease.lease,
-                    report.worker, lease.key.request, lease.trace,
+                    look.pager.host, "the pager does not know it, and a worker uses it",
+                    _NEW_WORKER, lease.lease, report.worker, lease.key.request, lease.trace,
                 )  # fmt: skip
 
 
-def _of(host: str, line: LeaseLine, what: str) -> Finding:
-    return Finding(host, what, line.lease, line.owner, line.key.request, line.trace)
+def _pages(look: Look, line: LeaseLine, held: WorkerLease) -> Iterator[Finding]:
+    """Do both count the same pages? What the worker may have asked for can be under way to it."""
+    if line.state != "held" or held.state != "held":
+        return
+    given, has = counted(line.page_count, "page"), held.page_count
+    if has > line.page_count:
+        yield _of(look, line, f"it has {given}, and its holder uses {has}", _NEW_WORKER)
+    elif held.pages_max and line.page_count > held.pages_max:
+        what = f"it has {given}, and its holder asked for {held.pages_max} at most"
+        yield _of(look, line, what, _NEW_WORKER)
+
+
+def _of(look: Look, line: LeaseLine, what: str, then: str) -> Finding:
+    """The pager may have heard of a lease before it was traced, or not at all."""
+    trace = line.trace or next(
+        (
+            lease.trace
+            for report in look.workers
+            for lease in report.leases
+            if lease.lease == line.lease and lease.trace
+        ),
+        "",
+    )
+    return Finding(look.pager.host, what, then, line.lease, line.owner, line.key.request, trace)
 
 
 def _worker(line: LeaseLine) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from pagemesh.pager import cache_door
+from pagemesh.pager import cache_door, last_writers
 from pagemesh.pager import events as ev
 from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.due import Due, LookDue, PutAwayDue, SweepDue, TickDue
@@ -277,7 +277,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 if refused is not None and isinstance(answer, SessionOpened):
                     answer = Refused.of(refused)
                 assert isinstance(call, _Call) and call.message is not None
-                await self._answer(call, answer)
+                await self._answer(call, last_writers.named(answer, life.store, life.core.books))
                 ended_us, books = self._clock.now_us(), life.core.books
                 life.measures.answered(
                     call.message, answer, call.caller, call.start_us, ended_us, books

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from heapq import nsmallest
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.leases.lease import Lease, LeaseState, SessionState, TicketState
 from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.pages.runs import Pages, join_all, table_of
+from pagemesh.pager.recount import Recount, owner_of, recount
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
@@ -18,12 +19,15 @@ from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
 from pagemesh.wire.tokens import U32
 
 _LINES_MAX = 4_096
-_DEAD = SessionState.DEAD
+_DEAD, _OFFERED = SessionState.DEAD, LeaseState.OFFERED
 
 
-def report(books: Books, first: int = 0) -> PagerReport:
-    """Ledger, counters and (at most 4,096) leases, from index ``first`` on."""
+def report(books: Books, after: int = 0) -> PagerReport:
+    """Ledger, counters and (at most 4,096) leases, of those with ids above ``after``. What the
+    ledger has lost is looked for in the first part of a long list alone."""
     pool, facts, disk = books.pool, books.facts, books.disk
+    leases, more = _leases(books, after)
+    found = Recount() if after else recount(books)
     return PagerReport(
         host=facts.host,
         epoch=facts.epoch,
@@ -45,13 +49,21 @@ def report(books: Books, first: int = 0) -> PagerReport:
         disk_slots=0 if disk is None else disk.slot_count,
         disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
         unclaimed_pages=_unclaimed_pages(books),
+        leased_pages=found.leased_pages,
         lease_count=len(books.leases),
-        first=first,
-        leases=[
-            _line(books, lease)
-            for lease in islice(books.leases.values(), first, first + _LINES_MAX)
-        ],
+        offered_count=sum(1 for one in books.leases.values() if one.life.state is _OFFERED),
+        faults=found.faults,
+        are_pins_counted=found.are_pins_counted,
+        leases=[_line(books, lease) for lease in leases],
+        more=more,
     )
+
+
+def _leases(books: Books, after: int) -> tuple[list[Lease], bool]:
+    """By id: those of an earlier life were taken up in any order, and others end meanwhile."""
+    later = [lease for number, lease in books.leases.items() if number > after]
+    first = nsmallest(_LINES_MAX, later, key=lambda lease: lease.id)
+    return first, len(later) > len(first)
 
 
 def _workers(books: Books) -> set[str]:
@@ -60,12 +72,10 @@ def _workers(books: Books) -> set[str]:
 
 
 def _line(books: Books, lease: Lease) -> LeaseLine:
-    session = books.sessions.get(lease.incarnation)
-    worker = session.worker if session is not None and session.worker else "?"
     return LeaseLine(
         lease=lease.id,
         key=lease.key,
-        owner=f"ticket of {worker}" if lease.ticket else worker,
+        owner=owner_of(books, lease),
         state=lease.life.state.value,
         page_count=lease.page_count,
         filled_tokens=lease.filled_tokens,

@@ -147,13 +147,13 @@ class Books:
             raise Stale(f"no session of {worker} incarnation {incarnation}: open one")
         found = self.leases.get(lease)
         if found is None:
-            raise Gone(f"lease {lease} is not there (any more)")
+            raise Gone(f"lease {lease:x} is not there (any more): forget it, and admit again")
         if found.incarnation != incarnation:
-            raise Stale(f"lease {lease} is not held by incarnation {incarnation}")
+            raise Stale(f"lease {lease:x} is not held by incarnation {incarnation}: admit again")
         if found.key != key:
-            raise Malformed(f"lease {lease} belongs to another sequence")
+            raise Malformed(f"lease {lease:x} is another sequence's: name its own")
         if found.life.state is not _HELD:
-            raise Stale(f"lease {lease} is {found.life.state.value}")
+            raise Stale(f"lease {lease:x} is {found.life.state.value}: admit again")
         return found
 
     # Room
@@ -311,7 +311,9 @@ class Books:
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:
         """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
-        while self.may_evict() and not (node.is_root or node.pins or node.children):
+        if not self.may_evict():  # ``reclaim`` does it, once all have declared what they read
+            return self.forest.end_alone(node, above_pages, self.now_ms)
+        while not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
                 return

@@ -100,7 +100,9 @@ class Door:
         would take too long to come to."""
         first, end = message.first, min(message.first + message.limit, _EDGES_MAX)
         if first >= end:
-            raise Malformed(f"a listing ends after {_EDGES_MAX} edges: ask for that of one root")
+            raise Malformed(
+                f"a listing ends after {_EDGES_MAX} edges: ask for that of one root (--root)"
+            )
         found = list(islice(self._edges(message.root), first, end + 1))
         lines = [
             self._line(tree, node, level, node.uses) for tree, node, level in found[: end - first]
@@ -150,6 +152,8 @@ class Door:
             pins=node.pins,
             uses=uses,
             age_s=self._ages.age_s(committed, books.now_ms),
+            model=tree.model,
+            tenant=tree.tenant,
         )
 
     # Keeping
@@ -194,7 +198,9 @@ class Door:
         else:
             pin = books.pins.get(message.pin)
             if pin is None:
-                raise Gone(f"nothing is pinned as {message.pin} here")
+                raise Gone(
+                    f"nothing is pinned as {message.pin} here: `pagemesh cache stats` lists pins"
+                )
             ended = [pin]
         self._pins.unpin(ended)
         return PrefixUnpinned(host=books.facts.host, pins=[pin.name for pin in ended])
@@ -211,7 +217,7 @@ class Door:
                 self._sweeps.add(tree, self._books.pool.last_sequence)
             return self._invalidated([], 0, Retired(0, ()))
         if not message.name:
-            raise Malformed(f"name the {message.what}")
+            raise Malformed(f"nothing says which {message.what}: name it")
         chosen, unknown_count = self._chosen(message)
         known = self._names(message.what) if len(chosen) == unknown_count else []
         # What only a disk knows that cannot be asked now is everybody's.
@@ -232,7 +238,10 @@ class Door:
                 with contextlib.suppress(ValueError):
                     found = [bytes.fromhex(message.name)]  # it may be on a disk that is off
             if not found:
-                raise Gone(f"no root starts with {message.name} here")
+                raise Gone(
+                    f"no root starts with {message.name} here: `pagemesh cache tree` lists "
+                    "those in memory"
+                )
             if len(found) > 1:
                 raise Malformed(f"{len(found)} roots start with {message.name}: give more of it")
             return found, 0

@@ -141,9 +141,11 @@ class Recovery:
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         if message.part >= message.parts:
-            raise Malformed(f"part {message.part} of {message.parts}")
+            raise Malformed(f"part {message.part} of {message.parts}: count parts from 0")
         if message.parts > books.limits.declare_parts_max:
-            raise Malformed(f"{message.parts} parts, at most {books.limits.declare_parts_max}")
+            raise Malformed(
+                f"{message.parts} parts, at most {books.limits.declare_parts_max}: make them larger"
+            )
         for held in message.leases:
             require_own(held.order, held.key)
             unpack(held.tokens)
@@ -151,12 +153,14 @@ class Recovery:
         begun = session.declaring
         newest = session.declared_number + 1 if begun is None else begun.number
         if message.number < newest:
-            raise Stale(f"declaration {message.number} has been replaced by a later one")
+            raise Stale(f"declaration {message.number} has been replaced: go on with the later one")
         if begun is None or begun.number != message.number:
             begun = Declaration(message.number, books.now_ms)
         if message.part not in begun.parts:
             if begun.line_count + len(message.leases) > books.limits.declare_leases_max:
-                raise Malformed(f"over {books.limits.declare_leases_max} leases are declared")
+                raise Malformed(
+                    f"over {books.limits.declare_leases_max} leases are declared: name each once"
+                )
             begun.parts.add(message.part)
             self._take_up(session, begun, message.leases)
         session.declaring = begun
@@ -263,6 +267,8 @@ class Recovery:
         ):
             return False
         tree = tree_of(books, held.root, held.terms)
+        if not tree.model:  # until somebody is admitted to it
+            tree.model, tree.terms = session.model, held.terms
         match = books.forest.match(tree.root, held.tokens, filled // size, is_over_too=True)
         above = books.forest.table(match.node)
         path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])
@@ -283,6 +289,7 @@ class Recovery:
             granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
             matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
             granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s, filled_tokens=filled,
+            tokens_max=held.tokens_max, trace=held.trace,
         )  # fmt: skip
         if len(path) == len(pages):
             lease.writable.clear()  # no part is empty

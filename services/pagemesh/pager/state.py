@@ -221,7 +221,7 @@ class PagerCore:
         untold.clear()
 
     def _inspect(self, message: InspectPager) -> PagerReport:
-        return report(self.books, message.first)
+        return report(self.books, message.after)
 
     def _close_offer(self, lease: Any) -> None:
         self._handover.close_offer(lease)

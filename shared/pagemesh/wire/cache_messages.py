@@ -92,6 +92,8 @@ class DiskLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Were not what they should be, and were computed."""
     after_corrupt: U64 = 0
     """Dropped with one before them that was damaged."""
+    cut_off: U64 = 0
+    """Dropped since one before them left the pool and was not stored."""
     tenants: list[DiskTenantLine] = []
     """The first 500, the largest share of its quota first."""
 
@@ -155,6 +157,9 @@ class CacheLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Admissions that read it."""
     age_s: Count | None
     """Since its last page was cached; None: by an earlier pager."""
+    model: ShortText = ""
+    """Whose the root is, as far as this pager was told; empty: not, or of no tenant."""
+    tenant: ShortText = ""
 
 
 @registered("cache.tree")

@@ -24,9 +24,10 @@ from pagemesh.wire.messages import (
 
 @registered("pager.inspect")
 class InspectPager(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask for the ledger and the list of leases, from index ``first`` on (audit, tests)."""
+    """Ask for the ledger and the list of leases, of those with ids above ``after`` (audit, tests):
+    whatever stands while a long list is read, part by part, is in it once."""
 
-    first: Count = 0
+    after: U64 = 0
 
 
 class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +45,23 @@ class LeaseLine(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an offered one: until its ticket ends. 0: it is over, or there is none."""
     trace: ShortText = ""
     """The trace of who was admitted, if there is one."""
+
+
+class LedgerFault(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something in the pager's books that does not add up: a bug, and what it is about."""
+
+    what: ShortText
+    page_count: Count = 0
+    pages: list[Count] = []
+    """The first few of them."""
+    root: ShortText = ""
+    """Where they are cached: the first digits of its root, its tenant and model if known, and where
+    the prefix ends."""
+    lease: U64 = 0
+    key: SequenceKey | None = None
+    owner: ShortText = ""
+    """Whose lease it is; without one who wrote these pages last, as far as their headers say."""
+    trace: ShortText = ""
 
 
 @registered("pager.report")
@@ -72,12 +90,21 @@ class PagerReport(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     """0: pages are not kept on disk, or not any more."""
     disk_pages: Count = 0
     unclaimed_pages: Count = 0
-    """Held or draining pages that no lease of the list has: they wait for workers of an earlier
-    life of the pager to say what they hold, or are being read from disk."""
+    """Held or draining pages that no lease has: they wait for workers of an earlier life of the
+    pager to say what they hold, or are being read from disk."""
+    leased_pages: Count = 0
+    """Held or draining pages that leases have."""
     lease_count: Count = 0
-    first: Count = 0
+    offered_count: Count = 0
+    """Of these, offered ones."""
+    faults: list[LedgerFault] = []
+    """What a count of pages and pins by their owners finds, at most 32; none in later parts."""
+    are_pins_counted: bool = True
+    """False: too much is pinned to count it in one turn."""
     leases: list[LeaseLine]
-    """Those from index ``first`` on, not more than 4,096."""
+    """Those with ids above what was asked for, ascending, not more than 4,096."""
+    more: bool = False
+    """There are others after these."""
 
 
 @registered("worker.inspect")
@@ -90,6 +117,8 @@ class WorkerLease(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: SequenceKey
     state: Literal["held", "offered", "releasing", "lost"]
     page_count: Count
+    pages_max: Count = 0
+    """What it may have asked for, in pages: the answer may be under way. 0: not said."""
     trace: ShortText = ""
 
 

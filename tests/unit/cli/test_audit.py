@@ -9,11 +9,13 @@ from tests.unit.cli.test_reconcile import line, pager
 
 from pagemesh.cli import audit
 from pagemesh.cli.operator import Mesh
-from pagemesh.cli.reconcile import reconcile
+from pagemesh.cli.reconcile import Look, reconcile
 from pagemesh.runtime import rpc
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.ids import new_service_name
-from pagemesh.wire import subjects
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import Stale
+from pagemesh.wire.pager_reports import InspectPager
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -35,3 +37,40 @@ async def test_a_frozen_worker_that_announces_nothing_is_silent_and_one_that_is_
     assert look.silent == ({name} if frozen else set())
     texts = [finding.text for finding in reconcile(look, look)]
     assert texts == [] if frozen else "its holder is not there" in texts[0]
+
+
+async def _serve(bus: Bus, host: str, epochs: tuple[int, ...]) -> None:
+    """A pager of 5 leases that tells two at a time, of one epoch after the other."""
+    lines, asked = [line(number) for number in (2, 3, 5, 7, 11)], iter(epochs)
+    answers: set[asyncio.Task[bool]] = set()
+
+    def tell(delivery: Delivery) -> None:
+        message = codec.decode_as(delivery.data, InspectPager)
+        rest = [one for one in lines if one.lease > message.after]
+        part = pager(*rest[:2], host=host, epoch=next(asked), more=len(rest) > 2, lease_count=5)
+        task = asyncio.create_task(rpc.answer(delivery, part))
+        answers.add(task)
+        task.add_done_callback(answers.discard)
+
+    await bus.subscribe(subjects.pager_report(host), tell)
+
+
+async def test_a_long_list_of_leases_is_read_in_parts_each_lease_once(bus: Bus) -> None:
+    host = new_service_name("host")
+    await _serve(bus, host, (1, 1, 1))
+    look = await audit._look(Mesh(bus, (), ()), host)
+    assert [one.lease for one in look.pager.leases] == [2, 3, 5, 7, 11]
+    assert look.pager.lease_count == 5
+
+
+async def test_parts_of_two_lives_of_a_pager_are_not_put_together(bus: Bus) -> None:
+    host = new_service_name("host")
+    await _serve(bus, host, (1, 2))
+    with pytest.raises(Stale, match="run the audit again"):
+        await audit._look(Mesh(bus, (), ()), host)
+
+
+def test_what_was_not_counted_is_said() -> None:
+    look = Look(pager(are_pins_counted=False), ())
+    assert audit._summary(look).endswith("; pins not counted, too much is in use: look later")
+    assert audit._summary(Look(pager(), ())).endswith("0 workers")

@@ -140,12 +140,22 @@ def test_a_name_that_nothing_is_cached_under_is_said_to_be_one(known: list[str],
 
 def test_edges_stand_in_columns_each_below_the_one_above_it() -> None:
     heads, first, second = tree(edge(), edge(1, uses=1_234, age_s=None)).splitlines()[1:]
-    assert heads.split() == ["root", "prefix", "ends", "pages", "tokens", "pins", "uses", "age"]
-    assert first.split() == ["abababababab", "page", "3", "3", "48", "1", "12", "1", "min"]
+    assert heads.split() == [
+        "root", "model", "tenant", "prefix", "ends", "pages", "tokens", "pins", "uses", "age",
+    ]  # fmt: skip
+    assert first.split() == [
+        "abababababab", "?", "?", "page", "3", "3", "48", "1", "12", "1", "min",
+    ]  # fmt: skip
     assert second.split()[-2:] == ["1234", "?"]
     assert second.index("page 3") == first.index("page 3") + 2
     assert len({len(line) for line in (heads, first, second)}) == 1
     assert ROOT not in tree(edge())
+
+
+def test_edges_say_whose_their_root_is_as_far_as_somebody_said() -> None:
+    """For whoever is to name it to `invalidate`."""
+    rows = tree(edge(model="llama", tenant="alice"), edge(model="llama"), edge()).splitlines()[2:]
+    assert [row.split()[1:3] for row in rows] == [["llama", "alice"], ["llama", "-"], ["?", "?"]]
 
 
 def test_a_listing_says_how_it_goes_on_or_that_there_is_nothing() -> None:
@@ -156,8 +166,8 @@ def test_a_listing_says_how_it_goes_on_or_that_there_is_nothing() -> None:
         lines_text(CacheTop(host="h", lines=[edge(5)], complete=complete))
         for complete in (False, True)
     )
-    assert part == whole + "\n  (there are more edges than were looked at)"
-    assert "  abababababab  page 3" in whole, "what is worth the most has no level"
+    assert part == whole + "\n  (there are more edges than were looked at: name a root with --root)"
+    assert "  ?       page 3  " in whole, "what is worth the most has no level"
 
 
 def test_a_pin_says_what_it_keeps_and_for_how_long() -> None:

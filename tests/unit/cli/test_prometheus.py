@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from pagemesh.pager.tiers.tier_counts import TierCounts
 from pagemesh.runtime.metrics import REGISTRY
 
 OPS = Path(__file__).parents[3] / "ops"
@@ -41,6 +42,13 @@ def test_a_service_whose_name_is_gone_is_down_too() -> None:
 def test_workers_that_were_stopped_in_order_raise_no_alert() -> None:
     (lost,) = [rule["expr"] for rule in rules() if rule["alert"] == "WorkersAreLost"]
     assert 'reason!="left"' in lost
+
+
+def test_damaged_pages_on_disk_raise_an_alert_that_names_the_line_of_the_log() -> None:
+    (rule,) = [rule for rule in rules() if rule["alert"] == "DiskPagesAreDamaged"]
+    assert 'pagemesh_pager_disk_pages_total{fate="corrupt"}' in rule["expr"]
+    assert "corrupt" in TierCounts.__dataclass_fields__
+    assert "pager.disk_page_damaged" in rule["annotations"]["description"]
 
 
 def test_every_alert_says_what_is_wrong_and_where_to_look() -> None:

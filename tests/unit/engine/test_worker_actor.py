@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -66,6 +68,34 @@ def greedy_tokens(folder: Path, prompt: U32, count: int) -> list[int]:
         logits = logits_in_chunks(decoder, pool, table, tokens, [len(tokens)])
         tokens = np.append(tokens, np.uint32(logits[-1].argmax()))
     return [int(token) for token in tokens[len(prompt) :]]
+
+
+async def test_a_worker_is_ready_when_its_pool_is(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may take seconds to prepare for a pool."""
+    asked, prepared = threading.Event(), threading.Event()
+    use_opened = ModelExecutor.use_opened
+
+    def slow(executor: ModelExecutor, opened: Any) -> None:
+        asked.set()
+        assert prepared.wait(20)
+        use_opened(executor, opened)
+
+    monkeypatch.setattr(ModelExecutor, "use_opened", slow)
+    started = asyncio.create_task(anext(mesh_worker := started_worker(mesh)))
+    await mesh.until(asked.is_set)
+    await asyncio.sleep(0.3)
+    assert "solo" not in mesh.ready or mesh.ready["solo"].state == "starting"
+    prepared.set()
+    await started
+    assert mesh.ready["solo"].state == "ready"
+    await mesh_worker.aclose()
+
+
+async def started_worker(mesh: Mesh) -> AsyncGenerator[None]:
+    async with mesh.worker("decode", "solo"):
+        yield
 
 
 async def test_a_submitted_prompt_comes_back_as_frames(mesh: Mesh, model_folder: Path) -> None:

@@ -7,13 +7,16 @@ import pytest
 from tests.unit.engine_worker.bench import Bench, opened, submit
 
 from pagemesh.engine.worker import events as ev
-from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.engine.worker import session
+from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX, CacheTerms
+from pagemesh.wire.messages import Message, Ok, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
     Declare,
     Declared,
     DeclareWanted,
     Heartbeat,
+    HeldLease,
     OpenSession,
     Release,
 )
@@ -108,3 +111,25 @@ def test_another_session_ends_a_declaration_that_was_begun(bench: Bench) -> None
     bench.answer(OpenSession, opened(epoch=3))
     bench.tick()
     assert part(bench) == (2, 0, 3, NAMES[:1]) and bench.asked(Declare).epoch == 3
+
+
+def test_a_lease_is_declared_with_what_it_may_come_to(bench: Bench) -> None:
+    """Ten tokens of prompt and five more, the last of which is never written."""
+    [line] = bench.asked(Declare).leases
+    assert line.tokens_max == 14
+
+
+def test_the_longest_line_of_a_declaration_is_as_long_as_is_counted() -> None:
+    """Beside its tokens and pages: or a part would be too long for a message."""
+    largest, digits = (1 << 64) - 1, "f" * 32
+    line = HeldLease(
+        lease=largest, lease_slot=0xFFFF_FFFF, root=bytes(32), granted_at=largest, extents=b"",
+        tokens=b"", promised_pages=0xFFFF_FFFF, tokens_max=0xFFFF_FFFF, trace=digits, ticket=digits,
+        key=SequenceKey(request=digits, attempt=0xFFFF, choice=1023),
+        order=Order(priority=-1000, arrival_us=largest, request=digits, choice=1023),
+        terms=CacheTerms(
+            tenant="t" * 64, pool_share=0.1, pages_max=0xFFFF_FFFF, ttl_s=CACHE_TTL_S_MAX,
+            disk_share=0.1, disk_pages_max=0xFFFF_FFFF,
+        ),
+    )  # fmt: skip
+    assert len(msgspec.msgpack.encode(line)) <= session._LINE_BYTES

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from tests.unit.engine_worker.bench import Bench, result_of
+from tests.unit.engine_worker.bench import Bench, opened, result_of, submit
 from tests.unit.engine_worker.test_accepted_drafts import drew
 from tests.unit.engine_worker.test_runs import decoding, plan_of
 from tests.unit.pager.rig import order_of
@@ -18,7 +19,8 @@ from pagemesh.engine.worker.spans import SequenceSpans
 from pagemesh.runtime import semconv
 from pagemesh.runtime.trace import TraceContext
 from pagemesh.wire.messages import Message, Refused, SequenceKey
-from pagemesh.wire.pager_messages import Admit, Granted, Queued, Waterfall
+from pagemesh.wire.pager_messages import Admit, Declare, Granted, OpenSession, Queued, Waterfall
+from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 
 FACTS = ev.SequenceFacts(10, 5, 8, 6, 0, 0, 0, "length", "")
 
@@ -84,6 +86,30 @@ def test_what_was_revoked_counts_for_nothing(recorded: dict[str, dict[str, Any]]
     made.end(plan.rows[0].key, FACTS, 20)
     said = recorded["decode"]["attributes"]
     assert said[semconv.GEN_AI_USAGE_OUTPUT_TOKENS] == said[semconv.PAGEMESH_TOKENS_DRAFTED] == 0
+
+
+def test_leases_are_declared_and_told_with_the_trace_of_whoever_is_sampled() -> None:
+    bench = Bench().start()
+    for name in (1, 2):
+        bench.ask(msgspec.structs.replace(submit(10), request=f"{name:032x}"))
+        bench.grant()
+    sampled, other = (SequenceKey(request=f"{name:032x}", attempt=1, choice=0) for name in (1, 2))
+    made = SequenceSpans("decode", "d", life_count_max=10)
+    made.begin([sampled], TraceContext(0xABC, 2, 0, sampled=True), 0)
+    made.begin([other], TraceContext(0xDEF, 2, 0, sampled=False), 0)
+    wanted = {sampled: f"{0xABC:032x}", other: ""}
+
+    report = bench.ask(InspectWorker())
+    assert isinstance(report, WorkerReport)
+    assert {line.key: line.trace for line in made.with_traces(report).leases} == wanted
+    bench.handle(ev.PagerChanged(2))
+    bench.tick()
+    bench.answer(OpenSession, opened(epoch=2))
+    bench.tick()
+    declared = made.declared(bench.asked(Declare))
+    assert isinstance(declared, Declare)
+    assert {line.key: line.trace for line in declared.leases} == wanted
+    assert made.declared(TestAsking.ADMIT) is TestAsking.ADMIT
 
 
 class TestAsking:

@@ -152,6 +152,7 @@ class Rig:
         for command in self.commands:
             self.perform(command)
         self.core.check()
+        assert self.core.report().faults == [], "an audit would find something"
         self.check_headers()
         return self.commands
 
@@ -210,9 +211,8 @@ class Rig:
             revoked = lease.life.state.value == "revoked"
             assert self.words[lease.slot] == (0 if revoked else lease.id)
             if not revoked:
-                held = as_table(lease.held_pages)
-                assert (headers.writers[held] == lease.incarnation).all()
-                assert (headers.roots[held] == lease.tree.index).all()
+                assert (headers.writers[as_table(lease.held_pages)] == lease.incarnation).all()
+                assert (headers.roots[as_table(lease.held_pages)] == lease.tree.index).all()
             node = lease.anchor
             while not node.is_root:
                 pages = as_table(node.pages)
@@ -261,7 +261,6 @@ class Worker:
         self, number: int, tokens: Iterable[int], reserve: int = 0, *, read_cache: bool = True,
         root: bytes = ROOT, attempt: int = 1, deadline_ms: int = 60_000,
         terms: CacheTerms = NO_TERMS, tokens_max: int = 0, first_tokens: int = 0, priority: int = 0,
-        again: bool = False,
     ) -> Message:  # fmt: skip
         """Granted, Queued or Refused."""
         ids = list(tokens)
@@ -271,8 +270,7 @@ class Worker:
                 worker=self.name, incarnation=self.incarnation, epoch=self.rig.epoch, root=root,
                 tokens=pack(ids),
                 reserve_tokens=max(reserve, len(ids)), read_cache=read_cache, terms=terms,
-                tokens_max=tokens_max, first_tokens=first_tokens, again=again,
-                deadline_ms=deadline_ms,
+                tokens_max=tokens_max, first_tokens=first_tokens, deadline_ms=deadline_ms,
             )
         )  # fmt: skip
 

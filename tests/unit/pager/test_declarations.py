@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued
+from tests.unit.pager.steps import cache
 from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
 
@@ -66,10 +67,48 @@ def test_a_lease_that_was_taken_back_may_be_left_out(rig: Rig, worker: Worker) -
     assert rig.core.report().draining_pages == 0
 
 
+def test_a_lease_that_was_taken_back_is_not_lost_when_it_is_named(rig: Rig, worker: Worker) -> None:
+    """Its revocation says so, and why."""
+    victim = worker.granted(2, range(64))
+    assert is_queued(worker.admit(1, range(4)))
+    assert declare(rig, worker, line(victim, 2, [])) == []
+    worker.ack(victim)
+    assert rig.core.report().draining_pages == 0
+
+
+def test_who_names_a_lease_that_is_over_owes_nothing_for_it(
+    rig: Rig, worker: Worker, lease: Granted
+) -> None:
+    worker.release(lease)
+    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
+    assert ProbeHolder(1) not in rig.tick(LIMITS.probe_again_ms)
+
+
+def test_who_asks_again_for_what_it_has_declared_is_told_how_much_of_it_is_filled(
+    rig: Rig, worker: Worker, lease: Granted
+) -> None:
+    worker.committed(lease, range(10))
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lease, 1, list(range(10)))) == []
+    again = worker.granted(1, range(10))
+    assert (again.lease, again.cached_tokens) == (lease.lease, 10)
+
+
 def test_a_lease_that_another_holds_is_lost(rig: Rig, worker: Worker, lease: Granted) -> None:
     other = Worker(rig, "other", 2)
     assert declare(rig, other, line(lease, 1, [])) == [lease.lease]
     assert worker.committed(lease, range(10)) == 8
+
+
+def test_what_was_cached_before_a_lease_was_declared_stays_though_that_is_to_leave_nothing(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(8))
+    lease = worker.granted(2, range(9))
+    rig.restart([worker.holder])
+    assert declare(rig, worker, line(lease, 2, list(range(8)))) == []
+    worker.release(lease, cache=False)
+    assert worker.granted(3, range(9)).cached_tokens == 8
 
 
 def test_of_two_leases_of_one_sequence_the_second_is_lost(rig: Rig, worker: Worker) -> None:

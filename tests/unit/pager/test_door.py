@@ -70,7 +70,7 @@ def test_a_listing_ends_where_looking_would_take_too_long(
     assert isinstance(answer, CacheTree) and len(answer.lines) == 1 and answer.more
     refused = rig.ask(AskCacheTree(first=2))
     assert isinstance(refused, Refused) and refused.code == "Malformed"
-    assert refused.message == "a listing ends after 2 edges: ask for that of one root"
+    assert refused.message == "a listing ends after 2 edges: ask for that of one root (--root)"
 
 
 def test_an_edge_is_as_old_as_its_last_commit(rig: Rig, worker: Worker) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.unit.pager.rig import Rig, Worker
+import pytest
+from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import OTHER, cache, invalidated, pin
 
+from pagemesh.wire.cache_messages import AskCacheTop, AskCacheTree, CacheTop, CacheTree
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 
@@ -19,6 +21,22 @@ def test_a_tenant_or_model_without_anything_is_answered_with_those_that_have(
     assert len(invalidated(rig, "model", "nobodys").known) == 1
     assert invalidated(rig, "tenant", "bob").known == []
     assert invalidated(rig, "tenant", "bob").known == ["alice"]
+
+
+@pytest.mark.parametrize("ask", [AskCacheTree(), AskCacheTop(by="size")])
+def test_edges_are_listed_with_the_model_and_the_tenant_of_their_root(
+    rig: Rig, worker: Worker, ask: AskCacheTree | AskCacheTop
+) -> None:
+    cache(worker, 1, range(8), terms=CacheTerms(tenant="alice"))
+    cache(worker, 2, range(8), root=OTHER)
+    names = {ROOT.hex(): ("a-model", "alice"), OTHER.hex(): ("a-model", "")}
+    listing = rig.ask(ask)
+    assert isinstance(listing, CacheTree | CacheTop)
+    assert {line.root: (line.model, line.tenant) for line in listing.lines} == names
+    rig.restart()  # and nobody has asked for them since
+    listing = rig.ask(ask)
+    assert isinstance(listing, CacheTree | CacheTop)
+    assert [(line.model, line.tenant) for line in listing.lines] == [("", "")] * 2
 
 
 def test_a_prefix_that_cannot_be_pinned_yet_is_answered_with_what_to_do(rig: Rig) -> None:

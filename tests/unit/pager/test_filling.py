@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, key_of, table_of
+from tests.unit.pager.test_recovery import declare
 
 from pagemesh.pager.events import PagesStored
 from pagemesh.pager.leases.ended import EndedLeases
@@ -171,3 +172,19 @@ def test_the_rest_of_a_prompt_is_not_copied_with_each_of_its_chunks(
 def test_no_lease_that_was_never_granted_counts_as_ended() -> None:
     """Places that nothing was noted in yet hold zeros."""
     assert not EndedLeases(4).was_held_by(0, 0)
+
+
+def test_what_is_released_to_be_forgotten_is_though_others_have_still_to_declare(
+    rig: Rig, worker: Worker
+) -> None:
+    slow = Worker(rig, "slow", 2)
+    rig.restart([worker.holder, slow.holder])
+    declare(rig, worker)
+    lease = worker.granted(1, range(10))
+    worker.committed(lease, range(10))
+    worker.release(lease, cache=False)
+    assert worker.granted(2, range(10)).cached_tokens == 0
+    declare(rig, slow)
+    rig.tick(2_000)
+    worker.heartbeat()
+    assert rig.core.books.pool.idle == 0, "and once they have, it leaves the pool"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pager.rig import ROOT, Rig, Worker, code_of, table_of
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, code_of, table_of
 from tests.unit.pager.steps import invalidated
 from tests.unit.pager.test_recovery import declare, line
 
@@ -72,12 +72,33 @@ class TestLostAndTorn:
         rig.die(1)
         assert rig.core.report().free_pages == 16
 
+    def test_drains_though_its_worker_falls_silent(self, rig: Rig, lease: Granted) -> None:
+        rig.tick(LIMITS.session_ttl_ms)
+        assert not rig.core.report().session_count
+        rig.die(9)
+        assert rig.core.report().draining_pages == 3
+        rig.die(1)
+        assert rig.core.report().free_pages == 16
+
     def test_drains_no_longer_than_its_worker_names_it(
         self, rig: Rig, worker: Worker, lease: Granted
     ) -> None:
         assert rig.core.report().draining_pages == 3
         assert declare(rig, worker) == []
         assert rig.core.report().free_pages == 16
+
+
+def test_a_lost_lease_of_which_no_header_is_whole_drains_until_its_worker_has_let_go_of_it(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(12))
+    rig.headers.states[table_of(lease)] = HeaderState.INVALID
+    rig.restart([worker.holder])
+    invalidated(rig, "root", ROOT.hex())
+    assert declare(rig, worker, line(lease, 1, [])) == [lease.lease]
+    assert rig.core.report().draining_pages == 3
+    worker.ack(lease)
+    assert rig.core.report().free_pages == 16
 
 
 def test_two_declared_leases_cannot_both_have_a_page(rig: Rig, worker: Worker) -> None:

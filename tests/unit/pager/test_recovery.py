@@ -100,6 +100,16 @@ def test_a_declared_lease_goes_on_as_if_nothing_had_happened(rig: Rig, worker: W
     assert rig.core.report().idle_pages == 3
 
 
+def test_a_lease_is_not_gone_because_its_holder_has_not_opened_a_session_yet(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(10))
+    rig.restart([worker.holder])
+    assert code_of(worker.commit(lease, fill_of(range(10)))) == "Stale"
+    assert declare(rig, worker, line(lease, 1, [])) == []
+    assert worker.committed(lease, range(10)) == 8
+
+
 def test_a_worker_is_asked_to_declare_though_it_holds_nothing(rig: Rig, worker: Worker) -> None:
     rig.restart([worker.holder])
     worker.open()
@@ -125,6 +135,18 @@ def test_nothing_is_evicted_before_every_living_worker_has_said_what_it_reads(ri
     assert len(rig.taken(Granted)) == 1
 
 
+def test_what_a_worker_has_not_declared_is_given_to_who_waits_though_others_have_still_to_declare(
+    rig: Rig, worker: Worker
+) -> None:
+    other, slow = Worker(rig, "other", 2), Worker(rig, "slow", 3)
+    worker.granted(1, range(60))
+    rig.restart([worker.holder, other.holder, slow.holder])
+    declare(rig, other)
+    assert is_queued(other.admit(2, range(20)))
+    declare(rig, worker)
+    assert len(rig.taken(Granted)) == 1
+
+
 def test_a_worker_that_never_declares_is_probed_and_under_pressure_killed(rig: Rig) -> None:
     silent, other = Worker(rig, "silent", 1), Worker(rig, "other", 2)
     silent.granted(1, range(60))
@@ -140,6 +162,27 @@ def test_a_worker_that_never_declares_is_probed_and_under_pressure_killed(rig: R
     assert ProbeHolder(1) in seen and KillHolder(1) in seen
     rig.die(1)
     assert len(rig.taken(Granted)) == 1
+
+
+def test_nobody_is_killed_for_what_it_was_not_asked_before_the_restart(rig: Rig) -> None:
+    silent, other = Worker(rig, "silent", 1), Worker(rig, "other", 2)
+    silent.granted(1, range(60))
+    rig.restart([silent.holder, other.holder], after_ms=60_000)
+    declare(rig, other)
+    assert is_queued(other.admit(2, range(20)))
+    assert KillHolder(1) not in rig.tick(PagerLimits().probe_again_ms)
+
+
+def test_what_drained_is_free_once_its_writer_has_declared_though_others_have_not(
+    rig: Rig, worker: Worker
+) -> None:
+    slow = Worker(rig, "slow", 2)
+    worker.granted(2, range(64))
+    assert is_queued(worker.admit(1, range(4)))
+    rig.restart([worker.holder, slow.holder])
+    assert rig.core.report().draining_pages == 16
+    assert declare(rig, worker) == []
+    assert rig.core.report().free_pages == 16
 
 
 def test_what_was_revoked_before_the_crash_is_lost_and_drains_until_acknowledged(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.unit.pager.rig import Rig, Worker, table_of
 
+from pagemesh.pager.events import PagesStored
+from pagemesh.wire.tokens import pack
+
 
 def test_answers_that_grew_side_by_side_are_one_edge_each_again(rig: Rig, worker: Worker) -> None:
     one, two = worker.granted(1, range(4), 32), worker.granted(2, range(100, 104), 32)
@@ -34,6 +37,17 @@ def test_what_was_committed_first_is_evicted_first_after_a_restart(
     assert cached == [20, 20, 0]
 
 
+def test_what_is_found_is_announced_with_its_place(rig: Rig, worker: Worker) -> None:
+    worker.release(worker.granted(1, range(8)), range(8))
+    fork = [*range(4), *range(90, 94)]
+    worker.release(worker.granted(2, fork), fork)
+    rig.restart()
+    first, *then = [c for c in rig.commands if isinstance(c, PagesStored)]
+    assert list(first.after) == [] and first.tokens == pack(range(4))
+    assert [list(one.after) for one in then] == [list(first.pages)] * 2
+    assert {one.tokens for one in then} == {pack(range(4, 8)), pack(range(90, 94))}
+
+
 def test_headers_whose_parents_go_round_in_a_ring_are_not_believed(
     rig: Rig, worker: Worker
 ) -> None:
@@ -44,3 +58,17 @@ def test_headers_whose_parents_go_round_in_a_ring_are_not_believed(
     rig.headers.parents[pages] = rig.headers.identities[pages[::-1]]
     rig.restart()
     assert rig.core.report().free_pages == 16
+
+
+def test_a_header_that_names_its_own_page_as_the_one_before_it_is_not_believed(
+    rig: Rig, worker: Worker
+) -> None:
+    first, then = worker.granted(1, range(4)), worker.granted(2, range(100, 104))
+    worker.release(first, range(4))
+    worker.release(then, range(100, 104))
+    [page] = table_of(then)
+    rig.headers.parents[page] = rig.headers.identities[page]
+    rig.restart()
+    assert rig.core.report().idle_pages == 1
+    late = Worker(rig, "late", 2)
+    assert late.granted(3, [*range(4), *range(100, 104), 0]).cached_tokens == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.unit.pager.rig import Rig, Worker, fill_of, key_of
+from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.measures import Measures
 from pagemesh.pager.retention.roots import uproot
@@ -87,3 +89,15 @@ def test_gauges_show_waste_and_tenants_and_counters_why_pages_left(
     measures.sample(rig.core.books)
     assert value("tenant_pages", tenant="alice", state="used") is None
     assert value("evicted_pages_total", tier="pool", reason="invalidated") == before + 2
+
+
+def test_what_contiguous_allocation_would_waste_is_the_same_after_a_restart(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(10), tokens_max=30)
+    worker.committed(lease, range(10))
+    before = waste(rig)
+    rig.restart([worker.holder])
+    held = msgspec.structs.replace(line(lease, 1, list(range(10))), tokens_max=30)
+    assert declare(rig, worker, held) == []
+    assert waste(rig) == before

@@ -18,7 +18,9 @@ from pagemesh.wire.cache_messages import (
 )
 
 _ROOT_SHOWN = 12
-_HEADS = ("root", "prefix ends", "pages", "tokens", "pins", "uses", "age")
+_HEADS = ("root", "model", "tenant", "prefix ends", "pages", "tokens", "pins", "uses", "age")
+_NAME_COUNT = 4
+"""The first columns are names, which begin below each other."""
 
 
 def stats_text(stats: CacheStats) -> str:
@@ -57,15 +59,17 @@ def lines_text(listing: CacheTree | CacheTop) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
     out = [f"{listing.host}:"]
     for row in rows:
-        cells = [row[0].ljust(widths[0]), row[1].ljust(widths[1])]
-        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        cells = [
+            cell.ljust(width) if at < _NAME_COUNT else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         out.append("  " + "  ".join(cells).rstrip())
     if not listing.lines:
         out = [f"{listing.host}: nothing"]
     elif isinstance(listing, CacheTree) and listing.more:
         out.append(f"  more: --first {listing.first + len(listing.lines)}")
     elif isinstance(listing, CacheTop) and not listing.complete:
-        out.append("  (there are more edges than were looked at)")
+        out.append("  (there are more edges than were looked at: name a root with --root)")
     return "\n".join(out)
 
 
@@ -122,7 +126,7 @@ def _disk(disk: DiskLine, page_bytes: int) -> list[str]:
         "evicted": disk.evicted, "over a tenant's quota": disk.over_quota,
         "expired": disk.expired, "invalidated": disk.invalidated,
         "not stored": disk.not_stored, "damaged": disk.corrupt,
-        "behind damaged ones": disk.after_corrupt,
+        "behind damaged ones": disk.after_corrupt, "behind some not stored": disk.cut_off,
     }  # fmt: skip
     said = "".join(f", {count} {what}" for what, count in beside.items() if count)
     out = [
@@ -140,6 +144,8 @@ def _row(line: CacheLine, *, indent: bool) -> tuple[str, ...]:
     space = "  " * min(line.level, 20) if indent else ""
     return (
         line.root[:_ROOT_SHOWN],
+        line.model or "?",  # until somebody is admitted there
+        line.tenant or ("-" if line.model else "?"),
         f"{space}page {line.depth_pages}",
         str(line.pages),
         str(line.tokens),

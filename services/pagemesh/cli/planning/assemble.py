@@ -16,6 +16,7 @@ from pagemesh.cli.planning.memory import (
     page_shape,
     paged_waste,
     session_count,
+    tier_page_count,
     windowed_session_bytes,
 )
 from pagemesh.cli.planning.shape import ModelShape
@@ -179,7 +180,7 @@ def _tiers(asked: Asked, page: PageShape, pages: int) -> tuple[Tier, ...]:
     found = [Tier("device", pages * page.page_bytes, pages)]
     for name, size in (("host", asked.host_bytes), ("disk", asked.disk_bytes)):
         if size:
-            count = size // page.page_bytes
+            count = tier_page_count(page, size)
             found.append(Tier(name, count * page.page_bytes, count))
     return tuple(found)
 

@@ -20,6 +20,8 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
+RECORD_BYTES = 128
+"""What a page takes in a tier beside its own bytes: the record that finds it there again."""
 TAIL_SHARE_MAX = 0.04
 
 
@@ -125,6 +127,11 @@ class Budget:
 def page_count(page: PageShape, device_kv_bytes: int) -> int:
     """How many pages each device has room for, and with it the ledger."""
     return device_kv_bytes // page.device_page_bytes
+
+
+def tier_page_count(page: PageShape, tier_bytes: int) -> int:
+    """How many pages a tier of ``tier_bytes`` keeps, on disk or in the host's memory."""
+    return tier_bytes // (page.page_bytes + RECORD_BYTES)
 
 
 def session_count(page: PageShape, pages: int, tokens: int, shared_tokens: int = 0) -> float:

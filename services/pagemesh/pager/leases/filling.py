@@ -54,7 +54,7 @@ class Filling:
             if session is not None and message.lease in session.letting_go:
                 books.let_go(session, message.lease)
                 return Ok()
-            raise Gone(f"lease {message.lease} is not there (any more)")
+            raise Gone(f"lease {message.lease:x} is not there (any more): forget it")
         if found.life.state is _REVOKED and found.incarnation == message.incarnation:
             books.end(found, "release")  # whoever gives it back has let go of it
             return Ok()
@@ -73,19 +73,28 @@ class Filling:
         known = end = lease.tokens_first + len(lease.tokens) // 4
         slots = lease.page_count * self._page_size
         if fill.first_token > known:
-            raise Malformed(f"tokens from {fill.first_token} on, but only {known} are known")
+            raise Malformed(
+                f"tokens from {fill.first_token} on, but only {known} are known: send all others"
+            )
         if fill.tokens:
             end = max(known, self._require_tokens(lease, fill, known))
         if fill.filled_tokens > end or fill.filled_tokens > slots:
-            raise Malformed(f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots")
+            raise Malformed(
+                f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots: send the "
+                "tokens of what is filled, and extend first"
+            )
         if end > known and end > slots + self._page_size:
-            raise Malformed(f"{end} tokens are far beyond the {slots} slots of the lease")
+            raise Malformed(
+                f"{end} tokens are far beyond the {slots} slots of the lease: extend it first"
+            )
 
     def _require_tokens(self, lease: Lease, fill: Fill, known: int) -> int:
         """Where the tokens of ``fill`` end; what is known already must be the same there."""
         count, odd = divmod(len(fill.tokens), 4)
         if odd:
-            raise Malformed(f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}")
+            raise Malformed(
+                f"packed tokens take a multiple of 4 bytes, got {len(fill.tokens)}: send whole ids"
+            )
         brought = fill.first_token + count
         low = max(lease.committed_pages * self._page_size, fill.first_token)
         high = min(known, brought)
@@ -93,7 +102,10 @@ class Filling:
             ours = lease.known_from(low)[: 4 * (high - low)]
             theirs = fill.tokens[4 * (low - fill.first_token) : 4 * (high - fill.first_token)]
             if ours != theirs:
-                raise Malformed(f"tokens {low} to {high} differ from those known")
+                raise Malformed(
+                    f"tokens {low} to {high} differ from those known, which never change: release "
+                    "the lease and admit again"
+                )
         return brought
 
     def take(self, lease: Lease, fill: Fill) -> None:

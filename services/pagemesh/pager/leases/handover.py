@@ -31,6 +31,8 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.tokens import PageCopy
 
 _NO_WATERFALL = Waterfall()
+_FORGET = "it is over, go on without its lease"
+_ANEW = "admit the sequence again"
 
 
 class Handover:
@@ -49,14 +51,17 @@ class Handover:
         known = self._find(message.ticket)
         if known is not None:
             if known.offerer != message.incarnation or known.lease.id != message.lease:
-                raise Malformed("the ticket id is taken")
+                raise Malformed("the ticket id is taken: draw another")
             if known.life.state is not TicketState.OFFERED:
-                raise Gone(f"the ticket is {known.life.state.value}")
+                raise Gone(f"the ticket is {known.life.state.value}: {_FORGET}")
             return Offered(ticket=known.id, handle=known.handle)
         lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
         self._filling.require(lease, message.fill)
         if len(books.tickets) >= books.limits.ticket_count_max:
-            raise Busy(f"{len(books.tickets)} tickets are open", retry_after_ms=1_000)
+            raise Busy(
+                f"{len(books.tickets)} tickets are open: offer again later, or go on here",
+                retry_after_ms=1_000,
+            )
         self._filling.take(lease, message.fill)
         ttl_ms = min(message.ttl_ms, books.limits.ticket_ttl_ms_max)
         return self.open_ticket(lease, message.ticket, ttl_ms)
@@ -95,19 +100,19 @@ class Handover:
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         ticket = self._find(message.ticket)
         if ticket is None:
-            raise Stale("the ticket is of another life, or long over")
+            raise Stale(f"the ticket is of another life, or long over: {_ANEW}")
         lease, state = ticket.lease, ticket.life.state
         if state is TicketState.REDEEMED and ticket.redeemer == message.incarnation:
             if session.by_key.get(lease.key) is lease:
                 return lease.granted()
-            raise Stale("the ticket was redeemed and its lease is over")
+            raise Stale(f"the ticket was redeemed and its lease is over: {_ANEW}")
         if state is TicketState.EXPIRED:
-            raise Stale("the ticket has expired")
+            raise Stale(f"the ticket has expired: {_ANEW}")
         if state is not TicketState.OFFERED:
-            raise Gone(f"the ticket is {state.value}")
+            raise Gone(f"the ticket is {state.value}: {_FORGET}")
         self._require_same(message, ticket)
         if message.key in session.by_key:
-            raise Stale("the sequence holds another lease already")
+            raise Stale("the sequence holds another lease already: release that first")
         self._close(ticket, TicketState.REDEEMED, "redeem")
         ticket.redeemer = message.incarnation
         lease.life.move(LeaseState.HELD, "redeem")
@@ -128,16 +133,16 @@ class Handover:
         session = books.open_session(message.worker, message.incarnation, books.facts.epoch)
         ticket = self._find(message.ticket)
         if ticket is None or ticket.offerer != message.incarnation:
-            raise Stale("no such ticket of yours in this life")
+            raise Stale(f"no such ticket of yours in this life: {_ANEW}")
         lease = ticket.lease
         if ticket.withdrawn and session.by_key.get(lease.key) is lease:
             return Ok()
         if ticket.withdrawn or ticket.life.state is TicketState.EXPIRED:
-            raise Stale("the ticket's lease is over")
+            raise Stale(f"the ticket's lease is over: {_ANEW}")
         if ticket.life.state is not TicketState.OFFERED:
-            raise Gone(f"the ticket is {ticket.life.state.value}")
+            raise Gone(f"the ticket is {ticket.life.state.value}: {_FORGET}")
         if lease.key in session.by_key:
-            raise Stale("the sequence holds another lease already")
+            raise Stale("the sequence holds another lease already: release that first")
         self._close(ticket, TicketState.CANCELLED, "withdraw", tell=False)
         ticket.withdrawn = True
         lease.life.move(LeaseState.HELD, "withdraw")
@@ -151,12 +156,14 @@ class Handover:
         books.open_session(message.worker, message.incarnation, books.facts.epoch)
         ticket = self._find(message.ticket)
         if ticket is None or ticket.withdrawn:
-            raise Gone("the ticket is unknown, long over or withdrawn")
+            raise Gone(
+                "the ticket is unknown, long over or withdrawn: release its lease if you hold it"
+            )
         match ticket.life.state:
             case TicketState.OFFERED:
                 self.close_and_end(ticket, TicketState.CANCELLED, "cancel")
             case TicketState.REDEEMED if ticket.redeemer != message.incarnation:
-                raise Gone("somebody else redeemed the ticket")
+                raise Gone(f"somebody else redeemed the ticket: {_FORGET}")
             case TicketState.REDEEMED if ticket.lease.life.state is LeaseState.HELD:
                 # Its answer was lost, so perhaps the holder has not heard: let it confirm.
                 books.revoke(ticket.lease, "stale")
@@ -205,14 +212,18 @@ class Handover:
             return self._forked(lease, [c for c in there if c is not None])
         filling.require(lease, message.fill)
         if any(there) or len({lease.key, *message.children}) <= len(message.children):
-            raise Malformed("a child is named twice or holds a lease already")
+            raise Malformed(
+                "a child is named twice or holds a lease already: fork those without one, each once"
+            )
         if any(key.request != lease.key.request for key in message.children):
-            raise Malformed("a child is another request's")
+            raise Malformed("a child is another request's: fork choices of this one")
         filled = message.fill.filled_tokens
         if message.reserve_tokens < filled:
-            raise Malformed("less is reserved than is filled")
+            raise Malformed("less is reserved than is filled: reserve at least that")
         if filled < lease.filled_tokens:
-            raise Stale(f"{filled} slots to fork, but {lease.filled_tokens} are filled")
+            raise Stale(
+                f"{filled} slots to fork, but {lease.filled_tokens} are filled: fork all of them"
+            )
         shared = filled // books.facts.page_size
         each = books.facts.pages_for(message.reserve_tokens) - shared
         need = each * len(message.children)
@@ -223,7 +234,8 @@ class Handover:
         if need > room or waits or len(books.slots) < len(message.children):
             raise NoCapacity(
                 f"{need} pages for {len(message.children)} children, {room} "
-                f"are to be had{' and older sequences wait' if waits else ''}",
+                f"are to be had{' and older sequences wait' if waits else ''}: ask again later, or "
+                "admit each, which finds the prompt cached",
                 retry_after_ms=books.limits.ask_again_ms,
             )
         filling.take(lease, message.fill)
@@ -280,19 +292,19 @@ class Handover:
     def _require_same(self, message: Redeem, ticket: Ticket) -> None:
         ours, theirs = ticket.handle, message.handle
         if message.key != ticket.lease.key:
-            raise Malformed("the ticket is of another sequence")
+            raise Malformed("the ticket is of another sequence: name the one that was offered")
         if (theirs.pool_incarnation, theirs.layout_digest) != (
             ours.pool_incarnation,
             ours.layout_digest,
         ):
-            raise Stale("the handle is of another pool")
+            raise Stale(f"the handle is of another pool: {_ANEW}")
         if (theirs.lease, theirs.granted_at, theirs.extents, theirs.token_count) != (
             ours.lease,
             ours.granted_at,
             ours.extents,
             ours.token_count,
         ):
-            raise Stale("the handle is not the one that was offered")
+            raise Stale(f"the handle is not the one that was offered: {_ANEW}")
 
     def _grow(self, lease: Lease, reserve_tokens: int) -> None:
         books = self._books

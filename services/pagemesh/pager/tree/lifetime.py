@@ -67,6 +67,13 @@ class Lifetimes:
             self._put(node, until_ms)
         self.keep(node.parent, until_ms)
 
+    def end(self, node: Node, now_ms: int) -> None:
+        """The time of ``node``, idle, is over, whatever was said; also of all below it."""
+        self.forget(node)
+        node.expires_ms = now_ms
+        self.untold[node] = None
+        self._put(node, now_ms)
+
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new, is the first part of what ``lower`` was."""
         upper.expires_ms = lower.expires_ms

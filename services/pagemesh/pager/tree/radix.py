@@ -304,6 +304,16 @@ class Forest:
                 account, others = self.accounts.richest()  # what the others have has not changed
         return grants, spare
 
+    def end_alone(self, node: Node, above_pages: int, now_ms: int) -> None:
+        """The time of the idle leaf ``node`` is over, and of edges above it that lead nowhere else,
+        down to ``above_pages`` from the root."""
+        child_count = 0
+        while not (node.is_root or node.pins) and len(node.children) == child_count:
+            if node.depth - len(node.pages) < above_pages:
+                return
+            self.lifetimes.end(node, now_ms)
+            node, child_count = node.parent, 1
+
     def trim(self, node: Node, count: int, why: Why) -> None:
         """Free the last ``count`` pages of an idle leaf."""
         pages = node.pages[len(node.pages) - count :]

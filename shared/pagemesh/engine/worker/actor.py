@@ -104,7 +104,7 @@ class Surroundings:
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
-    """The pool in use has so many pages."""
+    """Steps can run over the pool in use, which has so many pages."""
     on_state: Callable[[], None]
     """The core's readiness or load has changed."""
     on_drained: Callable[[], None]
@@ -144,6 +144,7 @@ class WorkerBehaviour(Behaviour[Input]):
             on_pool_missing=self._pool_missing,
             clock=around.clock,
             stream_ms=around.stream_ms,
+            on_pool=lambda opened: around.on_pool(opened.page_count),
         )
 
     async def handle(self, event: Input) -> None:
@@ -254,7 +255,6 @@ class WorkerBehaviour(Behaviour[Input]):
                 self._stepper.end_run()
             case UsePool():
                 self._stepper.use_pool(command.opened)
-                around.on_pool(command.opened.page_count)
             case Preempted():
                 measures.preempted(command)
                 self._spans.preempted(command.key, command.reason, command.lost_tokens, at_us)
@@ -288,7 +288,7 @@ class WorkerBehaviour(Behaviour[Input]):
 
     async def _ask(self, subject: str, command: CallPager | CallWorker) -> None:
         """Call, and put the answer, which may be a refusal, into the inbox."""
-        around, message = self._around, command.message
+        around, message = self._around, self._spans.declared(command.message)
         span = self._spans.call(message, around.clock.now_us())
         headers = {trace.TRACEPARENT: span.context.traceparent} if span is not None else None
         answer: Message

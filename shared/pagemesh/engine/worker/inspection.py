@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pagemesh.engine.worker.admission import reserve
 from pagemesh.engine.worker.desk import Desk
-from pagemesh.engine.worker.lease import Hold
+from pagemesh.engine.worker.lease import Hold, Lease
 from pagemesh.wire.pager_reports import WorkerLease, WorkerReport
 
 _STATES: dict[Hold, Literal["held", "offered", "releasing", "lost"]] = {
@@ -29,7 +30,18 @@ def report(desk: Desk) -> WorkerReport:
                 key=lease.key,
                 state=_STATES[lease.hold],
                 page_count=lease.page_count,
+                pages_max=_pages_max(desk, lease),
             )
             for number, lease in desk.leases.items()
         ],
     )
+
+
+def _pages_max(desk: Desk, lease: Lease) -> int:
+    """What may have been asked for, though the answer is not here: what its sequence would ask for
+    now, which only grows. A search asks for more and for less as it goes."""
+    sequence = desk.live.get(lease.key)
+    if sequence is None or sequence.lease is not lease or sequence.beams is not None:
+        return 0
+    wanted_pages = -(-reserve(desk, sequence) // desk.page_size)
+    return max(wanted_pages, lease.reserved_pages, lease.page_count)

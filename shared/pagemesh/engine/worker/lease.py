@@ -85,6 +85,8 @@ class Lease:
     committed: int
     """Slots in the prefix tree, by what was asked."""
     terms: CacheTerms = NO_TERMS
+    tokens_max: int = 0
+    """Slots that its sequence may ever fill."""
     reserved_pages: int = 0
     """Pages that its admission asked for; those that it does not have yet are promised."""
     hold: Hold = Hold.HELD

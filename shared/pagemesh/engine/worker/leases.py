@@ -36,7 +36,7 @@ def take(desk: Desk, sequence: Sequence, granted: Granted, *, filled: int) -> Le
         filled=filled,
         known=filled,
     )
-    lease.terms = sequence.terms
+    lease.terms, lease.tokens_max = sequence.terms, sequence.tokens_max
     desk.leases[lease.lease] = lease
     sequence.lease = lease
     sequence.retries = 0

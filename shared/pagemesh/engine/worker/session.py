@@ -34,7 +34,7 @@ from pagemesh.wire.pager_messages import (
 )
 from pagemesh.wire.tokens import pack, pack_extents
 
-_LINE_BYTES = 512
+_LINE_BYTES = 576
 """What a declared lease takes in a message beside its tokens and pages, at most."""
 
 
@@ -310,6 +310,7 @@ def _held(lease: Lease) -> HeldLease:
         tokens=pack(lease.tokens.view(0, lease.filled)),
         terms=lease.terms,
         promised_pages=lease.promised_pages,
+        tokens_max=lease.tokens_max,
         ticket=lease.ticket,
     )
 

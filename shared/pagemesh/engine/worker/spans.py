@@ -28,6 +28,7 @@ from pagemesh.wire.messages import Message, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,
     Commit,
+    Declare,
     Extend,
     Fork,
     Granted,
@@ -121,12 +122,23 @@ class SequenceSpans:
     def with_traces(self, report: WorkerReport) -> WorkerReport:
         """``report`` with the trace of each sequence that is sampled."""
         leases = [
-            msgspec.structs.replace(line, trace=f"{life.context.trace_id:032x}")
-            if (life := self._lives.get(line.key)) is not None
-            else line
-            for line in report.leases
+            msgspec.structs.replace(line, trace=self._trace(line.key)) for line in report.leases
         ]
         return msgspec.structs.replace(report, leases=leases)
+
+    def declared(self, message: Message) -> Message:
+        """``message``; if it declares leases, with the trace of each sequence that is sampled, for
+        a pager that has not heard of it."""
+        if not isinstance(message, Declare) or not self._lives:
+            return message
+        leases = [
+            msgspec.structs.replace(line, trace=self._trace(line.key)) for line in message.leases
+        ]
+        return msgspec.structs.replace(message, leases=leases)
+
+    def _trace(self, key: SequenceKey) -> str:
+        life = self._lives.get(key)
+        return "" if life is None else f"{life.context.trace_id:032x}"
 
     # Calls ----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from pagemesh.cli.planning.memory import (
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import Weights, parameter_count
 from pagemesh.kernels.layout import PageLayout
+from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace
 from pagemesh.wire.errors import ConfigError
 
 GB = 10**9
@@ -283,6 +286,18 @@ def test_tiers_hold_whole_pages() -> None:
     plan = planned(LLAMA_7B, host_bytes=17 << 20, disk_bytes=1 << 40)
     page = plan.page.page_bytes
     assert [(tier.name, tier.pages) for tier in plan.tiers] == [
-        ("device", 64), ("host", 2), ("disk", (1 << 40) // page),
+        ("device", 64), ("host", 2), ("disk", (1 << 40) // (page + 128)),
     ]  # fmt: skip
     assert planned(LLAMA_7B).tiers == ()
+
+
+def test_a_tier_is_planned_with_as_many_pages_as_it_has_when_it_runs(tmp_path: Path) -> None:
+    """Each has a record beside it."""
+    plan = planned(LLAMA_7B, page_size=1, disk_bytes=2 << 30, host_bytes=1 << 30)
+    page_bytes = plan.page.page_bytes
+    facts = PoolFacts("h", 1, 1, 64, 1, page_bytes, bytes(32), "/pool")
+    for tier, tier_bytes in zip(plan.tiers[1:], (1 << 30, 2 << 30), strict=True):
+        place = DiskPlace(tmp_path / tier.name, "h", tier_bytes, bytes(32))
+        file, _ = DiskFile.open(place, facts)
+        assert tier.pages == file.slot_count < tier_bytes // page_bytes
+        file.close()

@@ -1,0 +1,214 @@
+"""Pages and pins counted anew from those who have them, to find what the books have lost.
+
+    page   held or draining: of one lease, of one read from disk, or left by an earlier life
+           committed and in use: of one pinned edge
+    pin    of an edge: each lease, read from disk and operator's pin that ends there, and each
+           pinned edge below it
+
+What does not agree is a bug, and would show only much later: as pages that nobody can have any
+more, or as pages that are given away while somebody reads them. It takes a step for each lease
+and for each edge in use, none for what is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.pager.books import Books
+from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.pages.runs import Pages, table_of, where
+from pagemesh.pager.tree.radix import Node
+from pagemesh.wire.pager_reports import LedgerFault
+from pagemesh.wire.pool_format import HeaderState
+
+FAULTS_MAX = 32
+_PAGES_NAMED_MAX = 8
+_EDGES_MAX = 50_000
+"""In use, that one turn of the pager has time to count."""
+_ROOT_DIGITS = 12
+_HELD, _DRAINING = int(HeaderState.HELD), int(HeaderState.DRAINING)
+_COMMITTED, _FREE = int(HeaderState.COMMITTED), int(HeaderState.FREE)
+_BYTE_OF = {state: bytes([state]) for state in (_HELD, _DRAINING, _COMMITTED)}
+_NAMES = {_FREE: "free", _HELD: "held", _COMMITTED: "cached", _DRAINING: "draining"}
+
+Owner = Lease | Node | None
+"""None: what is being read from disk, or was left by an earlier life of the pager."""
+
+
+@dataclass(slots=True)
+class Recount:
+    """``leased_pages``: of all leases. ``are_pins_counted``: not when too many edges are in use."""
+
+    faults: list[LedgerFault] = field(default_factory=list)
+    leased_pages: int = 0
+    are_pins_counted: bool = True
+
+
+@dataclass(slots=True)
+class _Pins:
+    """``anchored``: how many end at an edge; ``wanted``: how many pins that edge should have."""
+
+    anchored: dict[Node, int]
+    wanted: dict[Node, int]
+
+
+def owner_of(books: Books, lease: Lease) -> str:
+    """Whose ``lease`` is, for people; ``?`` when nobody of its incarnation has spoken yet."""
+    session = books.sessions.get(lease.incarnation)
+    worker = session.worker if session is not None and session.worker else "?"
+    return f"ticket of {worker}" if lease.ticket else worker
+
+
+def recount(books: Books) -> Recount:
+    """What does not add up, at most ``FAULTS_MAX`` things."""
+    found = Recount()
+    found.leased_pages = sum(len(lease.held_pages) for lease in books.leases.values())
+    found.faults += _counters(books)
+    pins = _pins(books)
+    if pins is None:
+        found.are_pins_counted = False
+    else:
+        found.faults += _pin_faults(books, pins)
+    edges = pins.wanted if pins is not None else {}
+    found.faults += _page_faults(books, edges)
+    del found.faults[FAULTS_MAX:]
+    return found
+
+
+# Pages
+
+
+def _counters(books: Books) -> Iterator[LedgerFault]:
+    """Is what is counted as it goes what the states of pages say?"""
+    pool = books.pool
+    counts = np.bincount(pool.states, minlength=len(HeaderState)).tolist()
+    said = {
+        _FREE: pool.free, _HELD: pool.held, _DRAINING: pool.draining,
+        _COMMITTED: pool.pinned + pool.idle,
+    }  # fmt: skip
+    for state, count in said.items():
+        if counts[state] != count:
+            what = f"pages counted as {_NAMES[state]}: {count}, found: {counts[state]}"
+            yield LedgerFault(what=what)
+
+
+def _parts(books: Books, edges: Iterable[Node]) -> Iterator[tuple[Owner, Pages, int]]:
+    """Who has which pages, and the state that these have then."""
+    for lease in books.leases.values():
+        state = _DRAINING if lease.life.state is LeaseState.REVOKED else _HELD
+        for pages in lease.copies:
+            yield lease, pages, state
+        for pages in lease.writable:
+            yield lease, pages, state
+    for load in books.loads.values():
+        yield None, load.pages, _HELD
+    for session in books.sessions.values():
+        yield None, session.claimed, _DRAINING
+        for left in session.letting_go.values():
+            yield None, left, _DRAINING
+    yield None, books.limbo, _DRAINING
+    for node in edges:
+        if node.pins:
+            yield node, node.pages, _COMMITTED
+
+
+def _page_faults(books: Books, edges: Iterable[Node]) -> Iterator[LedgerFault]:
+    edges = list(edges)
+    states = books.pool.states
+    marks = bytearray(books.pool.total)  # quicker than numpy with runs, of which most parts are
+    due = np.frombuffer(marks, np.uint8)  # the state that its owner counts on
+    twice = np.zeros(books.pool.total, bool)
+    for _, pages, state in _parts(books, edges):
+        if type(pages) is range and marks.count(0, pages.start, pages.stop) == len(pages):
+            marks[pages.start : pages.stop] = _BYTE_OF[state] * len(pages)
+            continue
+        at = where(pages)
+        twice[table_of(pages)[due[at] != 0]] = True
+        due[at] = state
+    wrong = (due != 0) & (due != states)
+    if twice.any() or wrong.any():
+        for owner, pages, state in _parts(books, edges):
+            table = table_of(pages)
+            for mask, what in (
+                (twice, "pages that somebody else has too"),
+                (wrong, f"pages that should be {_NAMES[state]} are not"),
+            ):
+                if mask[table].any():
+                    yield _fault(books, what, table[mask[table]], owner)
+    for state in (_HELD, _DRAINING):
+        lost = np.flatnonzero((states == state) & (due == 0))
+        if len(lost):
+            yield _fault(books, f"pages are {_NAMES[state]}, and nobody's", lost, None)
+
+
+# Pins
+
+
+def _pins(books: Books) -> _Pins | None:
+    """Counted from those who need them, as the tree does when they come; None for too many."""
+    pins = _Pins({}, {})
+    anchored, wanted = pins.anchored, pins.wanted
+    for anchor in books.anchors():
+        anchored[anchor] = anchored.get(anchor, 0) + 1
+        node = anchor
+        while True:
+            count = wanted.get(node, 0)
+            wanted[node] = count + 1
+            if count or node.is_root:
+                break
+            node = node.parent
+        if len(wanted) > _EDGES_MAX:
+            return None
+    return pins
+
+
+def _pin_faults(books: Books, pins: _Pins) -> Iterator[LedgerFault]:
+    """Edges with too many pins, or too few. One that nobody needs is found from the edge where
+    its path meets what is needed: that has one pin too many then, if only a root does."""
+    wanted, forest = pins.wanted, books.forest
+    roots = [tree.root for tree in (*forest.trees.values(), *forest.retired.values())]
+    doubtful = [node for node in roots if node.pins != wanted.get(node, 0)]
+    doubtful += [node for node, count in wanted.items() if node.pins != count and not node.is_root]
+    astray: set[Node] = set()
+    stack = doubtful
+    while stack:
+        node = stack.pop()
+        pinned = [child for child in node.children.values() if child.pins]
+        lost = [child for child in pinned if child not in wanted and child not in astray]
+        astray.update(lost)
+        stack += lost
+        users = pins.anchored.get(node, 0) + len(pinned)
+        if node.pins != users:
+            which = "too many" if node.pins > users else "too few"
+            what = f"a prefix has {which} pins: {node.pins} for {users} who need it"
+            yield _fault(books, what, table_of(node.pages), node)
+    pages = sum(len(node.pages) for node in (*wanted, *astray) if node.pins)
+    if pages != books.pool.pinned:
+        what = f"pages counted as pinned: {books.pool.pinned}, found: {pages}"
+        yield LedgerFault(what=what)
+
+
+# Naming
+
+
+def _fault(books: Books, what: str, pages: NDArray[np.integer], owner: Owner) -> LedgerFault:
+    named = [int(page) for page in pages[:_PAGES_NAMED_MAX]]
+    if isinstance(owner, Lease):
+        return LedgerFault(
+            what=what, page_count=len(pages), pages=named, lease=owner.id, key=owner.key,
+            owner=owner_of(books, owner), trace=owner.trace,
+        )  # fmt: skip
+    root = "" if owner is None else _place(books, owner)
+    return LedgerFault(what=what, page_count=len(pages), pages=named, root=root)
+
+
+def _place(books: Books, node: Node) -> str:
+    tree = books.forest.tree_of(node)
+    whose = [f"model {tree.model}"] if tree.model else []
+    whose += [f"tenant {tree.tenant}"] if tree.tenant else []
+    named = ", ".join([f"root {tree.digest.hex()[:_ROOT_DIGITS]}", *whose])
+    return f"{named}, up to page {node.depth}"
