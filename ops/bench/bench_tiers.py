@@ -6,7 +6,10 @@
                tokens, 6,144 of them cached, with and without a tier, nothing evicted (``miss``:
                each looks in vain for what follows its match) and under constant eviction
                (``evict``: each request stores 128 pages; the disk answers at once)
-    bytes      GB/s of writing and reading pages of two sizes through ``disk_file``, checksums and
+    bursts     the share that is found again, in the pool or on disk, of 8 prompts of 62 pages that
+               drive one another out of a pool of 160, by how many pages may wait to be written;
+               ``default``: as many as the pager lets wait of pages of 4 MiB
+    bytes      GB/s of writing and reading pages of three sizes through ``disk_file``, checksums and
                seals included, in a folder of the disk that is asked about; ``cold`` after the
                system was asked to forget what it kept of the file, ``memory`` where all of them
                are kept in the pager's memory too; ``moves``: milliseconds in which a worker
@@ -33,10 +36,11 @@ import numpy as np
 from ops.bench.bench_pager import HOT_PREFIXES, PAGE_SIZE, Load, Subject
 from ops.bench.hardware import describe
 from ops.bench.page_moves import time_moves
-from ops.bench.pager_adapter import PagerAdapter
+from ops.bench.pager_adapter import EPOCH, INCARNATION, PAGE_BYTES, WORKER, PagerAdapter
+from ops.bench.pager_adapter import ROOT as CORE_ROOT
 
 from pagemesh.pager.events import Answer, Asked
-from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace
 from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
@@ -49,13 +53,16 @@ from pagemesh.pager.tiers.tier_events import (
     StorePages,
 )
 from pagemesh.wire.messages import Message
+from pagemesh.wire.pager_messages import Admit
 
 ROOT, LAYOUT, SECRET = b"r" * 32, b"l" * 32, b"secret" * 8
 TURNS, TURN_REQUESTS = 24, HOT_PREFIXES
-LOADS = (Load("miss", 275_000, 40_000), Load("evict", 40_000, 40_000))
+LOADS = (Load("miss", 275_000, 40_000), Load("evict", 75_000, 75_000))
 SLOTS = 200_000
 IO_BYTES = 256 << 20
-IO_PAGE_BYTES = (64 << 10, 720 << 10)
+IO_PAGE_BYTES = (64 << 10, 720 << 10, 4 << 20)
+BURST_PAGE_BYTES, BURST_POOL_PAGES, BURST_PROMPT_PAGES, BURST_PROMPTS = 4 << 20, 160, 62, 8
+BURST_STAGED_PAGES = (16, 64, 128)
 RESTART_RECORDS = 100_000
 BATCH_PAGES = 64
 
@@ -68,7 +75,11 @@ class DiskPagerAdapter(PagerAdapter):
     def __init__(self, page_count: int, page_size: int) -> None:
         super().__init__(page_count, page_size)
         nothing = FoundRecords(
-            np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.intp), ()
+            np.empty(0, np.uint32),
+            np.empty(0, np.uint64),
+            np.empty(0, np.uint64),
+            np.empty(0, np.intp),
+            (),
         )
         self.core.handle(DiskFound(SLOTS, nothing, 0), 1_000)
 
@@ -101,6 +112,55 @@ def time_core() -> dict[str, dict[str, float]]:
     for times in found.values():
         times["ratio"] = round(times["on_us"] / times["off_us"], 3)
     return found
+
+
+class BurstPagerAdapter(DiskPagerAdapter):
+    """``staged_pages`` may wait to be written."""
+
+    def __init__(self, staged_pages: int) -> None:
+        self.limits = PagerLimits(staged_bytes_max=staged_pages * PAGE_BYTES)
+        super().__init__(BURST_POOL_PAGES, PAGE_SIZE)
+
+    def found_pages(self, tokens: bytes) -> int:
+        """How many pages of ``tokens`` are in the pool or follow these on disk."""
+        forest, request = self.core.books.forest, self.prepare(tokens)
+        message = Admit(
+            key=request.key, order=request.order, worker=WORKER, incarnation=INCARNATION,
+            epoch=EPOCH, root=CORE_ROOT, tokens=tokens, reserve_tokens=request.token_count,
+            deadline_ms=60_000,
+        )  # fmt: skip
+        root = forest.trees[CORE_ROOT].root
+        match = forest.match(root, tokens, (request.token_count - 1) // PAGE_SIZE)
+        on_disk = self.core.tiers.find(match, message)
+        return match.pages + (0 if on_disk is None else len(on_disk.records))
+
+
+def find_again(staged_pages: int) -> dict[str, float]:
+    """Prompts one after the other; what is left of them."""
+    dice, adapter = np.random.default_rng(7), BurstPagerAdapter(staged_pages)
+    count = BURST_PROMPT_PAGES * PAGE_SIZE + 1
+    prompts = [dice.integers(0, 1 << 17, count, np.uint32).tobytes() for _ in range(BURST_PROMPTS)]
+    for prompt in prompts:
+        request = adapter.prepare(prompt)
+        adapter.match(request)
+        adapter.commit(request)
+        adapter.release(request)
+    disk = adapter.core.books.disk
+    assert disk is not None
+    found = sum(map(adapter.found_pages, prompts))
+    return {
+        "staged_pages": disk.staged_pages_max,
+        "stored": disk.counts.stored,
+        "not_stored": disk.counts.not_stored,
+        "found_share": round(found / (BURST_PROMPTS * BURST_PROMPT_PAGES), 3),
+    }
+
+
+def time_bursts() -> dict[str, dict[str, float]]:
+    """By how many pages may wait."""
+    facts = replace(_facts(BURST_PAGE_BYTES), page_count=BURST_POOL_PAGES)
+    found = {f"{pages}": find_again(pages) for pages in BURST_STAGED_PAGES}
+    return found | {"default": find_again(PagerLimits().staged_pages_max(facts))}
 
 
 def _facts(page_bytes: int) -> PoolFacts:
@@ -204,6 +264,7 @@ def main() -> None:
         result = {
             "hardware": describe(),
             "core": time_core(),
+            "bursts": time_bursts(),
             "bytes": [time_bytes(folder, page_bytes) for page_bytes in IO_PAGE_BYTES],
             "restart": time_restart(folder),
         }

@@ -25,9 +25,11 @@ from tests.integration.test_pager_service import (
     Pager,
     pool_folder,
 )
+from tests.integration.tiny_model import write_tiny_llama
 from tests.unit.pager.rig import key_of, order_of, table_of
 
 from pagemesh.kernels.native.pool_file import PoolFile
+from pagemesh.pager.tiers.damage import DAMAGED_LOADS_MAX
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import call
@@ -150,7 +152,7 @@ async def computed_and_evicted(pager: Pager) -> np.ndarray:
     return content
 
 
-async def restarted_without_its_pool(pager: Pager) -> Reader:
+async def restarted_without_its_pool(pager: Pager, page_count: int = FULL_PAGES) -> Reader:
     """As after a reboot: the process and its shared memory are gone."""
     await pager.end(signal.SIGTERM)
     for path in pager.folder.glob("*.pool"):
@@ -158,7 +160,7 @@ async def restarted_without_its_pool(pager: Pager) -> Reader:
     await pager.start()
     worker = Reader(pager, "prefill", 12)
     await worker.open()
-    await disk_pages(pager, FULL_PAGES)
+    await disk_pages(pager, page_count)
     return worker
 
 
@@ -217,6 +219,43 @@ async def test_a_damaged_page_and_what_follows_it_are_computed_again(
     assert np.array_equal(worker.bytes_of(granted)[:2], content[:2])
     await worker.release(granted, PROMPT)
     worker.lock.close()
+
+
+async def test_a_disk_that_damages_what_it_is_given_is_told_of_and_given_up_and_serving_goes_on(
+    pager: Pager, disk_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = Reader(pager, "prefill", 11)
+    await worker.open()
+    await disk_pages(pager, 0)
+    prompts = [[1_000 * number, *PROMPT] for number in range(1, DAMAGED_LOADS_MAX + 3)]
+    for number, prompt in enumerate(prompts, start=1):
+        await worker.compute(number, prompt)
+        await worker.flood(900 + number)
+    await disk_pages(pager, FULL_PAGES * len(prompts))
+    worker.lock.close()
+    await pager.end(signal.SIGTERM)
+    path = disk_folder / "testhost.disk.pages"
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    worker = await restarted_without_its_pool(pager, FULL_PAGES * len(prompts))
+    for number, prompt in enumerate(prompts, start=100):
+        assert (await told(pager, "stats", {}))["disk"]["state"] == (
+            "on" if number <= 100 + DAMAGED_LOADS_MAX else "off"
+        )
+        granted = await worker.admit_soon(number, prompt)
+        assert granted.cached_tokens == 0
+        await worker.release(granted, [])
+    why = (await told(pager, "stats", {}))["disk"]["why_off"]
+    assert why.startswith(f"{path}: 9 of the last 9 reads found damaged pages")
+    await worker.compute(200, PROMPT)
+    granted = await worker.admit_soon(201, PROMPT)
+    assert granted.cached_tokens == FULL_PAGES * PAGE_SIZE
+    await worker.release(granted, PROMPT)
+    worker.lock.close()
+    await pager.end()
+    log = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[:1] == "{"]
+    [damaged] = [line for line in log if line["event"] == "pager.disk_page_damaged"]
+    [off] = [line for line in log if line["event"] == "pager.disk_off"]
+    assert damaged["level"] == off["level"] == "error" and damaged["file"] == str(path)
 
 
 async def test_a_killed_pager_leaves_no_record_that_is_believed_wrongly(pager: Pager) -> None:
@@ -294,10 +333,12 @@ async def test_what_is_invalidated_while_there_is_no_disk_is_not_found_once_it_i
 # A whole mesh
 
 
-def ask(mesh: Mesh, first: int) -> tuple[int, list[int]]:
-    """A prompt of 600 tokens and its answer: how many were cached, and the answer."""
+def ask(
+    mesh: Mesh, first: int, model: str = "tiny", token_count: int = 600
+) -> tuple[int, list[int]]:
+    """A prompt of so many tokens and its answer: how many were cached, and the answer."""
     body = {
-        "model": "tiny", "prompt": [(first + 7 * at) % 256 for at in range(600)],
+        "model": model, "prompt": [(first + 7 * at) % 256 for at in range(token_count)],
         "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
     answer = httpx.post(f"{mesh.url}/v1/completions", json=body, timeout=60.0)
@@ -327,6 +368,24 @@ def test_a_prompt_that_left_memory_is_read_from_disk_in_this_mesh_and_in_the_nex
     assert (disk_folder / "secret").stat().st_mode & 0o777 == 0o600
     with meshes[1] as mesh:
         assert ask(mesh, 1) == (full_tokens, answer), "as after a reboot"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_of_large_pages_all_that_left_memory_in_bursts_is_read_back(
+    pool_dir: Path, disk_folder: Path, tmp_path: Path
+) -> None:
+    """A page takes 4 MiB, a prompt 25 of them, which the next ones drive out at once."""
+    model = write_tiny_llama(
+        tmp_path / "wide", num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=8,
+        head_dim=128,
+    )  # fmt: skip
+    flags = ("--disk-dir", str(disk_folder), "--disk-bytes", "1GiB")
+    with Mesh(pool_dir, model=model, pool_bytes=256 << 20, flags=flags) as mesh:
+        answers = [ask(mesh, first, "wide", 401) for first in range(1, 6)]
+        assert [cached for cached, _ in answers] == [0] * 5
+        again = [ask(mesh, first, "wide", 401) for first in range(1, 6)]
+        assert [cached for cached, _ in again] == [400] * 5
 
 
 def evict(mesh: Mesh) -> None:

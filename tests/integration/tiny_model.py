@@ -11,11 +11,12 @@ from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer
 CONTEXT_TOKENS = 2_048
 
 
-def write_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
-    """A Hugging Face folder: Llama shape, byte-level tokenizer, chat template, safetensors."""
+def write_tiny_llama(folder: Path, *, seed: int = 0, **shape: int) -> Path:
+    """A Hugging Face folder: Llama shape, byte-level tokenizer, chat template, safetensors.
+    ``shape``: what is to be otherwise in its configuration."""
     from transformers import LlamaConfig
 
-    return _write(folder, LlamaConfig(**_shape()), seed)
+    return _write(folder, LlamaConfig(**(_shape() | shape)), seed)
 
 
 def write_tiny_gemma2(folder: Path, *, window_tokens: int, seed: int = 0) -> Path:

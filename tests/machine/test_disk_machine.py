@@ -10,6 +10,7 @@ still may do so long after the pager that asked has died.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -34,6 +35,8 @@ from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 SLOTS = 9
 """Fewer than the pool has pages: what is on disk is driven out too."""
+STAGED_LIMITS = replace(LIMITS, staged_bytes_max=2 << 12)
+"""Of what leaves at once more than fits may have to wait to be written."""
 
 
 class MachineDisk(DiskRig):
@@ -46,7 +49,7 @@ class MachineDisk(DiskRig):
         """By slot: what the page held when its bytes were taken."""
         self.lives: dict[int, int] = {}
         """By slot: how often its root had been invalidated by then."""
-        super().__init__(PAGES, SLOTS, limits=LIMITS)
+        super().__init__(PAGES, SLOTS, limits=STAGED_LIMITS)
 
     def perform(self, command: Command) -> None:
         if isinstance(command, StorePages):
@@ -151,6 +154,10 @@ class DiskMachine(PagerMachine):
             assert (self.rig.headers.writers[pages] == load.mover).all()
             assert (self.rig.headers.states[pages] == HeaderState.HELD).all()
         assert len(self.rig.loads) == len(self.rig.core.books.loads)
+
+    @invariant()
+    def what_is_on_disk_can_be_found(self) -> None:
+        self.rig.core.tiers.check()
 
     def end_what_is_under_way(self) -> None:
         """Also reads that the last deaths began: they made room for who waited then."""

@@ -22,6 +22,7 @@ from tests.sim.world import Process
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.chain_keys import chain_over, root_chain
 from pagemesh.pager.tiers.load import PAGER
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
@@ -29,6 +30,7 @@ from pagemesh.pager.tiers.tier_events import (
     ForgetRetired,
     ForgetSlots,
     FoundRecords,
+    GiveUpDisk,
     LoadPages,
     PagesLoaded,
     PagesWritten,
@@ -36,6 +38,7 @@ from pagemesh.pager.tiers.tier_events import (
     RetiredRoots,
     SkipSlots,
     StorePages,
+    TellDamaged,
     TierEvent,
 )
 
@@ -48,6 +51,8 @@ class Line:
     tokens: bytes
     """Of the whole prefix, packed."""
     chain: int
+    before: int
+    """The chain key of the page before."""
     values: list[int]
     growth: int
     """In which growth of its root it was computed."""
@@ -93,6 +98,7 @@ class DiskMemory:
         records = FoundRecords(
             np.array(list(self.lines), np.uint32),
             np.array([line.chain for line in self.lines.values()], np.uint64),
+            np.array([line.before for line in self.lines.values()], np.uint64),
             np.array([roots.index(line.root) for line in self.lines.values()], np.intp),
             tuple(roots),
         )
@@ -143,6 +149,11 @@ class DiskHands:
             case SkipSlots(slots):
                 self._skipped.update(slots)
                 self._forget(slots)
+            case TellDamaged():
+                pass
+            case GiveUpDisk() if not self._failed:
+                self._failed = True
+                self._tell(DiskFailed("too much is damaged"))
             case RememberRetired(number, retired):
                 self._disk.retired[number] = retired
             case ForgetRetired():
@@ -216,7 +227,10 @@ class DiskHands:
             for slot, index, chain, slots, growth in zip(*columns, strict=True):
                 if slot not in self._skipped:
                     tokens = command.tokens[: (index + 1) * self._width]
-                    self._disk.lines[slot] = Line(command.root, tokens, chain, slots, growth)
+                    start, end = root_chain(command.root), len(tokens) - self._width
+                    before = chain_over(start, tokens, 0, end, self._width)
+                    line = Line(command.root, tokens, chain, before, slots, growth)
+                    self._disk.lines[slot] = line
             self._tell(PagesWritten(command.slots))
         self._write()
 

@@ -35,6 +35,11 @@ class PoolFacts:
         return -(-tokens // self.page_size)
 
 
+_STAGED_BYTES_MIN, _STAGED_BYTES_MAX = 64 << 20, 1 << 30
+_STAGED_PAGES = 128
+"""A few bursts: a prompt's next part takes some dozens of pages from others at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class PagerLimits:
     """Times in milliseconds; every table of the pager has a bound here."""
@@ -64,8 +69,8 @@ class PagerLimits:
     pin_count_max: int = 256
     ended_count_max: int = 8_192
     """Ended leases and closed tickets that are remembered, so that repeats are answered."""
-    staged_bytes_max: int = 64 << 20
-    """Of pages that were evicted and wait to be written to disk."""
+    staged_bytes_max: int = 0
+    """Of pages that were evicted and wait to be written to disk. 0: what fits pages and pool."""
     mover_rest_ms: int = 5_000
     """How long a worker that did not move pages of a device is not asked to."""
     mover_slow_ms: int = 2_000
@@ -73,3 +78,13 @@ class PagerLimits:
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
     """In all parts of a declaration, whose numbers are kept until the last one comes."""
+
+    def staged_pages_max(self, facts: PoolFacts) -> int:
+        """How many pages may wait to be written. Unless a limit is given: room for 128, but at
+        least 64 MiB, and at most 1 GiB and half of the pool."""
+        staged_bytes = self.staged_bytes_max
+        if not staged_bytes:
+            pool_bytes = facts.page_count * facts.page_bytes
+            few_bursts = min(_STAGED_PAGES * facts.page_bytes, _STAGED_BYTES_MAX, pool_bytes // 2)
+            staged_bytes = max(few_bursts, _STAGED_BYTES_MIN)
+        return max(1, staged_bytes // facts.page_bytes)

@@ -38,6 +38,7 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
             session_ttl_ms=config.pager.session_ttl_ms,
             heartbeat_ms=config.pager.heartbeat_ms,
             pin_share_max=config.pager.pin_share_max,
+            staged_bytes_max=config.pager.disk_staging_bytes,
         ),
         kill_holders=config.pager.kill_holders,
         eviction=config.pager.eviction,

@@ -107,7 +107,7 @@ class PagerCore:
         self._door = Door(
             self.books, self._pins, self._retiring, self._ages, self.tiers, self._sweeps
         )
-        self._waterfalls = Waterfalls(self.books)
+        self._waterfalls = Waterfalls(self.books, self.tiers)
         self._admission = Admission(
             self.books, self._preemption, quotas, self.tiers, self._pins, self._waterfalls
         )

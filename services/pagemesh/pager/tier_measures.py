@@ -24,7 +24,8 @@ class TierMeasures:
     """Gauges and counters of one pager life; counters go on over lives."""
 
     def __init__(self) -> None:
-        self._before = TierCounts()
+        self._counts = self._before = TierCounts()
+        """Of the tier that was seen last, and what of that was told."""
 
     def failed(self) -> None:
         """The disk tier was given up."""
@@ -36,15 +37,20 @@ class TierMeasures:
         if disk is None:
             for state in ("used", "free"):
                 _slots.labels(state).set(0)
+            self._tell()  # what happened before it was given up
             return
         _slots.labels("used").set(disk.page_count)
         _slots.labels("free").set(disk.slot_count - disk.page_count)
         _rates.labels("disk_bytes_per_second").set(1_000 * disk.cost.disk.read_bytes_per_ms)
         _rates.labels("memory_bytes_per_second").set(1_000 * disk.cost.memory.read_bytes_per_ms)
         _rates.labels("prefill_tokens_per_second").set(1_000 * disk.cost.prefill_tokens_per_ms)
-        for fate, count in asdict(disk.counts).items():
+        self._counts = disk.counts
+        self._tell()
+
+    def _tell(self) -> None:
+        for fate, count in asdict(self._counts).items():
             more = count - getattr(self._before, fate)
             _moved.labels(fate).inc(more)
             if fate in REASONS:
                 evicted_pages.labels("disk", REASONS[fate]).inc(more)
-        self._before = replace(disk.counts)
+        self._before = replace(self._counts)

@@ -11,13 +11,14 @@ from tests.unit.pager.steps import cache
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pages.runs import table_of
-from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
+from pagemesh.pager.tiers.chain_keys import chain_keys, chain_over, root_chain
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
     ForgetRetired,
     ForgetSlots,
     FoundRecords,
+    GiveUpDisk,
     LoadPages,
     PagesLoaded,
     PagesWritten,
@@ -25,6 +26,7 @@ from pagemesh.pager.tiers.tier_events import (
     RetiredRoots,
     SkipSlots,
     StorePages,
+    TellDamaged,
 )
 from pagemesh.wire.pager_messages import Granted
 from pagemesh.wire.tokens import pack
@@ -57,6 +59,8 @@ class DiskRig(Rig):
         self.loads: list[LoadPages] = []
         self.kept = RetiredRoots()
         """What is kept to be forgotten on disk."""
+        self.told_damaged: list[int] = []
+        self.given_up: GiveUpDisk | None = None
         self.open()
 
     @property
@@ -70,6 +74,7 @@ class DiskRig(Rig):
         records = FoundRecords(
             np.array(list(self.slots), np.uint32),
             np.array([chain for _, chain in self.slots.values()], np.uint64),
+            np.array([self._before(prefix) for prefix, _ in self.slots.values()], np.uint64),
             np.array([roots.index(root) for (root, _), _ in self.slots.values()], np.intp),
             tuple(roots),
         )
@@ -78,6 +83,11 @@ class DiskRig(Rig):
                 self.slot_count, records, 0, self.kept, memory_pages=self.memory_pages
             )
         )  # fmt: skip
+
+    def _before(self, prefix: Prefix) -> int:
+        """The chain key of the page before the last one of ``prefix``."""
+        root, tokens = prefix
+        return chain_over(root_chain(root), tokens, 0, len(tokens) - self.width, self.width)
 
     def restart_with_an_empty_pool(self) -> None:
         """The machine was switched off: only the disk is left."""
@@ -105,6 +115,10 @@ class DiskRig(Rig):
                     self.slots.pop(slot, None)
             case SkipSlots(slots):
                 self.skipped |= set(slots)
+            case TellDamaged(slot):
+                self.told_damaged.append(slot)
+            case GiveUpDisk():
+                self.given_up = command
             case RememberRetired(_, retired):
                 self.kept |= retired
             case ForgetRetired():

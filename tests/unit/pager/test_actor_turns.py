@@ -32,6 +32,7 @@ from pagemesh.wire import codec, subjects
 from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Declare, Declared, PoolSpec
+from pagemesh.wire.pager_reports import InspectPager, PagerReport
 
 PAGE_COUNT = 64
 SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
@@ -171,6 +172,32 @@ async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_
     asyncio.get_running_loop().call_soon(had_turn.set)
     await actor._request(cast(Delivery, delivery))
     assert had_turn.is_set() and codec.decode(answers[0]) == Declared(lost=[])
+
+
+async def test_pages_that_nobody_has_are_reported_with_who_wrote_them(actor: PagerActor) -> None:
+    core, answers = core_of(actor), list[bytes]()
+
+    async def respond(answer: bytes) -> None:
+        answers.append(answer)
+
+    await actor._perform(cast(Any, actor._life), lost_pages(core))
+    delivery = SimpleNamespace(
+        data=codec.encode(InspectPager()), subject=subjects.pager_report("host"), headers={},
+        respond=respond,
+    )  # fmt: skip
+    await actor._request(cast(Delivery, delivery))
+    [fault] = codec.decode_as(answers[0], PagerReport).faults
+    assert (fault.what, fault.page_count, fault.owner) == (
+        "pages are held, and nobody's", 2, "worker",
+    )  # fmt: skip
+
+
+def lost_pages(core: PagerCore) -> list[Command]:
+    """Grant two pages that no lease has; what has to be written for that."""
+    books = core.books
+    books.out = []
+    books.take_pages(2, 1, next(iter(books.forest.retired.values())))
+    return books.out
 
 
 @pytest.mark.sources

@@ -18,17 +18,26 @@ from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords
 from pagemesh.wire.cache_messages import DiskTenantLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
-EMPTY = FoundRecords(np.array([], np.uint32), np.array([], np.uint64), np.array([], np.intp), ())
 FOUR = CacheTerms(tenant="alice", disk_pages_max=4)
 
 
-def tier(slots: int = 10) -> DiskTier:
-    return DiskTier(FACTS, DiskFound(slots, EMPTY, 0), 1_000)
+def records_of(slots: list[int], chains: list[int]) -> FoundRecords:
+    """Of ``ROOT``, each following one that is not there."""
+    befores = np.array([-1 - chain for chain in chains]).astype(np.uint64)
+    roots = np.zeros(len(slots), np.intp)
+    return FoundRecords(
+        np.array(slots, np.uint32), np.array(chains, np.uint64), befores, roots, (ROOT,)
+    )  # fmt: skip
+
+
+def tier(slots: int = 10, records: FoundRecords | None = None) -> DiskTier:
+    found = DiskFound(slots, records_of([], []) if records is None else records, 0)
+    return DiskTier(FACTS, found, 1_000)
 
 
 def store(disk: DiskTier, chains: range, root: bytes, terms: CacheTerms = NO_TERMS) -> int:
     """How many found a slot."""
-    _, slots = disk.claim([*chains], root, terms)
+    _, slots, _ = disk.claim([*chains], -1 - chains.start, root, terms)
     disk.written(slots)
     disk.check()
     return len(slots)
@@ -65,7 +74,7 @@ def test_the_roots_of_a_tenant_share_its_quota_the_oldest_page_goes_first() -> N
     store(disk, range(40, 43), bytes([4]) * 32, FOUR)
     assert not found(disk, range(2), ROOT)
     assert len(found(disk, range(20, 22), OTHER)) == 1
-    assert disk.accounts["alice"].page_count == 4
+    assert disk.accounts.by_tenant["alice"].page_count == 4
 
 
 def test_a_root_whose_pages_are_used_again_gives_none_before_those_that_are_not() -> None:
@@ -90,23 +99,23 @@ def test_who_gives_is_looked_for_only_when_it_may_be_another(
 ) -> None:
     """There may be a thousand tenants, and the pager's event loop waits."""
     disk, looks = tier(400), 0
-    look = disk._look_for_richest
+    look = disk.accounts._look_for_richest
 
     def counted() -> DiskAccount:
         nonlocal looks
         looks += 1
         return look()
 
-    monkeypatch.setattr(disk, "_look_for_richest", counted)
+    monkeypatch.setattr(disk.accounts, "_look_for_richest", counted)
     for number in range(1, 51):
         terms = CacheTerms(tenant=f"{number}", disk_pages_max=4)
         store(disk, range(4), number.to_bytes(32, "big"), terms)
     store(disk, range(100, 300), OTHER)
     for first in range(300, 1_300, 50):
         assert store(disk, range(first, first + 50), OTHER) == 50
-    assert disk.common.page_count == 200 and looks == 1
+    assert disk.accounts.common.page_count == 200 and looks == 1
     store(disk, range(4), ROOT, CacheTerms(tenant="new", disk_pages_max=4))
-    assert disk.common.page_count == 196 and looks == 2
+    assert disk.accounts.common.page_count == 196 and looks == 2
 
 
 def test_shares_of_the_disk_are_quotas_too() -> None:
@@ -116,16 +125,15 @@ def test_shares_of_the_disk_are_quotas_too() -> None:
 
 
 def test_what_an_earlier_pager_stored_counts_once_its_tenant_stores_again() -> None:
-    records = FoundRecords(
-        np.arange(8, dtype=np.uint32), np.arange(8, dtype=np.uint64), np.zeros(8, np.intp), (ROOT,)
-    )
-    disk = DiskTier(FACTS, DiskFound(10, records, 0), 1_000)
-    assert not disk.accounts
+    disk = tier(records=records_of([*range(8)], [*range(8)]))
+    assert not disk.accounts.by_tenant
     store(disk, range(100, 102), ROOT, FOUR)
-    assert disk.accounts["alice"].page_count == 8, "it gave two of its own for them"
+    assert disk.accounts.by_tenant["alice"].page_count == 8, "it gave two of its own for them"
     assert found(disk, range(8), ROOT) == [*range(2, 8)]
     store(disk, range(200, 204), OTHER)
-    assert disk.accounts["alice"].page_count == 6, "others took what was free, and then from it"
+    assert disk.accounts.by_tenant["alice"].page_count == 6, (
+        "others took what was free, and then from it"
+    )
 
 
 def test_where_quotas_are_more_than_the_disk_who_gave_most_stops_when_others_have_more() -> None:
@@ -133,15 +141,15 @@ def test_where_quotas_are_more_than_the_disk_who_gave_most_stops_when_others_hav
     alice, bob = (CacheTerms(tenant=name, disk_pages_max=8) for name in ("alice", "bob"))
     store(disk, range(8), ROOT, alice)
     store(disk, range(8), OTHER, bob)
-    assert {name: one.page_count for name, one in disk.accounts.items()} == {"alice": 4, "bob": 6}
+    assert {name: one.page_count for name, one in disk.accounts.by_tenant.items()} == {
+        "alice": 4,
+        "bob": 6,
+    }
 
 
 def test_of_a_page_that_an_earlier_pager_wrote_twice_the_older_slot_is_free() -> None:
     """Its record was to be overwritten when that pager died."""
-    records = FoundRecords(
-        np.array([3, 7], np.uint32), np.array([5, 5], np.uint64), np.zeros(2, np.intp), (ROOT,)
-    )
-    disk = DiskTier(FACTS, DiskFound(10, records, 0), 1_000)
+    disk = tier(records=records_of([3, 7], [5, 5]))
     disk.check()
     kept = disk.find(ROOT, 5)
     assert kept is not None and kept.slot == 7
@@ -153,10 +161,10 @@ def test_a_tenant_without_pages_on_disk_has_no_account_there() -> None:
     disk.retire([ROOT])
     disk.sweep(100)
     disk.check()
-    assert not disk.accounts
+    assert not disk.accounts.by_tenant
     store(disk, range(2), ROOT, FOUR)
     store(disk, range(2, 4), ROOT)  # its limit was taken away
-    assert not disk.accounts and disk.common.page_count == 4
+    assert not disk.accounts.by_tenant and disk.accounts.common.page_count == 4
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -171,7 +179,8 @@ def test_any_order_of_uses_keeps_slots_shelves_and_quotas_in_step(seed: int) -> 
             case 0 | 1 | 2:
                 first = dice.randrange(20)
                 whose = terms[roots.index(root) % 3] if dice.random() < 0.95 else dice.choice(terms)
-                writing += disk.claim([*range(first, first + dice.randrange(1, 6))], root, whose)[1]
+                chains = [*range(first, first + dice.randrange(1, 6))]
+                writing += disk.claim(chains, first - 1, root, whose).slots
             case 3:
                 disk.written(writing)
                 writing = []
@@ -181,7 +190,7 @@ def test_any_order_of_uses_keeps_slots_shelves_and_quotas_in_step(seed: int) -> 
                 if there and dice.random() < 0.8:
                     disk.touch(there[:3])
                 elif there:
-                    disk.drop(there[0])
+                    disk.drop_all(there[:1])
             case _:
                 if dice.random() < 0.3:
                     disk.retire([root])

@@ -2,11 +2,12 @@
 by page by who attaches to it.
 
 Each page of 4 KiB that a process uses for the first time is a fault, in the middle of a step, and
-K and V of a prompt lie on thousands of them. The first process of all waits for the kernel to clear
-the page too, which takes twenty times as long as to map one that is there. So the pager clears what it
-can before it says that there is a pool (``clear``), and ``MADV_POPULATE_READ`` (Linux 5.14) then maps
-many pages in one call, to be written to as well, from a thread of a worker's own. While such a call
-runs nobody in the process can map or unmap anything, so each is short.
+K and V of a prompt lie on thousands of them. The first process of all waits for the kernel to
+clear the page too, which takes twenty times as long as to map one that is there. So the pager
+clears what it can before it says that there is a pool (``clear``), and ``MADV_POPULATE_READ``
+(Linux 5.14) then maps many pages in one call, to be written to as well, from a thread of a
+worker's own. While such a call runs nobody in the process can map or unmap anything, so each is
+short.
 
 A GiB that was cleared is mapped in a tenth of a second. A pool that was not, since it is too large,
 has its turn now and then: the other threads of a step wait for whatever this takes of a core.

@@ -11,8 +11,8 @@ from pagemesh.pager.eviction.policy import Edge
 N = TypeVar("N", bound=Edge)
 
 NEWEST_MAX = 8
-"""How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the edges
-above it, which are newer."""
+"""How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the
+edges above it, which are newer."""
 
 
 class LeafQueue(Generic[N]):

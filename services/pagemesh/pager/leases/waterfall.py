@@ -2,6 +2,7 @@
 
     in_flight                     somebody is computing it, and could not be waited for
     on_disk                       reading it would take longer than computing it
+    corrupt                       it was on disk, in a page that was damaged or behind one
     evicted expired quota         it was cached lately, and left the tree for that reason
     invalidated
     other_root                    it is cached for the same tenant under another root: another
@@ -21,7 +22,7 @@ from itertools import islice
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.in_flight import Found, Wait
-from pagemesh.pager.tiers.traffic import OnDisk
+from pagemesh.pager.tiers.traffic import OnDisk, Tiers
 from pagemesh.pager.tree.departed import Departed, mark_count_for
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import Match
@@ -34,8 +35,8 @@ _ROOTS_MAX = 8
 class Waterfalls:
     """Explains admissions."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, books: Books, tiers: Tiers) -> None:
+        self._books, self._tiers = books, tiers
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
         self._lifetimes = books.forest.lifetimes
@@ -105,6 +106,10 @@ class Waterfalls:
         pages_max = (len(message.tokens) // 4 - 1) // self._page_size
         if match.pages >= pages_max:
             return False
+        damaged = self._tiers.damaged_pages(match, message)
+        if damaged:
+            lost["corrupt"] = damaged * self._page_size
+            return True
         over = self._over_pages(message, match, pages_max) if self._lifetimes.due else 0
         if over:
             lost[Why.EXPIRED.value] = over * self._page_size

@@ -4,6 +4,7 @@
                     not to be had    -------------> PagesNotTaken ---+
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
           <-forget, skip->               any of them: DiskFailed ----+
+          --give up---------------------------------> DiskFailed ----'
 
 Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
 read, is the core's to bound.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,18 +31,22 @@ from pagemesh.pager.tiers.tier_events import (
     DiskFound,
     ForgetRetired,
     ForgetSlots,
+    GiveUpDisk,
     LoadPages,
     PagesLoaded,
     PagesNotTaken,
     PagesWritten,
     SkipSlots,
     StorePages,
+    TellDamaged,
     TierEvent,
 )
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Fault
 
 _log = get_logger(__name__)
+_TOLD_AGAIN_S = 60.0
+"""How often people are told of damaged pages, which may be many."""
 
 
 def log_event(event: TierEvent) -> None:
@@ -86,6 +92,9 @@ class Disk:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
         self._filling: dict[Future[list[TierEvent]], ThreadPoolExecutor] = {}
         """Loads into a device, each on a thread of its own."""
+        self._damaged_count = 0
+        """Since people were told."""
+        self._told_s = -math.inf
 
     # What the actor asks for
 
@@ -98,6 +107,10 @@ class Disk:
                 self.load(command)
             case ForgetSlots() | SkipSlots():
                 await self.forget(command)
+            case TellDamaged(slot):
+                self._tell_damaged(slot)
+            case GiveUpDisk():
+                self._give_up(command)
             case ForgetRetired(number):  # after what is to be written before it
                 self._start(self._writer, lambda: self._forget_retired(number))
             case _:
@@ -150,6 +163,29 @@ class Disk:
         """Let nothing be found in these slots, not even by a pager that is started right after
         this returns."""
         for event in await asyncio.to_thread(self._forget, command):
+            self._report(event)
+
+    def _tell_damaged(self, slot: int) -> None:
+        self._damaged_count += 1
+        now_s = time.monotonic()
+        if now_s - self._told_s < _TOLD_AGAIN_S:
+            return
+        _log.error(
+            "pager.disk_page_damaged", file=str(self._place.path("pages")), slot=slot,
+            damaged=self._damaged_count,
+            next="it is computed again; where more follow, look at the disk's health (kernel log, "
+            "SMART) and at who else writes into the folder",
+        )  # fmt: skip
+        self._damaged_count, self._told_s = 0, now_s
+
+    def _give_up(self, command: GiveUpDisk) -> None:
+        """Too much was damaged."""
+        events = self._off(
+            f"{self._place.path('pages')}: {command.damaged_count} of the last "
+            f"{command.load_count} reads found damaged pages; look at the disk's health, and "
+            "remove the file if it was written over"
+        )
+        for event in events:
             self._report(event)
 
     async def close(self) -> None:
@@ -231,12 +267,15 @@ class Disk:
 
     def _fail(self, error: OSError) -> list[TierEvent]:
         """The first failure ends it: what cannot be relied on is not used."""
+        reason = error.strerror or type(error).__name__
+        place = error.filename or self._place.folder
+        return self._off(f"{place}: {reason[:1].lower()}{reason[1:]}")
+
+    def _off(self, why: str) -> list[TierEvent]:
         if self._failed.is_set():
             return []
         self._failed.set()
-        reason = error.strerror or type(error).__name__
-        place = error.filename or self._place.folder
-        return [DiskFailed(f"{place}: {reason[:1].lower()}{reason[1:]}")]
+        return [DiskFailed(why)]
 
     def _shut(self) -> None:
         self._writer.shutdown(wait=True)

@@ -34,16 +34,18 @@ from xxhash import xxh3_128_digest
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.storage.page_memory import PageMemory
+from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords, LoadPages, StorePages
 from pagemesh.wire.cache_messages import Medium
 from pagemesh.wire.identity import page_digests
 
-_MAGIC, _VERSION = b"PMDISK01", 1
+_MAGIC, _VERSION = b"PMDISK01", 2
 _HEAD_BYTES = 4_096
 _RECORD_BYTES = 128
 _HEAD = struct.Struct("<8sIIQQ32s")
-_RECORD = struct.Struct("<QIIQ16s32s32s")
-"""Number, slot, index in its prefix, chain key, checksum, root digest, prefix digest."""
+_RECORD = struct.Struct("<QIIQQ16s32s32s")
+"""Number, slot, index in its prefix, chain key and that of the page before, checksum, root digest,
+prefix digest."""
 _SEAL_BYTES = 16
 _SCAN_BYTES = 1 << 20
 _EMPTY = bytes(_RECORD_BYTES)
@@ -196,7 +198,7 @@ class DiskFile:
 
     def _scan(self, whole_pages: int) -> DiskFound:
         """Every whole record, the oldest first."""
-        lines: list[tuple[int, int, int, int]] = []
+        lines: list[tuple[int, int, int, int, int]] = []
         roots: dict[bytes, int] = {}
         dropped = 0
         buffer = bytearray(_SCAN_BYTES)
@@ -212,16 +214,16 @@ class DiskFile:
                 if record is None or slot >= whole_pages:
                     dropped += 1
                     continue
-                number, _, _, chain, _, root, _ = record
-                lines.append((number, slot, chain, roots.setdefault(root, len(roots))))
+                number, _, _, chain, before, _, root, _ = record
+                lines.append((number, slot, chain, before, roots.setdefault(root, len(roots))))
             if count < _SCAN_BYTES:
                 break
         lines.sort()
         self._number = lines[-1][0] if lines else 0
-        columns = list(zip(*lines, strict=True)) or [(), (), (), ()]
+        columns = list(zip(*lines, strict=True)) or [()] * 5
         records = FoundRecords(
             np.array(columns[1], np.uint32), np.array(columns[2], np.uint64),
-            np.array(columns[3], np.intp), tuple(roots),
+            np.array(columns[3], np.uint64), np.array(columns[4], np.intp), tuple(roots),
         )  # fmt: skip
         return DiskFound(
             self.slot_count, records, dropped, medium=self._medium,
@@ -231,25 +233,35 @@ class DiskFile:
     # Writing
 
     def store(self, command: StorePages, pages: _Bytes) -> None:
-        """Write ``pages`` (uint8 [pages, page_bytes]) and their records. Raises ``OSError``."""
+        """Write ``pages`` (uint8 [pages, page_bytes]) and their records, but for those that are
+        to be skipped. Raises ``OSError``."""
         digests = self._digests(command.root, command.tokens, 0)
+        befores = self._befores(command)
         for row, slot, index, chain in zip(
             pages, command.slots, command.indexes, command.chains, strict=True
         ):
             with self._recording:
                 self._empty(slot)
+                if slot in self._skipped:
+                    continue
             data = memoryview(row)
             self._pages.write(data, slot * self._facts.page_bytes)
             self._number += 1
             record = _RECORD.pack(
-                self._number, slot, index, chain, xxh3_128_digest(data), command.root,
-                digests[index],
+                self._number, slot, index, chain, befores[index], xxh3_128_digest(data),
+                command.root, digests[index],
             )  # fmt: skip
             with self._recording:
                 if slot not in self._skipped:
                     self._used[slot] = 1
                     self._index.write(self._line(record), self._offset(slot))
                     self._memory.put(slot, data)
+
+    def _befores(self, command: StorePages) -> list[int]:
+        """For each page of the path the chain key of the page before."""
+        start, end = root_chain(command.root), len(command.tokens)
+        width = self._facts.page_token_bytes
+        return [start, *chain_keys(start, command.tokens, 0, end, width)]
 
     def forget(self, slot: int) -> None:
         """Leave no record in ``slot``. Raises ``OSError``."""
@@ -324,12 +336,12 @@ class DiskFile:
 
     def _record(
         self, line: bytes, slot: int
-    ) -> tuple[int, int, int, int, bytes, bytes, bytes] | None:
+    ) -> tuple[int, int, int, int, int, bytes, bytes, bytes] | None:
         """What a record says, if it is whole and ours."""
         body = line[: _RECORD.size]
         if line != self._line(body):
             return None
-        record: tuple[int, int, int, int, bytes, bytes, bytes] = _RECORD.unpack(body)
+        record: tuple[int, int, int, int, int, bytes, bytes, bytes] = _RECORD.unpack(body)
         return record if record[1] == slot else None
 
     def _line(self, body: bytes) -> bytes:

@@ -12,17 +12,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heappop, heappush
 from itertools import count, islice
+from typing import NamedTuple
 
 import msgspec
+
+from pagemesh.pager.tiers.chain_keys import root_chain
+from pagemesh.pager.tiers.followers import Followers
+from pagemesh.pager.tiers.tier_events import FoundRecords
 
 _LOOK_MAX = 64
 """Records in use that are passed over; more than that, and nothing is evicted."""
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
-    """One page on disk. ``used``: the number of its last use."""
+    """One page on disk. ``before``: the chain key of the page before it; ``used``: the number of
+    its last use."""
 
     chain: int
+    before: int
     slot: int
     shelf: Shelf
     is_written: bool
@@ -36,16 +43,56 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return not self.is_written or self.reader_count > 0
 
 
-class Shelf:
-    """The records of the tree ``root``, by chain key."""
+class Claimed(NamedTuple):
+    """Of a run of pages, those that are to be written: their places in it, ascending, and slots.
+    ``dropped``: records of pages that would not be found any more."""
 
-    __slots__ = ("account", "records", "root")
+    places: list[int]
+    slots: list[int]
+    dropped: list[Record]
+
+
+class Shelf:
+    """The records of the tree ``root``, by chain key, and which of them ``followers`` are of
+    others, or of pages that are not on disk."""
+
+    __slots__ = ("account", "followers", "records", "root")
 
     def __init__(self, root: bytes, account: DiskAccount) -> None:
         self.root = root
         self.account = account
         # Not a plain dict: finding its first key is linear after removals at the front.
         self.records: OrderedDict[int, Record] = OrderedDict()
+        self.followers = Followers()
+
+    def behind(self, chain: int) -> list[Record]:
+        """All that is not found without ``chain``, each after what it follows."""
+        found: list[Record] = []
+        open_chains = [chain]
+        while open_chains:
+            for follower in self.followers.of(open_chains.pop()):
+                found.append(self.records[follower])
+                open_chains.append(follower)
+        return found
+
+    def fitting(self, chains: list[int], room: int) -> int:
+        """How many of the first of ``chains`` are here, but for ``room`` others."""
+        for place, chain in enumerate(chains):
+            if chain not in self.records:
+                if not room:
+                    return place
+                room -= 1
+        return len(chains)
+
+    def missing(self, chains: list[int]) -> int:
+        """How many of ``chains`` are not here."""
+        return sum(chain not in self.records for chain in chains)
+
+    def strays(self) -> list[Record]:
+        """Those that follow what is not here, and do not start a prefix."""
+        records, start = self.records, root_chain(self.root)
+        lines = [one for one in records.values() if one.before not in records]
+        return [one for one in lines if one.before != start]
 
     def oldest(self, looked: int) -> tuple[Record | None, int]:
         """The oldest record that is not in use, and how many were looked at in all."""
@@ -108,3 +155,24 @@ class DiskAccount:
             uses = [record.used for record in shelf.records.values()]
             assert uses and uses == sorted(uses), "a shelf is empty, or not in the order of uses"
             assert queued.get(id(shelf), uses[0] + 1) <= uses[0], "a shelf would not be found"
+
+
+def oldest_first(found: FoundRecords) -> list[tuple[int, int, int, int]]:
+    """Root index, chain key, that of the page before, and slot of each page, in an order of uses:
+    what was written last is the most recent, and what it follows is more recent still, so that
+    ends go first. Of a page that was written twice the newer record counts."""
+    newest: dict[tuple[int, int], tuple[int, int]] = {}
+    columns = (found.root_indexes, found.chains, found.befores, found.slots)
+    for root, chain, before, slot in zip(*(one.tolist() for one in columns), strict=True):
+        newest.pop((root, chain), None)
+        newest[root, chain] = before, slot
+    lines: list[tuple[int, int, int, int]] = []
+    while newest:
+        (root, chain), (before, slot) = newest.popitem()
+        path = [(root, chain, before, slot)]
+        while (above := newest.pop((root, before), None)) is not None:
+            chain, (before, slot) = before, above
+            path.append((root, chain, before, slot))
+        lines += reversed(path)
+    lines.reverse()
+    return lines

@@ -6,10 +6,14 @@
                                               being read
 
 A tenant with a quota on disk that has used it up gives slots of its own for new ones. Where nobody
-has, and no slot is free, whoever has the most for its share gives one (``disk_shelves``).
+has, and no slot is free, whoever has the most for its share gives one (``disk_accounts``).
 
 Pages are found by *chain key* (``chain_keys``). It is only a hint. What is believed is the
 cryptographic digest of the same tokens, which is in the record and checked when the page is read.
+
+A page is found by way of all that come before it in its prefix. So none stays whose predecessor is
+neither here nor in the pool: a slot is never taken from a page that others follow, and whoever
+loses a page for which there was no room drops what is behind it.
 
 A slot that is being written or read is nobody else's until that is over, even if the record is
 dropped meanwhile.
@@ -20,20 +24,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from heapq import nlargest
 from itertools import count
 
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.tiers.chain_keys import chain_keys
-from pagemesh.pager.tiers.disk_shelves import DiskAccount, Record, Shelf
+from pagemesh.pager.tiers.disk_accounts import DiskAccounts
+from pagemesh.pager.tiers.disk_shelves import Claimed, DiskAccount, Record, Shelf, oldest_first
 from pagemesh.pager.tiers.fetch_cost import FetchCost
 from pagemesh.pager.tiers.tier_counts import TierCounts
-from pagemesh.pager.tiers.tier_events import DiskFound
-from pagemesh.wire.cache_messages import LINES_MAX, DiskLine, DiskTenantLine
+from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords
+from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
-TENANTS_MAX = 1_024
-"""Tenants with a quota beyond these have no share of their own."""
+_PASSED_MAX = 1_024
+"""Records that others follow, of which the least recently used are passed over for one slot."""
 
 
 class DiskTier:
@@ -50,31 +54,24 @@ class DiskTier:
         self.counts = TierCounts()
         self.page_count = 0
         """Pages that can be found."""
-        self.common = DiskAccount("", found.slot_count)
-        self.accounts: dict[str, DiskAccount] = {}
-        self._giver: DiskAccount | None = None
-        """Who had the most for its share; None: whoever has is to be looked for."""
-        self._others_share_max = 0.0
-        """None of the others has more of what it may have."""
+        self.accounts = DiskAccounts(found.slot_count)
         self._shelves: dict[bytes, Shelf] = {}
         self._leaving: deque[Shelf] = deque()
         """Nothing of these is found any more; their slots are freed in parts."""
         self._dropped_busy: dict[int, Record] = {}
         """By slot: forgotten, and in use still."""
         self._uses = count(1)
-        records = found.records
-        columns = (records.chains.tolist(), records.slots.tolist(), records.root_indexes.tolist())
-        used = bytearray(found.slot_count)
-        for chain, slot, root_index in zip(*columns, strict=True):
-            shelf = self._shelf(records.roots[root_index])
-            before = shelf.records.get(chain)
-            if before is not None:  # written twice: the newer one counts
-                self._take(before)
-                used[before.slot] = 0
-                shelf = self._shelf(shelf.root)
-            self._put(Record(chain, slot, shelf, True, next(self._uses)))
-            used[slot] = 1
+        used = self._take_over(found.records)
         self._free = [slot for slot in range(found.slot_count - 1, -1, -1) if not used[slot]]
+
+    def _take_over(self, found: FoundRecords) -> bytearray:
+        """Put what earlier pagers have stored onto shelves; which slots are used."""
+        used = bytearray(self.slot_count)
+        for root_index, chain, before, slot in oldest_first(found):
+            shelf = self._shelf(found.roots[root_index])
+            self._put(Record(chain, before, slot, shelf, True, next(self._uses)))
+            used[slot] = 1
+        return used
 
     @property
     def staged_room(self) -> int:
@@ -93,7 +90,6 @@ class DiskTier:
 
     def line(self) -> DiskLine:
         """What operators are told."""
-        accounts = nlargest(LINES_MAX, self.accounts.values(), key=lambda one: one.share)
         return DiskLine(
             state="on",
             medium=self._medium,
@@ -101,10 +97,7 @@ class DiskTier:
             used_pages=self.page_count,
             staged_pages=len(self.staged),
             root_count=len(self._shelves),
-            tenants=[
-                DiskTenantLine(tenant=a.tenant, pages=a.page_count, quota_pages=a.quota_slots)
-                for a in accounts
-            ],
+            tenants=self.accounts.lines(),
             **asdict(self.counts),
         )
 
@@ -132,45 +125,85 @@ class DiskTier:
             self._touch(record)
 
     def claim(
-        self, chains: list[int], root: bytes, terms: CacheTerms = NO_TERMS
-    ) -> tuple[list[int], list[int]]:
-        """Slots for those pages of a chain that are not there yet, in place of the least recently
-        used if need be: which of ``chains`` they are, and the slots. The last come first, since
-        they are the first that can be spared; fewer than wanted when too much waits to be written,
-        or every slot is busy. The tree is that of ``terms`` from now on."""
-        staged = self.staged
+        self, chains: list[int], before: int, root: bytes, terms: CacheTerms = NO_TERMS
+    ) -> Claimed:
+        """Slots for those pages of a run that leave the pool and are not here yet, in place of the
+        least recently used if need be; ``before``: the chain key of the page before the first. If
+        too much waits to be written, or every slot is busy, its start is kept: the rest is lost,
+        and so is what follows that. The tree is that of ``terms`` from now on."""
+        shelf = self._assigned(root, terms)
+        # More than the quota would drive out its own beginning.
+        wanted = len(chains)
+        if shelf.account is not self.accounts.common:
+            wanted = min(wanted, shelf.account.quota_slots)
+        end = shelf.fitting(chains[:wanted], self.staged_room)
+        dropped: list[Record] = []
+        if end < len(chains):
+            self.counts.not_stored += shelf.missing(chains[end:wanted])
+            dropped = self._cut_off(shelf, chains[end:])
+        places, slots, short = self._put_run(chains[:end], before, root, terms, [])
+        if short:  # the slots there are go to the first pages
+            shelf = self._assigned(root, terms)
+            for place, slot in zip(places, slots, strict=True):
+                del self.staged[slot]
+                self._take(shelf.records[chains[place]])
+            shelf = self._assigned(root, terms)
+            cut = shelf.fitting(chains[:end], len(slots))
+            self.counts.not_stored += shelf.missing(chains[cut:end])
+            dropped += self._cut_off(shelf, chains[cut:])
+            places, slots, _ = self._put_run(chains[:cut], before, root, terms, slots)
+        left = self._shelves.get(root)
+        if left is not None and not left.records:
+            self._forget_shelf(left)
+        places.reverse()
+        slots.reverse()
+        return Claimed(places, slots, dropped)
+
+    def _put_run(
+        self, chains: list[int], before: int, root: bytes, terms: CacheTerms, spare: list[int]
+    ) -> tuple[list[int], list[int], int]:
+        """Put those of ``chains`` that are not here into slots, ``spare`` ones first: their places
+        and slots, and how many of the first pages were not come to, since no slot was to be had.
+        It begins with the last, since ends can be spared first."""
+        staged, spare = self.staged, spare.copy()
         shelf = self._assigned(root, terms)
         places: list[int] = []
         slots: list[int] = []
-        # More than the quota would drive out its own beginning.
-        wanted = (
-            min(len(chains), shelf.account.quota_slots) if shelf.account.tenant else len(chains)
-        )
-        for place in range(wanted - 1, -1, -1):
+        for place in range(len(chains) - 1, -1, -1):
             chain = chains[place]
             known = shelf.records.get(chain)
             if known is not None:
                 self._touch(known)
                 continue
             slot: int | None = None
-            if len(staged) < self.staged_pages_max:
+            if spare:
+                slot = spare.pop()
+            elif len(staged) < self.staged_pages_max:
                 slot = self._slot_for(shelf.account)
                 if not shelf.records:  # what it gave was its last
                     shelf = self._assigned(root, terms)
             if slot is None:
-                missing = (one not in shelf.records for one in chains[: place + 1])
-                self.counts.not_stored += sum(missing)
-                break
-            record = staged[slot] = Record(chain, slot, shelf, False, next(self._uses))
+                return places, slots, place + 1
+            previous = chains[place - 1] if place else before
+            record = staged[slot] = Record(chain, previous, slot, shelf, False, next(self._uses))
             self._put(record)
             places.append(place)
             slots.append(slot)
-        if not shelf.records:
-            self._forget_shelf(shelf)
-        return places, slots
+        return places, slots, 0
 
-    def written(self, slots: Sequence[int]) -> list[int]:
-        """``slots`` are written. Returns those that nobody wants any more."""
+    def lose(self, chains: list[int], root: bytes) -> list[Record]:
+        """A run of pages leaves the pool and is not stored. What is found no more, and dropped, is
+        what follows the first of them that is not here."""
+        shelf = self._shelves.get(root)
+        if shelf is None:
+            return []
+        for place, chain in enumerate(chains):
+            if chain not in shelf.records:
+                return self._cut_off(shelf, chains[place:])
+        return []
+
+    def written(self, slots: Sequence[int]) -> list[Record]:
+        """``slots`` are written. Returns those records that nobody wants any more."""
         records = [self.staged.pop(slot) for slot in slots]
         for record in records:
             record.is_written = True
@@ -179,20 +212,18 @@ class DiskTier:
         kept = [record.slot for record in records if not record.is_dropped]
         self.counts.stored += len(kept)
         self.cost.recent.used(kept)
-        return [record.slot for record in records if record.is_dropped]
+        return [record for record in records if record.is_dropped]
 
-    def not_taken(self, slots: Sequence[int]) -> list[int]:
-        """What was to be written into ``slots`` is lost. Returns them: what they held before is
-        nobody's, and is there still."""
+    def not_taken(self, slots: Sequence[int]) -> list[Record]:
+        """What was to be written into ``slots`` is lost. Returns that, and what is not found any
+        more without it; what the slots held before is nobody's, and is there still."""
         self.counts.not_stored += len(slots)
-        for slot in slots:
-            record = self.staged.pop(slot)
+        lost = [self.staged.pop(slot) for slot in slots]
+        for record in lost:
             record.is_written = True
             if record.is_dropped:
                 self._let_go(record)
-            else:
-                self.drop(record)
-        return list(slots)
+        return [one for one in lost if one.is_dropped] + self.drop_all(lost)
 
     def hold(self, records: Iterable[Record]) -> None:
         """``records`` are being read."""
@@ -206,10 +237,38 @@ class DiskTier:
             if record.is_dropped:
                 self._let_go(record)
 
-    def drop(self, record: Record) -> None:
-        """Forget ``record``, which can be found so far, or is one of those that leave."""
-        self._take(record)
-        self._free_later(record)
+    def drop_all(self, records: Iterable[Record]) -> list[Record]:
+        """Forget ``records`` that are not dropped yet, be it that they leave, and what is not found
+        without them. Returns what that was."""
+        dropped: list[Record] = []
+        for record in records:
+            if record.is_dropped:
+                continue
+            gone, shelf = [record], record.shelf
+            if self._shelves.get(shelf.root) is shelf:
+                gone += shelf.behind(record.chain)
+            for one in gone:
+                self._take(one)
+                self._free_later(one)
+            dropped += gone
+        return dropped
+
+    def _cut_off(self, shelf: Shelf, chains: list[int]) -> list[Record]:
+        """Forget what is here of ``chains``, a run that is not kept, and what follows it."""
+        found: list[Record] = []
+        for chain in chains:
+            if (record := shelf.records.get(chain)) is not None:
+                found.append(record)
+            else:
+                found += shelf.behind(chain)
+        dropped = self.drop_all(found)
+        self.counts.cut_off += len(dropped)
+        return dropped
+
+    def strays(self) -> dict[bytes, list[Record]]:
+        """By root: records that follow what is not here, and do not start a prefix."""
+        found = ((root, shelf.strays()) for root, shelf in self._shelves.items())
+        return {root: strays for root, strays in found if strays}
 
     def retire(self, roots: Collection[bytes]) -> None:
         """Nothing of ``roots`` is found from now on; ``sweep`` frees the slots."""
@@ -254,56 +313,44 @@ class DiskTier:
             self._free.append(record.slot)
 
     def _slot_for(self, account: DiskAccount) -> int | None:
-        if account is not self.common and account.page_count >= account.quota_slots:
+        if account is not self.accounts.common and account.page_count >= account.quota_slots:
             slot = self._evict(account)
             self.counts.over_quota += slot is not None
             return slot
         if self._free:
             return self._free.pop()
-        slot = self._evict(self._richest())
+        slot = self._evict(self.accounts.richest())
         self.counts.evicted += slot is not None
         return slot
 
-    def _richest(self) -> DiskAccount:
-        """Who has the most for its share."""
-        if not self.accounts:
-            return self.common
-        giver = self._giver
-        if giver is None or giver.share < self._others_share_max:
-            giver = self._giver = self._look_for_richest()
-        return giver
-
-    def _look_for_richest(self) -> DiskAccount:
-        """At every account; ``_giver`` and ``_others_share_max`` tell when that is needed."""
-        quotas_slots = sum(one.quota_slots for one in self.accounts.values())
-        self.common.quota_slots = max(self.slot_count - quotas_slots, 1)
-        everybody = (self.common, *self.accounts.values())
-        first, second = nlargest(2, everybody, key=lambda one: one.share)
-        self._others_share_max = second.share
-        return first
-
     def _evict(self, account: DiskAccount) -> int | None:
-        record = account.oldest()
-        if record is None:
-            return None
-        self._take(record)
-        record.is_dropped = True
-        return record.slot
+        """The slot of the least recently used page that none follows. One that others do follow
+        is in the pool and was used there, where they were read: it is as recent as they are."""
+        for _ in range(_PASSED_MAX):
+            record = account.oldest()
+            if record is None:
+                return None
+            if record.chain not in record.shelf.followers:
+                self._take(record)
+                record.is_dropped = True
+                return record.slot
+            self._touch(record)
+        return None
 
     def _put(self, record: Record) -> None:
         shelf, account = record.shelf, record.shelf.account
         shelf.records[record.chain] = record
-        account.page_count += 1
+        shelf.followers.add(record.before, record.chain)
         self.page_count += 1
         if len(shelf.records) == 1:
             account.queue(shelf)
-        if self._giver is not None and account is not self._giver:
-            self._others_share_max = max(self._others_share_max, account.share)
+        self.accounts.grew(account)
 
     def _take(self, record: Record) -> None:
         """``record`` is not found any more."""
         shelf = record.shelf
         del shelf.records[record.chain]
+        shelf.followers.remove(record.before, record.chain)
         if self._shelves.get(shelf.root) is shelf:
             shelf.account.page_count -= 1
             self.page_count -= 1
@@ -317,49 +364,21 @@ class DiskTier:
     def _shelf(self, root: bytes) -> Shelf:
         shelf = self._shelves.get(root)
         if shelf is None:
-            shelf = self._shelves[root] = Shelf(root, self.common)
-            self.common.shelf_count += 1
+            shelf = self._shelves[root] = Shelf(root, self.accounts.common)
+            self.accounts.common.shelf_count += 1
         return shelf
 
     def _forget_shelf(self, shelf: Shelf) -> None:
         del self._shelves[shelf.root]
-        account = shelf.account
-        account.shelf_count -= 1
-        self._forget_empty(account)
+        self.accounts.left(shelf.account)
 
     def _assigned(self, root: bytes, terms: CacheTerms) -> Shelf:
         """The shelf of ``root``, which is that of ``terms`` from now on."""
         shelf = self._shelf(root)
-        account = self._account(terms)
-        before = shelf.account
-        if account is not before:
-            account.shelf_count += 1
-            account.page_count += len(shelf.records)
-            before.page_count -= len(shelf.records)
-            before.shelf_count -= 1
-            self._forget_empty(before)
-            shelf.account, self._giver = account, None
-            if shelf.records:
-                account.queue(shelf)
+        account = self.accounts.of(terms)
+        if account is not shelf.account:
+            self.accounts.assign(shelf, account)
         return shelf
-
-    def _forget_empty(self, account: DiskAccount) -> None:
-        if not account.shelf_count and account is not self.common:
-            del self.accounts[account.tenant]
-            self._giver = None
-
-    def _account(self, terms: CacheTerms) -> DiskAccount:
-        if not terms.has_disk_quota:
-            return self.common
-        quota_slots = terms.disk_quota_pages(self.slot_count)
-        account = self.accounts.get(terms.tenant)
-        if account is None:
-            if len(self.accounts) >= TENANTS_MAX:
-                return self.common
-            account = self.accounts[terms.tenant] = DiskAccount(terms.tenant, 0)
-        if account.quota_slots != quota_slots:
-            account.quota_slots, self._giver = quota_slots, None
-        return account
 
     # Checking
 
@@ -375,7 +394,7 @@ class DiskTier:
         assert all(record.is_busy and record.is_dropped for record in self._dropped_busy.values())
         assert not any(record.is_dropped for record in found)
         assert self.page_count == sum(len(shelf.records) for shelf in self._shelves.values())
-        for account in (self.common, *self.accounts.values()):
-            account.check([one for one in self._shelves.values() if one.account is account])
-            is_known = self._giver is None or account is self._giver
-            assert is_known or account.share <= self._others_share_max, "the richest is another"
+        for shelf in self._shelves.values():
+            for record in shelf.records.values():
+                assert record.chain in shelf.followers.of(record.before), "nobody drops it"
+        self.accounts.check([*self._shelves.values()])

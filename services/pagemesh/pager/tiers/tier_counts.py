@@ -19,6 +19,8 @@ class TierCounts:
     corrupt: int = 0
     after_corrupt: int = 0
     """Dropped with one before them that was damaged."""
+    cut_off: int = 0
+    """Dropped since one before them left the pool and was not stored."""
     evicted: int = 0
     over_quota: int = 0
     """Evicted since their own tenant had used up its quota."""
@@ -38,6 +40,7 @@ class TierCounts:
 
 
 REASONS: Mapping[str, str] = {
+    "cut_off": "cut_off",
     "evicted": Why.EVICTED.value,
     "over_quota": Why.QUOTA.value,
     "expired": Why.EXPIRED.value,

@@ -6,6 +6,8 @@
     LoadPages    read into these pages     PagesLoaded      always, be it with no page
     ForgetSlots  these hold nothing now
     SkipSlots    nor shall these, which are being written
+    TellDamaged  people should hear of it
+    GiveUpDisk   it is no disk to rely on   DiskFailed
     RememberRetired  nor shall these roots, not even by the next pager
     ForgetRetired    they are not there any more: this need not be remembered
                                            DiskOpening      first: there is to be a disk tier
@@ -30,11 +32,13 @@ from pagemesh.wire.cache_messages import Medium
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundRecords:
-    """Whole records on disk, one entry each, the oldest first: ``slots`` uint32, ``chains`` uint64
-    (``chain_keys``), ``root_indexes`` into ``roots``, which are digests."""
+    """Whole records on disk, one entry each, the oldest first: ``slots`` uint32, ``chains`` and
+    ``befores`` uint64 (``chain_keys``; of the page and of the one before it), ``root_indexes`` into
+    ``roots``, which are digests."""
 
     slots: NDArray[np.uint32]
     chains: NDArray[np.uint64]
+    befores: NDArray[np.uint64]
     root_indexes: NDArray[np.intp]
     roots: tuple[bytes, ...]
 
@@ -152,6 +156,21 @@ class SkipSlots(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
+class TellDamaged(msgspec.Struct, frozen=True):
+    """The record or the page in ``slot`` was not what it should be when it was read. It is
+    forgotten already."""
+
+    slot: int
+
+
+class GiveUpDisk(msgspec.Struct, frozen=True):
+    """Write and read nothing any more: of the last ``load_count`` loads ``damaged_count`` found
+    damaged pages. The tier is off already."""
+
+    damaged_count: int
+    load_count: int
+
+
 @dataclass(frozen=True, slots=True)
 class RememberRetired:
     """Before the next command: keep it where the next pager finds it that these roots are
@@ -180,4 +199,7 @@ class PutAway:
 TierEvent = (
     DiskOpening | DiskFound | PagesWritten | PagesNotTaken | PagesLoaded | DiskFailed | PutAway
 )
-TierCommand = StorePages | LoadPages | ForgetSlots | SkipSlots | RememberRetired | ForgetRetired
+TierCommand = (
+    StorePages | LoadPages | ForgetSlots | SkipSlots | TellDamaged | GiveUpDisk | RememberRetired
+    | ForgetRetired
+)  # fmt: skip

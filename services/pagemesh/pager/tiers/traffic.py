@@ -12,30 +12,31 @@ A page's bytes are taken before anybody else is told that it is his; so no page 
 A page that is being read into is held by nobody but who fills it until what was read is verified,
 and given back only when the reader is done with it, whatever happens meanwhile.
 
-When the disk fails the tier is off for the rest of this pager's life, and everything else
-goes on as if there had never been one.
+When the disk fails, or too many pages there are damaged (``damage``), the tier is off for the rest
+of this pager's life, and everything else goes on as if there had never been one.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
-from pagemesh.pager.pages.runs import Pages, as_run, join, join_all, own, table_of
+from pagemesh.pager.pages.runs import Pages, as_run, join, join_all
 from pagemesh.pager.retention.roots import leave_retired
 from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over
+from pagemesh.pager.tiers.damage import Damage
 from pagemesh.pager.tiers.disk_shelves import Record
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.load import PAGER, Load
 from pagemesh.pager.tiers.movers import Movers
+from pagemesh.pager.tiers.storing import Storing, forget
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
     DiskFound,
     DiskOpening,
     ForgetRetired,
-    ForgetSlots,
+    GiveUpDisk,
     LoadPages,
     PagesLoaded,
     PagesNotTaken,
@@ -43,13 +44,10 @@ from pagemesh.pager.tiers.tier_events import (
     PutAway,
     RememberRetired,
     RetiredRoots,
-    SkipSlots,
-    StorePages,
+    TellDamaged,
     TierEvent,
 )
-from pagemesh.pager.tree.leaving import Why
-from pagemesh.pager.tree.lifetime import FOREVER_MS
-from pagemesh.pager.tree.radix import Match, Node, Tree
+from pagemesh.pager.tree.radix import Match, Tree
 from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Admit
@@ -77,12 +75,6 @@ class Tiers:
         self._books = books
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
-        self._away: deque[Node] | None = None
-        self._away_pages = 0
-        """Of the first of ``_away``, those that are on disk or on their way."""
-        self._away_left = 0
-        self._away_quotas: dict[str, int] = {}
-        """What tenants may still put there."""
         self.is_opening = False
         """Whether there is a disk is not known yet."""
         self.why_off = "PAGEMESH_DISK_DIR names no folder"
@@ -90,7 +82,8 @@ class Tiers:
         """What the disk has to be told when it is open."""
         self._retired_number = 0
         self._must_forget = False
-        self._movers = Movers(books.limits)
+        self._movers, self._damage = Movers(books.limits), Damage()
+        self._storing = Storing(books, self._movers, self._damage)
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
@@ -102,18 +95,21 @@ class Tiers:
                 self._found(event)
             case PagesWritten(slots):
                 if disk is not None:
-                    self._forget(disk.written(slots))
+                    forget(self._books, disk.written(slots))
             case PagesNotTaken(slots):
                 self._movers.failed_out(self._books.now_ms)
                 if disk is not None:
-                    self._forget(disk.not_taken(slots))
+                    forget(self._books, disk.not_taken(slots))
             case PagesLoaded():
                 self._loaded(event)
             case DiskFailed(why):
-                self._books.disk = None
-                self.is_opening, self.why_off = False, why
+                self._switch_off(why)
             case PutAway(anew):
-                self._put_away(anew=anew)
+                self._storing.put_away(anew=anew)
+
+    def _switch_off(self, why: str) -> None:
+        self._books.disk = None
+        self.is_opening, self.why_off = False, why
 
     def retire(self, retired: RetiredRoots) -> None:
         """No page of these roots is ever read again, by whatever pager. That is remembered until
@@ -146,7 +142,7 @@ class Tiers:
         disk = self._books.disk
         if disk is None or not self._must_forget:
             return
-        self._forget_records(disk.sweep(_SWEPT_PAGES_MAX))
+        forget(self._books, disk.sweep(_SWEPT_PAGES_MAX))
         if not disk.is_sweeping:
             self._must_forget = False
             self._books.out.append(ForgetRetired(self._retired_number))
@@ -165,85 +161,9 @@ class Tiers:
             return DiskLine(state="opening")
         return DiskLine(state="off", why_off=self.why_off)
 
-    # Out of the pool
-
-    def leaving(self, node: Node, page_count: int, why: Why) -> None:
-        """The last pages of an idle leaf leave the pool: keep them if they were only evicted."""
-        disk = self._books.disk
-        if disk is None:
-            return
-        tree = self._books.forest.tree_of(node)
-        if why is Why.EVICTED and _is_kept(node) and not tree.is_retired:
-            if self._movers.can_copy(self._books.now_ms):
-                self._store(disk, node, len(node.pages) - page_count, page_count)
-            else:
-                disk.counts.not_stored += page_count
-        elif why in (Why.EXPIRED, Why.INVALIDATED) and disk.page_count:
-            first = len(node.pages) - page_count
-            chains = self._chains_of(node, tree.digest, first, page_count)
-            known = list(filter(None, (disk.find(tree.digest, one) for one in chains)))
-            disk.counts.left(why, len(known))
-            self._drop(disk, known)
-        node.chain = None
-
-    def _put_away(self, *, anew: bool) -> None:
-        """Store what is committed and not on disk yet, as much as may wait to be written; the
-        starts of prefixes first, since nothing is found without them."""
-        disk = self._books.disk
-        if disk is None:
-            return
-        if anew or self._away is None:
-            self._movers.try_again()
-            self._away, self._away_pages = deque(self._by_depth()), 0
-            self._away_left = disk.slot_count  # more would drive out what was stored first
-            self._away_quotas = {}
-        while self._away and self._away_left and (room := disk.staged_room):
-            node, first = self._away[0], self._away_pages
-            terms = self._books.forest.tree_of(node).terms
-            quota = self._away_quotas.get(terms.tenant, terms.disk_quota_pages(disk.slot_count))
-            count = min(len(node.pages) - first, room, self._away_left, quota)
-            if count:
-                self._store(disk, node, first, count)
-            self._away_left -= count
-            self._away_quotas[terms.tenant] = quota - count
-            self._away_pages += count
-            if self._away_pages == len(node.pages) or quota == count:
-                self._away.popleft()
-                self._away_pages = 0
-
-    def _by_depth(self) -> list[Node]:
-        trees = self._books.forest.trees.values()
-        nodes = [node for tree in trees for node in tree.root.below() if _is_kept(node)]
-        return sorted(nodes, key=lambda node: node.depth - len(node.pages))
-
-    def _store(self, disk: DiskTier, node: Node, first: int, count: int) -> None:
-        """Keep ``count`` pages of ``node`` from its page ``first`` on."""
-        tree = self._books.forest.tree_of(node)
-        root = tree.digest
-        chains = self._chains_of(node, root, first, count)
-        places, slots = disk.claim(chains, root, tree.terms)
-        if not places:
-            return
-        pages = node.pages[first : first + count]
-        if len(places) == count:
-            places.reverse()
-            slots.reverse()
-        else:
-            pages = table_of(pages)[places]
-        index = node.depth - len(node.pages) + first
-        self._books.out.append(
-            StorePages(
-                own(pages), tuple(slots), tuple([index + place for place in places]),
-                tuple([chains[place] for place in places]), root, node.path(),
-            )
-        )  # fmt: skip
-
-    def _chains_of(self, node: Node, root: bytes, first: int, count: int) -> list[int]:
-        """The chain keys of ``count`` pages of ``node`` from its page ``first`` on."""
-        width = self._width
-        start = chain_at(node.parent, root, width)
-        start = chain_over(start, node.tokens, 0, first * width, width)
-        return list(chain_keys(start, node.tokens, first * width, (first + count) * width, width))
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless all that is on disk can be found."""
+        self._storing.check()
 
     # Into the pool
 
@@ -257,10 +177,7 @@ class Tiers:
         pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
         if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
             return None
-        at = match.pages * self._width
-        node_at = match.node.depth * self._width
-        start = chain_at(match.node, message.root, self._width)
-        start = chain_over(start, message.tokens, node_at, at, self._width)
+        at, start = match.pages * self._width, self._chain_of(match, message)
         records = disk.run(message.root, start, message.tokens, at, pages_max)
         if not records:
             return None
@@ -268,6 +185,21 @@ class Tiers:
         if not worth:
             disk.counts.declined += len(records)
         return OnDisk(records[: worth or None], is_worth=bool(worth))
+
+    def damaged_pages(self, match: Match, message: Admit) -> int:
+        """How many pages right after ``match`` were on disk, and lost since one was damaged."""
+        if not self._damage.has_runs:
+            return 0
+        pages_max = (len(message.tokens) // 4 - 1) // self._page_size
+        at, end, width = match.pages * self._width, pages_max * self._width, self._width
+        chains = chain_keys(self._chain_of(match, message), message.tokens, at, end, width)
+        return self._damage.lost_pages(message.root, chains)
+
+    def _chain_of(self, match: Match, message: Admit) -> int:
+        """The chain key of the page where ``match`` ends."""
+        at, node_at = match.pages * self._width, match.node.depth * self._width
+        start = chain_at(match.node, message.root, self._width)
+        return chain_over(start, message.tokens, node_at, at, self._width)
 
     def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
         """Begin to read ``on_disk``, for which there is room: from now on it fills."""
@@ -306,9 +238,9 @@ class Tiers:
             disk.release(load.records)
             read = load.records[: event.page_count]
             disk.cost.loaded(event, [record.slot for record in read], books.now_ms)
-            if event.bad_slot is not None:
-                self._drop_bad(disk, load, event.bad_slot)
-            elif event.page_count < len(load.records):
+            damaged = event.bad_slot is not None and self._drop_bad(disk, load, event.bad_slot)
+            self._damage.loaded(is_damaged=damaged)
+            if event.bad_slot is None and event.page_count < len(load.records):
                 self._movers.failed_in(load.incarnation, books.now_ms)
             disk.counts.loaded += event.page_count
             disk.counts.from_memory += event.memory_count
@@ -328,6 +260,10 @@ class Tiers:
         if load.tree.is_retired:
             leave_retired(books, load.tree, load.anchor)
         books.freed = True
+        if disk is not None and self._damage.is_too_much:
+            counts = self._damage.damaged_count, self._damage.load_count
+            self._switch_off("too many pages there are damaged")
+            books.out.append(GiveUpDisk(*counts))
 
     def _commit(self, load: Load, pages: Pages, rest: Pages) -> Pages:
         """Put ``pages`` into the tree. Returns ``rest`` and those that somebody else has computed
@@ -352,49 +288,30 @@ class Tiers:
             books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
         return join(pages[:known], rest)
 
-    def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> None:
+    def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> bool:
         """What is not what it should be is never tried again, nor what follows it: that is computed
-        now and stored anew, where else each request would find the next one that is damaged."""
+        now and stored anew, where else each request would find the next one that is damaged. False:
+        it was dropped meanwhile, and is nothing to wonder at."""
         bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
-        left = [record for record in load.records[bad:] if not record.is_dropped]
-        disk.counts.corrupt += (is_there := not load.records[bad].is_dropped)
-        disk.counts.after_corrupt += len(left) - is_there
-        self._drop(disk, left)
-
-    # Both
+        is_there = not load.records[bad].is_dropped
+        dropped = disk.drop_all(load.records[bad:])
+        disk.counts.corrupt += is_there
+        disk.counts.after_corrupt += len(dropped) - is_there
+        forget(self._books, dropped)
+        if is_there:
+            lost = [record.chain for record in load.records[bad:]]
+            self._damage.lost(load.tree.digest, lost)
+            self._books.out.append(TellDamaged(slot))
+        return is_there
 
     def _found(self, event: DiskFound) -> None:
         books = self._books
-        staged = max(1, books.limits.staged_bytes_max // books.facts.page_bytes)
+        staged = books.limits.staged_pages_max(books.facts)
         disk = books.disk = DiskTier(books.facts, event, staged)
-        books.forest.on_leave(self.leaving)
+        books.forest.on_leave(self._storing.leaving)
         self.is_opening, self.why_off = False, ""
         retired, self._retired = self._retired | event.retired, RetiredRoots()
         if retired:
             self._retire_on(disk, retired)
             self.sweep()
-
-    def _drop(self, disk: DiskTier, records: list[Record]) -> None:
-        """Forget ``records``, here and on disk, also those that are being written."""
-        for record in records:
-            disk.drop(record)
-        self._forget_records(records)
-
-    def _forget_records(self, records: list[Record]) -> None:
-        """Have the disk forget them."""
-        written: list[int] = []
-        unwritten: list[int] = []
-        for record in records:
-            (written if record.is_written else unwritten).append(record.slot)
-        self._forget(written)
-        if unwritten:
-            self._books.out.append(SkipSlots(tuple(unwritten)))
-
-    def _forget(self, slots: list[int]) -> None:
-        if slots:
-            self._books.out.append(ForgetSlots(tuple(slots)))
-
-
-def _is_kept(node: Node) -> bool:
-    """Whether its pages may be stored: a record has no time to live."""
-    return node.expires_ms >= FOREVER_MS
+        self._storing.drop_strays(disk)

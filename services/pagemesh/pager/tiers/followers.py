@@ -1,0 +1,48 @@
+"""Which pages on disk come right after which, by chain key.
+
+    page --> the one page that follows it, as mostly there is one
+             and others, where prompts part
+
+So whoever loses a page can say what is not found any more without it, and which page nothing
+follows.
+"""
+
+from __future__ import annotations
+
+
+class Followers:
+    """Of one tree."""
+
+    __slots__ = ("_first", "_others")
+
+    def __init__(self) -> None:
+        self._first: dict[int, int] = {}
+        self._others: dict[int, set[int]] = {}
+        """Only of what more than one page follows."""
+
+    def __contains__(self, chain: int) -> bool:
+        """Whether anything follows."""
+        return chain in self._first
+
+    def of(self, chain: int) -> list[int]:
+        """What follows."""
+        first = self._first.get(chain)
+        return [] if first is None else [first, *self._others.get(chain, ())]
+
+    def add(self, before: int, chain: int) -> None:
+        """``chain``, which was not there, follows ``before``."""
+        if self._first.setdefault(before, chain) != chain:
+            self._others.setdefault(before, set()).add(chain)
+
+    def remove(self, before: int, chain: int) -> None:
+        """``chain`` does not any more."""
+        others = self._others.get(before)
+        if self._first[before] != chain:
+            assert others is not None
+            others.remove(chain)
+        elif others is None:
+            del self._first[before]
+        else:
+            self._first[before] = others.pop()
+        if others is not None and not others:
+            del self._others[before]

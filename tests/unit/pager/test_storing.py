@@ -1,0 +1,196 @@
+"""What is on disk can be found: by way of all that comes before it, there or in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed
+from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
+from tests.unit.pager.steps import OTHER, cache
+from tests.unit.pager.test_disk_quotas import store, tier
+
+from pagemesh.pager.events import Command
+from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.tiers.disk_tier import DiskTier
+from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesNotTaken, StorePages
+from pagemesh.pager.tree.leaving import Why
+from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.tokens import pack
+
+MIB = 1 << 20
+
+
+def rig_with(staged_pages: int, page_count: int = 16, slot_count: int = 64) -> DiskRig:
+    return DiskRig(
+        page_count, slot_count, limits=replace(LIMITS, staged_bytes_max=staged_pages << 12)
+    )  # fmt: skip
+
+
+def disk_of(rig: DiskRig) -> DiskTier:
+    rig.core.tiers.check()
+    disk = rig.core.books.disk
+    assert disk is not None
+    return disk
+
+
+@pytest.mark.parametrize(("staged_pages", "found_pages"), [(1_000, 40), (16, 16), (4, 4)])
+def test_of_a_document_that_waits_in_too_small_a_buffer_the_start_is_found_again(
+    staged_pages: int, found_pages: int
+) -> None:
+    rig = rig_with(staged_pages, page_count=64, slot_count=256)
+    worker = Worker(rig, "w", 1)
+    document = range(1_000, 1_000 + 4 * 40 + 1)
+    cache(worker, 1, document)
+    for number in range(2, 6):  # each drives out 32 pages at once
+        other = range(100_000 * number, 100_000 * number + 4 * 32 + 1)
+        lease = worker.granted(number, other)
+        rig.write()
+        worker.release(lease, other)
+        rig.write()
+    assert is_queued(worker.admit(9, document))
+    rig.load()
+    [granted] = pushed(rig)
+    assert granted.cached_tokens == 4 * found_pages
+    assert prefixes_of(document) & rig.prefixes() == prefixes_of(document[: 4 * found_pages])
+
+
+def drive_out(worker: Worker, number: int, page_count: int) -> None:
+    """Want so many pages more than are free, for something that is not kept."""
+    free = worker.rig.core.books.pool.free
+    lease = worker.granted(number, [number], reserve=4 * (free + page_count))
+    worker.release(lease, cache=False)
+
+
+def test_what_is_on_disk_already_goes_when_what_it_follows_is_not_stored() -> None:
+    rig = rig_with(2)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    held = worker.granted(2, range(9))  # keeps the first two pages
+    flood_beside(rig, worker, held_pages=3)
+    rig.write()
+    assert rig.prefixes() == prefixes_of(PROMPT) - prefixes_of(range(8))
+    cache(worker, 3, range(50, 67))
+    flood_beside(rig, worker, held_pages=3)  # the buffer is full again
+    worker.release(held, cache=False)
+    flood(worker)
+    assert disk_of(rig).counts.cut_off == 2
+    rig.write()
+    assert not rig.prefixes() & prefixes_of(PROMPT)
+
+
+def flood_beside(rig: DiskRig, worker: Worker, held_pages: int) -> None:
+    """As ``flood``, beside a lease that stays."""
+    reserve = 4 * (rig.page_count - held_pages)
+    worker.release(worker.granted(901, [901], reserve=reserve), cache=False)
+
+
+def test_what_waits_to_be_written_is_not_when_what_it_follows_is_not_stored() -> None:
+    rig = rig_with(2)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    held = worker.granted(2, range(9))
+    flood_beside(rig, worker, held_pages=3)
+    [store] = rig.stores
+    assert store.indexes == (2, 3)
+    worker.release(held, cache=False)
+    flood(worker)
+    assert rig.skipped == {*store.slots}
+    rig.write()
+    assert not rig.prefixes() and disk_of(rig).page_count == 0
+
+
+def test_a_slot_is_never_taken_from_a_page_that_others_follow() -> None:
+    disk = tier(4)
+    disk.written(disk.claim([1, 2], 0, ROOT).slots)
+    disk.written(disk.claim([3], 2, ROOT).slots)  # was used later than what it follows
+    assert store(disk, range(20, 22), OTHER) == 2
+    assert disk.find(ROOT, 3) is None and disk.find(ROOT, 1) is not None
+
+
+def test_where_slots_are_fewer_than_pages_the_start_of_a_run_gets_them() -> None:
+    disk = tier(3)
+    claimed = disk.claim([1, 2, 3, 4, 5], 0, ROOT)
+    assert claimed.places == [0, 1, 2] and len(set(claimed.slots)) == 3
+    disk.check()
+    assert disk.counts.not_stored == 2
+
+
+def test_what_follows_pages_that_nobody_could_copy_is_dropped_with_them() -> None:
+    rig = rig_with(64)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    held = worker.granted(2, range(9))
+    flood_beside(rig, worker, held_pages=3)
+    rig.write()
+    assert disk_of(rig).page_count == 2
+    worker.release(held, cache=False)
+    flood(worker)
+    rig.handle(PagesNotTaken(rig.stores.pop().slots))
+    assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+def test_what_follows_pages_that_a_tenant_lost_to_its_quota_is_dropped() -> None:
+    """These are not stored."""
+    rig = rig_with(64)
+    worker = Worker(rig, "w", 1)
+    terms = CacheTerms(tenant="alice", pages_max=6)
+    worker.release(worker.granted(1, PROMPT, root=OTHER, terms=terms), PROMPT)
+    worker.release(worker.granted(2, range(500, 501), reserve=4 * 14), cache=False)
+    rig.write()
+    assert disk_of(rig).page_count == 2
+    longer = range(700, 721)
+    worker.release(worker.granted(3, longer, root=OTHER, terms=terms), longer)
+    flood(worker, 904)
+    assert rig.core.books.forest.left_pages[Why.QUOTA] == 2
+    disk_of(rig)
+    rig.write()
+    assert not rig.prefixes(OTHER) & prefixes_of(PROMPT)
+
+
+def test_a_pager_that_finds_an_end_without_its_start_forgets_it_unless_the_pool_has_that() -> None:
+    rig = rig_with(64)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    drive_out(worker, 2, 2)
+    rig.write()
+    assert rig.prefixes() == prefixes_of(PROMPT) - prefixes_of(range(8))
+    rig.restart()
+    rig.open()
+    assert disk_of(rig).page_count == 2, "the pool has what they follow"
+    rig.restart_with_an_empty_pool()
+    assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+def test_a_slot_is_forgotten_before_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, told = rig_with(1), list[object]()
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    drive_out(worker, 2, 2)
+    rig.write()
+    perform = rig.perform
+
+    def noted(command: Command) -> None:
+        told.append(command)
+        perform(command)
+
+    monkeypatch.setattr(rig, "perform", noted)
+    flood(worker)
+    [forgotten] = [one for one in told if isinstance(one, ForgetSlots)]
+    [store] = [one for one in told if isinstance(one, StorePages)]
+    assert forgotten.slots == store.slots and told.index(forgotten) < told.index(store)
+    rig.write()
+    assert rig.prefixes() == {pack(range(4))}
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "pool_pages", "staged_pages"),
+    [(64 << 10, 100_000, 1_024), (4 * MIB, 1_000, 128), (4 * MIB, 160, 80), (32 * MIB, 400, 32),
+     (256 * MIB, 2, 1)],
+)  # fmt: skip
+def test_what_may_wait_to_be_written_goes_by_the_size_of_a_page_within_bounds(
+    page_bytes: int, pool_pages: int, staged_pages: int
+) -> None:
+    facts = PoolFacts("host", 1, 7, pool_pages, 16, page_bytes, b"l" * 32, "/pool")
+    assert PagerLimits().staged_pages_max(facts) == staged_pages
+    assert PagerLimits(staged_bytes_max=10 * page_bytes).staged_pages_max(facts) == 10
