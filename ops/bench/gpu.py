@@ -1,24 +1,28 @@
-"""Every GPU kernel and the whole mesh on one GPU, checked and timed, in one command.
+"""The kernels of a GPU and the whole mesh on one GPU, checked and timed, in one command.
 
 ``python -m ops.bench.gpu --out FOLDER`` on a machine with a CUDA device, in two parts:
 
-    kernels  each one's numbers against plain torch on the same device, its time, bandwidth and
-             arithmetic as fractions of what the same device copied and multiplied in the same
-             run; attention beside torch's own; whole decode steps with and without graphs
+    kernels  every kernel there is, at the shapes of real models: its numbers against plain torch
+             on the same device; its time; bandwidth and arithmetic as fractions of what the same
+             device copied and multiplied in the same run (with float32 queries: of torch's own
+             float32 products, which tf32 in parts may exceed). Attention in every type of pages,
+             for several widths, groups, windows and caps, beside torch's own over K and V in one
+             piece, where torch has the like. Whole decode steps with and without graphs
     mesh     ``pagemesh up --device cuda`` on random models: tokens against the engine of the
              CPU, also from the cache and after deaths; tokens a second, time to the first,
              time between two (``ops.bench.gpu_mesh``)
 
 An item that fails is reported and the rest goes on. ``FOLDER/gpu.json`` is written after each of
 them, so that what was measured is kept when time runs out. The exit status is 1 when anything
-failed. ``--trial`` runs the mesh part on a machine without a GPU, in Triton's interpreter, to see
-that it works; it writes nothing.
+failed. ``--trial`` runs both parts on a machine without a GPU, in Triton's interpreter and small,
+to see that they work; it writes nothing, and its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -27,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ops.bench.gpu_items import Limits, Result, items
+from ops.bench.gpu_items import items
 from ops.bench.gpu_mesh import CASES, TRIAL, run_case
+from ops.bench.gpu_rig import Limits, Result, Rig
 from ops.bench.hardware import describe
 
 _COPY_BYTES = 1 << 30
@@ -39,17 +44,19 @@ Line = dict[str, Any]
 
 
 def limits() -> Limits:
-    """What this device does at best: a copy of a gibibyte, a product of two large matrices."""
+    """What this device does at best: a copy of a gibibyte, products of large matrices."""
     from triton.testing import do_bench
 
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    square = torch.randn(_SQUARE, _SQUARE, dtype=torch.bfloat16, device="cuda")
+    square = torch.randn(_SQUARE, _SQUARE, dtype=torch.float32, device="cuda")
+    half = square.bfloat16()
     copy_ms = do_bench(lambda: target.copy_(source))
-    product_ms = do_bench(lambda: square @ square)
+    half_ms, float32_ms = do_bench(lambda: half @ half), do_bench(lambda: square @ square)
     return Limits(
         bandwidth_bytes=2 * _COPY_BYTES / copy_ms * 1e3,
-        flops_per_s=2 * _SQUARE**3 / product_ms * 1e3,
+        flops_per_s=2 * _SQUARE**3 / half_ms * 1e3,
+        float32_flops_per_s=2 * _SQUARE**3 / float32_ms * 1e3,
     )
 
 
@@ -95,7 +102,7 @@ class Report:
 
 
 def run_kernels(options: argparse.Namespace, report: Report, best: Limits) -> None:
-    for name, item in items().items():
+    for name, item in items(Rig(is_trial=options.trial)).items():
         if options.only in name and not _is_late(options):
             line = run_item(name, item, best)
             print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
@@ -134,7 +141,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="items whose name holds this")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--minutes", type=float, default=25.0, help="begin no item later than this")
-    parser.add_argument("--trial", action="store_true", help="the mesh part without a GPU")
+    parser.add_argument("--trial", action="store_true", help="small, without a GPU")
     options = parser.parse_args()
     options.until_s = time.monotonic() + 60 * options.minutes
     return options
@@ -143,8 +150,13 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     if options.trial:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
         report = Report(None, {})
-        run_meshes(options, report)
+        if "kernels" in options.parts:
+            run_kernels(options, report, Limits(1.0, 1.0, 1.0))
+        if "mesh" in options.parts:
+            run_meshes(options, report)
+        print(*report.wrong)
         return 1 if report.wrong or not len(report) else 0
     if not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device; run this where there is one", file=sys.stderr)
@@ -154,11 +166,13 @@ def main() -> int:
     torch.cuda.empty_cache()
     print(
         f"copy {best.bandwidth_bytes / 1e9:.0f} GB/s  product {best.flops_per_s / 1e12:.0f} TFLOP/s"
+        f"  of float32 {best.float32_flops_per_s / 1e12:.0f}"
     )
     head = {
         "benchmark": "gpu", **describe(), "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "copy_gb_s": round(best.bandwidth_bytes / 1e9),
         "product_tflop_s": round(best.flops_per_s / 1e12),
+        "float32_product_tflop_s": round(best.float32_flops_per_s / 1e12),
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     report = Report(options.out / "gpu.json", head)

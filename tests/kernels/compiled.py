@@ -2,7 +2,9 @@
 
 ``python -m tests.kernels.compiled ARCH FOLDER``, in a process of its own (the interpreter of
 the other tests replaces the compiler for good). A stand-in for the driver names the target,
-launches compile and do nothing, and ``FOLDER/report.json`` says what came out of them.
+launches compile and do nothing, and ``FOLDER/report.json`` says what came out of them. With
+``every`` behind that it compiles attention at all types and shapes instead, and says of each
+what it takes and whether that is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from tests.kernels.compiled_attention import FEW, every_attention, launches
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -40,6 +43,9 @@ from pagemesh.kernels.silu_mul import triton as silu_mul
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, ROWS = 8, 4
+SHARED_BYTES_MAX = {80: 163 << 10, 90: 227 << 10}
+"""What one program may have of a multiprocessor's shared memory (CUDA programming guide)."""
+PRODUCTS = ("_attend_span", "_attend_rows")
 LOAD = r"\b(?:LDG|LDGSTS)\.E[.\w]*"
 
 
@@ -94,6 +100,7 @@ def cases() -> dict[str, Callable[[], object]]:
         **page_cases("bfloat16"),
         **page_cases("int8"),
         **page_cases("e4m3"),
+        **launches(FEW),
     }
 
 
@@ -153,7 +160,22 @@ def _run(tool: str, *arguments: object) -> str:
     return done.stdout
 
 
-def main(arch: int, folder: Path) -> None:
+def wrong(arch: int, kernel: Compiled) -> list[str]:
+    """What a kernel takes too much of, or lacks."""
+    found = []
+    if kernel.spills:
+        found.append(f"{kernel.spills} spills")
+    if kernel.shared_bytes > SHARED_BYTES_MAX[arch]:
+        found.append(f"{kernel.shared_bytes} bytes of shared memory")
+    if kernel.kernel in PRODUCTS and not kernel.matrix_instructions:
+        found.append("no matrix instruction")
+    return found
+
+
+def compile_all(
+    arch: int, folder: Path, chosen: dict[str, Callable[[], object]]
+) -> Iterator[Compiled]:
+    """Every kernel of the launches ``chosen``, as it is compiled."""
     driver.set_active(StandInDriver(arch))
     triton_support.device_type = lambda: "cpu"
     compiled: list[Any] = []
@@ -163,13 +185,22 @@ def main(arch: int, folder: Path) -> None:
         compiled.append(run(self, *arguments, **options | {"warmup": True}))
 
     JITFunction.run = compile_only
-    report = []
-    for name, launch in cases().items():
+    for name, launch in chosen.items():
         compiled.clear()
         launch()
-        report += [asdict(measured(name, kernel, folder)) for kernel in compiled]
+        for kernel in compiled:
+            yield measured(name, kernel, folder)
+
+
+def main(arch: int, folder: Path, *, every: bool) -> None:
+    report = []
+    for kernel in compile_all(arch, folder, launches(every_attention()) if every else cases()):
+        report.append(asdict(kernel))
+        if every and kernel.kernel in PRODUCTS:
+            sys.stdout.write(f"{kernel} {', '.join(wrong(arch, kernel))}\n")
+            sys.stdout.flush()
     (folder / "report.json").write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), every="every" in sys.argv[3:])

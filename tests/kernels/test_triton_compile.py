@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kernels.compiled import Compiled, cases
+from tests.kernels.compiled import PRODUCTS, SHARED_BYTES_MAX, Compiled, cases
 
 ROOT = Path(__file__).parents[2]
-SHARED_BYTES_MAX = {80: 163 << 10, 90: 227 << 10}
-"""What one program may have of a multiprocessor's shared memory (CUDA programming guide)."""
-PRODUCTS = ("_attend_span", "_attend_rows")
 
-# Compiling takes most of a minute a target on a slow core, and the first test waits for it.
+# Compiling takes some minutes a target on a slow core, and the first test waits for it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -82,3 +79,15 @@ def test_attention_loads_k_and_v_eight_elements_at_a_time(
     tile_loads = 128 * 64 // (8 * 4 * 32)  # elements of K, or of V, over those of a load
     assert found["decode, bfloat16"].wide_loads >= 2 * tile_loads
     assert found["decode, int8"].half_wide_loads >= 2 * tile_loads
+
+
+def test_float32_pages_are_loaded_four_elements_at_a_time(
+    compiled: tuple[int, list[Compiled]],
+) -> None:
+    """On sm_90 a factor that has to be turned for its instruction may be loaded word by word:
+    16 times as many loads."""
+    found = {kernel.case: kernel for kernel in compiled[1] if kernel.kernel in PRODUCTS}
+    for queries in ("float32", "bfloat16"):
+        for kind, threads in (("decode", 128), ("prefill", 128 if queries == "float32" else 256)):
+            kernel = found[f"{kind}, {queries} on float32, 128 wide, groups of 4"]
+            assert kernel.wide_loads >= 2 * (128 * 32) // (4 * threads)

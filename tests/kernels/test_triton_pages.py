@@ -22,6 +22,7 @@ from pagemesh.kernels.ops import KvPool, PageLayout, RaggedBatch, ragged_batch
 from pagemesh.kernels.page_copy import reference as page_copy_reference
 from pagemesh.kernels.page_copy import triton as page_copy_triton
 from pagemesh.kernels.paged_attention import reference
+from pagemesh.kernels.paged_attention.tiles import decode_tile
 from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS, paged_attention, span_count
 from pagemesh.kernels.paged_prefill.triton import paged_prefill, row_blocks
 from pagemesh.kernels.rope_kv_write import reference as rope_kv_write_reference
@@ -48,6 +49,7 @@ class Attend(Protocol):
         layer: int,
         batch: RaggedBatch,
         scale: float,
+        out: torch.Tensor | None = ...,
         *,
         soft_cap: float = ...,
         window_tokens: int = ...,
@@ -132,6 +134,37 @@ def test_pages_of_every_type_are_read_as_the_reference_reads_them(
     batch = ragged_batch(tables, [70, 5], [3, 1], layout.page_size)
     assert_agrees(attend, pool, batch, heads)
     assert_agrees(attend, pool, batch, heads, window_tokens=20)
+
+
+@EITHER
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("head_dim", [130, 512])
+def test_heads_too_wide_to_be_held_are_read_in_parts(
+    attend: Attend, dtype: KvDtype, head_dim: int
+) -> None:
+    """Whatever the queries are of which nothing is read again: several parts, the last cut."""
+    layout = PageLayout(2, 1, head_dim, 16, dtype)
+    tile = decode_tile(torch.float32, layout, 3, has_e4m3=False)
+    assert tile.chunk < head_dim
+    pool, tables = written_pool(layout, 100, 2)
+    batch = ragged_batch(tables, [70, 5], [3, 1], 16)
+    assert_agrees(attend, pool, batch, 3)
+
+
+@EITHER
+def test_half_queries_on_float32_pages_keep_eleven_bits(attend: Attend) -> None:
+    """Closer to the reference than K and V in bfloat16 would be, and not as close as float32:
+    what the instruction would cut off is cut off here, too."""
+    pool, tables = filled_pool(PageLayout(2, 2, 64, 16), 100, 1)
+    batch = ragged_batch(tables, [60], [5], 16)
+    q = torch.randn(5, 4, 64).half()
+    expected = reference.paged_attention(q.float(), pool, 1, batch, SCALE)
+    got = attend(q, pool, 1, batch, SCALE, out=torch.empty(5, 4, 64))
+    error = float((got - expected).norm() / expected.norm())
+    rounded = KvPool(pool.layout, pool.memory.clone())
+    rounded.memory.view(torch.float32).copy_(pool.memory.view(torch.float32).bfloat16())
+    coarse = reference.paged_attention(q.float(), rounded, 1, batch, SCALE)
+    assert 1e-5 < error < 0.6 * float((coarse - expected).norm() / expected.norm())
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_with_room_for_more_spans() -> None:

@@ -7,6 +7,8 @@ the batch and however many spans the launch has room for (Flash-Decoding, Dao et
 online softmax is that of Milakov and Gimelshein, 2018).
 
 A row at a position below 0 is padding: its result is 0.
+
+How products are taken, and so how exact they are, follows from the types (``tiles``).
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
 from pagemesh.kernels.paged_attention import check_limits, check_sharing
+from pagemesh.kernels.paged_attention.tiles import Product, Tile, decode_tile, product_of
 from pagemesh.kernels.quantise.triton import numbers_of
 from pagemesh.kernels.triton_support import (
-    DOT_SIDE_MIN,
     PageShape,
     dot_type,
     elements_to_read,
     expect_heads,
     expect_integers,
+    has_e4m3,
     page_shape,
 )
 
 SPAN_TOKENS = 256
-_BLOCK_TOKENS = 64
 _LN2 = math.log(2.0)
 
 
@@ -50,6 +52,8 @@ class AttentionShape:
     """Rows of the matrix products; a power of two, at least 16."""
     block: int
     """Positions taken at a time; a power of two."""
+    chunk: int
+    """Dimensions of a head whose queries are held (``Tile.chunk``); a power of two."""
     page_run: int
     """Of an aligned block of positions, how many in a row are sure to lie in one page."""
     span: int
@@ -59,35 +63,33 @@ class AttentionShape:
     soft_cap: float
     """Scores are drawn into plus and minus this (base 2); 0: they are not."""
     dot: tl.dtype
-    precision: str
+    product: Product
 
 
 def attention_shape(
-    q: torch.Tensor, pool: KvPool, *, rows: int, scale: float, window_tokens: int, soft_cap: float
+    q: torch.Tensor, pool: KvPool, tile: Tile, *, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """``rows``: at least so many rows of the products. Products are taken in the pages' type,
-    or in that of ``q`` where pages have codes. Raises ``ValueError`` when the heads of ``q`` do
-    not share the pool's, or for a cap or window that is none."""
+    """Products are taken in the pages' type, or in that of ``q`` where pages have codes. Raises
+    ``ValueError`` when the heads of ``q`` do not share the pool's, or for a cap or window that
+    is none."""
     at = pool.layout
     check_sharing(q.shape[1], pool)
     check_limits(soft_cap, window_tokens)
     group = q.shape[1] // at.kv_heads
     page = page_shape(at)
-    # Wide heads, and e4m3 where it is decoded by arithmetic, take more registers.
-    is_large = at.head_dim > 128 or page.kind == "e4m3"
-    block = _BLOCK_TOKENS // 2 if is_large else _BLOCK_TOKENS
     return AttentionShape(
         page=page,
         group=group,
-        rows=max(rows, DOT_SIDE_MIN, triton.next_power_of_2(group)),
-        block=block,
-        page_run=math.gcd(at.page_size, block),
+        rows=tile.rows,
+        block=tile.block,
+        chunk=min(tile.chunk, page.block_dim),
+        page_run=math.gcd(at.page_size, tile.block),
         span=SPAN_TOKENS,
         scale=scale / _LN2,
         window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
         soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
         dot=dot_type(q.dtype if at.is_scaled else pool.keys(0).dtype),
-        precision="ieee",
+        product=product_of(q.dtype, at.dtype),
     )
 
 
@@ -112,12 +114,12 @@ def pages_of(table, index, low, end, at: tl.constexpr):
 
 
 @triton.jit
-def load_keys(pages, own, n, end, at: tl.constexpr):
-    """K of positions ``n``, [block_dim, block]. What lies from ``end`` on in the last page
-    comes along: a mask that cuts through a page would make each element a load of its own, and
-    ``seen`` hides those scores anyway."""
+def load_keys(pages, own, n, end, part: tl.constexpr, at: tl.constexpr):
+    """K of positions ``n``, dimensions from ``part * at.chunk`` on: [chunk, block]. What lies
+    from ``end`` on in the last page comes along: a mask that cuts through a page would make
+    each element a load of its own, and ``seen`` hides those scores anyway."""
     kind: tl.constexpr = at.page.kind
-    d = tl.arange(0, at.page.block_dim)
+    d = part * at.chunk + tl.arange(0, at.chunk)
     at_k = own + n % at.page.page_size
     kept = ((n // at.page.page_size) * at.page.page_size < end)[None, :]
     if at.page.head_dim < at.page.block_dim:
@@ -143,6 +145,17 @@ def load_values(pages, own, n, low, end, at: tl.constexpr):
 
 
 @triton.jit
+def load_queries(heads, own_rows, part: tl.constexpr, at: tl.constexpr):
+    """Dimensions from ``part * at.chunk`` on of the query heads at ``heads`` [rows], [rows,
+    chunk]; 0 for rows that are not the program's own."""
+    d = part * at.chunk + tl.arange(0, at.chunk)
+    kept = own_rows[:, None]
+    if at.page.head_dim < at.page.block_dim:
+        kept = kept & (d < at.page.head_dim)[None, :]
+    return tl.load(heads[:, None] + d[None, :], mask=kept, other=0.0).to(at.dot)
+
+
+@triton.jit
 def load_scales(pages, own, n, low, end, at: tl.constexpr):
     """float32 [block]: the scales behind the codes at ``own``; 0 before ``low`` and from
     ``end`` on."""
@@ -161,21 +174,65 @@ def capped(scores, at: tl.constexpr):
 
 
 @triton.jit
+def upper_part(x):
+    """The bits of float32 ``x`` that a tf32 instruction looks at, without its 13 last."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def add_product(a, b, total, at: tl.constexpr):
+    """``total`` and the matrix product of ``a``, queries or weights, and ``b``, K or V."""
+    if at.product == "tf32x3":
+        total = tl.dot(a, b, total, input_precision="tf32x3")
+    elif at.product == "tf32x2":  # b are codes, of which nothing is cut off
+        upper = upper_part(a)
+        total = tl.dot(a - upper, b, total, input_precision="tf32")
+        total = tl.dot(upper, b, total, input_precision="tf32")
+    elif at.product == "tf32":
+        # The instruction does no more and no less; but sm_90 wants its second factor turned,
+        # and what goes through registers first is turned there, not loaded word by word.
+        total = tl.dot(upper_part(a), upper_part(b), total, input_precision="tf32")
+    else:
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def scores_of(queries, pages, own, n, index, end, at: tl.constexpr):
+    """float32 [rows, block], unscaled: ``queries`` with K of the positions ``n`` of block
+    ``index``."""
+    q, heads, own_rows = queries
+    scores = tl.full([at.rows, at.block], 0.0, tl.float32)
+    if at.chunk == at.page.block_dim:
+        scores = add_product(q, load_keys(pages, own, n, end, 0, at), scores, at)
+    else:
+        # 0, but the compiler cannot know: queries that it saw to be the same for each block it
+        # would load once, and hold in registers that there are not.
+        nothing = tl.multiple_of(tl.minimum(end, 0) * index, 16)
+        for part in tl.static_range(at.page.block_dim // at.chunk):
+            q = load_queries(heads + nothing, own_rows, part, at)
+            scores = add_product(q, load_keys(pages, own, n, end, part, at), scores, at)
+    return scores
+
+
+@triton.jit
 def attend_block(
-    q, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
+    queries, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
     masked: tl.constexpr,
 ):  # fmt: skip
     """The positions of block ``index`` into ``state``. Those from ``low`` to ``end`` are in
     pages; with ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone.
 
-    The state is highest score, sum, mixed values and the pages of this block: those of the
-    next are asked for here, so that the loads of K and V never wait for a page table."""
+    ``queries`` are those of the first chunk of dimensions, where each row's heads begin, and
+    which rows are the program's own. The state is highest score, sum, mixed values and the
+    pages of this block: those of the next are asked for here, so that the loads of K and V
+    never wait for a page table."""
     top, total, mixed, page = state
     run: tl.constexpr = at.page_run
     n = index * at.block + tl.arange(0, at.block)
     own = tl.max_constancy(page.to(tl.int64), run) * at.page.page_stride
     own += head * at.page.head_stride
-    scores = tl.dot(q, load_keys(pages, own, n, end, at), input_precision=at.precision)
+    scores = scores_of(queries, pages, own, n, index, end, at)
     if at.page.kind != "float":
         scores *= load_scales(pages, own, n, low, end, at)[None, :]
     scores = capped(scores * at.scale, at)
@@ -192,7 +249,7 @@ def attend_block(
     if at.page.kind != "float":
         weights *= load_scales(pages, own + at.page.value_offset, n, low, end, at)[None, :]
     v = load_values(pages, own, n, low, end, at)
-    mixed = tl.dot(weights.to(at.dot), v, mixed * old[:, None], input_precision=at.precision)
+    mixed = add_product(weights.to(at.dot), v, mixed * old[:, None], at)
     return higher, total, mixed, pages_of(table, index + 1, low, end, at)
 
 
@@ -227,14 +284,14 @@ def _attend_span(
         return
     table = tables + tl.load(table_indptr + tl.load(row_sequence + row))
     kept = own_heads[:, None] & (d < at.page.head_dim)[None, :]
-    at_q = row * q_stride + query_heads[:, None] * at.page.head_dim + d[None, :]
-    own_q = tl.load(q + at_q, mask=kept, other=0.0).to(at.dot)
+    heads = q + row * q_stride + query_heads * at.page.head_dim
+    queries = load_queries(heads, own_heads, 0, at), heads, own_heads
     state = no_state(table, low // at.block, low, high, at)
     # By number, not by position: that a block begins at a multiple of its size must be plain
     # to the compiler, or it loads K element by element.
     for index in range(low // at.block, (high + at.block - 1) // at.block):
         state = attend_block(
-            own_q, pages, table, head, index, low, high, low, high - 1, state, at, True
+            queries, pages, table, head, index, low, high, low, high - 1, state, at, True
         )
     top, total, mixed, _ = state
     at_state = part[:, None] * at.page.head_dim + d[None, :]
@@ -267,9 +324,9 @@ def paged_attention(
     for name, given in (("q", q), ("out", out)):
         expect_heads(name, given, rows_count=rows, head_dim=head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
-    at = attention_shape(
-        q, pool, rows=DOT_SIDE_MIN, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap
-    )
+    group = max(heads // pool.layout.kv_heads, 1)
+    tile = decode_tile(q.dtype, pool.layout, group, has_e4m3=has_e4m3())
+    at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if not rows:
         return out
     if spans is None:
@@ -278,7 +335,7 @@ def paged_attention(
     lse = torch.empty((rows, heads, spans), dtype=torch.float32, device=q.device)
     _attend_span[(rows, pool.layout.kv_heads, spans)](
         q, elements_to_read(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
-        batch.row_position, states, lse, q.stride(0), at, num_warps=4,
-        num_stages=2 if at.window or at.soft_cap else 3,
+        batch.row_position, states, lse, q.stride(0), at,
+        num_warps=tile.warps, num_stages=min(tile.stages, 2 if at.window or at.soft_cap else 3),
     )  # fmt: skip
     return merge_states(states, lse, out)

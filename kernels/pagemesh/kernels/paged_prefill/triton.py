@@ -1,9 +1,10 @@
 """``paged_prefill`` on a GPU: chunks of consecutive positions, a block of rows at a time.
 
-One program takes one KV head and a block of (row, query head) pairs of one sequence, and goes
-through the context from its first position on: past pages and the chunk's own alike, since the
-chunk's K and V are in their pages already. Only blocks of positions that reach into the chunk
-are masked. (The tiling is that of FlashAttention-2, Dao, 2023.)
+One program takes one KV head and a block of (row, query head) pairs of one sequence, or a part
+of it where types or the width of a head leave room for fewer (``paged_attention.tiles``), and
+goes through the context from its first position on: past pages and the chunk's own alike, since
+the chunk's K and V are in their pages already. Only blocks of positions that reach into the
+chunk are masked. (The tiling is that of FlashAttention-2, Dao, 2023.)
 
 A row's sums are taken in the same order whatever the chunking, but not in the order of
 ``paged_attention``: the two agree within rounding.
@@ -22,24 +23,30 @@ from numpy.typing import NDArray
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.paged_attention.tiles import PAIRS, prefill_tile
 from pagemesh.kernels.paged_attention.triton import (
     attend_block,
     attention_shape,
+    load_queries,
     no_state,
 )
-from pagemesh.kernels.triton_support import elements_to_read, expect_heads, expect_integers
-
-_ROWS = 128
-"""Rows of a program's matrix products: (row, query head) pairs."""
+from pagemesh.kernels.triton_support import (
+    elements_to_read,
+    expect_heads,
+    expect_integers,
+    has_e4m3,
+)
 
 
 @triton.jit
 def _attend_rows(
     q, pages, tables, table_indptr, row_sequence, row_position, blocks, out, q_stride,
-    out_stride, at: tl.constexpr,
+    out_stride, parts, at: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0), tl.program_id(1)
-    first_row, end_row = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1)
+    block, head = tl.program_id(0) // parts, tl.program_id(1)
+    rows_each: tl.constexpr = at.rows // at.group
+    first_row = tl.load(blocks + 2 * block) + tl.program_id(0) % parts * rows_each
+    end_row = tl.minimum(tl.load(blocks + 2 * block + 1), first_row + rows_each)
     if first_row >= end_row:
         return
     m = tl.arange(0, at.rows)
@@ -49,8 +56,8 @@ def _attend_rows(
     own_rows = row < end_row
     kept = own_rows[:, None] & (d < at.page.head_dim)[None, :]
     wide_row = row.to(tl.int64)
-    at_q = (wide_row * q_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
-    own_q = tl.load(q + at_q, mask=kept, other=0.0).to(at.dot)
+    heads = q + wide_row * q_stride + query_head * at.page.head_dim
+    queries = load_queries(heads, own_rows, 0, at), heads, own_rows
     table = tables + tl.load(table_indptr + tl.load(row_sequence + first_row))
     past = tl.load(row_position + first_row)
     position = past + row - first_row
@@ -66,7 +73,7 @@ def _attend_rows(
         middle = (past + 1) // at.block
         for index in range(begin, middle):
             state = attend_block(
-                own_q, pages, table, head, index, low, end, 0, end, state, at, False
+                queries, pages, table, head, index, low, end, 0, end, state, at, False
             )
     last = position[:, None]
     first = last * 0
@@ -74,7 +81,7 @@ def _attend_rows(
         first = last - at.window + 1
     for index in range(middle, (end + at.block - 1) // at.block):
         state = attend_block(
-            own_q, pages, table, head, index, low, end, first, last, state, at, True
+            queries, pages, table, head, index, low, end, first, last, state, at, True
         )
     _, total, mixed, _ = state
     at_out = (wide_row * out_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
@@ -82,17 +89,21 @@ def _attend_rows(
 
 
 def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
-    """int32 [blocks, 2]: first and end row of each program's rows, none of two sequences.
+    """int32 [blocks, 2]: first and end row of each block of rows, none of two sequences.
 
     ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
     """
-    rows = max(_ROWS // group, 1)
+    rows = _rows_of_block(group)
     found = [
         (first, min(first + rows, end))
         for start, end in itertools.pairwise(row_indptr.tolist())
         for first in range(start, end, rows)
     ]
     return np.array(found, np.int32).reshape(-1, 2)
+
+
+def _rows_of_block(group: int) -> int:
+    return max(PAIRS // group, 1)
 
 
 def paged_prefill(
@@ -115,16 +126,17 @@ def paged_prefill(
     for name, given in (("q", q), ("out", out)):
         expect_heads(name, given, rows_count=rows, head_dim=pool.layout.head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
-    at = attention_shape(
-        q, pool, rows=_ROWS, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap
-    )
+    group = max(q.shape[1] // pool.layout.kv_heads, 1)
+    tile = prefill_tile(q.dtype, pool.layout, group, has_e4m3=has_e4m3())
+    at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if blocks is None:
         made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
         blocks = torch.from_numpy(made).to(q.device)
+    parts = triton.cdiv(_rows_of_block(at.group), at.rows // at.group)
     if len(blocks):
-        _attend_rows[(len(blocks), pool.layout.kv_heads)](
+        _attend_rows[(len(blocks) * parts, pool.layout.kv_heads)](
             q, elements_to_read(pool, layer), batch.tables, batch.table_indptr,
-            batch.row_sequence, batch.row_position, blocks, out, q.stride(0), out.stride(0), at,
-            num_warps=8, num_stages=2,
+            batch.row_sequence, batch.row_position, blocks, out, q.stride(0), out.stride(0), parts,
+            at, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out

@@ -1,0 +1,120 @@
+"""How large the tiles of the attention kernels on a GPU are: by types and the width of a head.
+
+What bounds them is what a thread holds: a row's queries, its mixed values, and the K and V at
+hand have 255 registers, and blocks on their way have 163 KB of shared memory on sm_80. They are
+chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
+(``tests/kernels/compiled_attention.py``); none has been timed on a GPU.
+
+How products are taken follows from the types, and bounds them most:
+
+    product  types                          of a factor counts          instructions
+    half     pages of 16 bits; codes with   as many bits as that type   1
+             queries of 16 bits             of 16 bits has
+    tf32     float32 pages, queries of 16   11 bits, as many as         1
+             bits                           float16 has
+    tf32x2   codes, float32 queries         22 bits of queries and      2
+                                            weights, all of codes
+    tf32x3   float32 both                   22 bits, in two parts       3
+
+What 22 bits leave out, the product of the two lower parts of ``tf32x3`` included, is at most
+2 ** -20 of a product: results are off by two to three times what float32's own rounding takes.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from pagemesh.kernels.layout import HEAD_DIM_MAX, SCALED_DTYPES, KvDtype, PageLayout
+
+Product = Literal["half", "tf32", "tf32x2", "tf32x3"]
+
+PAIRS = 128
+"""(row, query head) pairs that a chunk's blocks of rows hold; a program takes them, or a part."""
+WIDTHS = (64, 128, 256, HEAD_DIM_MAX)
+"""Widths of heads that have tiles of their own; what is between takes the next."""
+_WIDE = WIDTHS.index(256)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program holds at a time; all are powers of two but the stages."""
+
+    rows: int
+    """(row, query head) pairs."""
+    block: int
+    """Positions."""
+    warps: int
+    stages: int
+    """Blocks of positions in shared memory or on their way there."""
+    chunk: int = 512
+    """Dimensions of a head whose queries are held; where they are fewer than the head has, all
+    are read again for every block of positions."""
+
+
+_DECODE: dict[Product, tuple[Tile, ...]] = {
+    "half": (Tile(16, 64, 4, 3), Tile(16, 64, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 8, 3)),
+    "tf32": (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 2), Tile(16, 16, 4, 3)),
+    "tf32x2": (
+        Tile(16, 32, 4, 3), Tile(16, 32, 4, 3, 64), Tile(16, 32, 4, 2, 128), Tile(16, 16, 8, 2, 64),
+    ),
+    "tf32x3": (
+        Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 2, 128), Tile(16, 16, 8, 2, 64),
+    ),
+}  # fmt: skip
+_PREFILL: dict[Product, tuple[Tile, ...]] = {
+    "half": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
+    "tf32": (Tile(128, 32, 8, 2), Tile(128, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2)),
+    "tf32x2": (
+        Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
+    ),
+    "tf32x3": (
+        Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
+    ),
+}  # fmt: skip
+
+
+def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
+    """How products of float32, float16 or bfloat16 ``queries`` with ``pages`` are taken."""
+    if queries is torch.float32 and pages in SCALED_DTYPES:
+        return "tf32x2"
+    if pages == "float32":
+        return "tf32x3" if queries is torch.float32 else "tf32"
+    return "half"
+
+
+def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
+    """For single rows; ``group``: query heads that share a KV head, all in one tile.
+    ``has_e4m3``: whether the device has instructions for e4m3."""
+    return _fitted(_DECODE, queries, layout, group, has_e4m3)
+
+
+def prefill_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
+    """For chunks of rows."""
+    return _fitted(_PREFILL, queries, layout, group, has_e4m3)
+
+
+def _fitted(
+    tiles: dict[Product, tuple[Tile, ...]],
+    queries: torch.dtype,
+    layout: PageLayout,
+    group: int,
+    has_e4m3: bool,
+) -> Tile:
+    width = bisect.bisect_left(WIDTHS, layout.head_dim)
+    product = product_of(queries, layout.dtype)
+    tile = tiles[product][width]
+    by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
+    if by_arithmetic or (layout.is_scaled and width >= _WIDE):
+        # Codes and what they stand for are in registers at once.
+        block = 16 if width > _WIDE and tiles is _PREFILL else 32
+        tile = replace(tile, block=min(tile.block, block))
+    if product == "half" and queries is torch.float32 and tiles is _PREFILL:
+        tile = replace(tile, block=32)  # they come in, and go out, at twice the size
+    rows = max(tile.rows, 1 << (group - 1).bit_length())
+    if rows > tile.rows and product in ("tf32x2", "tf32x3"):
+        tile = replace(tile, chunk=min(tile.chunk, 64))
+    return replace(tile, rows=rows)

@@ -1,0 +1,263 @@
+"""Attention over pages on a GPU: against float32 in plain torch, beside torch's own attention."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference
+from torch.nn.attention.bias import causal_lower_right
+
+from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
+from pagemesh.kernels.kv_codes import decode
+from pagemesh.kernels.kv_write.reference import kv_write
+from pagemesh.kernels.layout import KvDtype
+from pagemesh.kernels.ops import KvPool, ragged_batch
+from pagemesh.kernels.paged_attention.tiles import Product, product_of
+
+_ERROR_MAX: dict[Product, float] = {"half": 0.03, "tf32": 5e-3, "tf32x2": 1e-4, "tf32x3": 1e-4}
+_ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``rows`` of each sequence after ``past`` tokens; ``group``: query heads that share a KV
+    head."""
+
+    kind: Literal["decode", "prefill"]
+    pages: KvDtype
+    sequences: int
+    past: int
+    rows: int
+    queries: torch.dtype = torch.bfloat16
+    head_dim: int = 128
+    group: int = 4
+    window_tokens: int = WINDOW_TOKENS_MAX
+    soft_cap: float = math.inf
+    kv_heads: int = 8
+
+    @property
+    def name(self) -> str:
+        parts = [f"{self.kind} attention {self.pages}"]
+        if self.kind == "decode":
+            parts.append(f"batch {self.sequences} context {self.context}")
+        else:
+            parts.append(f"past {self.past} rows {self.rows}")
+        if self.queries is not torch.bfloat16:
+            parts.append(f"queries {str(self.queries).removeprefix('torch.')}")
+        if self.head_dim != 128:
+            parts.append(f"width {self.head_dim}")
+        if self.group != 4:
+            parts.append(f"group {self.group}")
+        if self.window_tokens < WINDOW_TOKENS_MAX:
+            parts.append(f"window {self.window_tokens}")
+        if self.soft_cap < math.inf:
+            parts.append(f"cap {self.soft_cap:.0f}")
+        return " ".join(parts)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence, the new ones included."""
+        return self.past + self.rows
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def seen(self) -> int:
+        """(row, position) pairs of one sequence, its window applied."""
+        return sum(
+            min(position + 1, self.window_tokens) for position in range(self.past, self.context)
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Does torch's attention have it?"""
+        return self.window_tokens >= WINDOW_TOKENS_MAX and math.isinf(self.soft_cap)
+
+    def error_max(self, rig: Rig) -> float:
+        """Of the products, and of rounding the result to the type of the queries."""
+        rounding = _ROUNDING[rig.half(self.queries)]
+        return max(_ERROR_MAX[product_of(self.queries, self.pages)], rounding)
+
+    def fitted(self, rig: Rig) -> Case:
+        """As small as a trial wants it."""
+        if not rig.is_trial:
+            return self
+        window = 20 if self.window_tokens < WINDOW_TOKENS_MAX else self.window_tokens
+        return replace(
+            self, sequences=min(self.sequences, 2), past=min(self.past, 30),
+            rows=min(self.rows, 9), kv_heads=1, window_tokens=window,
+        )  # fmt: skip
+
+
+def cases() -> list[Case]:
+    """Shapes of serving in the types of pages, then each other type, width, group and limit."""
+    found = []
+    for pages in _PAGES:
+        for batch, context in ((1, 8192), (8, 8192), (64, 1024), (256, 512)):
+            found.append(Case("decode", pages, batch, context - 1, 1))
+        for past, rows in ((0, 2048), (8192, 512)):
+            found.append(Case("prefill", pages, 1, past, rows))
+    for one in (
+        Case("decode", "bfloat16", 8, 8191, 1),
+        Case("prefill", "bfloat16", 1, 8192, 512),
+    ):
+        found += [
+            replace(one, pages="float32", queries=torch.float32),
+            replace(one, pages="float32"),
+            replace(one, pages="int8", queries=torch.float32),
+            replace(one, queries=torch.float32),
+            replace(one, pages="float16", queries=torch.float16),
+            replace(one, pages="float32", queries=torch.float32, head_dim=64),
+            replace(one, pages="float32", queries=torch.float32, head_dim=256),
+            replace(one, head_dim=64),
+            replace(one, head_dim=256),
+            replace(one, group=1),
+            replace(one, group=8),
+            replace(one, window_tokens=1024),
+            replace(one, soft_cap=30.0),
+        ]
+    return found
+
+
+_PAGES: tuple[KvDtype, ...] = ("bfloat16", "int8", "e4m3")
+
+
+def attention_items(rig: Rig) -> dict[str, Item]:
+    """By name."""
+    return {case.name: _item(rig, case.fitted(rig)) for case in cases()}
+
+
+def _item(rig: Rig, case: Case) -> Item:
+    def run(best: Limits) -> Result:
+        from pagemesh.kernels.paged_attention.triton import paged_attention, span_count
+        from pagemesh.kernels.paged_prefill.triton import paged_prefill, row_blocks
+
+        pool, batch = filled(rig, case)
+        own = rig.placed(batch)
+        q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
+        blocks = torch.from_numpy(row_blocks(batch.row_indptr.numpy(), case.group)).to(q.device)
+        spans = span_count(case.context)
+
+        def attend() -> Tensor:
+            if case.kind == "decode":
+                return paged_attention(
+                    q, pool, 0, own, case.scale, soft_cap=case.soft_cap,
+                    window_tokens=case.window_tokens, spans=spans,
+                )  # fmt: skip
+            return paged_prefill(
+                q, pool, 0, own, case.scale, soft_cap=case.soft_cap,
+                window_tokens=case.window_tokens, blocks=blocks,
+            )  # fmt: skip
+
+        k, v = contiguous(pool, own, case)
+        error = difference(attend(), exact(case, q, k, v))
+        ms = rig.timed_ms(attend)
+        beside_ms = 0.0
+        if case.is_plain:
+            by_torch = TorchAttention(case, q, k, v)
+            error = max(error, _apart(case, by_torch(), exact(case, q, k, v)))
+            beside_ms = rig.timed_ms(by_torch)
+        read_tokens = case.sequences * min(case.context, case.window_tokens + case.rows - 1)
+        flops = 4 * case.sequences * case.heads * case.head_dim * case.seen
+        rate = best.float32_flops_per_s if case.queries is torch.float32 else best.flops_per_s
+        return Result(
+            error, case.error_max(rig), ms,
+            read_tokens * pool.layout.token_bytes / ms * 1e3 / best.bandwidth_bytes,
+            flops / ms * 1e3 / rate, beside_ms,
+        )  # fmt: skip
+
+    return run
+
+
+def filled(rig: Rig, case: Case) -> tuple[KvPool, RaggedBatch]:
+    """A pool with K and V of every slot, and the batch, on the host."""
+    each = -(-case.context // PAGE_SIZE)
+    pool = rig.pool(
+        case.pages, case.sequences * each, kv_heads=case.kv_heads, head_dim=case.head_dim
+    )
+    slots = torch.arange(pool.page_count * PAGE_SIZE, device=rig.device)
+    for part in torch.split(slots, 1 << 16):
+        shape = (len(part), case.kv_heads, case.head_dim)
+        kv_write(rig.rows(*shape).float(), rig.rows(*shape).float(), pool, 0, part)
+    order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
+    tables = [order[i * each : (i + 1) * each] for i in range(case.sequences)]
+    starts, counts = [case.past] * case.sequences, [case.rows] * case.sequences
+    return pool, ragged_batch(tables, starts, counts, PAGE_SIZE)
+
+
+def contiguous(pool: KvPool, batch: RaggedBatch, case: Case) -> tuple[Tensor, Tensor]:
+    """K and V, float32 [sequences, kv_heads, context, head_dim], decoded and gathered."""
+    pages = batch.tables.long().view(case.sequences, -1)
+    k, v = pool.keys(0)[pages].transpose(3, 4), pool.values(0)[pages]
+    key_scales = value_scales = None
+    if pool.layout.is_scaled:
+        key_scales, value_scales = pool.key_scales(0)[pages], pool.value_scales(0)[pages]
+    joined = [
+        decode(codes, scales).transpose(1, 2).flatten(2, 3)[:, :, : case.context].contiguous()
+        for codes, scales in ((k, key_scales), (v, value_scales))
+    ]
+    return joined[0], joined[1]
+
+
+def exact(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention in float32, a KV head of a sequence at a time: float32, the shape of ``q``."""
+    own = q.float().view(case.sequences, case.rows, case.kv_heads, case.group, case.head_dim)
+    out = torch.empty_like(own)
+    position = torch.arange(case.past, case.context, device=q.device).unsqueeze(1)
+    back = position - torch.arange(case.context, device=q.device)
+    hidden = (back < 0) | (back >= case.window_tokens)
+    for sequence in range(case.sequences):
+        for head in range(case.kv_heads):
+            rows = own[sequence, :, head]
+            scores = torch.einsum("rgd,nd->grn", rows, k[sequence, head]) * case.scale
+            if not math.isinf(case.soft_cap):
+                scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[sequence, :, head] = torch.einsum("grn,nd->rgd", weights, v[sequence, head])
+    return out.view(q.shape)
+
+
+class TorchAttention:
+    """torch's own attention over K and V that lie in one piece, in the type of the queries.
+
+    Causal from the lower right corner: the mask is named, not made, so that the flash kernel may
+    take a chunk with a past, too. float32 has no flash kernel, and the other one takes no shared
+    heads: there K and V are repeated for each query head, before the clock runs.
+    """
+
+    def __init__(self, case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self._case = case
+        by_head = q.view(case.sequences, case.rows, case.heads, case.head_dim).transpose(1, 2)
+        self._q, self._k, self._v = by_head, k.to(q.dtype), v.to(q.dtype)
+        self._shares = case.group > 1
+        if self._shares and q.dtype is torch.float32:
+            self._k, self._v = (x.repeat_interleave(case.group, 1) for x in (self._k, self._v))
+            self._shares = False
+        self._bias = causal_lower_right(case.rows, case.context) if case.rows > 1 else None
+
+    def __call__(self) -> Tensor:
+        case = self._case
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on why a kernel was not taken
+            mixed = torch.nn.functional.scaled_dot_product_attention(
+                self._q, self._k, self._v, attn_mask=self._bias, scale=case.scale,
+                enable_gqa=self._shares,
+            )  # fmt: skip
+        return mixed.transpose(1, 2).reshape(-1, case.heads, case.head_dim)
+
+
+def _apart(case: Case, by_torch: Tensor, expected: Tensor) -> float:
+    """0 where torch computes what we do; else infinite, since its time says nothing then."""
+    bound = 1e-3 if case.queries is torch.float32 else 0.03
+    return 0.0 if difference(by_torch, expected) <= bound else float("inf")
