@@ -188,3 +188,15 @@ def test_what_is_released_to_be_forgotten_is_though_others_have_still_to_declare
     rig.tick(2_000)
     worker.heartbeat()
     assert rig.core.books.pool.idle == 0, "and once they have, it leaves the pool"
+
+
+def test_so_is_what_forks_share_when_the_last_of_them_is_released(rig: Rig, worker: Worker) -> None:
+    slow = Worker(rig, "slow", 2)
+    rig.restart([worker.holder, slow.holder])
+    declare(rig, worker)
+    lease = worker.granted(1, range(8), 16)
+    (child,) = worker.forked(lease, fill_of(range(8)), [1], 16).children
+    for one, first in ((child, 50), (lease, 60)):
+        worker.committed(one, [*range(8), *range(first, first + 4)])
+        worker.release(one, cache=False)
+    assert worker.granted(2, [*range(8), 9]).cached_tokens == 0

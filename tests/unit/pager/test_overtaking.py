@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.pager.rig import Rig, Worker, is_queued
 from tests.unit.pager.steps import cache
+from tests.unit.pager.test_waterfall import Preempted
 
 from pagemesh.pager.leases.overtaking import PASSED_MAX
 from pagemesh.wire.messages import LEVEL_US
@@ -98,3 +99,30 @@ def test_a_first_is_passed_so_many_times_and_then_served(rig: Rig, worker: Worke
             break
         passed += 1
     assert passed == PASSED_MAX
+
+
+def test_it_is_so_however_often_others_are_first_for_a_moment(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, PREFIX)
+    worker.granted(2, [7])
+    lease = worker.granted(3, range(500, 536))
+    worker.admit(10, OTHER)
+    passed = 0
+    for number in range(11, 11 + 2 * PASSED_MAX):
+        worker.admit(number, like(number))
+        worker.release(lease, cache=False)
+        (lease, *_) = rig.taken(Granted)
+        if lease.key.request == f"{10:032x}":
+            break
+        passed += 1
+        assert is_queued(worker.extend(lease, 16, have=8)), "it is ahead of the one it passed"
+        rig.tick(1)
+    assert passed == PASSED_MAX
+
+
+def test_whoever_was_preempted_goes_before_nobody(rig: Rig, worker: Worker) -> None:
+    other = Preempted(rig, "w-2", 2)
+    running = full(rig, worker)
+    worker.admit(3, OTHER)
+    assert is_queued(other.admit(4, like(4)))
+    worker.release(running, cache=False)
+    assert served(rig)[0] == 3

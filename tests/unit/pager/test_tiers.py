@@ -28,6 +28,7 @@ from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import WriteHeaders
 from pagemesh.pager.tiers.tier_events import LoadPages, StorePages
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Admit, Granted
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack
@@ -373,3 +374,15 @@ def test_a_growing_lease_commits_below_what_was_read(rig: DiskRig, worker: Worke
     flood(worker, 901)
     rig.write()
     assert rig.prefixes() == prefixes_of(longer)
+
+
+def test_what_is_over_in_the_pool_is_not_read_from_disk_before_it_has_left(
+    rig: DiskRig, worker: Worker
+) -> None:
+    """It could not take its place, and would be read again and again."""
+    put_on_disk(rig, worker, PROMPT)
+    timed = worker.granted(3, PROMPT, terms=CacheTerms(ttl_s=1), read_cache=False)
+    worker.release(timed, PROMPT)
+    rig.now_ms += 1_001
+    granted = worker.granted(4, PROMPT)
+    assert granted.cached_tokens == 0 and not rig.loads

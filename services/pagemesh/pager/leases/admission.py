@@ -119,7 +119,7 @@ class Admission:
         if isinstance(reply, Granted):
             lease = books.leases[reply.lease]
             lease.order = ahead_of(first.order, lease.order)
-            self._overtaking.passed()
+            self._overtaking.passed(books.waiting)
         books.waiting.discard(*waiter.name)
         if not isinstance(reply, Queued):
             books.notify(message.worker, reply)

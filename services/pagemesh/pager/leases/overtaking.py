@@ -8,7 +8,8 @@ prefixes be computed again and again:
     waiting   B1 C1 A2 B2 C2 A3        cached, by nobody used: the prefix of A
     served    A2, then A3, then B1 ...
 
-Bounded: only sequences of the first's priority that came within the worth of a level after it
+Whoever was preempted does not go before anybody: its pages were taken for somebody who waits. And
+it is bounded: only sequences of the first's priority that came within the worth of a level after it
 (``messages.LEVEL_US``) go before it, and a few times. Whoever does takes a place just ahead of it
 in the one order of sequences for as long as it has the lease: otherwise the first would take the
 pages back at once.
@@ -47,21 +48,19 @@ class Outlook:
 
 
 class Overtaking:
-    """Chooses; remembers how often the one who is first was passed."""
+    """Chooses; remembers how often those who wait were passed as the first."""
 
     def __init__(self, outlook: Callable[[Admit], Outlook]) -> None:
         self._outlook = outlook
-        self._first: Name | None = None
-        self._passed_count = 0
+        self._passed_counts: dict[Name, int] = {}
+        """Of those who wait."""
 
     def next(self, waiting: WaitList) -> Waiter:
         """Of ``waiting``, in which somebody is, who is to be tried now."""
         first = waiting.first
-        if self._first != first.name:
-            self._first, self._passed_count = first.name, 0
-        if self._passed_count == PASSED_MAX or not isinstance(first.message, Admit):
+        if len(waiting) == 1 or not isinstance(first.message, Admit):
             return first
-        if len(waiting) == 1:
+        if self._passed_counts.get(first.name, 0) >= PASSED_MAX:
             return first
         own = self._outlook(first.message)
         if own.fits and not own.evicts:
@@ -71,14 +70,18 @@ class Overtaking:
             message = waiter.message
             if not isinstance(message, Admit) or not _is_near(waiter.order, first.order):
                 break
+            if message.again:
+                continue
             seen = self._outlook(message)
             if seen.fits and seen.cached_share > most_share:
                 best, most_share = waiter, seen.cached_share
         return best
 
-    def passed(self) -> None:
-        """Somebody went before the first."""
-        self._passed_count += 1
+    def passed(self, waiting: WaitList) -> None:
+        """Somebody went before the first of ``waiting``."""
+        name = waiting.first.name
+        counts = {one: count for one, count in self._passed_counts.items() if one in waiting}
+        self._passed_counts = {**counts, name: counts.get(name, 0) + 1}
 
 
 def _is_near(order: Order, first: Order) -> bool:

@@ -39,7 +39,6 @@ class Waterfalls:
         self._books, self._tiers = books, tiers
         self._page_size = books.facts.page_size
         self._width = books.facts.page_token_bytes
-        self._lifetimes = books.forest.lifetimes
         facts = books.facts
         self._departed = Departed(books.forest, facts.page_size, mark_count_for(facts.page_count))
         books.forest.on_leave(self._departed.leaving)
@@ -110,7 +109,7 @@ class Waterfalls:
         if damaged:
             lost["corrupt"] = damaged * self._page_size
             return True
-        over = self._over_pages(message, match, pages_max) if self._lifetimes.due else 0
+        over = self._books.forest.over_pages(match, message.tokens, pages_max)
         if over:
             lost[Why.EXPIRED.value] = over * self._page_size
             return True
@@ -122,15 +121,6 @@ class Waterfalls:
             if pages > 0:
                 lost["other_root"] = pages * self._page_size
         return bool(lost)
-
-    def _over_pages(self, message: Admit, match: Match, pages_max: int) -> int:
-        """Pages after ``match`` that are there still and over."""
-        if match.edge_pages:
-            return 0
-        forest = self._books.forest
-        rest = message.tokens[match.pages * self._width :]
-        wanted = pages_max - match.pages
-        return forest.match(match.node, rest, wanted, is_over_too=True).pages - match.pages
 
     def _elsewhere(self, message: Admit, pages_max: int) -> int:
         """The most pages that are cached of the prompt under another root of its tenant, of

@@ -177,6 +177,8 @@ class Tiers:
         pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
         if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
             return None
+        if books.forest.over_pages(match, message.tokens, match.pages + pages_max):
+            return None  # what is read could not take its place before it has left
         at, start = match.pages * self._width, self._chain_of(match, message)
         records = disk.run(message.root, start, message.tokens, at, pages_max)
         if not records:

@@ -307,12 +307,18 @@ class Forest:
     def end_alone(self, node: Node, above_pages: int, now_ms: int) -> None:
         """The time of the idle leaf ``node`` is over, and of edges above it that lead nowhere else,
         down to ``above_pages`` from the root."""
-        child_count = 0
-        while not (node.is_root or node.pins) and len(node.children) == child_count:
-            if node.depth - len(node.pages) < above_pages:
+        while not (node.is_root or node.pins) and node.depth - len(node.pages) >= above_pages:
+            if any(child.pins or child.expires_ms > now_ms for child in node.children.values()):
                 return
             self.lifetimes.end(node, now_ms)
-            node, child_count = node.parent, 1
+            node = node.parent
+
+    def over_pages(self, match: Match, tokens: bytes, pages_max: int) -> int:
+        """Pages after ``match``, which is of ``tokens``, that are there still and over."""
+        if match.edge_pages or not self.lifetimes.due:
+            return 0
+        rest, wanted = tokens[match.pages * self._width :], pages_max - match.pages
+        return self.match(match.node, rest, wanted, is_over_too=True).pages - match.pages
 
     def trim(self, node: Node, count: int, why: Why) -> None:
         """Free the last ``count`` pages of an idle leaf."""
