@@ -108,3 +108,22 @@ def test_the_picture_is_written_where_matplotlib_is(tmp_path: Path) -> None:
     path = tmp_path / "bench.png"
     assert str(path) in summary.draw([Figure("one", (1.0, 9.0), 2.0)], path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("in_process", "mesh", "figure", "verdict"),
+    [
+        (4.0, 6.5, "first token, ms over in process", "met"),
+        (4.0, 7.5, "first token, ms over in process", "missed"),
+        (100.0, 109.0, "first token over that in process", "met"),
+        (100.0, 111.0, "first token over that in process", "missed"),
+    ],
+)
+def test_a_hit_of_a_slow_model_may_take_a_tenth_longer_and_of_a_quick_one_milliseconds(
+    in_process: float, mesh: float, figure: str, verdict: str
+) -> None:
+    first = {"mesh": mesh, "in_process": in_process, "over": mesh - in_process}
+    found = {"cached_share_of_possible": 1.0, "first_token_ms": first}
+    wanted = {"cached_share_of_possible": 0.99, "over_in_process_ms": 3.0}
+    report = {"on": ON, "aims": wanted, "workloads": {"chat": found}}
+    assert line_of(summary.as_text(figures_of("cache", report)), figure)[4] == verdict
