@@ -87,36 +87,31 @@ def test_nobody_goes_before_a_first_that_is(
     assert served(rig)[0] == 3
 
 
-def test_a_first_is_passed_so_many_times_and_then_served(rig: Rig, worker: Worker) -> None:
-    lease = full(rig, worker)
-    assert isinstance(worker.admit(3, OTHER), Queued)
-    passed = 0
-    for number in range(4, 4 + 2 * PASSED_MAX):
-        worker.admit(number, like(number))
+def passes(rig: Rig, worker: Worker, lease: Granted, *, grows: bool) -> int:
+    """``lease`` is released, then whoever was served, while others like it come: how often the
+    first waiter, 10, was passed before it was served."""
+    assert isinstance(worker.admit(10, OTHER), Queued)
+    for passed in range(2 * PASSED_MAX):
+        worker.admit(11 + passed, like(11 + passed))
         worker.release(lease, cache=False)
         (lease, *_) = rig.taken(Granted)
-        if lease.key.request == f"{3:032x}":
-            break
-        passed += 1
-    assert passed == PASSED_MAX
+        if lease.key.request == f"{10:032x}":
+            return passed
+        if grows:
+            assert is_queued(worker.extend(lease, 16, have=8)), "it is ahead of the one it passed"
+            rig.tick(1)
+    raise AssertionError("it was never served")
+
+
+def test_a_first_is_passed_so_many_times_and_then_served(rig: Rig, worker: Worker) -> None:
+    assert passes(rig, worker, full(rig, worker), grows=False) == PASSED_MAX
 
 
 def test_it_is_so_however_often_others_are_first_for_a_moment(rig: Rig, worker: Worker) -> None:
     cache(worker, 1, PREFIX)
     worker.granted(2, [7])
     lease = worker.granted(3, range(500, 536))
-    worker.admit(10, OTHER)
-    passed = 0
-    for number in range(11, 11 + 2 * PASSED_MAX):
-        worker.admit(number, like(number))
-        worker.release(lease, cache=False)
-        (lease, *_) = rig.taken(Granted)
-        if lease.key.request == f"{10:032x}":
-            break
-        passed += 1
-        assert is_queued(worker.extend(lease, 16, have=8)), "it is ahead of the one it passed"
-        rig.tick(1)
-    assert passed == PASSED_MAX
+    assert passes(rig, worker, lease, grows=True) == PASSED_MAX
 
 
 def test_whoever_was_preempted_goes_before_nobody(rig: Rig, worker: Worker) -> None:

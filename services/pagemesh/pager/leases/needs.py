@@ -33,13 +33,16 @@ class Needs:
         books = self._books
         return books.room_for(-books.forest.idle_pages(match))
 
+    def _pages_beside(self, match: Match, message: Admit) -> int:
+        """Pages that ``message`` needs beside ``match``."""
+        return self._books.facts.pages_for(message.reserve_tokens) - match.pages
+
     def missing_pages(self, message: Admit | Extend) -> int:
         """Pages short of what ``message`` needs."""
         books = self._books
         if isinstance(message, Admit):
             match = self.match(message)
-            need = books.facts.pages_for(message.reserve_tokens) - match.pages
-            return need - self.room_beside(match)
+            return self._pages_beside(match, message) - self.room_beside(match)
         lease = books.leases[message.lease]
         need = message.page_count - lease.page_count
         if need <= lease.promised_pages:  # they come when they may be evicted
@@ -53,16 +56,15 @@ class Needs:
             lease = books.leases[message.lease]
             return message.page_count - lease.page_count - lease.promised_pages
         match = self.match(message)
-        need = books.facts.pages_for(message.reserve_tokens) - match.pages
-        return need + books.forest.idle_pages(match)
+        return self._pages_beside(match, message) + books.forest.idle_pages(match)
 
     def outlook(self, message: Admit) -> Outlook:
         """What it would take to admit ``message``."""
-        books, match = self._books, self.match(message)
-        need = books.facts.pages_for(message.reserve_tokens) - match.pages
+        books, match, terms = self._books, self.match(message), message.terms
+        need = self._pages_beside(match, message)
         free = books.pool.free - books.promises.page_count
         fits = need <= max(free, self.room_beside(match))
-        account = self._quotas.account_of(message)
+        account = books.accounts.by_tenant.get(terms.tenant) if terms.has_quota else None
         if account is not None and fits:
             more = need + books.forest.idle_pages(match)
             fits = not len(account.waiting) and more <= self._quotas.room(account)
