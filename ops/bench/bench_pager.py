@@ -12,6 +12,8 @@ with every header and lease word written to a pool file:
     small       75,000 cached pages, nothing is evicted
     large       1,000,000 cached pages, nothing is evicted
     evicting    a pool of 75,000 pages that is full all the time
+    parting     1,000,000 cached pages; each request leaves an edge that nobody left before, in
+                its middle, so that it is cut there
     short       1,024-token prompts, 768 of them cached, in the small pool
 
 ``evict 128`` is an admission alone, of 128 new pages to a pool that 800,000 cached ones fill.
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import multiprocessing
 import resource
@@ -71,6 +74,8 @@ class Load:
     pool_pages: int
     cached_pages: int
     prompt_tokens: int = LONG_TOKENS
+    prefix_count: int = HOT_PREFIXES
+    """Asked for in turns, each from one prompt that is cached."""
 
 
 KINDS = {"core": PagerAdapter, "lru": LruPagerAdapter, "published": PublishingPagerAdapter}
@@ -78,9 +83,10 @@ LOADS = (
     Load("large", 1_200_000, 1_000_000),
     Load("small", 275_000, 75_000),
     Load("evicting", 75_000, 75_000),
+    Load("parting", 1_200_000, 1_000_000, prefix_count=TURNS * TURN_REQUESTS),
     Load("short", 275_000, 75_000, SHORT_TOKENS),
 )
-
+FILLED = tuple(load for load in LOADS if load.name != "parting")
 BRIEF = Load("brief", 275_000, 75_000, 512)
 WORN = (Load("evicting", 75_000, 75_000), Load("brief", 75_000, 75_000, 512))
 WORN_REQUESTS = 20_000
@@ -129,12 +135,13 @@ class Subject:
         self._prefix_tokens = load.prompt_tokens * 3 // 4
         self._suffix_tokens = load.prompt_tokens - self._prefix_tokens
         dice = np.random.default_rng(11)
-        self._prefixes = [_draw(dice, self._prefix_tokens) for _ in range(HOT_PREFIXES)]
+        self._prefixes = [_draw(dice, self._prefix_tokens) for _ in range(load.prefix_count)]
+        self._turns = itertools.cycle(self._prefixes)
         gc.collect()
         self._before_bytes = _resident_bytes()
         self._adapter = kind(load.pool_pages, PAGE_SIZE)
         self._driver = driver = Driver(self._adapter, dice)
-        hot_pages = HOT_PREFIXES * load.prompt_tokens // PAGE_SIZE
+        hot_pages = load.prefix_count * load.prompt_tokens // PAGE_SIZE
         driver.fill(load.cached_pages - hot_pages, load.prompt_tokens)
         for prefix in self._prefixes:
             driver.request(prefix + driver.tokens(self._suffix_tokens))
@@ -149,10 +156,8 @@ class Subject:
 
     def turn(self, request_count: int) -> None:
         """Time some more requests. Every one hits its prefix."""
-        for number in range(request_count):
-            tokens = self._prefixes[number % HOT_PREFIXES] + self._driver.tokens(
-                self._suffix_tokens
-            )
+        for prefix in itertools.islice(self._turns, request_count):
+            tokens = prefix + self._driver.tokens(self._suffix_tokens)
             cached_pages, spent_us = self._driver.request(tokens)
             self._times_us.append(spent_us)
             assert cached_pages == self._prefix_tokens // PAGE_SIZE, f"{self._load.name} missed"
@@ -203,7 +208,7 @@ def measure_memory() -> dict[str, float]:
     """Bytes a cached page in each load, each in a process of its own: what one gave back to the
     allocator would hide what the next takes."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
-        filled = {load.name: fresh.apply(measure_bytes, (load,)) for load in (*LOADS, BRIEF)}
+        filled = {load.name: fresh.apply(measure_bytes, (load,)) for load in (*FILLED, BRIEF)}
         worn = {
             f"{load.name}, worn": fresh.apply(measure_bytes, (load, WORN_REQUESTS)) for load in WORN
         }

@@ -132,7 +132,6 @@ class Learned(Generic[N]):
             else:
                 self._use(node)
         self._heard.clear()
-        self._model.count()
 
     def _rest(self, node: N, count: int, is_leaf: bool) -> None:
         """``node`` became idle, with ``count`` pages."""
