@@ -23,7 +23,6 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 #else
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
-constexpr int kFetchQueries = 4;  // runs of more are bound by arithmetic
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
@@ -170,6 +169,7 @@ struct Run {
   float* weights;
   float* keep;
   int count;
+  bool fetches;            // what is read after it, for all runs
   Slots slots;             // of the block that some query sees
   int all_end;             // those before it every query sees
   int ends[kTileQueries];  // of each query
@@ -180,9 +180,11 @@ template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
 // While a block's K is read its V is fetched, and during V the next block's K: sixteen slots
-// have as many vectors of the one as of the other.
+// have as many vectors of the one as of the other. Into the second cache: the nearest one's few
+// outstanding misses would bound what a thread reads, at half of that on a Zen 4. Runs after the
+// first find it all there.
 template <typename T, int Q, int N, bool FETCH>
-void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
+void scores(const AttentionCall& call, const Block<T>& block, const Run& run, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
   V sum[Q][N];
@@ -194,11 +196,11 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
     for (int j = 0; j < N; ++j) {
       key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
     }
-    if (FETCH && Q <= kFetchQueries && d % kLineVectors<T> == 0) {
-      for (int j = 0; j < N; ++j) prefetch(block.values[(vector + j) * kLanes] + d * kLanes);
+    if (FETCH && run.fetches && d % kLineVectors<T> == 0) {
+      for (int j = 0; j < N; ++j) prefetch_far(block.values[(vector + j) * kLanes] + d * kLanes);
     }
     for (int i = 0; i < Q; ++i) {
-      V value = splat(q[i * columns + d]);
+      V value = splat(run.q[i * columns + d]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
     }
   }
@@ -245,14 +247,14 @@ inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
 
 // Scores of vectors [low, high), as many at a time as there are kernels for.
 template <typename T, int Q>
-void all_scores(const AttentionCall& call, const Block<T>& block, const float* q, int low, int high,
-                V (*out)[kBlockVectors]) {
+void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run, int low,
+                int high, V (*out)[kBlockVectors]) {
   constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
   if (high - low == kBlockVectors) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, q, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, run, low, out);
   }
-  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, q, low, out);
-  if (low < high) scores<T, Q, 1, false>(call, block, q, low, out);
+  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, run, low, out);
+  if (low < high) scores<T, Q, 1, false>(call, block, run, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
@@ -260,7 +262,7 @@ template <typename T, int Q>
 void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   V score[Q][kBlockVectors];
   const int low = run.slots.first / kLanes, high = (run.slots.end + kLanes - 1) / kLanes;
-  all_scores<T, Q>(call, block, run.q, low, high, score);
+  all_scores<T, Q>(call, block, run, low, high, score);
   float fall[kLanes] = {};  // of the peaks; their exponentials are taken at once
   for (int i = 0; i < Q; ++i) {
     V peaks = splat(-INFINITY);
@@ -308,10 +310,10 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     for (int j = 0; j < N; ++j) {
       value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
-    if (Q <= kFetchQueries) {
+    if (run.fetches) {
       const long row = (slot % kLanes * columns + at) / kLanes;
       for (int j = 0; j < N; j += kLineVectors<T>) {
-        prefetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
+        prefetch_far(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
       }
     }
     for (int i = 0; i < Q; ++i) {

@@ -83,6 +83,7 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
           scratch.weights + query * kBlock,
           scratch.keep + query,
           count,
+          false,
           {kBlock, 0},
           kBlock,
           {}};
@@ -122,6 +123,7 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     }
     query = end;
   }
+  if (run_count) scratch.runs[0].fetches = true;
   take_block(call, block, scratch.runs, run_count);
 }
 
