@@ -62,6 +62,17 @@ int best_level() {
   return PM_PORTABLE;
 }
 
+bool is_zen_3_or_4() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return false;
+  constexpr unsigned kFamily = 0x19;  // the base family and the extended one
+  return __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) == kFamily;
+#else
+  return false;
+#endif
+}
+
 int chosen_level = PM_PORTABLE;
 const pm::Kernels* kernels = &pm::kPortableKernels;
 
@@ -79,6 +90,8 @@ void pack_panels(const T* weight, long row_stride, T* packed, long n, long k) {
 }
 
 }  // namespace
+
+const bool pm::fetches_far = is_zen_3_or_4();
 
 extern "C" {
 

@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <math.h>
 
+#include "kernels.h"
 #include "kv_types.h"
 
 namespace {
@@ -23,6 +24,7 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 #else
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
+constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic, unless memory is far
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
@@ -43,6 +45,7 @@ struct AttentionCall {
   long width;                 // head_dim rounded up to whole vectors
   float soft_cap = INFINITY;  // none
   long window = LONG_MAX;     // positions a row sees at most, its own included
+  bool far = pm::fetches_far;
 };
 
 // Softmax state of one query: peak, sum of exponentials, weighted sum of V. A score that is no
@@ -169,7 +172,6 @@ struct Run {
   float* weights;
   float* keep;
   int count;
-  bool fetches;            // what is read after it, for all runs
   Slots slots;             // of the block that some query sees
   int all_end;             // those before it every query sees
   int ends[kTileQueries];  // of each query
@@ -179,14 +181,22 @@ struct Run {
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
+// Has memory ready that a run of so many queries does not read yet.
+inline void fetch(const void* memory, bool far, int queries) {
+  if (far) {
+    prefetch_far(memory);
+  } else if (queries <= kFetchQueries) {
+    prefetch(memory);
+  }
+}
+
 // While a block's K is read its V is fetched, and during V the next block's K: sixteen slots
-// have as many vectors of the one as of the other. Into the second cache: the nearest one's few
-// outstanding misses would bound what a thread reads, at half of that on a Zen 4. Runs after the
-// first find it all there.
+// have as many vectors of the one as of the other.
 template <typename T, int Q, int N, bool FETCH>
-void scores(const AttentionCall& call, const Block<T>& block, const Run& run, int vector,
+void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
+  const bool far = call.far;
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
@@ -196,11 +206,13 @@ void scores(const AttentionCall& call, const Block<T>& block, const Run& run, in
     for (int j = 0; j < N; ++j) {
       key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
     }
-    if (FETCH && run.fetches && d % kLineVectors<T> == 0) {
-      for (int j = 0; j < N; ++j) prefetch_far(block.values[(vector + j) * kLanes] + d * kLanes);
+    if (FETCH && d % kLineVectors<T> == 0) {
+      for (int j = 0; j < N; ++j) {
+        fetch(block.values[(vector + j) * kLanes] + d * kLanes, far, Q);
+      }
     }
     for (int i = 0; i < Q; ++i) {
-      V value = splat(run.q[i * columns + d]);
+      V value = splat(q[i * columns + d]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(value, key[j], sum[i][j]);
     }
   }
@@ -247,14 +259,14 @@ inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
 
 // Scores of vectors [low, high), as many at a time as there are kernels for.
 template <typename T, int Q>
-void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run, int low,
-                int high, V (*out)[kBlockVectors]) {
+void all_scores(const AttentionCall& call, const Block<T>& block, const float* q, int low, int high,
+                V (*out)[kBlockVectors]) {
   constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
   if (high - low == kBlockVectors) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, run, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, q, low, out);
   }
-  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, run, low, out);
-  if (low < high) scores<T, Q, 1, false>(call, block, run, low, out);
+  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, q, low, out);
+  if (low < high) scores<T, Q, 1, false>(call, block, q, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
@@ -262,7 +274,7 @@ template <typename T, int Q>
 void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   V score[Q][kBlockVectors];
   const int low = run.slots.first / kLanes, high = (run.slots.end + kLanes - 1) / kLanes;
-  all_scores<T, Q>(call, block, run, low, high, score);
+  all_scores<T, Q>(call, block, run.q, low, high, score);
   float fall[kLanes] = {};  // of the peaks; their exponentials are taken at once
   for (int i = 0; i < Q; ++i) {
     V peaks = splat(-INFINITY);
@@ -299,6 +311,7 @@ template <typename T, int Q, int N, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at, columns);
+  const bool far = call.far;
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;
@@ -310,11 +323,9 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     for (int j = 0; j < N; ++j) {
       value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
-    if (run.fetches) {
-      const long row = (slot % kLanes * columns + at) / kLanes;
-      for (int j = 0; j < N; j += kLineVectors<T>) {
-        prefetch_far(block.next_keys[slot / kLanes] + (row + j) * block.key_stride);
-      }
+    const long row = (slot % kLanes * columns + at) / kLanes;
+    for (int j = 0; j < N; j += kLineVectors<T>) {
+      fetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride, far, Q);
     }
     for (int i = 0; i < Q; ++i) {
       if (!by_all && slot >= run.ends[i]) continue;  // nor may what is there be multiplied by 0

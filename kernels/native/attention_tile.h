@@ -83,7 +83,6 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
           scratch.weights + query * kBlock,
           scratch.keep + query,
           count,
-          false,
           {kBlock, 0},
           kBlock,
           {}};
@@ -123,7 +122,6 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     }
     query = end;
   }
-  if (run_count) scratch.runs[0].fetches = true;
   take_block(call, block, scratch.runs, run_count);
 }
 

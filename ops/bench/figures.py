@@ -237,6 +237,12 @@ def _pager_bus(report: Report) -> Iterator[Figure]:
     )
 
 
+def _pager_trace(report: Report) -> Iterator[Figure]:
+    for kind, found in report["results"].items():
+        tokens = f"{found['mean_prompt_tokens']:,.0f}"
+        yield _figure(f"{kind}: p50 us for {tokens} tokens", [found["p50_us"]], report["on"])
+
+
 def _pager_turns(report: Report) -> Iterator[Figure]:
     values = [found["summary"]["after"]["p50_ratio"] for found in report["results"].values()]
     yield _figure(f"p50 over that of {report['before']}", values, report["on"])
@@ -313,6 +319,7 @@ _READERS: Mapping[str, Callable[[Report], Iterator[Figure]]] = {
     "pager": _pager,
     "pager_beside": _pager_beside,
     "pager_bus": _pager_bus,
+    "pager_trace": _pager_trace,
     "pager_turns": _pager_turns,
     "recovery": _recovery,
     "runs": _serving,
