@@ -24,7 +24,7 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 #else
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
-constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic, unless memory is far
+constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
@@ -45,7 +45,7 @@ struct AttentionCall {
   long width;                 // head_dim rounded up to whole vectors
   float soft_cap = INFINITY;  // none
   long window = LONG_MAX;     // positions a row sees at most, its own included
-  bool far = pm::fetches_far;
+  bool far = pm::fetches_far;  // where to fetch K and V to: kernels.h
 };
 
 // Softmax state of one query: peak, sum of exponentials, weighted sum of V. A score that is no
@@ -181,7 +181,8 @@ struct Run {
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Has memory ready that a run of so many queries does not read yet.
+// Fetches ahead for a run of so many queries. Where there are several runs each does: what comes in
+// one burst is dropped in part.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);
@@ -196,7 +197,7 @@ template <typename T, int Q, int N, bool FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
-  const bool far = call.far;
+  const bool far = call.far;  // of its own, or it is read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
@@ -311,7 +312,7 @@ template <typename T, int Q, int N, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at, columns);
-  const bool far = call.far;
+  const bool far = call.far;  // of its own, or it is read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;

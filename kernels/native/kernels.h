@@ -34,9 +34,9 @@ extern const Kernels kAmxKernels;
 #endif
 #endif
 
-// Whether what a thread reads once, and ahead of time, had better come into its second cache: the
-// nearest one of AMD's Zen 3 and 4 has too few misses outstanding to read as fast as memory gives.
-// Others read as fast into the nearest, from where narrow codes are used sooner.
+// Whether to fetch ahead into the second cache what a thread reads once. The nearest one of AMD's
+// Zen 4, and so presumably of Zen 3, waits for too few lines at a time to read as fast as memory
+// gives; on others it does, and what is there is used sooner.
 extern const bool fetches_far;
 
 }  // namespace pm

@@ -40,3 +40,19 @@ def test_pages_and_tails_that_wait_are_those_that_are_there(
         if cache.pool.idle:
             policy.victim()
         check(cache, policy)
+
+
+def test_what_only_ends_is_counted_before_it_is_much() -> None:
+    """As where an account loses a tree with many idle edges, and nothing is ever evicted."""
+    policy: Learned[Node] = Learned(100_000)
+    root = Cache(24, policy).forest.plant(b"another", 1).root
+    edges = [Node(root, bytes([n % 256, n // 256, 0, 0]), range(n, n + 1)) for n in range(2_000)]
+    for edge in edges:
+        policy.add(edge)
+    policy.tidy()
+    for edge in edges:
+        policy.remove(edge)
+    policy.tidy()
+    model = policy._model
+    assert len(model.entered) + len(model.ended) + len(model.lapsed) < 6_000
+    assert not list(policy)

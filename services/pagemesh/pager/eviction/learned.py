@@ -132,6 +132,8 @@ class Learned(Generic[N]):
             else:
                 self._use(node)
         self._heard.clear()
+        if self._model.is_full:
+            self._model.count()
 
     def _rest(self, node: N, count: int, is_leaf: bool) -> None:
         """``node`` became idle, with ``count`` pages."""
@@ -156,7 +158,7 @@ class Learned(Generic[N]):
             entered += (2 * level + 1, now, 1)
         note.pages = count
         entered += (2 * level, now, count)
-        if len(entered) > _HEARD_MAX:
+        if self._model.is_full:
             self._model.count()
 
     def _use(self, node: N) -> None:

@@ -30,6 +30,8 @@ _OUTCOMES_MAX = 16_384.0
 _LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS)))
 _PASSED = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
 # Who ended in a bucket (row) spent half of its width there, and passed all before it (columns).
+_NUMBERS_MAX = 3_072
+"""Written down before they are counted: three or four for each time an entry begins or ends."""
 _FEW_ENTRIES = 20.0
 """A kind is judged like all others until about so many of its own came to an age."""
 
@@ -78,6 +80,11 @@ class ReuseModel:
     def lose(self, kind: int, since: int, now: int, page_count: int) -> None:
         """They were not used so far, and nobody would notice from now on."""
         self.lapsed += (kind, since, now, page_count)
+
+    @property
+    def is_full(self) -> bool:
+        """So much happened since it was counted last that it should be counted."""
+        return len(self.entered) + len(self.ended) + len(self.lapsed) > _NUMBERS_MAX
 
     def count(self) -> None:
         """Count what happened since this was done last: one by one takes several times as long."""
