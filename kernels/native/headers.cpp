@@ -156,9 +156,11 @@ PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents,
     uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
     for (uint32_t left = extents[2 * e + 1]; left; --left, header += run->header_words) {
       uint64_t until = load(header + kUntilWord);
-      if (!until || (until & kUntilMask) >= run->until_ms) continue;
+      if (!run->state && (!until || (until & kUntilMask) >= run->until_ms)) continue;
       if (load(header) >> kStateShift != kCommitted) continue;
       store_release(header + kUntilWord, until_word(run->until_ms, load(header + 1)));
+      // That it ends is new; who dies in between leaves a header that nobody believes.
+      if (!until) store_release(header + kCheckWord, check_word(header, run->header_words));
     }
   }
   return 0;

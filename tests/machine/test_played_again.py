@@ -47,3 +47,17 @@ def test_a_page_of_an_invalidated_root_that_drains_for_a_lost_lease_of_another()
     machine.pager_is_killed_and_restarts(silent=0)
     machine.admits(2, PROMPT, ROOTS[0], 0, True, 0)
     machine.teardown()
+
+
+def test_what_is_given_up_while_somebody_has_to_declare_stays_so_after_another_death() -> None:
+    """Headers said that the committed page is kept for ever, and could say only more."""
+    machine, late = PagerMachine(), 0
+    machine.start()
+    machine.pager_is_killed_and_restarts(silent=1 << 1)
+    machine.admits(late, PROMPT, ROOTS[0], 0, False, 0)
+    machine.step_begins(0, 5)
+    machine.step_ends(0, 0)
+    machine.commits(0)
+    machine.releases(0, cache=False)
+    machine.pager_is_killed_and_restarts(silent=0)  # looks whether all is kept as long as before
+    machine.teardown()

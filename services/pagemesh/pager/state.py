@@ -213,11 +213,11 @@ class PagerCore:
     def _tell_lives(self) -> None:
         """Headers say until when what was used is kept."""
         out, untold = self.books.out, self._untold
-        for node in untold:
+        for node, ends in untold.items():
             pages, until_ms = node.pages, node.expires_ms
             if len(pages):
-                told = pages if until_ms >= FOREVER_MS else own(pages[-1:])
-                out.append(KeepUntil(told, until_ms))
+                told = pages if ends or until_ms >= FOREVER_MS else own(pages[-1:])
+                out.append(KeepUntil(told, until_ms, ends))
         untold.clear()
 
     def _inspect(self, message: InspectPager) -> PagerReport:

@@ -62,10 +62,11 @@ class HeaderWriter:
             self._native.pm_headers_mark(run, extents, len(extents) // 8, listed), extents
         )
 
-    def keep(self, extents: bytes, until_ms: int) -> None:
-        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before.
-        Raises ``IndexError`` like ``write``."""
-        run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms)
+    def keep(self, extents: bytes, until_ms: int, *, ends: bool = False) -> None:
+        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before;
+        if it ``ends``, all that is COMMITTED, and no longer. Raises ``IndexError`` like
+        ``write``."""
+        run = _RUN.pack(*self._place, ends, 0, 0, 0, 0, 0, 0, until_ms)
         self._require(self._native.pm_headers_keep(run, extents, len(extents) // 8), extents)
 
     def _require(self, bad: int, extents: bytes) -> None:

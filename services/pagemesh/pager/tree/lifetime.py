@@ -36,8 +36,9 @@ class Lifetimes:
         self._seconds: dict[int, dict[Node, None]] = {}
         self.due: dict[Node, int] = {}
         """The second of each. Only to be looked at; empty: nothing is timed."""
-        self.untold: dict[Node, None] = {}
-        """Edges whose headers do not say until when they are kept."""
+        self.untold: dict[Node, bool] = {}
+        """Edges whose headers do not say until when they are kept, and whether they ended before
+        that."""
         self._at = 0
         """No second before this one has any."""
 
@@ -53,7 +54,7 @@ class Lifetimes:
         was so before."""
         while node.expires_ms < until_ms:
             node.expires_ms = until_ms
-            self.untold[node] = None
+            self.untold[node] = False
             if until_ms >= FOREVER_MS:
                 self.forget(node)
             elif node not in self.due:
@@ -71,7 +72,7 @@ class Lifetimes:
         """The time of ``node``, idle, is over, whatever was said; also of all below it."""
         self.forget(node)
         node.expires_ms = now_ms
-        self.untold[node] = None
+        self.untold[node] = True
         self._put(node, now_ms)
 
     def cut(self, upper: Node, lower: Node) -> None:
@@ -79,12 +80,12 @@ class Lifetimes:
         upper.expires_ms = lower.expires_ms
         if lower in self.due:
             self._put(upper, lower.expires_ms)
-            self.untold[upper] = None
+            self.untold[upper] = self.untold.get(lower, False)
 
     def shortened(self, node: Node) -> None:
         """``node`` has lost its last pages."""
         if node in self.due:
-            self.untold[node] = None
+            self.untold.setdefault(node, False)
 
     def forget(self, node: Node) -> None:
         """``node`` is not timed, or not there, any more."""
