@@ -45,7 +45,6 @@ struct AttentionCall {
   long width;                 // head_dim rounded up to whole vectors
   float soft_cap = INFINITY;  // none
   long window = LONG_MAX;     // positions a row sees at most, its own included
-  bool far = pm::fetches_far;  // where to fetch K and V to: kernels.h
 };
 
 // Softmax state of one query: peak, sum of exponentials, weighted sum of V. A score that is no
@@ -197,7 +196,7 @@ template <typename T, int Q, int N, bool FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
-  const bool far = call.far;  // of its own, or it is read for every line
+  const bool far = pm::fetches_far;  // a copy, or it is read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
@@ -312,7 +311,7 @@ template <typename T, int Q, int N, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at, columns);
-  const bool far = call.far;  // of its own, or it is read for every line
+  const bool far = pm::fetches_far;  // a copy, or it is read for every line
   V sum[Q][N];
   for (int i = 0; i < Q; ++i) {
     const float* values = state_at(run.states, i, call.width).values() + at;

@@ -150,13 +150,13 @@ PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, 
 }
 
 PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents,
-                               long extent_count) {
+                               long extent_count, int ends) {
   if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
   for (long e = 0; e < extent_count; ++e) {
     uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
     for (uint32_t left = extents[2 * e + 1]; left; --left, header += run->header_words) {
       uint64_t until = load(header + kUntilWord);
-      if (!run->state && (!until || (until & kUntilMask) >= run->until_ms)) continue;
+      if (!ends && (!until || (until & kUntilMask) >= run->until_ms)) continue;
       if (load(header) >> kStateShift != kCommitted) continue;
       store_release(header + kUntilWord, until_word(run->until_ms, load(header + 1)));
       // That it ends is new; who dies in between leaves a header that nobody believes.

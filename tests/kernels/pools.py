@@ -71,6 +71,7 @@ def write_headers(
     sequence: int,
     state: HeaderState = HeaderState.HELD,
     mark: int = 1,
+    until_ms: int | None = None,
 ) -> None:
     """Headers whose every word follows from ``mark``, so that two marks differ in all words.
     Identities count up from ``1000 * mark + 1``."""
@@ -79,5 +80,5 @@ def write_headers(
         pack_extents(pages), state, np.full(count, sequence, np.uint64), writer=1000 * mark + 3,
         root=mark, first_identity=1000 * mark + 1, parent=1000 * mark + 2,
         tokens=pack([mark] * count * table.form.page_size), token_count=table.form.page_size,
-        until_ms=1000 * mark + 4,
+        until_ms=1000 * mark + 4 if until_ms is None else until_ms,
     )  # fmt: skip

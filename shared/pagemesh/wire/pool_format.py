@@ -22,7 +22,8 @@ A header is ``8 + page_size / 2`` words of 8 bytes (128 bytes at page size 16):
     word 8.. token ids, uint32 each
 
 The store order is INVALID, body, check word, state (release); see the native library. Word 6, and
-nothing else of a header that stands, is replaced alone: later and later, in one store. Its time is
+nothing else of a header that stands, is replaced alone: later and later, in one store; or, once
+given up, with an end, and then word 7 after it where word 6 was 0. Its time is
 that of CLOCK_BOOTTIME, which all processes of a host share and nobody can set, since the start of
 the machine that the superblock names.
 """

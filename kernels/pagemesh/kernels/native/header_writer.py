@@ -66,8 +66,8 @@ class HeaderWriter:
         """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before;
         if it ``ends``, all that is COMMITTED, and no longer. Raises ``IndexError`` like
         ``write``."""
-        run = _RUN.pack(*self._place, ends, 0, 0, 0, 0, 0, 0, until_ms)
-        self._require(self._native.pm_headers_keep(run, extents, len(extents) // 8), extents)
+        run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms)
+        self._require(self._native.pm_headers_keep(run, extents, len(extents) // 8, ends), extents)
 
     def _require(self, bad: int, extents: bytes) -> None:
         if bad < 0:

@@ -240,7 +240,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_check_word": (_U64, (_P, _L)),
     "pm_headers_write": (_L, (_P, _P, _L, _P, _P)),
     "pm_headers_mark": (_L, (_P, _P, _L, _P)),
-    "pm_headers_keep": (_L, (_P, _P, _L)),
+    "pm_headers_keep": (_L, (_P, _P, _L, _I)),
     "pm_headers_fresh": (_L, (_P, _L, _P, _L, _L, _U64)),
     "pm_headers_scan": (None, (_P, _L, _L, _L, _P, _P)),
     "pm_word_store": (None, (_P, _U64)),

@@ -13,7 +13,8 @@ Whether something may be read is asked at every match (``Forest.match``); this h
 what to reclaim, so it may be a second late.
 
 The next pager reads all this from headers. The last page of a timed edge says until when the edge
-is kept, and speaks for those before it; pages that say nothing are kept for ever. Edges
+is kept, and speaks for those before it; pages that say nothing are kept for ever. Where an edge
+was ended all its pages say so, as what they said before could be longer. Edges
 whose headers do not say it yet are ``untold``, until ``PagerCore.handle`` returns.
 """
 
