@@ -71,7 +71,7 @@ class Books:
     """All state of one pager life."""
 
     def __init__(
-        self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy[Node],
+        self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy,
         new_policy: NewPolicy,
     ) -> None:  # fmt: skip
         self.limits = limits

@@ -49,7 +49,6 @@ from pagemesh.pager.tiers.tier_events import TierEvent
 from pagemesh.pager.tiers.traffic import Tiers
 from pagemesh.pager.tree.accounts import NewPolicy
 from pagemesh.pager.tree.lifetime import FOREVER_MS
-from pagemesh.pager.tree.radix import Node
 from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
@@ -89,7 +88,7 @@ class PagerCore:
         self,
         limits: PagerLimits,
         pool: PoolFacts,
-        policy: EvictionPolicy[Node],
+        policy: EvictionPolicy,
         *,
         new_policy: NewPolicy = lambda _pages: Lru(),
         books: type[Books] = Books,

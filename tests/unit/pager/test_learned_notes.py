@@ -14,16 +14,17 @@ def idle_edges(cache: Cache) -> list[Node]:
     return [node for tree in trees for node in tree.root.below() if not node.pins]
 
 
-def check(cache: Cache, policy: Learned[Node]) -> None:
+def check(cache: Cache, policy: Learned) -> None:
     list(policy)  # works out what was put off
     for node in idle_edges(cache):
         note = node.note
         assert note.pages + note.has_tail == len(node.pages), "it waits for other pages"
     for level in policy._levels:
-        queued, node = [], level.newer
-        while node is not level:
-            queued.append(node)
-            node = node.newer
+        queued = list[Node]()
+        link = level.newer
+        while isinstance(link, Node):
+            queued.append(link)
+            link = link.newer
         tailed = [one for one in queued if one.note.has_tail]
         assert level.tailed is (tailed[0] if tailed else None), "a tail is overlooked"
 
@@ -33,7 +34,7 @@ def check(cache: Cache, policy: Learned[Node]) -> None:
 def test_pages_and_tails_that_wait_are_those_that_are_there(
     steps: list[tuple[int, ...] | int | None],
 ) -> None:
-    policy: Learned[Node] = Learned(24)
+    policy = Learned(24)
     cache = Cache(24, policy)
     for step in steps:
         cache.take(step)
@@ -44,7 +45,7 @@ def test_pages_and_tails_that_wait_are_those_that_are_there(
 
 def test_what_only_ends_is_counted_before_it_is_much() -> None:
     """As where an account loses a tree with many idle edges, and nothing is ever evicted."""
-    policy: Learned[Node] = Learned(100_000)
+    policy = Learned(100_000)
     root = Cache(24, policy).forest.plant(b"another", 1).root
     edges = [Node(root, bytes([n % 256, n // 256, 0, 0]), range(n, n + 1)) for n in range(2_000)]
     for edge in edges:

@@ -8,7 +8,7 @@ registry    policies by name
 """
 
 from pagemesh.pager.eviction.lru import Lru
-from pagemesh.pager.eviction.policy import Edge, EvictionPolicy
+from pagemesh.pager.eviction.policy import EvictionPolicy
 from pagemesh.pager.eviction.registry import POLICIES, make_policy
 
-__all__ = ["POLICIES", "Edge", "EvictionPolicy", "Lru", "make_policy"]
+__all__ = ["POLICIES", "EvictionPolicy", "Lru", "make_policy"]

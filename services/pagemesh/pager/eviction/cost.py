@@ -9,12 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from pagemesh.pager.eviction.leaves import bared
-from pagemesh.pager.eviction.policy import Edge
+from pagemesh.pager.tree.node import Node
 
-N = TypeVar("N", bound=Edge)
 _DEPTH_PAGES = 512
 """A page that attends to so many pages before it costs twice what the first one does."""
 _STALE_SHARE, _STALE_MIN = 2, 64
@@ -28,16 +26,16 @@ class _Note:
     """The one entry of the heap that counts; 0: the node is in use."""
 
 
-class Cost(Generic[N]):
+class Cost:
     """Operations are O(log n); entries that no longer count are swept out as they pile up."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, N]] = []
+        self._heap: list[tuple[float, int, Node]] = []
         self._level = 0.0
         self._stamp = 0
         self._idle_count = 0
 
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         note: _Note | None = node.note
         if note is None:
             note = node.note = _Note()
@@ -45,18 +43,18 @@ class Cost(Generic[N]):
         note.worth = self._level + note.use_count * (1 + node.depth / _DEPTH_PAGES)
         self._push(node, note)
 
-    def remove(self, node: N) -> None:
+    def remove(self, node: Node) -> None:
         note: _Note = node.note
         self._idle_count -= 1
         note.stamp = 0
         note.use_count += 1
 
-    def cut(self, upper: N, lower: N) -> None:
+    def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note
         if note is not None:
             upper.note = _Note(note.use_count + (not lower.pins))
 
-    def shrink(self, node: N, keep: int) -> None:
+    def shrink(self, node: Node, keep: int) -> None:
         note: _Note = node.note
         self._level = max(self._level, note.worth)
         if not keep:
@@ -69,7 +67,7 @@ class Cost(Generic[N]):
     def tidy(self) -> None:
         pass  # nothing is put off
 
-    def victim(self) -> tuple[N, int]:
+    def victim(self) -> tuple[Node, int]:
         heap = self._heap
         while heap:
             _, stamp, node = heap[0]
@@ -78,10 +76,10 @@ class Cost(Generic[N]):
             heapq.heappop(heap)  # a parent is pushed again when it is a leaf
         raise LookupError("nothing is idle")
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         return (n for _, stamp, n in self._heap if stamp == n.note.stamp and not n.children)
 
-    def _push(self, node: N, note: _Note) -> None:
+    def _push(self, node: Node, note: _Note) -> None:
         self._stamp += 1
         note.stamp = self._stamp
         heapq.heappush(self._heap, (note.worth, note.stamp, node))

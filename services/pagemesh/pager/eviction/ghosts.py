@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 _PASSED_MIN = 64
 """So many that are not remembered any more may stay in the order before they are taken out."""
 _NAME_MASK = (1 << 60) - 1
 """What Python keeps in 32 bytes; a longer integer takes 48."""
 
 
-class Ghost(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Ghost:
     """A run of evicted pages. ``below``: the name of what its children were chained to."""
 
-    place: int
-    below: int
-    kind: int
-    use_count: int
-    used_at: int
-    page_count: int
+    __slots__ = ("below", "kind", "page_count", "place", "use_count", "used_at")
+
+    def __init__(
+        self, place: int, below: int, kind: int, use_count: int, used_at: int, page_count: int
+    ) -> None:
+        self.place = place
+        self.below = below
+        self.kind = kind
+        self.use_count = use_count
+        self.used_at = used_at
+        self.page_count = page_count
 
 
 def place_of(above: int, first_page: bytes) -> int:

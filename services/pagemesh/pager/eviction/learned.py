@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Generic, TypeVar
-
-import msgspec
+from math import inf
+from typing import Any
 
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared
-from pagemesh.pager.eviction.policy import Edge
 from pagemesh.pager.eviction.reuse import ReuseModel
-
-N = TypeVar("N", bound=Edge)
+from pagemesh.pager.tree.node import Node
 
 LEVELS = 8
 """Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
@@ -47,41 +44,44 @@ _TAIL_WORTH = 0.5
 edges whole keeps free pages in long runs."""
 
 
-class _Note(msgspec.Struct, eq=False, gc=False):
+class _Note:
     """What is remembered of an edge. ``below``: see ``Ghost``. ``use_count``: up to ``_USES_MAX``.
     ``used_at``: 0 as long as it was never idle. ``pages``: those that wait in the model, apart from
     the tail. ``ghost``: of what was cut off its end."""
 
-    below: int
-    use_count: int = 0
-    used_at: int = 0
-    pages: int = 0
-    has_tail: bool = False
-    ghost: Ghost | None = None
+    __slots__ = ("below", "ghost", "has_tail", "pages", "use_count", "used_at")
+
+    def __init__(self, below: int, use_count: int = 0, used_at: int = 0) -> None:
+        self.below = below
+        self.use_count = use_count
+        self.used_at = used_at
+        self.pages = 0
+        self.has_tail = False
+        self.ghost: Ghost | None = None
 
 
-class _Level(LeafQueue[N]):
+class _Level(LeafQueue):
     """Idle edges that were used about as often before. As they are in order, so are their tails."""
 
     __slots__ = ("tailed",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.tailed: N | None = None
+        self.tailed: Node | None = None
         """The first whose tail waits apart; those before it have none, and will not get one. It is
         a leaf, and so never put aside: only what is in use gets children."""
 
-    def pass_tail(self, node: N) -> None:
+    def pass_tail(self, node: Node) -> None:
         """``node``, which is in it, has no tail from now on."""
-        node.note.has_tail = False
+        _note_of(node).has_tail = False
         if self.tailed is node:
             following = node.newer
-            while following is not self and not following.note.has_tail:
+            while isinstance(following, Node) and not _note_of(following).has_tail:
                 following = following.newer
-            self.tailed = None if following is self else following
+            self.tailed = following if isinstance(following, Node) else None
 
 
-class Learned(Generic[N]):
+class Learned:
     """For a pool of ``page_count`` pages. Operations are amortised O(1), with a refresh of what
     was learned a few times while the pool is filled once."""
 
@@ -91,7 +91,7 @@ class Learned(Generic[N]):
         ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
         self._ghost_places = self._ghosts.by_place
-        self._levels: list[_Level[N]] = [_Level() for _ in range(LEVELS)]
+        self._levels: list[_Level] = [_Level() for _ in range(LEVELS)]
         self._root_count = self._entry_count = 0
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
@@ -105,7 +105,7 @@ class Learned(Generic[N]):
 
     # What the tree tells
 
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         if not self._puts_off:
             self._rest(node, len(node.pages), not node.children)
             return
@@ -113,7 +113,7 @@ class Learned(Generic[N]):
         if len(self._heard) > _HEARD_MAX:
             self._catch_up()
 
-    def remove(self, node: N) -> None:
+    def remove(self, node: Node) -> None:
         if self._puts_off:
             self._heard += (node, 0, _USED)
         else:
@@ -135,7 +135,7 @@ class Learned(Generic[N]):
         if self._model.is_full:
             self._model.count()
 
-    def _rest(self, node: N, count: int, is_leaf: bool) -> None:
+    def _rest(self, node: Node, count: int, is_leaf: bool) -> None:
         """``node`` became idle, with ``count`` pages."""
         note: _Note | None = node.note
         if note is None:
@@ -161,7 +161,7 @@ class Learned(Generic[N]):
         if self._model.is_full:
             self._model.count()
 
-    def _use(self, node: N) -> None:
+    def _use(self, node: Node) -> None:
         """``node``, idle so far, is in use again."""
         note: _Note = node.note
         level, since, now = _LEVEL_OF[note.use_count], note.used_at, self._now
@@ -172,11 +172,11 @@ class Learned(Generic[N]):
             self._model.use(2 * level + 1, since, now, 1)
         queue.remove(node)
 
-    def cut(self, upper: N, lower: N) -> None:
+    def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note
         if note is None:
             return  # not known yet; what becomes of it is told when it is idle
-        above = upper.parent.note.below
+        above = _note_of(upper.parent).below
         place = place_of(above, upper.tokens[: _page_bytes(upper)])
         upper.note = _Note(place, note.use_count, note.used_at)
         if not lower.pins:
@@ -184,7 +184,7 @@ class Learned(Generic[N]):
             note.pages -= used
             self._model.use(2 * _LEVEL_OF[note.use_count], note.used_at, self._now, used)
 
-    def shrink(self, node: N, keep: int) -> None:
+    def shrink(self, node: Node, keep: int) -> None:
         if self._heard:
             self._catch_up()
         note: _Note = node.note
@@ -200,51 +200,53 @@ class Learned(Generic[N]):
             queue.remove(node)
             parent = bared(node)
             if parent is not None:
-                self._levels[_LEVEL_OF[parent.note.use_count]].recall(parent)
+                self._levels[_LEVEL_OF[_note_of(parent).use_count]].recall(parent)
 
-    def victim(self) -> tuple[N, int]:
+    def victim(self) -> tuple[Node, int]:
         if self._heard:
             self._catch_up()
         self._puts_off, self._was_asked = False, True
         if self._now >= self._refresh_at:
             self._refresh_at = self._now + self._refresh_ticks
             self._model.refresh(self._now, max(1.0, self._now / max(1, self._entry_count)))
-        now, bucket, worth = self._now, self._model.bucket, self._model.worth
-        best: tuple[float, int] | None = None
-        found: tuple[N, int] | None = None
+        now, model = self._now, self._model
+        worth = model.worth
+        best, best_since, pages = inf, 0, 0
+        found: Node | None = None
         for level, queue in enumerate(self._levels):
-            if queue.newer is queue or (node := queue.first()) is None:
+            if (oldest := queue.first()) is None:
                 continue
-            since = node.note.used_at
-            value = worth[2 * level][bucket(now - since)], since
-            if best is None or value < best:
-                best, found = value, (node, len(node.pages))
+            since = _note_of(oldest).used_at
+            value = worth[2 * level][model.bucket(now - since)]
+            if found is None or value < best or (value == best and since < best_since):
+                best, best_since, found, pages = value, since, oldest, len(oldest.pages)
             if (newest := queue.last()) is not None:
-                since = newest.note.used_at
-                value = worth[2 * level][bucket(now - since)], since
-                if value < best:
-                    best, found = value, (newest, len(newest.pages))
-            if (node := queue.tailed) is not None:
-                since = node.note.used_at
-                age = bucket(now - since)
-                value = worth[2 * level + 1][age], since
-                if value < best and value[0] < _TAIL_WORTH * worth[2 * level][age]:
-                    best, found = value, (node, 1)
+                since = _note_of(newest).used_at
+                value = worth[2 * level][model.bucket(now - since)]
+                if value < best or (value == best and since < best_since):
+                    best, best_since, found, pages = value, since, newest, len(newest.pages)
+            if (tailed := queue.tailed) is not None:
+                since = _note_of(tailed).used_at
+                age = model.bucket(now - since)
+                value = worth[2 * level + 1][age]
+                is_less = value < best or (value == best and since < best_since)
+                if is_less and value < _TAIL_WORTH * worth[2 * level][age]:
+                    best, best_since, found, pages = value, since, tailed, 1
         if found is None:
             raise LookupError("nothing is idle")
-        return found
+        return found, pages
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         self._catch_up()
         return chain.from_iterable(self._levels)
 
     # Eviction, and return
 
-    def _cut_tail(self, node: N, note: _Note, level: int) -> None:
+    def _cut_tail(self, node: Node, note: _Note, level: int) -> None:
         place = self._place_at(node, len(node.pages) - 1)
         self._ghosts.put(Ghost(place, note.below, 2 * level + 1, note.use_count, note.used_at, 1))
 
-    def _cut_body(self, node: N, note: _Note, level: int, keep: int, lost: int) -> None:
+    def _cut_body(self, node: Node, note: _Note, level: int, keep: int, lost: int) -> None:
         """The model goes on waiting for the lost pages, as long as their ghost is there."""
         note.pages = keep
         place, ghost = self._place_at(node, keep), note.ghost
@@ -258,7 +260,7 @@ class Learned(Generic[N]):
     def _forget(self, ghost: Ghost) -> None:
         self._model.lapsed += (ghost.kind, ghost.used_at, self._now, ghost.page_count)
 
-    def _get_to_know(self, node: N) -> _Note:
+    def _get_to_know(self, node: Node) -> _Note:
         """A note for ``node``, which has none, and for what is above it."""
         unknown = [node]
         while not unknown[-1].is_root and unknown[-1].parent.note is None:
@@ -272,10 +274,10 @@ class Learned(Generic[N]):
         note: _Note = node.note
         return note
 
-    def _returning(self, node: N) -> _Note:
+    def _returning(self, node: Node) -> _Note:
         """A note for ``node``, that knows of uses before what it holds was evicted."""
         page_bytes = len(node.tokens) // len(node.pages)
-        place = place_of(node.parent.note.below, node.tokens[:page_bytes])
+        place = place_of(_note_of(node.parent).below, node.tokens[:page_bytes])
         node.note = note = _Note(place)
         if place not in self._ghost_places:
             return note
@@ -285,12 +287,18 @@ class Learned(Generic[N]):
         return note
 
     @staticmethod
-    def _place_at(node: N, index: int) -> int:
+    def _place_at(node: Node, index: int) -> int:
         """The place of the page at ``index``; its first page has that of the edge."""
-        above: _Note = (node if index else node.parent).note
+        above = _note_of(node if index else node.parent)
         page_bytes = _page_bytes(node)
         return place_of(above.below, node.tokens[index * page_bytes : (index + 1) * page_bytes])
 
 
-def _page_bytes(node: Edge) -> int:
+def _page_bytes(node: Node) -> int:
     return len(node.tokens) // len(node.pages)
+
+
+def _note_of(node: Node) -> _Note:
+    """What is remembered of ``node``, which is known."""
+    note: _Note = node.note
+    return note

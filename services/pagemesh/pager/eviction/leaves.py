@@ -4,95 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Generic, TypeVar
 
-from pagemesh.pager.eviction.policy import Edge
-
-N = TypeVar("N", bound=Edge)
+from pagemesh.pager.tree.node import UNLINKED, Link, Node
 
 NEWEST_MAX = 8
 """How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the
 edges above it, which are newer."""
 
 
-class LeafQueue(Generic[N]):
+class LeafQueue(Link):
     """In the order of ``add``. What reaches the front and is no idle leaf is put aside, and
     comes back to the front by ``recall``: nothing still in the queue is older.
 
         queue <-> oldest <-> ... <-> newest <-> queue     a ring, linked by ``older`` and ``newer``
 
     A node carries its links itself, so that being in a queue takes no memory, and it is in one
-    queue at most. One that was put aside is a ring of its own; in none, its links are None."""
+    queue at most. One that was put aside is a ring of its own."""
 
-    __slots__ = ("newer", "older")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.newer: Any = self
-        self.older: Any = self
-
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         """Put ``node``, which is in none, last."""
         last = self.older
         node.older, node.newer = last, self
         last.newer = self.older = node
 
-    def remove(self, node: N) -> None:
-        """Take ``node`` out, wherever it is. Raises ``AttributeError`` when it is in none."""
+    def remove(self, node: Node) -> None:
+        """Take ``node`` out, wherever it is."""
         older, newer = node.older, node.newer
+        assert newer is not UNLINKED, "it is in no queue"
         older.newer, newer.older = newer, older
-        node.older = node.newer = None
+        node.older = node.newer = UNLINKED
 
-    def recall(self, node: N) -> None:
+    def recall(self, node: Node) -> None:
         """``node``, which is in it, is an idle leaf now."""
         if node.newer is node:
             first = self.newer
             node.older, node.newer = self, first
             first.older = self.newer = node
 
-    def first(self) -> N | None:
+    def first(self) -> Node | None:
         """The first idle leaf."""
-        while (node := self.newer) is not self:
+        node = self.newer
+        while isinstance(node, Node):  # all but the queue itself
             if not node.children and not node.pins:
-                found: N = node
-                return found
+                return node
             self.remove(node)
             node.older = node.newer = node
+            node = self.newer
         return None
 
-    def last(self) -> N | None:
+    def last(self) -> Node | None:
         """The newest idle leaf, if one is among the newest nodes."""
         node = self.older
         for _ in range(NEWEST_MAX):
-            if node is self:
+            if not isinstance(node, Node):
                 return None
             if not node.children and not node.pins:
-                found: N = node
-                return found
+                return node
             node = node.older
         return None
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         node = self.newer
-        while node is not self:
+        while isinstance(node, Node):
             if not node.children and not node.pins:
                 yield node
             node = node.newer
 
 
-class LeafQueues(Generic[N]):
+class LeafQueues:
     """What policies have in common that take the first leaf of the first queue with any. The
     ``note`` of a node is the index of its queue."""
 
     def __init__(self, queue_count: int) -> None:
-        self._queues: list[LeafQueue[N]] = [LeafQueue() for _ in range(queue_count)]
+        self._queues = [LeafQueue() for _ in range(queue_count)]
 
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         self._queues[node.note].add(node)
 
-    def remove(self, node: N) -> None:
+    def remove(self, node: Node) -> None:
         self._queues[node.note].remove(node)
 
-    def shrink(self, node: N, keep: int) -> None:
+    def shrink(self, node: Node, keep: int) -> None:
         if not keep:
             self._queues[node.note].remove(node)
             parent = bared(node)
@@ -102,18 +96,18 @@ class LeafQueues(Generic[N]):
     def tidy(self) -> None:
         pass  # nothing is put off
 
-    def victim(self) -> tuple[N, int]:
+    def victim(self) -> tuple[Node, int]:
         for queue in self._queues:
             node = queue.first()
             if node is not None:
                 return node, len(node.pages)
         raise LookupError("nothing is idle")
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         return chain.from_iterable(self._queues)
 
 
-def bared(node: Edge) -> Any | None:
+def bared(node: Node) -> Node | None:
     """The parent of ``node``, gone just now, if that made it an idle leaf."""
     parent = node.parent
     return None if parent.is_root or parent.pins or parent.children else parent

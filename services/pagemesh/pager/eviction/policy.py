@@ -20,69 +20,27 @@ what must stay is pinned in the tree, so that the ledger does not count it as ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Protocol
+
+from pagemesh.pager.tree.node import Node
 
 
-class Edge(Protocol):
-    """What a policy may look at. ``note``, ``older`` and ``newer`` are the policy's own, and start
-    as None; the last two link the nodes of a queue (see ``leaves``)."""
+class EvictionPolicy(Protocol):
+    """Keeps the idle nodes and names the next to go. ``note``, ``older`` and ``newer`` of a node
+    are the policy's own; it changes nothing else."""
 
-    note: Any
-    older: Any
-    newer: Any
-
-    @property
-    def rank(self) -> int:
-        """How much this is to be kept before others: 0 as a rule, more what more urgent requests
-        used. Only ``Priority`` asks."""
-
-    @property
-    def children(self) -> Mapping[bytes, Any]:
-        """The edges that start where this one ends."""
-
-    @property
-    def parent(self) -> Any:
-        """The edge above."""
-
-    @property
-    def pins(self) -> int:
-        """Leases and pinned children that need this edge."""
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this is where a tree starts; it has no pages and is never told of."""
-
-    @property
-    def depth(self) -> int:
-        """Pages from the root to its end."""
-
-    @property
-    def pages(self) -> Sized:
-        """Its pages."""
-
-    @property
-    def tokens(self) -> bytes:
-        """The packed tokens in them, equally many bytes a page."""
-
-
-N = TypeVar("N")
-
-
-class EvictionPolicy(Protocol[N]):
-    """Keeps the idle nodes and names the next to go."""
-
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         """``node`` became idle, after everything below it."""
 
-    def remove(self, node: N) -> None:
+    def remove(self, node: Node) -> None:
         """``node``, idle so far, is in use again."""
 
-    def cut(self, upper: N, lower: N) -> None:
+    def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new and in use, now has the first pages of ``lower``. If ``lower`` was
         idle it still is, with the others."""
 
-    def shrink(self, node: N, keep: int) -> None:
+    def shrink(self, node: Node, keep: int) -> None:
         """The idle leaf ``node`` is about to lose all but its first ``keep`` pages. With 0 it
         goes, and its parent has lost it already."""
 
@@ -90,9 +48,9 @@ class EvictionPolicy(Protocol[N]):
         """Take in what was told and put off. Before edges are cut, before notes are taken away, and
         once in a while."""
 
-    def victim(self) -> tuple[N, int]:
+    def victim(self) -> tuple[Node, int]:
         """An idle leaf, and how many pages may go from its end. Raises ``LookupError`` when
         nothing is idle."""
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         """Every idle leaf."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pagemesh.pager.eviction.cost import Cost
 from pagemesh.pager.eviction.learned import Learned
@@ -14,7 +13,7 @@ from pagemesh.pager.eviction.priority import Priority
 from pagemesh.pager.eviction.s3_fifo import S3Fifo
 from pagemesh.wire.errors import ConfigError
 
-POLICIES: Mapping[str, Callable[[int], EvictionPolicy[Any]]] = {
+POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {
     "learned": Learned,
     "lru": lambda _page_count: Lru(),
     "lfu": lambda _page_count: Lfu(),
@@ -25,7 +24,7 @@ POLICIES: Mapping[str, Callable[[int], EvictionPolicy[Any]]] = {
 """Name -> what makes the policy, given the pages of the pool. The first one is the default."""
 
 
-def make_policy(name: str, page_count: int) -> EvictionPolicy[Any]:
+def make_policy(name: str, page_count: int) -> EvictionPolicy:
     """A new policy for a pool of ``page_count`` pages. Raises ``ConfigError``."""
     make = POLICIES.get(name)
     if make is None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
 
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared
-from pagemesh.pager.eviction.policy import Edge
+from pagemesh.pager.tree.node import Node
 
-N = TypeVar("N", bound=Edge)
 USES_MAX = 3
 _SMALL_SHARE = 10
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 1_024, 8
@@ -32,17 +30,17 @@ class _Note:
     use_count: int = 0
 
 
-class S3Fifo(Generic[N]):
+class S3Fifo:
     """Operations are amortised O(1): going round costs a use. ``page_count``: of the pool."""
 
     def __init__(self, page_count: int) -> None:
-        self._small: LeafQueue[N] = LeafQueue()
-        self._main: LeafQueue[N] = LeafQueue()
+        self._small: LeafQueue = LeafQueue()
+        self._main: LeafQueue = LeafQueue()
         self._small_pages, self._small_pages_max = 0, page_count // _SMALL_SHARE
         count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(page_count, count_max, lambda _ghost: None)
 
-    def add(self, node: N) -> None:
+    def add(self, node: Node) -> None:
         note: _Note | None = node.note
         if note is None:
             note = node.note = _Note(_place(node), True)
@@ -50,11 +48,11 @@ class S3Fifo(Generic[N]):
             self._put(node, note)
         self._queue(note).recall(node)
 
-    def remove(self, node: N) -> None:
+    def remove(self, node: Node) -> None:
         note: _Note = node.note
         note.use_count = min(USES_MAX, note.use_count + 1)
 
-    def cut(self, upper: N, lower: N) -> None:
+    def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note
         if note is None:
             return
@@ -66,7 +64,7 @@ class S3Fifo(Generic[N]):
             self._small_pages -= len(upper.pages)  # put counts them again
         self._put(upper, upper.note)
 
-    def shrink(self, node: N, keep: int) -> None:
+    def shrink(self, node: Node, keep: int) -> None:
         note: _Note = node.note
         if note.is_small:
             self._small_pages -= len(node.pages) - keep
@@ -82,7 +80,7 @@ class S3Fifo(Generic[N]):
     def tidy(self) -> None:
         pass  # nothing is put off
 
-    def victim(self) -> tuple[N, int]:
+    def victim(self) -> tuple[Node, int]:
         while True:
             small, main = self._small.first(), self._main.first()
             if small is not None and (main is None or self._small_pages > self._small_pages_max):
@@ -103,19 +101,19 @@ class S3Fifo(Generic[N]):
             else:
                 raise LookupError("nothing is idle")
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Node]:
         return chain(self._small, self._main)
 
-    def _queue(self, note: _Note) -> LeafQueue[N]:
+    def _queue(self, note: _Note) -> LeafQueue:
         return self._small if note.is_small else self._main
 
-    def _put(self, node: N, note: _Note) -> None:
+    def _put(self, node: Node, note: _Note) -> None:
         if note.is_small:
             self._small_pages += len(node.pages)
         self._queue(note).add(node)
 
 
-def _place(node: Edge) -> int:
+def _place(node: Node) -> int:
     above = node.parent.note
     page_bytes = len(node.tokens) // len(node.pages)
     return place_of(above.place if above is not None else 0, node.tokens[:page_bytes])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ACCOUNTS_MAX = 1_024
 """Tenants beyond these have no share of their own."""
-NewPolicy = Callable[[int], EvictionPolicy["Node"]]
+NewPolicy = Callable[[int], EvictionPolicy]
 """Makes the policy of an account with so many pages."""
 
 
@@ -39,7 +39,7 @@ class Account:
     )  # fmt: skip
 
     def __init__(
-        self, tenant: str, quota_pages: int, policy: EvictionPolicy[Node], waiting: WaitList
+        self, tenant: str, quota_pages: int, policy: EvictionPolicy, waiting: WaitList
     ) -> None:
         self.tenant = tenant
         self.quota_pages = quota_pages
@@ -82,7 +82,7 @@ class Accounts:
     """All accounts of a pool of ``total_pages``; ``policy`` is that of the common one."""
 
     def __init__(
-        self, total_pages: int, policy: EvictionPolicy[Node], new_policy: NewPolicy,
+        self, total_pages: int, policy: EvictionPolicy, new_policy: NewPolicy,
         waiter_count_max: int,
     ) -> None:  # fmt: skip
         self._total_pages = total_pages

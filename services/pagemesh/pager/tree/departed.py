@@ -1,6 +1,6 @@
 """Why a prefix is not cached any more, for the hit waterfall.
 
-What leaves the tree leaves marks: 64-bit hashes (XXH3) of everything from the root to the end of
+What leaves the tree leaves marks: 60-bit hashes (of XXH3) of everything from the root to the end of
 some of its pages, with the reason. They are chained: each goes on from the one before, and the
 first from the hash of the path to the run, which goes on from block to block.
 
@@ -8,17 +8,15 @@ first from the hash of the path to the run, which goes on from block to block.
      | 256  | 256  |  ..     1   2       4           7       marks after so many
 
 A prompt is looked up from where its match ends, mark by mark. So what is told has left indeed,
-up to one hash in 2**58 or so; what a prompt shares only in part with a run is told to the last
+up to one hash in 2**52 or more; what a prompt shares only in part with a run is told to the last
 mark, at least half of it. Marks are kept in a table of fixed size; a newer one takes the place of
 an older one, which is then forgotten. Nothing is decided by them.
 
-    mark:   44 bits of the hash | 17: pages of the run | 3: why        8 bytes, at the place that
+    mark:   40 bits of the hash | 17: pages of the run | 3: why        8 bytes, at the place that
                                                                        the hash's last bits say
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -41,7 +39,9 @@ _RUNS_MAX = 32
 """Runs that one prompt is followed through."""
 _CODE_BITS, _NOTE_BITS = 3, 20
 _NOTE = (1 << _NOTE_BITS) - 1
-_HASH = (1 << 64) - 1 - _NOTE
+_KEY = (1 << 60) - 1
+"""Of a digest: as many bits as compiled code keeps in a register, and some to spare."""
+_HASH = _KEY - _NOTE
 _NOTED_PAGES_MAX = _NOTE >> _CODE_BITS
 _REASONS = {why: code for code, why in enumerate(Why, start=1)}
 _WHY = {code: why for why, code in _REASONS.items()}
@@ -85,10 +85,12 @@ class Departed:
         note = min(page_count, _NOTED_PAGES_MAX) << _CODE_BITS | _REASONS[why]
         self._is_empty = False
         marks, mask = self._marks, self._mask
-        run = memoryview(node.tokens)[at:]
-        for part in _between_marks(page_count, width):
-            key = xxh3_64_intdigest(run[part], key)
+        done = 0
+        while done < page_count:
+            end = min(max(1, 2 * done), page_count)
+            key = _hash(node.tokens[at + done * width : at + end * width], key)
             marks[key & mask] = key & _HASH | note
+            done = end
 
     def _path(self, node: Node) -> int:
         """The hash of all tokens from the root to the end of ``node``."""
@@ -119,7 +121,7 @@ class Departed:
         """The hash up to ``depth`` in ``node``, of whose blocks ``chain`` has the hashes."""
         block = depth // _BLOCK_PAGES
         rest = _tokens(node, block * _BLOCK_PAGES, depth, self._width)
-        return xxh3_64_intdigest(rest, chain[block] ^ _PATH) if rest else chain[block]
+        return _hash(rest, chain[block] ^ _PATH) if rest else chain[block]
 
     def _chain(self, node: Node) -> list[int]:
         """The hash of nothing, and those up to the end of each block above the end of ``node``."""
@@ -129,7 +131,7 @@ class Departed:
         if whole:
             tokens, size = memoryview(_tokens(node, 0, whole, self._width)), self._block_bytes
             for at in range(0, len(tokens), size):
-                key = xxh3_64_intdigest(tokens[at : at + size], key ^ _PATH)
+                key = _hash(tokens[at : at + size], key ^ _PATH)
                 chain.append(key)
         return chain
 
@@ -154,18 +156,19 @@ class Departed:
                 if hashed < 0:
                     path, hashed = _seed(root), 0
                 while (end := hashed + self._block_bytes) <= at:
-                    path, hashed = xxh3_64_intdigest(view[hashed:end], path ^ _PATH), end
-                key = xxh3_64_intdigest(view[hashed:at], path ^ _PATH) if at > hashed else path
-            key = xxh3_64_intdigest(view[at : at + width], key)
+                    path, hashed = _hash(view[hashed:end], path ^ _PATH), end
+                key = _hash(view[hashed:at], path ^ _PATH) if at > hashed else path
+            key = _hash(tokens[at : at + width], key)
             note = self._note(key)
             if not note:
                 break
-            run, done = view[at:], 1
-            for part in _between_marks(min(note >> _CODE_BITS, pages_max - first), width)[1:]:
-                key = xxh3_64_intdigest(run[part], key)
+            done, count = 1, min(note >> _CODE_BITS, pages_max - first)
+            while done < count:
+                end = min(2 * done, count)
+                key = _hash(tokens[at + done * width : at + end * width], key)
                 if not self._note(key):
                     break
-                done = part.stop // width
+                done = end
             lost.append((_WHY[note & ((1 << _CODE_BITS) - 1)], done))
             first += done
         return lost
@@ -197,15 +200,11 @@ def _tokens(node: Node, start: int, stop: int, width: int) -> bytes | memoryview
     return parts[0] if len(parts) == 1 else b"".join(reversed(parts))
 
 
-@lru_cache(maxsize=1_024)
-def _between_marks(page_count: int, width: int) -> tuple[slice, ...]:
-    """The bytes between the marks of a run, one after the other."""
-    parts, done, pages = [], 0, 1
-    while done < page_count:
-        parts.append(slice(done * width, pages * width))
-        done, pages = pages, min(2 * pages, page_count)
-    return tuple(parts)
+def _hash(data: bytes | memoryview, key: int) -> int:
+    """Of ``data``, going on from ``key``."""
+    digest: int = xxh3_64_intdigest(data, key)
+    return digest & _KEY
 
 
 def _seed(root: bytes) -> int:
-    return int.from_bytes(root[:8], "little")
+    return int.from_bytes(root[:7], "little")

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pagemesh.pager.tree.radix import Node
 
-FOREVER_MS = 1 << 62
+FOREVER_MS = 1 << 61
+"""The largest power of two that compiled code keeps in a register."""
 _SECONDS_LOOK_MAX = 4_096
 
 

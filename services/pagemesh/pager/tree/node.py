@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagemesh.pager.pages.runs import Pages
-from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.lifetime import FOREVER_MS
+
+if TYPE_CHECKING:
+    from pagemesh.pager.tree.accounts import Account
 
 UNRANKED = -(1 << 30)
 """The rank of what nobody has used up to the end yet."""
 
 
-class Node:
+class Link:
+    """What a queue is made of (see ``eviction.leaves``): a ring, at first of its own."""
+
+    __slots__ = ("newer", "older")
+
+    def __init__(self) -> None:
+        self.older: Link = self
+        self.newer: Link = self
+
+
+UNLINKED = Link()
+"""Before and after what is in no queue."""
+
+
+class Node(Link):
     """An edge and the place it leads to. ``depth``: pages from the root to its end; ``rank``: the
-    highest of those who used it."""
+    highest of those who used it. ``note`` and the links are its eviction policy's own."""
 
     __slots__ = (
-        "account", "chain", "children", "depth", "expires_ms", "newer", "note", "older", "pages",
-        "parent", "pins", "rank", "tokens", "uses",
+        "account", "chain", "children", "depth", "expires_ms", "note", "pages", "parent", "pins",
+        "rank", "tokens", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: bytes, pages: Pages) -> None:
+        self.older = self.newer = UNLINKED
         self.parent: Node = parent or self  # the root is its own parent
         if parent is not None:
             self.account: Account = parent.account  # a root gets one when it is planted
@@ -32,9 +49,7 @@ class Node:
         self.pins = 0
         self.rank = 0
         self.uses = 0  # admissions whose match ended here
-        self.note: Any = None  # the eviction policy's own, like the next two
-        self.older: Any = None
-        self.newer: Any = None
+        self.note: Any = None
         self.chain: tuple[int, int] | None = None  # the disk tier's own: a depth, and its key
         self.expires_ms = FOREVER_MS  # when it is idle; see ``lifetime``
         self.depth: int = (parent.depth if parent else 0) + len(pages)

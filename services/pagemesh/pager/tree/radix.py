@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from pagemesh.pager.pages.pool import Grant, PagePool
 from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, own
 from pagemesh.pager.tree.accounts import Accounts
@@ -36,14 +34,17 @@ EDGE_PAGES_MAX = 4_096
 """A growing edge is copied when it grows; beyond this a new one starts."""
 
 
-class Match(msgspec.Struct, frozen=True, gc=False):
+class Match:
     """A cached prefix: all of ``node``, then ``edge_pages`` (possibly 0) pages of ``edge``;
     ``pages`` in all."""
 
-    node: Node
-    edge: Node
-    edge_pages: int
-    pages: int
+    __slots__ = ("edge", "edge_pages", "node", "pages")
+
+    def __init__(self, node: Node, edge: Node, edge_pages: int, pages: int) -> None:
+        self.node = node
+        self.edge = edge
+        self.edge_pages = edge_pages
+        self.pages = pages
 
     @property
     def last_page(self) -> Pages:
@@ -53,15 +54,18 @@ class Match(msgspec.Struct, frozen=True, gc=False):
         return self.node.pages[-1:]
 
 
-class Inserted(msgspec.Struct, frozen=True, gc=False):
+class Inserted:
     """``node`` ends the inserted tokens and is pinned. The first ``known_pages`` were there
     already; the rest went in after page ``after`` (empty: under the root), with identities
     from ``first_identity`` on."""
 
-    node: Node
-    known_pages: int
-    after: Pages
-    first_identity: int
+    __slots__ = ("after", "first_identity", "known_pages", "node")
+
+    def __init__(self, node: Node, known_pages: int, after: Pages, first_identity: int) -> None:
+        self.node = node
+        self.known_pages = known_pages
+        self.after = after
+        self.first_identity = first_identity
 
 
 class Forest:
