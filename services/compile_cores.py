@@ -2,8 +2,8 @@
 
     python services/compile_cores.py [--if-stale]
 
-The sources are what runs where this was not done, and what it is done from: nothing is written
-for the compiler. What comes out lies in ``pagemesh/pager/compiled`` and is used by
+The sources are what runs where this was not done, and what it is done from: they are ordinary
+Python. What comes out lies in ``pagemesh/pager/compiled`` and is used by
 ``pagemesh.runtime.compiled`` while the sources are as they were.
 """
 

@@ -13,6 +13,7 @@ from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.pages.runs import Pages, join_all, table_of
 from pagemesh.pager.recount import Recount, owner_of, recount
 from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.pager.tree.node import UNLINKED
 from pagemesh.pager.tree.radix import Forest, Node
 from pagemesh.wire.pager_reports import LeaseLine, PagerReport
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX, HeaderState
@@ -271,5 +272,8 @@ def check_forest(forest: Forest, pool: PagePool, anchors: Iterable[Node]) -> Non
     assert (pool.pinned, pool.idle) == (pinned, idle), "ledger and tree differ"
     assert np.array_equal(seen, pool.states == HeaderState.COMMITTED), "a committed page is lost"
     idle_leaves = {node for node in idle_nodes if not node.children}
+    assert UNLINKED.older is UNLINKED is UNLINKED.newer, "what is in no queue was linked"
+    for account in forest.accounts:
+        assert all(node.account is account for node in account.policy), "another's edge"
     found = {node for account in forest.accounts for node in account.policy}
     assert found == idle_leaves, "policy and tree differ"

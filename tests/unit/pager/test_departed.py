@@ -98,3 +98,28 @@ def test_a_run_of_more_pages_than_a_mark_can_say_is_told_as_far_as_it_can(
     memory.leaving(node, 20, Why.EVICTED)
     at_root = Match(node.parent, node.parent, 0, 0)
     assert memory.lost_pages(ROOT, node.tokens, at_root, 20) == [(Why.EVICTED, 8)]
+
+
+@pytest.mark.sources
+def test_a_mark_is_40_bits_of_the_hash_then_the_pages_of_the_run_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the uppermost bits of a digest are."""
+    keys: list[int] = []
+
+    def high(data: bytes, seed: int) -> int:
+        digest: int = xxh3_64_intdigest(data, seed) | 0b1111 << 60
+        keys.append(digest & (1 << 60) - 1)
+        return digest
+
+    monkeypatch.setattr(departed, "xxh3_64_intdigest", high)
+    rig = Rig(64)
+    node, memory = long_edge(rig, 20), rig.core._waterfalls._departed
+    keys.clear()
+    memory.leaving(node, 20, Why.QUOTA)
+    assert len(keys) == 6, "after 1, 2, 4, 8, 16 and 20 pages"
+    for key in keys:
+        mark = memory._marks[key & (len(memory._marks) - 1)]
+        assert (mark >> 20, mark >> 3 & 0x1FFFF, mark & 7) == (key >> 20, 20, 3)
+    at_root = Match(node.parent, node.parent, 0, 0)
+    assert memory.lost_pages(ROOT, node.tokens, at_root, 20) == [(Why.QUOTA, 20)]

@@ -30,7 +30,7 @@ class Cost:
     """Operations are O(log n); entries that no longer count are swept out as they pile up."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node]] = []
+        self._heap: list[tuple[float, int, _Note, Node]] = []
         self._level = 0.0
         self._stamp = 0
         self._idle_count = 0
@@ -48,6 +48,10 @@ class Cost:
         self._idle_count -= 1
         note.stamp = 0
         note.use_count += 1
+
+    def forget(self, node: Node) -> None:
+        if not node.pins:
+            self.remove(node)
 
     def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note
@@ -70,19 +74,19 @@ class Cost:
     def victim(self) -> tuple[Node, int]:
         heap = self._heap
         while heap:
-            _, stamp, node = heap[0]
-            if stamp == node.note.stamp and not node.children:
+            _, stamp, note, node = heap[0]
+            if stamp == note.stamp and not node.children:
                 return node, len(node.pages)
             heapq.heappop(heap)  # a parent is pushed again when it is a leaf
         raise LookupError("nothing is idle")
 
     def __iter__(self) -> Iterator[Node]:
-        return (n for _, stamp, n in self._heap if stamp == n.note.stamp and not n.children)
+        return (n for _, stamp, note, n in self._heap if stamp == note.stamp and not n.children)
 
     def _push(self, node: Node, note: _Note) -> None:
         self._stamp += 1
         note.stamp = self._stamp
-        heapq.heappush(self._heap, (note.worth, note.stamp, node))
+        heapq.heappush(self._heap, (note.worth, note.stamp, note, node))
         if len(self._heap) > _STALE_SHARE * self._idle_count + _STALE_MIN:
-            self._heap = [entry for entry in self._heap if entry[1] == entry[2].note.stamp]
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].stamp]
             heapq.heapify(self._heap)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Final
 
 _PASSED_MIN = 64
 """So many that are not remembered any more may stay in the order before they are taken out."""
-_NAME_MASK = (1 << 60) - 1
+_NAME_MASK: Final = (1 << 60) - 1
 """What Python keeps in 32 bytes; a longer integer takes 48."""
 
 
@@ -23,12 +24,12 @@ class Ghost:
     def __init__(
         self, place: int, below: int, kind: int, use_count: int, used_at: int, page_count: int
     ) -> None:
-        self.place = place
-        self.below = below
-        self.kind = kind
-        self.use_count = use_count
-        self.used_at = used_at
-        self.page_count = page_count
+        self.place: Final = place
+        self.below: Final = below
+        self.kind: Final = kind
+        self.use_count: Final = use_count
+        self.used_at: Final = used_at
+        self.page_count: Final = page_count
 
 
 def place_of(above: int, first_page: bytes) -> int:

@@ -18,28 +18,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
 from pagemesh.pager.eviction.leaves import LeafQueue, bared
 from pagemesh.pager.eviction.reuse import ReuseModel
 from pagemesh.pager.tree.node import Node
 
-LEVELS = 8
+LEVELS: Final = 8
 """Of earlier uses: 0, 1, 2, 3, 4 to 7, 8 to 15, 16 to 31, more."""
-_USES_MAX = 1 << (LEVELS - 3)
+_USES_MAX: Final = 1 << (LEVELS - 3)
 """More are as good as so many."""
-_LEVEL_OF = [n if n < 4 else n.bit_length() + 1 for n in range(_USES_MAX + 1)]
+_LEVEL_OF: Final = [n if n < 4 else n.bit_length() + 1 for n in range(_USES_MAX + 1)]
 _GHOST_POOLS = 4
 _GHOST_COUNT_MIN, _PAGES_PER_GHOST = 8_192, 8
 _REFRESHES_PER_POOL, _REFRESH_TICKS_MIN = 8, 256
-_USED, _LEAF, _INNER = range(3)
+_USED: Final = 0
+_LEAF: Final = 1
+_INNER: Final = 2
 """An edge is in use again; it became idle, with nothing below it or with something."""
-_HEARD_MAX = 1_536
+_HEARD_MAX: Final = 1_536
 """Three for each time that an edge became idle or was used again."""
-_TAILED_PAGES_MAX = 64
+_TAILED_PAGES_MAX: Final = 64
 """In a longer edge one page more or less is nothing."""
-_TAIL_WORTH = 0.5
+_TAIL_WORTH: Final = 0.5
 """A last page goes alone only if it is worth less than this share of the others: evicting
 edges whole keeps free pages in long runs."""
 
@@ -118,6 +120,10 @@ class Learned:
             self._heard += (node, 0, _USED)
         else:
             self._use(node)
+
+    def forget(self, node: Node) -> None:
+        if not node.pins:
+            self.remove(node)
 
     def tidy(self) -> None:
         self._catch_up()
@@ -214,7 +220,7 @@ class Learned:
         best, best_since, pages = inf, 0, 0
         found: Node | None = None
         for level, queue in enumerate(self._levels):
-            if (oldest := queue.first()) is None:
+            if queue.newer is queue or (oldest := queue.first()) is None:
                 continue
             since = _note_of(oldest).used_at
             value = worth[2 * level][model.bucket(now - since)]

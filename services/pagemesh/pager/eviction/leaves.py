@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Final
 
 from pagemesh.pager.tree.node import UNLINKED, Link, Node
 
-NEWEST_MAX = 8
+NEWEST_MAX: Final = 8
 """How many of the newest nodes are looked at for a leaf. What rests together is a leaf and the
 edges above it, which are newer."""
 
@@ -19,18 +20,19 @@ class LeafQueue(Link):
         queue <-> oldest <-> ... <-> newest <-> queue     a ring, linked by ``older`` and ``newer``
 
     A node carries its links itself, so that being in a queue takes no memory, and it is in one
-    queue at most. One that was put aside is a ring of its own."""
+    queue at most. One that was put aside is a ring of its own; in none, it links ``UNLINKED``."""
 
     __slots__ = ()
 
     def add(self, node: Node) -> None:
-        """Put ``node``, which is in none, last."""
+        """Put ``node`` last. Raises ``AssertionError`` when it is in a queue, or put aside."""
+        assert node.newer is UNLINKED, "it is in a queue"
         last = self.older
         node.older, node.newer = last, self
         last.newer = self.older = node
 
     def remove(self, node: Node) -> None:
-        """Take ``node`` out, wherever it is."""
+        """Take ``node`` out, wherever it is. Raises ``AssertionError`` when it is in none."""
         older, newer = node.older, node.newer
         assert newer is not UNLINKED, "it is in no queue"
         older.newer, newer.older = newer, older
@@ -85,6 +87,10 @@ class LeafQueues:
 
     def remove(self, node: Node) -> None:
         self._queues[node.note].remove(node)
+
+    def forget(self, node: Node) -> None:
+        if not node.pins:
+            self.remove(node)
 
     def shrink(self, node: Node, keep: int) -> None:
         if not keep:

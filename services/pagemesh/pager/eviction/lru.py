@@ -12,6 +12,10 @@ class Lru(LeafQueue):
 
     __slots__ = ()
 
+    def forget(self, node: Node) -> None:
+        if not node.pins:
+            self.remove(node)
+
     def cut(self, upper: Node, lower: Node) -> None:
         pass  # lower keeps its age
 

@@ -8,6 +8,9 @@ what is below them:
         shrink |  `------- some of its pages are gone
                `---------> gone         all of them are
 
+Whatever it is, a node may go to the policy of another account (``forget``); that one is then told
+of it, if it is idle, as of a new one.
+
 A node becomes idle only after all nodes below it, and only leaves may be named as victims. A
 parent that loses its last child is a leaf from then on, without another ``add``.
 
@@ -28,13 +31,18 @@ from pagemesh.pager.tree.node import Node
 
 class EvictionPolicy(Protocol):
     """Keeps the idle nodes and names the next to go. ``note``, ``older`` and ``newer`` of a node
-    are the policy's own; it changes nothing else."""
+    are the policy's own, and as in a new node when it is first told of it; it changes nothing else.
+    """
 
     def add(self, node: Node) -> None:
         """``node`` became idle, after everything below it."""
 
     def remove(self, node: Node) -> None:
         """``node``, idle so far, is in use again."""
+
+    def forget(self, node: Node) -> None:
+        """``node``, idle or in use, is no business of this policy any more. Told of all nodes of a
+        tree, those below first; then comes ``tidy``, and notes are taken away."""
 
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new and in use, now has the first pages of ``lower``. If ``lower`` was

@@ -13,15 +13,17 @@ is the idea of hit density (Beckmann, Chen and Cidon, 2018).
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 _F64 = NDArray[np.float64]
 _I64 = NDArray[np.int64]
 
-AGE_BUCKETS = 40
+AGE_BUCKETS: Final = 40
 """Two an octave, from a 256th of the pool to two thousand pools."""
-COHORTS = 64
+COHORTS: Final = 64
 """Entries that wait are counted by when they began to, in eighths of a pool; the oldest cohort
 takes in what is older."""
 _UNITS_PER_POOL, _COHORTS_PER_POOL = 256, 8
@@ -30,7 +32,7 @@ _OUTCOMES_MAX = 16_384.0
 _LATER = np.triu(np.ones((AGE_BUCKETS, AGE_BUCKETS)))
 _PASSED = np.tri(AGE_BUCKETS, k=-1) + np.eye(AGE_BUCKETS) / 2
 # Who ended in a bucket (row) spent half of its width there, and passed all before it (columns).
-_NUMBERS_MAX = 3_072
+_NUMBERS_MAX: Final = 3_072
 """Written down before they are counted: three or four for each time an entry begins or ends."""
 _FEW_ENTRIES = 20.0
 """A kind is judged like all others until about so many of its own came to an age."""

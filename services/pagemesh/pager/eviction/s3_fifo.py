@@ -34,8 +34,8 @@ class S3Fifo:
     """Operations are amortised O(1): going round costs a use. ``page_count``: of the pool."""
 
     def __init__(self, page_count: int) -> None:
-        self._small: LeafQueue = LeafQueue()
-        self._main: LeafQueue = LeafQueue()
+        self._small = LeafQueue()
+        self._main = LeafQueue()
         self._small_pages, self._small_pages_max = 0, page_count // _SMALL_SHARE
         count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(page_count, count_max, lambda _ghost: None)
@@ -51,6 +51,13 @@ class S3Fifo:
     def remove(self, node: Node) -> None:
         note: _Note = node.note
         note.use_count = min(USES_MAX, note.use_count + 1)
+
+    def forget(self, node: Node) -> None:
+        note: _Note | None = node.note
+        if note is not None:  # what is in use is in its queue as well
+            self._queue(note).remove(node)
+            if note.is_small:
+                self._small_pages -= len(node.pages)
 
     def cut(self, upper: Node, lower: Node) -> None:
         note: _Note | None = lower.note

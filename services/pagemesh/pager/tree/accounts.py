@@ -139,8 +139,8 @@ class Accounts:
             return
         below = list(tree.root.below())
         idle = [node for node in reversed(below) if not node.pins]
-        for node in idle:
-            before.policy.remove(node)
+        for node in reversed(below):
+            before.policy.forget(node)
         before.policy.tidy()
         for node in (tree.root, *below):
             node.account, node.note = account, None

@@ -18,6 +18,8 @@ an older one, which is then forgotten. Nothing is decided by them.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
@@ -31,17 +33,18 @@ short runs stand for as many pages as it has, those of others for more."""
 _PATHS_MAX = 1_024
 """What is hashed up to edges above those that left lately is kept for the next of them."""
 _BLOCK_PAGES = 256
-_PATH = 1
+_PATH: Final = 1
 """Told apart from marks: paths go on with this bit of the hash before turned."""
 _CHAINS_MAX = 64
 """The hashes of all blocks up to edges that left in part lately are kept for when more does."""
 _RUNS_MAX = 32
 """Runs that one prompt is followed through."""
-_CODE_BITS, _NOTE_BITS = 3, 20
-_NOTE = (1 << _NOTE_BITS) - 1
-_KEY = (1 << 60) - 1
-"""Of a digest: as many bits as compiled code keeps in a register, and some to spare."""
-_HASH = _KEY - _NOTE
+_CODE_BITS: Final = 3
+_NOTE_BITS: Final = 20
+_NOTE: Final = (1 << _NOTE_BITS) - 1
+_KEY: Final = (1 << 60) - 1
+"""What is taken of a digest: compiled code keeps up to 62 bits in a register."""
+_HASH: Final = _KEY - _NOTE
 _NOTED_PAGES_MAX = _NOTE >> _CODE_BITS
 _REASONS = {why: code for code, why in enumerate(Why, start=1)}
 _WHY = {code: why for why, code in _REASONS.items()}
@@ -143,8 +146,8 @@ class Departed:
         lost: list[tuple[Why, int]] = []
         if self._is_empty:
             return lost
-        width, view = self._width, memoryview(tokens)
-        first, path, hashed = match.pages, 0, -1
+        width = self._width
+        first, path, hashed, view = match.pages, 0, -1, memoryview(tokens)
         known = None if match.edge_pages else self._paths.get(match.node)
         for _ in range(_RUNS_MAX):
             if first >= pages_max:
@@ -207,4 +210,4 @@ def _hash(data: bytes | memoryview, key: int) -> int:
 
 
 def _seed(root: bytes) -> int:
-    return int.from_bytes(root[:7], "little")
+    return int.from_bytes(root[:8], "little") & _KEY

@@ -21,12 +21,12 @@ whose headers do not say it yet are ``untold``, until ``PagerCore.handle`` retur
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pagemesh.pager.tree.radix import Node
 
-FOREVER_MS = 1 << 61
+FOREVER_MS: Final = 1 << 61
 """The largest power of two that compiled code keeps in a register."""
 _SECONDS_LOOK_MAX = 4_096
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pagemesh.pager.pages.runs import Pages
 from pagemesh.pager.tree.lifetime import FOREVER_MS
@@ -25,7 +25,7 @@ class Link:
         self.newer: Link = self
 
 
-UNLINKED = Link()
+UNLINKED: Final = Link()
 """Before and after what is in no queue."""
 
 
@@ -88,5 +88,5 @@ class Node(Link):
             open_nodes.extend(node.children.values())
 
 
-_NO_CHILDREN: dict[bytes, Node] = {}
+_NO_CHILDREN: Final[dict[bytes, Node]] = {}
 """Of every leaf, which most edges are: stays empty."""

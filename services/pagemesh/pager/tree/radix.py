@@ -18,6 +18,7 @@ all that is below it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from pagemesh.pager.pages.pool import Grant, PagePool
 from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, own
@@ -30,7 +31,7 @@ from pagemesh.pager.tree.node import Node as Node
 from pagemesh.pager.tree.tree import Tree as Tree
 from pagemesh.wire.tokens import U32
 
-EDGE_PAGES_MAX = 4_096
+EDGE_PAGES_MAX: Final = 4_096
 """A growing edge is copied when it grows; beyond this a new one starts."""
 
 
@@ -41,10 +42,10 @@ class Match:
     __slots__ = ("edge", "edge_pages", "node", "pages")
 
     def __init__(self, node: Node, edge: Node, edge_pages: int, pages: int) -> None:
-        self.node = node
-        self.edge = edge
-        self.edge_pages = edge_pages
-        self.pages = pages
+        self.node: Final = node
+        self.edge: Final = edge
+        self.edge_pages: Final = edge_pages
+        self.pages: Final = pages
 
     @property
     def last_page(self) -> Pages:
@@ -62,10 +63,10 @@ class Inserted:
     __slots__ = ("after", "first_identity", "known_pages", "node")
 
     def __init__(self, node: Node, known_pages: int, after: Pages, first_identity: int) -> None:
-        self.node = node
-        self.known_pages = known_pages
-        self.after = after
-        self.first_identity = first_identity
+        self.node: Final = node
+        self.known_pages: Final = known_pages
+        self.after: Final = after
+        self.first_identity: Final = first_identity
 
 
 class Forest:
