@@ -1,7 +1,7 @@
 """What does the pager cost a request, and does it grow with what is cached?
 
     python -m ops.bench.bench_pager [--out ops/bench/results/pager.json]
-    python -m ops.bench.bench_pager --memory [--out ops/bench/results/pager_memory.json]
+    python -m ops.bench.bench_pager --memory [--out PATH]
 
 Drives the production core through ``pager_adapter``, on one thread: prompts of which the first
 three quarters are cached and the rest is new, each admitted, extended by a page, committed and,
