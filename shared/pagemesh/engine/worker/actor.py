@@ -104,7 +104,8 @@ class Surroundings:
     admit: Callable[[Input], None]
     """Put an input into the actor's own inbox."""
     on_pool: Callable[[int], None]
-    """Steps can run over the pool in use, which has so many pages."""
+    """Steps can run over the pool in use, which has so many pages; 0: over none, until one that
+    was made anew is mapped."""
     on_state: Callable[[], None]
     """The core's readiness or load has changed."""
     on_drained: Callable[[], None]
@@ -144,8 +145,10 @@ class WorkerBehaviour(Behaviour[Input]):
             on_pool_missing=self._pool_missing,
             clock=around.clock,
             stream_ms=around.stream_ms,
-            on_pool=lambda opened: around.on_pool(opened.page_count),
+            on_pool=self._pool_mapped,
         )
+        self._pool: SessionOpened | None = None
+        """The one to be used."""
 
     async def handle(self, event: Input) -> None:
         """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
@@ -179,6 +182,15 @@ class WorkerBehaviour(Behaviour[Input]):
         if load != self._told and now_us - self._told_us >= _LOAD_PERIOD_US:
             self._told, self._told_us = load, now_us
             self._around.on_state()
+
+    def _use_pool(self, opened: SessionOpened) -> None:
+        self._pool = opened
+        self._around.on_pool(0)
+        self._stepper.use_pool(opened)
+
+    def _pool_mapped(self, opened: SessionOpened) -> None:
+        if opened is self._pool:  # or another was named meanwhile
+            self._around.on_pool(opened.page_count)
 
     def _pool_missing(self, opened: SessionOpened) -> None:
         _log.warning("worker.pool_missing", path=opened.pool_path, next="the pager is asked again")
@@ -254,7 +266,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case EndRun():
                 self._stepper.end_run()
             case UsePool():
-                self._stepper.use_pool(command.opened)
+                self._use_pool(command.opened)
             case Preempted():
                 measures.preempted(command)
                 self._spans.preempted(command.key, command.reason, command.lost_tokens, at_us)
