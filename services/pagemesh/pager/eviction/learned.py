@@ -93,7 +93,7 @@ class Learned:
         ghost_count_max = max(_GHOST_COUNT_MIN, page_count // _PAGES_PER_GHOST)
         self._ghosts = Ghosts(_GHOST_POOLS * page_count, ghost_count_max, self._forget)
         self._ghost_places = self._ghosts.by_place
-        self._levels: list[_Level] = [_Level() for _ in range(LEVELS)]
+        self._levels = [_Level() for _ in range(LEVELS)]
         self._root_count = self._entry_count = 0
         self._refresh_ticks = max(_REFRESH_TICKS_MIN, page_count // _REFRESHES_PER_POOL)
         self._refresh_at = 0
@@ -277,12 +277,11 @@ class Learned:
                 one.note = _Note(self._root_count)
             else:
                 self._returning(one)
-        note: _Note = node.note
-        return note
+        return _note_of(node)
 
     def _returning(self, node: Node) -> _Note:
         """A note for ``node``, that knows of uses before what it holds was evicted."""
-        page_bytes = len(node.tokens) // len(node.pages)
+        page_bytes = _page_bytes(node)
         place = place_of(_note_of(node.parent).below, node.tokens[:page_bytes])
         node.note = note = _Note(place)
         if place not in self._ghost_places:
