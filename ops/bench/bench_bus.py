@@ -114,7 +114,7 @@ async def publish_rate(bus: Bus, headers: dict[str, str] | None) -> dict[str, fl
     count, before = 20_000, await received()
     started = time.perf_counter()
     for number in range(count):
-        await bus.publish("bench.sink", BODY, headers=headers)
+        bus.publish("bench.sink", BODY, headers=headers)
         if number % 500 == 499:
             await asyncio.sleep(0)
     while await received() < before + count:

@@ -75,7 +75,7 @@ async def test_sending_without_a_server_fails_at_once_and_nothing_is_kept_back(
         started = time.monotonic()
         for _ in range(5_000):
             with pytest.raises(Disconnected):
-                await bus.publish("t.late", b"x" * 1_024)
+                bus.publish("t.late", b"x" * 1_024)
         with pytest.raises(Disconnected):
             await bus.request("t.late", b"", timeout_ms=30_000)
         with pytest.raises(Disconnected):
@@ -83,7 +83,7 @@ async def test_sending_without_a_server_fails_at_once_and_nothing_is_kept_back(
         assert time.monotonic() - started < 2.0
         nats_server.start()
         await bus.wait_connected(timeout_ms=5_000)
-        await bus.publish("t.late", b"new")
+        bus.publish("t.late", b"new")
         await bus.barrier()
         await asyncio.sleep(0.05)
     assert seen == [b"new"]
@@ -177,7 +177,7 @@ async def test_a_frozen_server_is_noticed_with_every_buffer_full(nats_server: Na
             refused = ""
             while not refused and time.monotonic() - started < 2.0:
                 try:
-                    await bus.publish("t.full", b"x" * 65_536)
+                    bus.publish("t.full", b"x" * 65_536)
                     await asyncio.sleep(0)
                 except Busy as fault:
                     refused = fault.code
@@ -244,7 +244,7 @@ async def test_a_patient_bus_starts_without_a_server_and_finds_it_later(tmp_path
     async with Bus.connect(config, role="client", name="a", patient=True) as bus:
         assert bus.state is BusState.CONNECTING
         with pytest.raises(Disconnected):
-            await bus.publish("t.x", b"")
+            bus.publish("t.x", b"")
         await bus.subscribe("t.echo", Echo())
         with pytest.raises(Disconnected):
             await bus.wait_connected(timeout_ms=100)

@@ -29,7 +29,7 @@ async def test_a_bus_that_gathers_writes_the_first_message_of_a_turn_and_then_th
 
         monkeypatch.setattr(transport, "writelines", count)
         for number in range(5):
-            await bus.publish("t.gather", b"%d" % number)
+            bus.publish("t.gather", b"%d" % number)
         assert written == [1], "who sends one message does not wait for others"
         await bus.barrier()
     assert heard == [b"%d" % number for number in range(5)]

@@ -35,7 +35,7 @@ async def call(
 
 async def send(bus: Bus, subject: str, message: Message, *, headers: Headers | None = None) -> None:
     """Publish and expect nothing. Raises like ``Bus.publish``."""
-    await bus.publish(subject, codec.encode(message), headers=trace.inject(headers))
+    bus.publish(subject, codec.encode(message), headers=trace.inject(headers))
 
 
 async def answer(delivery: Delivery, message: Message) -> bool:

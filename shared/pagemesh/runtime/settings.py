@@ -87,14 +87,6 @@ class BusConfig:
         32 << 20, "NATS_OUTPUT_BYTES_MAX", "bytes that may wait to be sent",
         minimum=1 << 16, maximum=1 << 30, size=True,
     )  # fmt: skip
-    pending_message_count_max: int = setting(
-        65_536, "NATS_PENDING_MESSAGE_COUNT_MAX", "messages a subscription may hold unread",
-        minimum=1, maximum=1 << 20,
-    )  # fmt: skip
-    pending_bytes_max: int = setting(
-        64 << 20, "NATS_PENDING_BYTES_MAX", "bytes a subscription may hold unread",
-        minimum=1 << 10, maximum=1 << 30, size=True,
-    )  # fmt: skip
 
     @property
     def unnoticed_ms(self) -> int:

@@ -163,7 +163,7 @@ async def test_tokens_outside_the_vocabulary_are_refused_by_name(mesh: Mesh) -> 
             with pytest.raises(Malformed, match=field):
                 await mesh.submit("solo", wrong)
         with pytest.raises(Malformed):
-            await mesh.bus.publish(subjects.worker("solo"), b"\x00garbage")
+            mesh.bus.publish(subjects.worker("solo"), b"\x00garbage")
             await rpc.call(mesh.bus, subjects.worker("solo"), Ok(), Accepted, timeout_ms=2_000)
 
 
@@ -283,7 +283,7 @@ async def test_pages_that_its_gateway_asked_for_come_in_its_trace(
                 await mesh.submit("first", make_submit(prompt, asked_as=asked_as))
             admit = make_admit(prompt, "first", incarnation)
             where = subjects.pager(mesh.pager.host), subjects.worker("first")
-            await mesh.bus.publish(where[0], codec.encode(admit), reply=where[1])
+            mesh.bus.publish(where[0], codec.encode(admit), reply=where[1])
             await mesh.until(mesh.finished)
             await mesh.until(lambda: not mesh.pager.held)
     assert mesh.tokens() == greedy_tokens(model_folder, prompt, 20)

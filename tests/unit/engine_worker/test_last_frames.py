@@ -27,11 +27,11 @@ class Recorder:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    async def publish(self, _subject: str, data: bytes, **_: Any) -> None:
+    def publish(self, _subject: str, data: bytes, **_: Any) -> None:
         self.sent.append(type(codec.decode(data)).__name__)
 
     async def request(self, _subject: str, data: bytes, **_: Any) -> SimpleNamespace:
-        await self.publish("", data)
+        self.publish("", data)
         await asyncio.sleep(0)
         return SimpleNamespace(data=codec.encode(Ok()))
 

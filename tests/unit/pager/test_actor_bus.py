@@ -39,7 +39,7 @@ class Line:
         self.state = BusState.CONNECTED
         self.fault: Fault | None = None
 
-    async def publish(self, *_: Any, **__: Any) -> None:
+    def publish(self, *_: Any, **__: Any) -> None:
         if self.fault is not None:
             raise self.fault
 

@@ -43,7 +43,7 @@ class Deaf:
 
     config, state = BusConfig(), BusState.CONNECTED
 
-    async def publish(self, *_: Any, **__: Any) -> None:
+    def publish(self, *_: Any, **__: Any) -> None:
         pass
 
 

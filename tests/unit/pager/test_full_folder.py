@@ -37,7 +37,7 @@ class Answers:
     def __init__(self) -> None:
         self.sent: list[Message] = []
 
-    async def publish(self, subject: str, data: bytes, **_: Any) -> None:
+    def publish(self, subject: str, data: bytes, **_: Any) -> None:
         if subject == "answers":
             self.sent.append(codec.decode(data))
 

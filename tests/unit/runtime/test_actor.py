@@ -193,7 +193,7 @@ class Sent:
     def __init__(self) -> None:
         self.messages: list[bytes] = []
 
-    async def publish(self, subject: str, data: bytes, *, headers: Headers | None = None) -> None:
+    def publish(self, subject: str, data: bytes, *, headers: Headers | None = None) -> None:
         assert subject == "inbox.1"
         self.messages.append(data)
 

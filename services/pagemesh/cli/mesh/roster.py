@@ -30,7 +30,7 @@ class Roster:
     async def ask(self, bus: Bus) -> None:
         """Have everyone announce itself; what is lost is asked for again by the caller."""
         with contextlib.suppress(Fault):
-            await bus.publish(subjects.ASK_PRESENCE, codec.encode(AskPresence()))
+            bus.publish(subjects.ASK_PRESENCE, codec.encode(AskPresence()))
 
     def is_ready(self, name: str) -> bool:
         """Whether the service of that name, whatever its role, says so."""

@@ -93,7 +93,7 @@ class _Answer:
                 raise too_large(self.bytes_max)
             now_ms = self._clock.now_ms()
             if last or now_ms - self._probed_ms < _PROBE_MS:
-                await self._bus.publish(self._delivery.reply, data, headers=headers)
+                self._bus.publish(self._delivery.reply, data, headers=headers)
             else:
                 self._probed_ms = now_ms
                 await self._send_probing(data, headers)

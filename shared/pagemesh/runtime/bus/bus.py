@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 
-from pagemesh.runtime.bus.link import Incoming, Link
+from pagemesh.runtime.bus.link import Link
 from pagemesh.runtime.bus.messages import (
     Delivery,
     Headers,
@@ -26,13 +26,13 @@ from pagemesh.runtime.bus.messages import (
     lower_keys,
     refusal,
 )
+from pagemesh.runtime.bus.nats_client import Incoming, OnMessage
 from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
 from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Hooks, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import (
-    Busy,
     ConfigError,
     DeadlineExceeded,
     Denied,
@@ -43,10 +43,6 @@ from pagemesh.wire.errors import (
 
 BARRIER_TIMEOUT_MS = 5_000
 _log = get_logger(__name__)
-
-
-def _ignore() -> None:
-    """Nobody wants to know of drops beyond the counter."""
 
 
 class Bus:
@@ -123,8 +119,8 @@ class Bus:
         self._hooks.state.append(callback)
 
     def on_fault(self, callback: Callable[[Fault], None]) -> None:
-        """Call ``callback`` for faults that concern no one caller: ``Busy`` when messages
-        were dropped, ``Denied`` when the server refused a subject."""
+        """Call ``callback`` for faults that concern no one caller: ``Denied``, when the server
+        refused a subject."""
         self._hooks.fault.append(callback)
 
     async def wait_connected(self, *, timeout_ms: int) -> None:
@@ -140,7 +136,7 @@ class Bus:
 
     # --- sending
 
-    async def publish(
+    def publish(
         self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str = "",
         then: Outgoing | None = None,
     ) -> None:  # fmt: skip
@@ -148,7 +144,7 @@ class Bus:
         ``Malformed`` (too large, or no NATS subject); then nothing was sent."""
         outgoing = [Outgoing(subject, data, reply), *((then,) if then is not None else ())]
         try:
-            await self._require_link().publish(outgoing, lower_keys(headers) or None)
+            self._require_link().publish(outgoing, lower_keys(headers))
         except Fault:
             self.counters.refused_here += 1
             raise
@@ -161,15 +157,30 @@ class Bus:
         """Send, and ``then``, and wait for one answer.
 
         Raises ``Absent`` (nobody listens), ``DeadlineExceeded``, ``Denied`` (no permission),
-        ``Disconnected`` (before or while waiting), ``Busy`` (too many requests wait, or the
-        answer was dropped) or ``Malformed`` (too large). A ``Refused`` is an answer.
+        ``Disconnected`` (before or while waiting), ``Busy`` (too many requests wait) or
+        ``Malformed`` (too large). A ``Refused`` is an answer.
         """
+        return await self.ask(subject, data, timeout_ms=timeout_ms, headers=headers, then=then)
+
+    def ask(
+        self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
+        then: Outgoing | None = None,
+    ) -> Coroutine[None, None, Reply]:  # fmt: skip
+        """Like ``request``, but sent when this returns, or raises. The rest, which has to be
+        awaited, waits for the answer."""
         if timeout_ms <= 0:
             raise DeadlineExceeded(f"no time is left to ask on {subject}")
         waiter = OneReply(subject)
         address = self._replies.add(waiter)
         try:
-            await self.publish(subject, data, headers=headers, reply=address, then=then)
+            self.publish(subject, data, headers=headers, reply=address, then=then)
+        except BaseException:
+            self._replies.remove(address)
+            raise
+        return self._answer(waiter, address, timeout_ms)
+
+    async def _answer(self, waiter: OneReply, address: str, timeout_ms: int) -> Reply:
+        try:
             return await waiter.wait(timeout_ms)
         finally:
             self._replies.remove(address)
@@ -188,7 +199,7 @@ class Bus:
         inbox = Inbox(subject, message_count_max=message_count_max)
         inbox.address = self._replies.add(inbox)
         try:
-            await self.publish(subject, data, headers=headers, reply=inbox.address)
+            self.publish(subject, data, headers=headers, reply=inbox.address)
             yield inbox
         finally:
             self._replies.remove(inbox.address)
@@ -206,18 +217,16 @@ class Bus:
         on_delivery: Callable[[Delivery], None],
         *,
         queue: str = "",
-        on_drop: Callable[[], None] = _ignore,
         refusal: Refusal = refusal,
     ) -> Subscription:
         """Listen. When this returns on a connected bus, the server delivers.
 
         ``on_delivery`` runs on the event loop and **only admits**: it puts the message into a
-        bounded inbox or raises a ``Fault``, which is sent back as ``refusal`` words it.
-        ``on_drop`` is told of each message that came too fast even for that; it is refused
-        too. Raises ``Denied`` or ``Malformed``.
+        bounded inbox or raises a ``Fault``, which is sent back as ``refusal`` words it. Raises
+        ``Denied`` or ``Malformed``.
         """
         check_subject(subject)
-        made = Subscription(subject, queue, on_delivery, on_drop, refusal)
+        made = Subscription(subject, queue, on_delivery, refusal)
         self._subscriptions.append(made)
         link = self._link or self._next_link
         if link is None:
@@ -244,18 +253,6 @@ class Bus:
 
     # --- the link's events
 
-    async def on_drop(self, subscription_id: int, subject: str, reply: str) -> None:
-        """A message was dropped: count it, refuse it, tell whom it concerns."""
-        self.counters.dropped += 1
-        fault = Busy(f"messages on {subject} come faster than they are taken")
-        if subject.startswith(self._replies.prefix):
-            self._replies.fail(subject, fault)
-        self._tell(fault)
-        for made in self._subscriptions:
-            if made.link_id == subscription_id:
-                made.on_drop()
-                await self._refuse(made, reply, fault)
-
     async def on_denied(self, action: str, subject: str) -> None:
         """The server refused a subject (given in lower case)."""
         self.counters.denied += 1
@@ -269,12 +266,12 @@ class Bus:
                     made.denied = True
         self._tell(fault)
 
-    async def _on_reply(self, incoming: Incoming) -> None:
+    def _on_reply(self, incoming: Incoming) -> None:
         self.counters.received += 1
         self._replies.put(incoming.subject, Reply(incoming.data, lower_keys(incoming.headers)))
 
-    def _receiver(self, made: Subscription) -> Callable[[Incoming], Awaitable[None]]:
-        async def receive(incoming: Incoming) -> None:
+    def _receiver(self, made: Subscription) -> OnMessage:
+        def receive(incoming: Incoming) -> None:
             self.counters.received += 1
             delivery = Delivery(
                 self, incoming.subject, incoming.reply, incoming.data, lower_keys(incoming.headers)
@@ -282,20 +279,20 @@ class Bus:
             try:
                 made.on_delivery(delivery)
             except Fault as fault:
-                await self._refuse(made, delivery.reply, fault)
+                self._refuse(made, delivery.reply, fault)
             except Exception as error:
                 self.counters.crashed += 1
                 _log.error("bus.callback_crashed", subject=made.subject, error=error)
                 crash = Internal("the service failed to take the message")
-                await self._refuse(made, delivery.reply, crash)
+                self._refuse(made, delivery.reply, crash)
 
         return receive
 
-    async def _refuse(self, made: Subscription, reply: str, fault: Fault) -> None:
+    def _refuse(self, made: Subscription, reply: str, fault: Fault) -> None:
         if reply:
             data, headers = made.refusal(fault)
             with contextlib.suppress(Fault):
-                await self.publish(reply, data, headers=headers)
+                self.publish(reply, data, headers=headers)
 
     # --- keeping the link
 

@@ -1,10 +1,9 @@
 """One connection to the NATS server, from connect to loss. It is never revived: the bus
-makes a new one. This module and no other knows nats-py, and every habit of it that would
+makes a new one. This module and ``nats_client`` know nats-py, and every habit of it that would
 surprise a caller stops here:
 
 - nats-py's own reconnect may hang on a frozen server and may give up for good; it is off.
 - A PING overtakes what was published before it: ``barrier`` sends two.
-- Unsubscribing throws away what was received and not handled yet: ours handles it first.
 - A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
   run in tasks of their own that nobody cancels while the connection lives.
 - It swallows the cancellation of who waits for it, now and then: tasks that have to end look at
@@ -22,14 +21,13 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
 import nats.errors
-from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size
+from pagemesh.runtime.bus.nats_client import DirectClient, OnMessage, header_block
 from pagemesh.runtime.bus.tls import distrust, tls_context
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.runtime.supervise import to_next_s
@@ -43,20 +41,8 @@ _PING_TIMEOUT_S = 600
 """Only so that no ping waits for ever; the heartbeat gives up long before."""
 
 
-class Incoming(msgspec.Struct, frozen=True, gc=False):
-    """A message as it came in; ``headers`` as the peer wrote them."""
-
-    subject: str
-    reply: str
-    data: bytes
-    headers: Headers | None
-
-
 class LinkEvents(Protocol):
     """What a link reports while it lives."""
-
-    async def on_drop(self, subscription_id: int, subject: str, reply: str) -> None:
-        """A message was thrown away because its subscription held too many already."""
 
     async def on_denied(self, action: str, subject: str) -> None:
         """The server refused a ``publish`` or ``subscription``; ``subject`` in lower case."""
@@ -66,8 +52,8 @@ class Link:
     """Use ``open``. ``lost`` is set once the connection is of no more use; ``reason`` says
     why."""
 
-    def __init__(self, client: Client, config: BusConfig, *, gathers: bool = False) -> None:
-        self._client: Any = client
+    def __init__(self, client: DirectClient, config: BusConfig, *, gathers: bool = False) -> None:
+        self._client = client
         self._config = config
         self._gathers = gathers
         self._wrote = False
@@ -89,7 +75,7 @@ class Link:
         """Connect once; for ``gathers`` see ``Bus.connect``. Raises ``Disconnected`` with the
         reason, in time, or ``ConfigError`` for credentials, certificates and files that no second
         try can mend."""
-        client = Client()
+        client = DirectClient()
         context = tls_context(config)
         if context is not None:
             _refuse_plaintext(client)
@@ -136,69 +122,42 @@ class Link:
         """The server's limit for headers and payload together."""
         return int(self._client.max_payload)
 
-    async def publish(self, outgoing: Sequence[Outgoing], headers: Headers | None) -> None:
+    def publish(self, outgoing: Sequence[Outgoing], headers: Headers | None) -> None:
         """Hand messages to the socket, in one write. Raises ``Disconnected``, ``Busy`` when too
         much waits to be sent already, ``Malformed`` when NATS cannot carry one of them."""
-        for one in outgoing:
-            check_size(one.subject, one.data, headers, message_bytes_max=self.message_bytes_max)
-        if self._unsent_bytes() > self._config.output_bytes_max:
-            raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
+        client = self._client
         try:
-            for one in outgoing:
-                await self._client.publish(one.subject, one.data, reply=one.reply, headers=headers)
-        except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
-            raise Malformed(f"not a subject or header of NATS: {one.subject[:80]!r}") from error
-        except (nats.errors.Error, OSError) as error:
-            raise Disconnected(f"not sent: {_text(error)}") from error
+            block = header_block(headers)
+        except nats.errors.BadHeaderError as error:
+            raise Malformed(f"not a header of NATS: {str(error)[:80]!r}") from error
+        for one in outgoing:
+            check_size(one.subject, len(block) + len(one.data), bytes_max=self.message_bytes_max)
+        if not client.is_connected:
+            raise Disconnected(f"not sent: {self.reason or 'the connection is closed'}")
+        if client.unsent_bytes > self._config.output_bytes_max:
+            raise Busy("the bus does not take bytes as fast as they are sent", retry_after_ms=100)
+        for one in outgoing:
+            client.put(one, block)
         self._write()
 
     def _write(self) -> None:
         """Have what was published written: at once, or, where the link gathers and this turn of
         the event loop has written already, when the turn is over."""
         if not self._gathers:
-            self._hand_over()
+            self._client.hand_over()
         elif not self._wrote:
             self._wrote = True
             asyncio.get_running_loop().call_soon(self._end_turn)
-            self._hand_over()
+            self._client.hand_over()
 
     def _end_turn(self) -> None:
         self._wrote = False
-        self._hand_over()
+        self._client.hand_over()
 
-    def _hand_over(self) -> None:
-        """Hand what was published to the transport, which writes it at once. The client's own
-        flusher would do so a turn later: when a step has begun to compute by then, that turn
-        has to wait for the interpreter."""
-        client = self._client
-        if client.is_connected and client._pending:
-            pending, client._pending, client._pending_data_size = client._pending, [], 0
-            # A connection that is gone is noticed by whoever reads from it.
-            with contextlib.suppress(OSError, RuntimeError, AttributeError):
-                client._transport.writelines(pending)
-
-    def _unsent_bytes(self) -> int:
-        """What the kernel did not take yet."""
-        writer = getattr(getattr(self._client, "_transport", None), "_io_writer", None)
-        behind = writer.transport.get_write_buffer_size() if writer is not None else 0
-        return int(self._client.pending_data_size) + int(behind)
-
-    async def subscribe(
-        self, subject: str, queue: str, on_message: Callable[[Incoming], Awaitable[None]]
-    ) -> int:
-        """Returns the subscription's id. ``on_message`` runs serially: it must be quick."""
-
-        async def on_raw(message: Any) -> None:
-            await on_message(
-                Incoming(message.subject, message.reply, message.data, message.headers)
-            )
-
+    async def subscribe(self, subject: str, queue: str, on_message: OnMessage) -> int:
+        """Returns the subscription's id."""
         try:
-            made = await self._client.subscribe(
-                subject, queue=queue, cb=on_raw,
-                pending_msgs_limit=self._config.pending_message_count_max,
-                pending_bytes_limit=self._config.pending_bytes_max,
-            )  # fmt: skip
+            made = await self._client.listen(subject, queue, on_message)
         except nats.errors.BadSubjectError as error:
             raise Malformed(f"not a subject of NATS: {subject[:80]!r}") from error
         except (nats.errors.Error, OSError) as error:
@@ -211,13 +170,11 @@ class Link:
         think that it was taken."""
         for made in tuple(self._subscriptions):
             if made._id == subscription_id:
-                with contextlib.suppress(nats.errors.Error, OSError, TimeoutError, Disconnected):
+                with contextlib.suppress(nats.errors.Error, OSError, Disconnected):
                     await self._client._send_unsubscribe(subscription_id)
                     await self.barrier(timeout_ms=_UNSUBSCRIBE_TIMEOUT_MS)
-                    async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_MS / 1_000):
-                        await made._pending_queue.join()
                 with contextlib.suppress(nats.errors.Error, OSError):
-                    await made.unsubscribe()
+                    await self._client.unlisten(made)
                 with contextlib.suppress(ValueError):  # the link was closed meanwhile
                     self._subscriptions.remove(made)
 
@@ -244,9 +201,8 @@ class Link:
     async def _let_go(self) -> None:
         self._lose("closed here")
         for made in self._subscriptions:
-            # Ends the subscription's task, which closing a dead connection would not.
             with contextlib.suppress(Exception):
-                await made.unsubscribe()
+                await self._client.unlisten(made)
         self._abort()
         await asyncio.wait({self._spawn(self._end_client())}, timeout=_CLOSE_TIMEOUT_S)
         # Last: a pong for a ping that was cancelled would break the read loop noisily.
@@ -310,9 +266,7 @@ class Link:
                 self._lose(f"no sign of life for {self._config.heartbeat_timeout_ms} ms")
 
     async def _on_error(self, error: Exception, events: LinkEvents) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            await events.on_drop(error.sid, error.subject, error.reply)
-        elif violation := _VIOLATION.search(str(error)):
+        if violation := _VIOLATION.search(str(error)):
             await events.on_denied(violation[1], violation[2])
 
 
@@ -339,7 +293,7 @@ def _text(error: BaseException | None) -> str:
     return text.removeprefix("nats: ")
 
 
-def _refuse_plaintext(client: Any) -> None:
+def _refuse_plaintext(client: DirectClient) -> None:
     """Have ``client`` send no CONNECT, which carries the password, before TLS is there."""
     connect_command = client._connect_command
 

@@ -21,8 +21,6 @@ Refusal = Callable[[Fault], tuple[bytes, Headers]]
 
 SUBJECT_BYTES_MAX = 1_024
 _SUBJECT = re.compile(r"[!-~]+")
-_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
-_HEADER_LINE_BYTES = len(b": \r\n")
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -44,7 +42,7 @@ class Reply:
 class Answering(Protocol):
     """The part of the bus that a delivery needs."""
 
-    async def publish(self, subject: str, data: bytes, *, headers: Headers | None = None) -> None:
+    def publish(self, subject: str, data: bytes, *, headers: Headers | None = None) -> None:
         """Raises a ``Fault`` when the message cannot be sent."""
         ...
 
@@ -73,7 +71,7 @@ class Delivery:
         if not self.reply:
             return False
         try:
-            await self._bus.publish(self.reply, data, headers=headers)
+            self._bus.publish(self.reply, data, headers=headers)
         except Malformed as fault:
             await self._refuse(fault)
             return False
@@ -88,7 +86,7 @@ class Delivery:
     async def _refuse(self, fault: Fault) -> bool:
         data, headers = refusal(fault)
         try:
-            await self._bus.publish(self.reply, data, headers=headers)
+            self._bus.publish(self.reply, data, headers=headers)
         except Fault:
             return False
         return True
@@ -103,26 +101,13 @@ def lower_keys(headers: Headers | None) -> dict[str, str]:
     return {key.lower(): value for key, value in headers.items()} if headers else {}
 
 
-def header_bytes(headers: Headers | None) -> int:
-    """What ``headers`` add to a message; the server counts them against its limit."""
-    if not headers:
-        return 0
-    lines = sum(
-        len(key.encode()) + len(value.encode()) + _HEADER_LINE_BYTES
-        for key, value in headers.items()
-    )
-    return _HEADER_FRAME_BYTES + lines
-
-
-def check_size(
-    subject: str, data: bytes, headers: Headers | None, *, message_bytes_max: int
-) -> None:
-    """Raises ``Malformed``, naming the limit, for what would make the server hang up."""
-    size = len(data) + header_bytes(headers)
-    if size > message_bytes_max:
+def check_size(subject: str, size: int, *, bytes_max: int) -> None:
+    """``size`` is that of headers and payload. Raises ``Malformed``, naming the limit, for what
+    would make the server hang up."""
+    if size > bytes_max:
         raise Malformed(
             f"a message of {size} bytes (headers included) exceeds the bus limit of "
-            f"{message_bytes_max}; send it in parts or raise max_payload of the NATS server"
+            f"{bytes_max}; send it in parts or raise max_payload of the NATS server"
         )
     check_subject(subject)
 

@@ -31,8 +31,6 @@ class BusCounters:
 
     sent: int = 0
     received: int = 0
-    dropped: int = 0
-    """Messages thrown away because a subscription held too many; each was refused."""
     denied: int = 0
     refused_here: int = 0
     """Messages that were never sent: too large, too much waiting to be sent, or no connection."""
@@ -56,7 +54,6 @@ class Subscription:
     subject: str
     queue: str
     on_delivery: Callable[[Delivery], None]
-    on_drop: Callable[[], None]
     refusal: Refusal
     link_id: int = 0
     denied: bool = False

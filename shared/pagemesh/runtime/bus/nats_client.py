@@ -1,0 +1,118 @@
+"""nats-py's client without what it does between a socket and whoever waits for what comes in.
+
+    nats-py    read -> parse -> [ queue ] -> a task for each subscription -> callback
+               publish -> pending -> [ queue ] -> a task that flushes -> write
+    here       read -> parse -> callback
+               put -> pending -> ``hand_over``, one write of all there is
+
+Callbacks of the bus only admit, so there is nothing to wait for; a queue costs a turn of the event
+loop, and a message of the mesh's longest way passes six of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.protocol import command
+
+from pagemesh.runtime.bus.messages import Headers, Outgoing
+
+_HEADER_LINE = "NATS/1.0\r\n"
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_BREAKS = str.maketrans("\r\n", "  ")
+
+
+class Incoming(msgspec.Struct, frozen=True, gc=False):
+    """A message as it came in; ``headers`` as the peer wrote them."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Headers | None
+
+
+OnMessage = Callable[[Incoming], None]
+"""Called as soon as a message is read. It must be quick, and raise nothing."""
+
+
+class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for mypy
+    """Of nats-py, without its own ``request`` and JetStream: ``listen`` and ``put`` are for what
+    ``subscribe`` and ``publish`` of nats-py are for."""
+
+    _pending: list[bytes]
+    _pending_data_size: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: dict[int, OnMessage] = {}
+
+    async def listen(self, subject: str, queue: str, on_message: OnMessage) -> Any:
+        """nats-py's subscription, whose messages go to ``on_message``. Raises like nats-py."""
+        number = self._sid + 1
+        self._listeners[number] = on_message
+        try:
+            made = await self.subscribe(subject, queue=queue)
+        except BaseException:
+            del self._listeners[number]
+            raise
+        assert made._id == number, "nats-py numbers subscriptions in another way"
+        return made
+
+    async def unlisten(self, made: Any) -> None:
+        """No message goes to its ``on_message`` any more."""
+        self._listeners.pop(made._id, None)
+        await made.unsubscribe()
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> None:
+        on_message = self._listeners.get(sid)
+        if on_message is not None:
+            found = await self._process_headers(headers) if headers else None
+            on_message(Incoming(subject.decode(), reply.decode(), data, found))
+
+    def put(self, outgoing: Outgoing, headers: bytes) -> None:
+        """Have it written with the next ``hand_over``. ``headers``: of ``header_block``, or
+        none."""
+        if headers:
+            made = command.hpub_cmd(outgoing.subject, outgoing.reply, headers, outgoing.data)
+        else:
+            made = command.pub_cmd(outgoing.subject, outgoing.reply, outgoing.data)
+        self._pending.append(made)
+        self._pending_data_size += len(made)
+
+    def hand_over(self) -> None:
+        """Hand what is pending to the transport, which writes it at once. Later means after a step
+        that has begun to compute by then: that turn has to wait for the interpreter."""
+        if self.is_connected and self._pending:
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            # A connection that is gone is noticed by whoever reads from it.
+            with contextlib.suppress(OSError, RuntimeError, AttributeError):
+                self._transport.writelines(pending)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel did not take yet."""
+        writer = getattr(self._transport, "_io_writer", None)
+        behind = writer.transport.get_write_buffer_size() if writer is not None else 0
+        return int(self._pending_data_size) + int(behind)
+
+
+def header_block(headers: Headers | None) -> bytes:
+    """``headers`` as NATS carries them; nothing for none. Raises ``BadHeaderError`` for a name
+    that is none. What would end a line of a value becomes a blank."""
+    if not headers:
+        return b""
+    lines = [_HEADER_LINE]
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise nats.errors.BadHeaderError(name)
+        lines.append(f"{name}: {value.strip().translate(_LINE_BREAKS)}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode()
