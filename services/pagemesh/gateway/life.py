@@ -19,7 +19,7 @@ from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime import rpc, semconv, trace
-from pagemesh.runtime.bus import Bus, BusState, Outgoing
+from pagemesh.runtime.bus import Asked, Bus, BusState, Outgoing
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.spans import record_span
@@ -177,9 +177,9 @@ class Life:
             case ev.ChooseRoute():
                 self._choose(command)
             case ev.SendSubmit():
+                self._submit(command)
                 self._recount()
                 measures.attempts.inc()
-                self._around.spawn(self._submit(command), "submit")
             case ev.SendAbort():
                 self._around.spawn(self._abort(command), "abort")
             case ev.SendResend():
@@ -277,18 +277,30 @@ class Life:
                 self._around.router.count(route, change)
         self._counted = now
 
-    async def _submit(self, command: ev.SendSubmit) -> None:
-        start_us = self._around.clock.now_us()
-        context = self._context.child()
-        worker, message = command.worker, command.message
-        subject = subjects.worker(worker.name)
-        answer: Accepted | Refused
+    def _submit(self, command: ev.SendSubmit) -> None:
+        """Send it at once, before all that has to be noted of it."""
+        start_us, context = self._around.clock.now_us(), self._context.child()
+        subject = subjects.worker(command.worker.name)
+        sent: Asked | Fault
         try:
             with trace.use(context):
-                answer = await rpc.call(
-                    self._around.bus, subject, message, Accepted, timeout_ms=command.timeout_ms,
+                sent = rpc.ask(
+                    self._around.bus, subject, command.message, timeout_ms=command.timeout_ms,
                     then=_ask_pages(command),
                 )  # fmt: skip
+        except Fault as fault:
+            sent = fault
+        self._around.spawn(self._submitted(command, sent, context, start_us), "submit")
+
+    async def _submitted(
+        self, command: ev.SendSubmit, sent: Asked | Fault, context: TraceContext, start_us: int
+    ) -> None:
+        worker, message = command.worker, command.message
+        answer: Accepted | Refused
+        try:
+            if isinstance(sent, Fault):
+                raise sent
+            answer = await rpc.answer_of(sent, Accepted)
             if answer.incarnation != worker.incarnation:
                 answer = Refused.of(Stale("another life of the worker answered"))
         except DeadlineExceeded:
@@ -298,6 +310,7 @@ class Life:
             if isinstance(fault, Absent):
                 self._around.absent(worker)
         self.feed(ev.SubmitAnswered(message.attempt, worker, answer))
+        subject = subjects.worker(worker.name)
         record_span(
             f"submit {subjects.template(subject)}",
             context,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pagemesh.runtime import trace
-from pagemesh.runtime.bus import Bus, Delivery, Headers, Outgoing
+from pagemesh.runtime.bus import Asked, Bus, Delivery, Headers, Outgoing
 from pagemesh.wire import codec
 from pagemesh.wire.messages import Message
 
@@ -18,19 +18,28 @@ async def call(
     message: Message,
     *reply_types: type[T],
     timeout_ms: int,
-    headers: Headers | None = None,
-    then: Outgoing | None = None,
 ) -> T:
-    """Ask and get one of ``reply_types``; ``then`` see ``Bus.request``.
+    """Ask and get one of ``reply_types``.
 
     Raises the fault of a ``Refused`` answer, ``Malformed`` for an answer of another type, and
     everything that ``Bus.request`` raises. All of them are ``wire.errors.Fault``.
     """
-    reply = await bus.request(
-        subject, codec.encode(message), timeout_ms=timeout_ms, headers=trace.inject(headers),
-        then=then,
-    )  # fmt: skip
-    return codec.decode_as(reply.data, *reply_types)
+    return await answer_of(ask(bus, subject, message, timeout_ms=timeout_ms), *reply_types)
+
+
+def ask(
+    bus: Bus, subject: str, message: Message, *, timeout_ms: int, then: Outgoing | None = None
+) -> Asked:
+    """Ask at once; what is given is for ``answer_of``. ``then`` and what it raises: see
+    ``Bus.ask``."""
+    return bus.ask(
+        subject, codec.encode(message), timeout_ms=timeout_ms, headers=trace.inject(), then=then
+    )
+
+
+async def answer_of(asked: Asked, *reply_types: type[T]) -> T:
+    """Wait for one of ``reply_types``. Raises like ``call``."""
+    return codec.decode_as((await asked).data, *reply_types)
 
 
 async def send(bus: Bus, subject: str, message: Message, *, headers: Headers | None = None) -> None:

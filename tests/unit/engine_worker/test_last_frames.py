@@ -4,6 +4,7 @@ before its last frames go out."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,8 +31,11 @@ class Recorder:
     def publish(self, _subject: str, data: bytes, **_: Any) -> None:
         self.sent.append(type(codec.decode(data)).__name__)
 
-    async def request(self, _subject: str, data: bytes, **_: Any) -> SimpleNamespace:
+    def ask(self, _subject: str, data: bytes, **_: Any) -> Awaitable[SimpleNamespace]:
         self.publish("", data)
+        return self._answer()
+
+    async def _answer(self) -> SimpleNamespace:
         await asyncio.sleep(0)
         return SimpleNamespace(data=codec.encode(Ok()))
 
@@ -59,7 +63,7 @@ async def test_the_release_goes_out_before_the_last_frames(amid_run: bool) -> No
         bus=bus, clock=MonotonicClock(), host="h", turns=SimpleNamespace(thread_count=1),
         step_us_max=1, stream_ms=0, admit=lambda _: None, on_patience=lambda: None,
     )  # fmt: skip
-    core = SimpleNamespace(handle=lambda _event, _now_ms: commands, ready=False)
+    core = SimpleNamespace(take=lambda _event, _now_ms: commands, go_on=lambda: (), ready=False)
     behaviour = WorkerBehaviour(
         cast(Surroundings, around), cast(WorkerCore, core), cast(PoolingExecutor, None),
         SequenceSpans("decode", "me", life_count_max=1),

@@ -50,7 +50,7 @@ async def test_steps_run_over_a_pool_made_anew_when_it_is_mapped_and_not_before(
         on_pool=on_pool,
     )  # fmt: skip
     commands: list[ev.Command] = []
-    core = SimpleNamespace(handle=lambda _event, _now_ms: commands, ready=False)
+    core = SimpleNamespace(take=lambda _event, _now_ms: commands, go_on=lambda: (), ready=False)
     pools = SlowPools()
     behaviour = WorkerBehaviour(
         cast(Surroundings, around), cast(WorkerCore, core), cast(PoolingExecutor, pools),

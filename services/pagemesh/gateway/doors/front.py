@@ -146,8 +146,7 @@ class Front:
                 works = await self._works(understood, limits)
                 outbox = Outbox()
                 lives += self._lives(understood, works, caller, outbox, context)
-                self._begin(lives)
-                await asyncio.sleep(0)  # they are sent before we make what only answers need
+                self._begin(lives)  # sent before we make what only answers need
                 renderer = Renderer(
                     ask,
                     self.tokens,

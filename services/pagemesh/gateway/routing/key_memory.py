@@ -63,9 +63,12 @@ class KeyMemory:
         root, parent, _ = block
         made: list[int] = []
         for key in key_chain(self._secret, root, part, page_size, parent=parent):
-            if not any(key in index for index in holding.values()):
+            for index in holding.values():
+                if key in index:
+                    made.append(key)
+                    break
+            else:
                 break
-            made.append(key)
         if len(made) == BLOCK_PAGES:
             self._keys[block] = tuple(made)
             self._token_count += len(part)

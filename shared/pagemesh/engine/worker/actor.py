@@ -11,7 +11,7 @@ the process ends with it, its lock is freed, and the pager takes its pages back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pagemesh.engine.worker import measures
@@ -36,19 +36,19 @@ from pagemesh.engine.worker.events import (
     Tick,
     UsePool,
 )
-from pagemesh.engine.worker.spans import SequenceSpans
+from pagemesh.engine.worker.spans import OpenCall, SequenceSpans
 from pagemesh.engine.worker.stepper import PoolingExecutor, Stepper, StepsDone
 from pagemesh.engine.worker.turns import Turns
 from pagemesh.engine.worker.vetting import keys_of, vet
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.actor import Behaviour
-from pagemesh.runtime.bus import Bus, Delivery
+from pagemesh.runtime.bus import Bus, Delivery, Reply
 from pagemesh.runtime.clock import Clock
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import Granted, OpenSession, Release, SessionOpened
+from pagemesh.wire.pager_messages import Granted, OpenSession, SessionOpened
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 from pagemesh.wire.presence import Load
 from pagemesh.wire.work_messages import Attach, Submit
@@ -129,8 +129,6 @@ class WorkerBehaviour(Behaviour[Input]):
         self._core = core
         self._spans = spans
         self._calls: set[asyncio.Task[None]] = set()
-        self._gives_back = False
-        """A call that gives pages back was begun, and is sent with the event loop's next turn."""
         self._waiting: dict[int, Delivery] = {}
         """Deliveries that the core has not answered yet, by the number it knows them by."""
         self._next_delivery = 1
@@ -236,7 +234,9 @@ class WorkerBehaviour(Behaviour[Input]):
             raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
 
     async def _feed(self, event: Event, asked: Message | None = None) -> None:
-        for command in self._core.handle(event, self._around.clock.now_us() / 1_000):
+        for command in self._core.take(event, self._around.clock.now_us() / 1_000):
+            await self._perform(command, asked)
+        for command in self._core.go_on():
             await self._perform(command, asked)
 
     async def _perform(self, command: Command, asked: Message | None) -> None:
@@ -252,13 +252,9 @@ class WorkerBehaviour(Behaviour[Input]):
                 await rpc.answer(delivery, answer)
             case CallPager():
                 self._call(subjects.pager(around.host), command)
-                self._gives_back |= isinstance(command.message, Release)
             case CallWorker():
                 self._call(subjects.worker(command.worker), command)
             case SendFrames():
-                if self._gives_back:  # first: who has the last frames may send the next turn
-                    self._gives_back = False
-                    await asyncio.sleep(0)
                 await self._send_frames(command)
             case RunStep():
                 self._stepper.run(command.plan)
@@ -289,7 +285,18 @@ class WorkerBehaviour(Behaviour[Input]):
             _log.debug("worker.frames_lost", gateway=command.gateway, code=fault.code)
 
     def _call(self, subject: str, command: CallPager | CallWorker) -> None:
-        task = asyncio.create_task(self._ask(subject, command), name="worker-call")
+        """Ask at once. The answer, which may be a refusal, comes into the inbox."""
+        around, message = self._around, self._spans.declared(command.message)
+        span = self._spans.call(message, around.clock.now_us())
+        headers = {trace.TRACEPARENT: span.context.traceparent} if span is not None else None
+        try:
+            reply = around.bus.ask(
+                subject, codec.encode(message), timeout_ms=command.timeout_ms, headers=headers
+            )
+        except Fault as fault:
+            self._answered(command, span, Refused.of(fault))
+            return
+        task = asyncio.create_task(self._hear(reply, command, span), name="worker-call")
         self._calls.add(task)
         task.add_done_callback(self._call_ended)
 
@@ -298,20 +305,20 @@ class WorkerBehaviour(Behaviour[Input]):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._around.admit(Crashed(error))
 
-    async def _ask(self, subject: str, command: CallPager | CallWorker) -> None:
-        """Call, and put the answer, which may be a refusal, into the inbox."""
-        around, message = self._around, self._spans.declared(command.message)
-        span = self._spans.call(message, around.clock.now_us())
-        headers = {trace.TRACEPARENT: span.context.traceparent} if span is not None else None
-        answer: Message
+    async def _hear(
+        self, reply: Awaitable[Reply], command: CallPager | CallWorker, span: OpenCall | None
+    ) -> None:
         try:
-            reply = await around.bus.request(
-                subject, codec.encode(message), timeout_ms=command.timeout_ms, headers=headers
-            )
-            answer = codec.decode(reply.data)
+            answer = codec.decode((await reply).data)
         except Fault as fault:
             answer = Refused.of(fault)
-        match message, answer:
+        self._answered(command, span, answer)
+
+    def _answered(
+        self, command: CallPager | CallWorker, span: OpenCall | None, answer: Message
+    ) -> None:
+        around = self._around
+        match command.message, answer:
             case OpenSession(), Refused(code="NoCapacity", retry_after_ms=0):
                 around.admit(PoolRefused(ConfigError(answer.message)))
         if span is not None:

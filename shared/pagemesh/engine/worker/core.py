@@ -1,7 +1,8 @@
 """``WorkerCore``: the scheduler of a worker, for both roles.
 
-Pure: ``handle(event, now_ms)`` returns the commands to perform, in order. Everything it
-does follows from the events and their order. See ``desk`` for the parts it is made of.
+Pure: ``take(event, now_ms)`` and then ``go_on()`` return the commands to perform, in order: first
+tokens are on their way before the next step is thought about. Everything it does follows from the
+events and their order. See ``desk`` for the parts it is made of.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pagemesh.engine.worker.batching import Batching
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import (
     Answer,
+    CallPager,
     Command,
     Drain,
     Drained,
@@ -46,7 +48,14 @@ from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Malformed
 from pagemesh.wire.messages import Message, Ok, Refused, name_of
-from pagemesh.wire.pager_messages import Extended, Granted, Queued, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import (
+    Extended,
+    Granted,
+    Queued,
+    Release,
+    Revoke,
+    TicketClosed,
+)
 from pagemesh.wire.pager_reports import InspectWorker
 from pagemesh.wire.presence import Load, PageNeeds
 from pagemesh.wire.work_messages import Abort, Attach, Resend, Submit
@@ -125,14 +134,35 @@ class WorkerCore:
         return min(most_ms, max(self._session.patience_ms, limits.tick_ms))
 
     def handle(self, event: Event, now_ms: float) -> list[Command]:
-        """What to do about ``event``. ``now_ms`` is monotonic."""
+        """``take`` and ``go_on``, for those who do nothing in between."""
+        return [*self.take(event, now_ms), *self.go_on()]
+
+    def take(self, event: Event, now_ms: float) -> list[Command]:
+        """What to do about ``event`` before all else; ``go_on`` has to be next. ``now_ms`` is
+        monotonic."""
         desk = self._desk
         desk.now = max(desk.now, now_ms)
         self._take(event)
         self._session.settle()
         leases.send_acks(desk)
+        commands = desk.commands
         # Somebody waits for a first token; the others are sent while the next step computes.
-        frames.flush(desk, [line for line in desk.lines.values() if line.has_first])
+        waited_for = [line for line in desk.lines.values() if line.has_first]
+        if waited_for:
+            desk.commands = []
+            frames.flush(desk, waited_for)
+            # Pages are given back first: who has the last frames may send the next turn.
+            gives_back = any(
+                isinstance(one, CallPager) and isinstance(one.message, Release) for one in commands
+            )
+            first = desk.commands
+            commands = [*commands, *first] if gives_back else [*first, *commands]
+        desk.commands = []
+        return commands
+
+    def go_on(self) -> list[Command]:
+        """What follows from the event that was taken."""
+        desk = self._desk
         steps.launch(desk, self._batching)
         frames.flush(desk, desk.lines.values())
         self._watch_drain()

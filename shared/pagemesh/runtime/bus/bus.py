@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 
 from pagemesh.runtime.bus.link import Link
 from pagemesh.runtime.bus.messages import (
@@ -27,7 +27,7 @@ from pagemesh.runtime.bus.messages import (
     refusal,
 )
 from pagemesh.runtime.bus.nats_client import Incoming, OnMessage
-from pagemesh.runtime.bus.replies import Inbox, OneReply, ReplyTable
+from pagemesh.runtime.bus.replies import Asked, Inbox, OneReply, ReplyTable
 from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Hooks, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
@@ -165,9 +165,8 @@ class Bus:
     def ask(
         self, subject: str, data: bytes, *, timeout_ms: int, headers: Headers | None = None,
         then: Outgoing | None = None,
-    ) -> Coroutine[None, None, Reply]:  # fmt: skip
-        """Like ``request``, but sent when this returns, or raises. The rest, which has to be
-        awaited, waits for the answer."""
+    ) -> Asked:  # fmt: skip
+        """Like ``request``, but what can be raised by then is raised before it is awaited."""
         if timeout_ms <= 0:
             raise DeadlineExceeded(f"no time is left to ask on {subject}")
         waiter = OneReply(subject)
@@ -177,13 +176,7 @@ class Bus:
         except BaseException:
             self._replies.remove(address)
             raise
-        return self._answer(waiter, address, timeout_ms)
-
-    async def _answer(self, waiter: OneReply, address: str, timeout_ms: int) -> Reply:
-        try:
-            return await waiter.wait(timeout_ms)
-        finally:
-            self._replies.remove(address)
+        return Asked(self._replies, waiter, address, timeout_ms)
 
     @contextlib.asynccontextmanager
     async def request_many(

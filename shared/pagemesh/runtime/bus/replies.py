@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from collections.abc import Generator
+from typing import Any, Protocol
 
 from pagemesh.runtime.bus.messages import Reply
 from pagemesh.wire.errors import Absent, Busy, DeadlineExceeded, Fault
@@ -158,6 +159,29 @@ class ReplyTable:
     def fail_all(self, fault: Fault) -> None:
         for waiter in self._waiters.values():
             waiter.fail(fault)
+
+
+class Asked:
+    """A question that was sent. ``await`` it once, for the answer."""
+
+    __slots__ = ("_address", "_replies", "_timeout_ms", "_waiter")
+
+    def __init__(
+        self, replies: ReplyTable, waiter: OneReply, address: str, timeout_ms: int
+    ) -> None:
+        self._replies = replies
+        self._waiter = waiter
+        self._address = address
+        self._timeout_ms = timeout_ms
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Reply:
+        try:
+            return await self._waiter.wait(self._timeout_ms)
+        finally:
+            self._replies.remove(self._address)
 
 
 def _token(address: str) -> str:
