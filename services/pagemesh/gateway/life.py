@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +138,8 @@ class Life:
         self._queue: deque[ev.Event] = deque()
         self._feeding = False
         self._ended = False
-        self._counted: Counter[ev.Route] = Counter()
-        """Sequences that go by a route, as the router knows of them."""
+        self._counted: dict[int, tuple[ev.Route, int]] = {}
+        """Sequences that go by the route of an attempt, as the router knows of them."""
         self._search: _Search | None = None
         self._overrun = False
         """Something for the client was not taken: what comes after it must not be either."""
@@ -267,13 +267,17 @@ class Life:
 
     def _recount(self) -> None:
         """Tell the router what went elsewhere, has ended, or is where it was not before."""
-        now: Counter[ev.Route] = Counter()
+        now: dict[int, tuple[ev.Route, int]] = {}
         if not self._ended:
             for choice in self.core.choices:
                 if choice.placed:
-                    now[self.core.routes[choice.attempt]] += self.core.spec.width
-        for route in now.keys() | self._counted.keys():
-            if change := now[route] - self._counted[route]:
+                    route, count = self.core.routes[choice.attempt], self.core.spec.width
+                    if choice.attempt in now:
+                        count += now[choice.attempt][1]
+                    now[choice.attempt] = route, count
+        for attempt, (route, count) in (self._counted | now).items():
+            before = self._counted[attempt][1] if attempt in self._counted else 0
+            if change := (count if attempt in now else 0) - before:
                 self._around.router.count(route, change)
         self._counted = now
 
@@ -310,6 +314,8 @@ class Life:
             if isinstance(fault, Absent):
                 self._around.absent(worker)
         self.feed(ev.SubmitAnswered(message.attempt, worker, answer))
+        if not context.sampled:
+            return
         subject = subjects.worker(worker.name)
         record_span(
             f"submit {subjects.template(subject)}",

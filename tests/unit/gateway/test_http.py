@@ -18,8 +18,8 @@ from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.doors import connection
 from pagemesh.gateway.doors.connection import HEAD_BYTES_MAX
-from pagemesh.gateway.doors.front import THREAD_BYTES_MIN
 from pagemesh.gateway.doors.http import HttpDoor
+from pagemesh.gateway.doors.off_loop import THREAD_BYTES_MIN
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.wire.errors import Busy, ConfigError, NoCapacity

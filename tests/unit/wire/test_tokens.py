@@ -58,18 +58,34 @@ def test_neighbours_become_one_run(pages: list[int], runs: list[int]) -> None:
     assert unpack(pack_extents(pages)).tolist() == runs
 
 
+@pytest.mark.parametrize("length", range(25))
+def test_few_runs_and_many_are_one_table(length: int) -> None:
+    pages = [page for run in range(length) for page in range(100 * run, 100 * run + 1 + run)]
+    assert unpack_extents(pack_extents(pages), page_count_max=1_000).tolist() == pages
+
+
+BEFORE = [[], [3, 1] * 20]
+"""Good runs ahead of bad ones: a few and many are unpacked in two ways."""
+
+
+@pytest.mark.parametrize("before", BEFORE, ids=["few", "many"])
 @pytest.mark.parametrize(
     "words",
     [[1], [1, 2, 3], [1, 0], [1, 2, 5, 0], [0, 101], [0, 50, 60, 51], [0, 2**32 - 1]],
 )
-def test_extents_that_are_broken_or_too_many_are_malformed(words: list[int]) -> None:
+def test_extents_that_are_broken_or_too_many_are_malformed(
+    words: list[int], before: list[int]
+) -> None:
     with pytest.raises(Malformed):
-        unpack_extents(pack(words), page_count_max=100)
+        unpack_extents(pack(before + words), page_count_max=100)
 
 
-def test_extents_that_run_past_the_last_word_do_not_wrap_around() -> None:
+@pytest.mark.parametrize("before", BEFORE, ids=["few", "many"])
+def test_extents_run_to_the_last_word_and_not_past_it(before: list[int]) -> None:
+    table = unpack_extents(pack([*before, 2**32 - 2, 2]), page_count_max=100)
+    assert table[-2:].tolist() == [2**32 - 2, 2**32 - 1]
     with pytest.raises(Malformed):
-        unpack_extents(pack([2**32 - 2, 5]), page_count_max=100)
+        unpack_extents(pack([*before, 2**32 - 2, 3]), page_count_max=100)
 
 
 def test_a_huge_claim_is_refused_before_anything_of_its_size_is_made() -> None:

@@ -6,15 +6,12 @@ parse, tokenise (each on a thread when large) -> fit to the model -> one life a 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
@@ -23,9 +20,11 @@ from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYT
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts
+from pagemesh.gateway.calls.next_turn import NextTurn
 from pagemesh.gateway.calls.prepare import Work, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
+from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.tenant_limits import TenantLimits
 from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.gateway.life import Life, Outbox
@@ -36,14 +35,11 @@ from pagemesh.wire.errors import Busy, Fault
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.tokens import U32
 
-THREAD_BYTES_MIN, PARSE_BYTES_MIN = 16 << 10, 64 << 10
-"""Longer texts are tokenised, longer bodies parsed on a thread, so that others are not held up."""
-LARGE_BYTES_MIN = 1 << 20
-_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large-body")
+PARSE_BYTES_MIN = 64 << 10
+"""Longer bodies are parsed on a thread."""
 _PACKING_SHARE = 16
 """Token ids are packed so many times as fast as a text of as many bytes is tokenised, or more."""
 _SUBMIT_MARGIN_BYTES = 64 << 10
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +135,7 @@ class Front:
         ask = understood.ask
         context = trace.accept(caller.headers, ratio=self._trace_ratio)
         facts = CallFacts(ask, caller.door, context, understood.arrival_us)
+        next_turn = NextTurn(ask, self.tokens, understood.salt)
         lives: list[Life] = []
         limits = self.tenants.limits_of(caller.tenant)
         try:
@@ -153,7 +150,7 @@ class Front:
                     response_id=facts.response_id,
                     created=int(time.time()),
                 )
-                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts)
+                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, next_turn)
         except ApiError as error:
             facts.failed(error)
             raise
@@ -161,6 +158,7 @@ class Front:
             for life in lives:
                 life.feed(ev.ClientGone())
             facts.close([life.core for life in lives], self.gateway.clock.now_us())
+        await off_loop(next_turn.size_bytes, next_turn.prepare)
 
     @contextlib.contextmanager
     def _counted(self, tenant: str, requests_max: int) -> Iterator[None]:
@@ -283,6 +281,7 @@ class Call:
         outbox: Outbox,
         renderer: Renderer,
         facts: CallFacts,
+        next_turn: NextTurn,
     ) -> None:
         self.ask = ask
         self._clock = front.gateway.clock
@@ -291,6 +290,7 @@ class Call:
         self._outbox = outbox
         self._renderer = renderer
         self._facts = facts
+        self._next_turn = next_turn
         self._open_count = len(lives)
         self._echoed: set[int] = set()
 
@@ -310,10 +310,10 @@ class Call:
             for prompt_index, event in await self._outbox.take():
                 match event:
                     case ev.Deliver():
-                        self._facts.delivered(event, self._clock.now_us())
+                        self._delivered(event)
                         collected.delivered(prompt_index, event)
                     case ev.ChoiceEnded():
-                        self._facts.finish_reasons.append(event.finish)
+                        self._choice_ended(event)
                         collected.ended(prompt_index, event)
                     case ev.PromptScored(logprobs):
                         collected.scored(prompt_index, logprobs)
@@ -365,16 +365,24 @@ class Call:
         out: list[bytes] = []
         match event:
             case ev.Deliver():
-                self._facts.delivered(event, self._clock.now_us())
+                self._delivered(event)
                 chunk = self._renderer.delivered(prompt_index, event)
                 if chunk:
                     out.append(chunk)
             case ev.ChoiceEnded():
-                self._facts.finish_reasons.append(event.finish)
+                self._choice_ended(event)
                 out.append(self._renderer.ended(prompt_index, event))
             case ev.Ended():
                 self._ended(event)
         return out
+
+    def _delivered(self, event: ev.Deliver) -> None:
+        self._facts.delivered(event, self._clock.now_us())
+        self._next_turn.said(event.text)
+
+    def _choice_ended(self, event: ev.ChoiceEnded) -> None:
+        self._facts.finish_reasons.append(event.finish)
+        self._next_turn.said(event.text)
 
     def _ended(self, event: ev.Ended) -> None:
         self._open_count -= 1
@@ -383,15 +391,3 @@ class Call:
                 raise from_fault(fault)
             case ev.Cancelled(why):
                 raise cancelled(why)
-
-
-async def off_loop(
-    size_bytes: int, work: Callable[[], T], *, thread_bytes_min: int = THREAD_BYTES_MIN
-) -> T:
-    """``work()``, on a thread when its input is long. Those of megabytes take turns on one of
-    their own: eight of them kept every thread, and with it all long bodies, for a minute."""
-    if size_bytes < thread_bytes_min:
-        return work()
-    if size_bytes < LARGE_BYTES_MIN:
-        return await asyncio.to_thread(work)
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, work)

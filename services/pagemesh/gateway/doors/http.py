@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
 import uvicorn
@@ -38,8 +38,9 @@ from pagemesh.gateway.doors.asgi import (
 )
 from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.cors import for_pages
-from pagemesh.gateway.doors.front import Call, Caller, Front, off_loop
+from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
+from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.runtime.metrics import CONTENT_TYPE
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.runtime.supervise import to_next_s
@@ -123,6 +124,19 @@ class _Completions:
                 raise
 
 
+class _Shortcut:
+    """Past ``router``, which tries a pattern for each of its paths, for what is posted to one of
+    ``direct``."""
+
+    def __init__(self, direct: Mapping[str, ASGIApp], router: ASGIApp) -> None:
+        self._direct = direct
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+        await (app or self._router)(scope, receive, send)
+
+
 class HttpDoor:
     """``app`` is the ASGI application; ``serve`` listens with it."""
 
@@ -149,7 +163,10 @@ class HttpDoor:
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
-        self.app = for_pages(Guard(router, front.tenants), config.page_origins)
+        answering = {route.path: route.app for route in routes[:2]}
+        self.app = for_pages(
+            Guard(_Shortcut(answering, router), front.tenants), config.page_origins
+        )
 
     async def _models(self, _request: Request) -> Response:
         return _json(models_json(self._front))

@@ -136,6 +136,11 @@ class Tokens:
             self._memory.keep(owner, piece, ids.tobytes())
         return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
 
+    @property
+    def remembers(self) -> bool:
+        """Whether parts of a text are remembered at all."""
+        return self._cuts is not None
+
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
         # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from pagemesh.gateway.doors.front import LARGE_BYTES_MIN, THREAD_BYTES_MIN, off_loop
+from pagemesh.gateway.doors.off_loop import LARGE_BYTES_MIN, THREAD_BYTES_MIN, off_loop
 
 
 async def test_bodies_of_megabytes_hold_up_no_shorter_one() -> None:
