@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import nats.errors
 from nats.aio.client import Client
-from nats.protocol import command
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing
 
-_HEADER_LINE = "NATS/1.0\r\n"
+_HEADER_LINE, _END = "NATS/1.0\r\n", b"\r\n"
+_JOINED_BYTES_MAX = 64 << 10
+"""A longer payload is not copied to be one piece with what is around it."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
@@ -80,12 +81,15 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
     def put(self, outgoing: Outgoing, headers: bytes) -> None:
         """Have it written with the next ``hand_over``. ``headers``: of ``header_block``, or
         none."""
+        data, size = outgoing.data, len(outgoing.data)
+        line = f"{outgoing.subject} {outgoing.reply} "
         if headers:
-            made = command.hpub_cmd(outgoing.subject, outgoing.reply, headers, outgoing.data)
+            head = f"HPUB {line}{len(headers)} {len(headers) + size}\r\n".encode() + headers
         else:
-            made = command.pub_cmd(outgoing.subject, outgoing.reply, outgoing.data)
-        self._pending.append(made)
-        self._pending_data_size += len(made)
+            head = f"PUB {line}{size}\r\n".encode()
+        made = [head + data + _END] if size < _JOINED_BYTES_MAX else [head, data, _END]
+        self._pending += made
+        self._pending_data_size += len(head) + size + len(_END)
 
     def hand_over(self) -> None:
         """Hand what is pending to the transport, which writes it at once. Later means after a step
