@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.bus import Bus, BusState, Delivery, Outgoing
 from pagemesh.runtime.bus.nats_client import header_block
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.rpc import answer, call, send
@@ -21,6 +21,7 @@ from pagemesh.wire.errors import (
     DeadlineExceeded,
     Denied,
     Disconnected,
+    Fault,
     Internal,
     Malformed,
     NoCapacity,
@@ -147,8 +148,65 @@ async def test_an_answer_that_is_too_large_becomes_a_refusal(bus: Bus) -> None:
 async def test_a_subject_that_could_not_travel_is_malformed(bus: Bus, subject: str) -> None:
     with pytest.raises(Malformed):
         bus.publish(subject, b"")
+    with pytest.raises(Malformed):
+        bus.publish("t.fine", b"", reply=subject or " ")
     await bus.barrier()
     assert bus.counters.connects == 0
+
+
+@pytest.mark.parametrize("size", [65_534, 65_535, 65_536, 65_537, 300_000])
+async def test_long_payloads_and_what_follows_them_arrive_whole(bus: Bus, size: int) -> None:
+    heard: list[tuple[bytes, dict[str, str]]] = []
+    await bus.subscribe("t.long", lambda one: heard.append((one.data, dict(one.headers))))
+    data = bytes(number % 251 for number in range(size))
+    bus.publish("t.long", data, headers={"a": "1"}, then=Outgoing("t.long", b"short", ""))
+    bus.publish("t.long", data)
+    await bus.barrier()
+    assert heard == [(data, {"a": "1"}), (b"short", {"a": "1"}), (data, {})]
+
+
+async def test_what_is_no_message_of_ours_costs_others_nothing(
+    shared_nats_server: NatsServer, bus: Bus
+) -> None:
+    await bus.subscribe("t.raw", Answers(echo))
+    _, writer = await asyncio.open_connection("127.0.0.1", shared_nats_server.port)
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    for raw in (
+        b"PUB t.raw \xff\xfe 1\r\nx\r\n", b"HPUB t.raw 1 1\r\nx\r\n",
+        b"HPUB t.raw 8 8\r\nNATS/1.0\r\n", b"HPUB t.raw 16 16\r\nNATS/1.0 \xff\xff\xff\r\n\r\n\r\n",
+    ):  # fmt: skip
+        writer.write(raw)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        assert (await bus.request("t.raw", b"hello", timeout_ms=1_000)).data == b"hello"
+    writer.close()
+    assert bus.counters.connects == 0
+
+
+async def test_a_refusal_that_crashes_costs_others_nothing(bus: Bus) -> None:
+    def full(_delivery: Delivery) -> None:
+        raise Busy("the inbox is full")
+
+    def words(_fault: Fault) -> tuple[bytes, dict[str, str]]:
+        raise RuntimeError("a bug")
+
+    await bus.subscribe("t.bug", full, refusal=words)
+    await bus.subscribe("t.fine", Answers(echo))
+    with pytest.raises(DeadlineExceeded):
+        await bus.request("t.bug", b"", timeout_ms=100)
+    assert (await bus.request("t.fine", b"x", timeout_ms=1_000)).data == b"x"
+    assert bus.counters.crashed == 1
+
+
+async def test_a_question_that_was_not_sent_waits_for_nothing(bus: Bus) -> None:
+    with pytest.raises(Malformed):
+        bus.ask("no subject", b"", timeout_ms=1_000)
+    assert bus.statistics().requests_waiting == 0
+    await bus.subscribe("t.echo", Answers(echo))
+    asked = bus.ask("t.echo", b"x", timeout_ms=1_000)
+    await asyncio.sleep(0.05)
+    assert (await asked).data == b"x", "the answer came before it was waited for"
+    assert bus.statistics().requests_waiting == 0
 
 
 async def test_a_header_cannot_smuggle_lines(bus: Bus) -> None:

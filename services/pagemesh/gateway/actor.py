@@ -180,7 +180,7 @@ class GatewayActor:
         assert self._group is not None, "the gateway is not running"
         try:
             self._group.create_task(work, name=f"gateway-{name}")
-        except RuntimeError:  # the group is over: we are going down, nobody will be asked
+        except RuntimeError:  # the group is over: we are going down, nobody waits for answers
             work.close()
 
     # What comes in ----------------------------------------------------------------------------

@@ -74,3 +74,4 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 await stop.wait()
                 gateway.announce("draining")
                 await bus_door.close()  # now: the other door may take long to be left
+            front.next_turns.close()

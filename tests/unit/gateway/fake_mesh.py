@@ -293,6 +293,7 @@ async def fake_mesh(
             defaults=defaults,
             limits=limits or RequestLimits(worker_wait_ms_max=2_000),
         )
+        stack.callback(front.next_turns.close)
         bus_door = await stack.enter_async_context(BusDoor(front, bus).open())
         url = await stack.enter_async_context(HttpDoor(front, doors).serve())
         gateway.announce("ready")

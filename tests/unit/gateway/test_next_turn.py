@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from tests.unit.gateway.support import END, MODEL, eventually
 from tests.unit.gateway.test_token_memory import Counted
 
 from pagemesh.gateway.calls import next_turn
+from pagemesh.gateway.doors.off_loop import THREAD_BYTES_MIN
 
 TALK = [{"role": "user", "content": "the first"}]
 
@@ -60,11 +62,46 @@ async def test_what_comes_back_in_another_form_is_not_tokenised_ahead(
     assert len(counted.read) == asked, "the second has nothing new"
 
 
-async def test_nothing_is_kept_of_an_answer_that_is_very_long(
-    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["ANSWER_CHARACTERS_MAX", "BODY_BYTES_MAX", "WAITING_MAX"])
+async def test_what_is_too_long_or_too_much_is_left_to_the_next_turn(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(next_turn, "ANSWER_CHARACTERS_MAX", 2)
+    monkeypatch.setattr(next_turn, limit, 2 if limit != "WAITING_MAX" else 0)
+    monkeypatch.setattr(mesh.front, "next_turns", next_turn.NextTurns(mesh.front.tokens))
     counted = Counted(mesh.front.tokens, monkeypatch)
     said = await ask(mesh)
-    await ask(mesh)
-    assert all(not piece.endswith(said) for piece in counted.read)
+    mesh.front.next_turns.close()
+    await asyncio.sleep(0.05)
+    assert said and all(not piece.endswith(said) for piece in counted.read)
+
+
+async def test_a_template_that_fails_on_the_answer_costs_nobody_anything(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, render = await ask(mesh), mesh.front.tokens.render_chat
+
+    def failing(messages: list[dict[str, Any]], **more: Any) -> str:
+        if messages[-1]["role"] == "assistant":
+            raise ValueError("a bug")
+        return render(messages, **more)
+
+    monkeypatch.setattr(mesh.front.tokens, "render_chat", failing)
+    for _ in range(3):
+        assert await ask(mesh) == said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_talk_with_a_key_is_answered_once(mesh: FakeMesh, stream: bool) -> None:
+    await eventually(lambda: mesh.front.gateway.known_facts is not None)
+    body = {"model": MODEL, "messages": TALK, "max_tokens": 2, "stream": stream}
+    body["chat_template_kwargs"] = {"unused": "x" * 2 * THREAD_BYTES_MIN}
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=30) as http:
+        answers = [
+            await http.post("/v1/chat/completions", json=body, headers={"Idempotency-Key": "k"})
+            for _ in range(2)
+        ]
+    if stream:
+        assert [answer.status_code for answer in answers] == [200, 400]
+    else:
+        assert answers[0].content == answers[1].content
+        assert answers[1].headers["idempotent-replayed"] == "true"

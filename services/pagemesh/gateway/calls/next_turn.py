@@ -7,56 +7,78 @@ the user writes is new.
 
 from __future__ import annotations
 
-import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.runtime.logs import get_logger
 
-ANSWER_CHARACTERS_MAX = 256 << 10
-"""Of a longer answer nothing is kept for that."""
+BODY_BYTES_MAX = 64 << 10
+"""To render a longer talk once more would take longer than it saves."""
+ANSWER_CHARACTERS_MAX = 64 << 10
+WAITING_MAX = 64
+"""Answers that wait to be tokenised; with more there is no time for it."""
+_log = get_logger(__name__)
 
 
 class NextTurn:
-    """Made for each call, of use for chats with one answer. ``owner``: see ``Tokens.encode``."""
+    """Of one call: of use for chats with one answer."""
 
-    def __init__(self, ask: Ask, tokens: Tokens, owner: bytes) -> None:
-        self._tokens = tokens
-        self._owner = owner
+    def __init__(self, ask: Ask, body_bytes: int) -> None:
         self._talk: ChatPrompt | None = None
         self._parts: list[str] = []
-        self._said_characters = 0
+        self._characters = 0
         talk = ask.prompts[0]
-        if isinstance(talk, ChatPrompt) and ask.best_of == 1 and tokens.remembers:
-            self._talk = None if talk.continue_final_message else talk
+        is_short = body_bytes <= BODY_BYTES_MAX
+        if isinstance(talk, ChatPrompt) and ask.best_of == 1 and is_short:
+            if not talk.continue_final_message and not ask.add_special_tokens:
+                self._talk = talk
 
     def said(self, text: str) -> None:
         """``text`` of the answer was given."""
         if self._talk is None:
             return
         self._parts.append(text)
-        self._said_characters += len(text)
-        if self._said_characters > ANSWER_CHARACTERS_MAX:
+        self._characters += len(text)
+        if self._characters > ANSWER_CHARACTERS_MAX:
             self._talk = None
             self._parts.clear()
 
-    @property
-    def size_bytes(self) -> int:
-        """About how much ``prepare`` works on."""
-        if self._talk is None:
-            return 0
-        asked = sum(len(str(message.get("content", ""))) for message in self._talk.messages)
-        return asked + self._said_characters
+    def talk(self) -> tuple[ChatPrompt, str] | None:
+        """What was asked and what was answered, if it may come back."""
+        return (self._talk, "".join(self._parts)) if self._talk and self._characters else None
 
-    def prepare(self) -> None:
-        """Tokenise what was said. Takes a while; raises nothing."""
-        if self._talk is None or not self._said_characters:
-            return
-        answer = {"role": "assistant", "content": "".join(self._parts)}
-        with contextlib.suppress(TemplateRefused):
+
+class NextTurns:
+    """Tokenises answers, on a thread. ``close`` it."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._room = threading.Semaphore(WAITING_MAX)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="next-turn")
+
+    def expect(self, turn: NextTurn, owner: bytes) -> None:
+        """An answer was given. ``owner``: see ``Tokens.encode``."""
+        talk = turn.talk()
+        if talk is not None and self._room.acquire(blocking=False):
+            self._thread.submit(self._prepare, *talk, owner)
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, talk: ChatPrompt, answer: str, owner: bytes) -> None:
+        self._room.release()
+        try:
             text = self._tokens.render_chat(
-                [*self._talk.messages, answer],
+                [*talk.messages, {"role": "assistant", "content": answer}],
                 add_generation_prompt=False,
-                extra=self._talk.template_values,
+                extra=talk.template_values,
             )
-            self._tokens.encode(text, add_special_tokens=False, owner=self._owner)
+            self._tokens.remember(text, owner=owner, characters_max=ANSWER_CHARACTERS_MAX)
+        except TemplateRefused:
+            return  # as will be the next turn
+        except Exception as error:
+            _log.error("gateway.next_turn_crashed", error=error)

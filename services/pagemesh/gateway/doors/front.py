@@ -20,7 +20,7 @@ from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYT
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts
-from pagemesh.gateway.calls.next_turn import NextTurn
+from pagemesh.gateway.calls.next_turn import NextTurn, NextTurns
 from pagemesh.gateway.calls.prepare import Work, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
@@ -59,6 +59,7 @@ class Understood:
     prompts: list[U32]
     salt: bytes
     arrival_us: int
+    body_bytes: int
 
 
 class Front:
@@ -86,6 +87,7 @@ class Front:
         self._request_timeout_ms = request_timeout_ms
         self._trace_ratio = trace_ratio
         self._limits = limits or RequestLimits()
+        self.next_turns = NextTurns(tokens)
         self._call_count = 0
         self._calls_of: Counter[str] = Counter()
         """By tenant, of those that are limited."""
@@ -113,7 +115,7 @@ class Front:
             size //= _PACKING_SHARE
         salt = self.tenants.salt(tenant, ask.cache_salt)  # who shares pages shares these ids too
         prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
-        return Understood(ask, prompts, salt, arrival_us)
+        return Understood(ask, prompts, salt, arrival_us, len(body))
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:
         parse = parse_chat if chat else parse_completion
@@ -135,7 +137,7 @@ class Front:
         ask = understood.ask
         context = trace.accept(caller.headers, ratio=self._trace_ratio)
         facts = CallFacts(ask, caller.door, context, understood.arrival_us)
-        next_turn = NextTurn(ask, self.tokens, understood.salt)
+        turn = NextTurn(ask, understood.body_bytes)
         lives: list[Life] = []
         limits = self.tenants.limits_of(caller.tenant)
         try:
@@ -150,7 +152,7 @@ class Front:
                     response_id=facts.response_id,
                     created=int(time.time()),
                 )
-                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, next_turn)
+                yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, turn)
         except ApiError as error:
             facts.failed(error)
             raise
@@ -158,7 +160,7 @@ class Front:
             for life in lives:
                 life.feed(ev.ClientGone())
             facts.close([life.core for life in lives], self.gateway.clock.now_us())
-        await off_loop(next_turn.size_bytes, next_turn.prepare)
+        self.next_turns.expect(turn, understood.salt)
 
     @contextlib.contextmanager
     def _counted(self, tenant: str, requests_max: int) -> Iterator[None]:
@@ -281,7 +283,7 @@ class Call:
         outbox: Outbox,
         renderer: Renderer,
         facts: CallFacts,
-        next_turn: NextTurn,
+        turn: NextTurn,
     ) -> None:
         self.ask = ask
         self._clock = front.gateway.clock
@@ -290,7 +292,7 @@ class Call:
         self._outbox = outbox
         self._renderer = renderer
         self._facts = facts
-        self._next_turn = next_turn
+        self._turn = turn
         self._open_count = len(lives)
         self._echoed: set[int] = set()
 
@@ -378,11 +380,11 @@ class Call:
 
     def _delivered(self, event: ev.Deliver) -> None:
         self._facts.delivered(event, self._clock.now_us())
-        self._next_turn.said(event.text)
+        self._turn.said(event.text)
 
     def _choice_ended(self, event: ev.ChoiceEnded) -> None:
         self._facts.finish_reasons.append(event.finish)
-        self._next_turn.said(event.text)
+        self._turn.said(event.text)
 
     def _ended(self, event: ev.Ended) -> None:
         self._open_count -= 1

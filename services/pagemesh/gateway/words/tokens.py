@@ -129,17 +129,23 @@ class Tokens:
             pieces = self._cuts.pieces(text)
         if len(pieces) == 1:
             return self._encode([text], add_special_tokens=add_special_tokens)[0]
+        known = self._known(owner, pieces)
+        return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
+
+    def remember(self, text: str, *, owner: bytes, characters_max: int) -> None:
+        """Tokenise what is new in ``text`` between special tokens, for when it comes again; of
+        longer pieces than ``characters_max`` nothing. Takes as long as ``encode``."""
+        pieces = self._cuts.pieces(text) if self._cuts is not None else [text]
+        if len(pieces) > 1:
+            self._known(owner, [piece for piece in pieces if len(piece) <= characters_max])
+
+    def _known(self, owner: bytes, pieces: list[str]) -> dict[str, bytes | None]:
         known = {piece: self._memory.find(owner, piece) for piece in pieces}
         fresh = [piece for piece, ids in known.items() if ids is None]
         for piece, ids in zip(fresh, self._encode(fresh, add_special_tokens=False), strict=True):
             known[piece] = ids.tobytes()
             self._memory.keep(owner, piece, ids.tobytes())
-        return np.frombuffer(b"".join([known[piece] or b"" for piece in pieces]), "<u4")
-
-    @property
-    def remembers(self) -> bool:
-        """Whether parts of a text are remembered at all."""
-        return self._cuts is not None
+        return known
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[U32]:
         # ``encode`` keeps Python's lock to its end: a text of megabytes stopped everybody.

@@ -169,14 +169,15 @@ class Bus:
         """Like ``request``, but what can be raised by then is raised before it is awaited."""
         if timeout_ms <= 0:
             raise DeadlineExceeded(f"no time is left to ask on {subject}")
-        waiter = OneReply(subject)
+        waiter = OneReply(subject, timeout_ms)
         address = self._replies.add(waiter)
         try:
             self.publish(subject, data, headers=headers, reply=address, then=then)
         except BaseException:
             self._replies.remove(address)
+            waiter.end()
             raise
-        return Asked(self._replies, waiter, address, timeout_ms)
+        return Asked(self._replies, waiter, address)
 
     @contextlib.asynccontextmanager
     async def request_many(
@@ -282,10 +283,16 @@ class Bus:
         return receive
 
     def _refuse(self, made: Subscription, reply: str, fault: Fault) -> None:
-        if reply:
+        if not reply:
+            return
+        try:
             data, headers = made.refusal(fault)
-            with contextlib.suppress(Fault):
-                self.publish(reply, data, headers=headers)
+            self.publish(reply, data, headers=headers)
+        except Fault:
+            return
+        except Exception as error:
+            self.counters.crashed += 1
+            _log.error("bus.refusal_crashed", subject=made.subject, error=error)
 
     # --- keeping the link
 

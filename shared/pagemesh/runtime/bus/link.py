@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import nats.errors
 
-from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size
+from pagemesh.runtime.bus.messages import Headers, Outgoing, check_size, check_subject
 from pagemesh.runtime.bus.nats_client import DirectClient, OnMessage, header_block
 from pagemesh.runtime.bus.tls import distrust, tls_context
 from pagemesh.runtime.settings import BusConfig
@@ -132,6 +132,8 @@ class Link:
             raise Malformed(f"not a header of NATS: {str(error)[:80]!r}") from error
         for one in outgoing:
             check_size(one.subject, len(block) + len(one.data), bytes_max=self.message_bytes_max)
+            if one.reply:
+                check_subject(one.reply)
         if not client.is_connected:
             raise Disconnected(f"not sent: {self.reason or 'the connection is closed'}")
         if client.unsent_bytes > self._config.output_bytes_max:

@@ -21,12 +21,14 @@ import nats.errors
 from nats.aio.client import Client
 
 from pagemesh.runtime.bus.messages import Headers, Outgoing
+from pagemesh.runtime.logs import get_logger
 
 _HEADER_LINE, _END = "NATS/1.0\r\n", b"\r\n"
 _JOINED_BYTES_MAX = 64 << 10
 """A longer payload is not copied to be one piece with what is around it."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
+_log = get_logger(__name__)
 
 
 class Incoming(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +54,7 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
     def __init__(self) -> None:
         super().__init__()
         self._listeners: dict[int, OnMessage] = {}
+        self._lost_count = 0
 
     async def listen(self, subject: str, queue: str, on_message: OnMessage) -> Any:
         """nats-py's subscription, whose messages go to ``on_message``. Raises like nats-py."""
@@ -74,9 +77,15 @@ class DirectClient(Client):  # type: ignore[misc]  # nats-py has no types for my
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:
         on_message = self._listeners.get(sid)
-        if on_message is not None:
+        if on_message is None:
+            return
+        try:
             found = await self._process_headers(headers) if headers else None
             on_message(Incoming(subject.decode(), reply.decode(), data, found))
+        except Exception as error:  # nats-py would read nothing any more, of nobody
+            self._lost_count += 1
+            if self._lost_count & (self._lost_count - 1) == 0:
+                _log.warning("bus.message_not_taken", count=self._lost_count, error=error)
 
     def put(self, outgoing: Outgoing, headers: bytes) -> None:
         """Have it written with the next ``hand_over``. ``headers``: of ``header_block``, or

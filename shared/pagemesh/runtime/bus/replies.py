@@ -28,13 +28,15 @@ class Waiter(Protocol):
 
 
 class OneReply:
-    """Waits for a single reply."""
+    """Waits for a single reply, for ``timeout_ms`` from now on."""
 
-    __slots__ = ("_future", "subject")
+    __slots__ = ("_future", "_timer", "subject")
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, timeout_ms: int) -> None:
         self.subject = subject
-        self._future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Reply] = loop.create_future()
+        self._timer = loop.call_later(timeout_ms / 1_000, self._expire, timeout_ms)
 
     def put(self, reply: Reply) -> None:
         if not self._future.done():
@@ -43,14 +45,18 @@ class OneReply:
     def fail(self, fault: Fault) -> None:
         if not self._future.done():
             self._future.set_exception(fault)
+            self._future.exception()  # seen: whoever asked may be gone
 
-    async def wait(self, timeout_ms: int) -> Reply:
-        """Raises the fault that ended the wait, ``DeadlineExceeded`` after ``timeout_ms``."""
-        timer = asyncio.get_running_loop().call_later(timeout_ms / 1_000, self._expire, timeout_ms)
+    async def wait(self) -> Reply:
+        """Raises the fault that ended the wait, ``DeadlineExceeded`` when it took too long."""
         try:
             return await self._future
         finally:
-            timer.cancel()
+            self.end()
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._timer.cancel()
 
     def _expire(self, timeout_ms: int) -> None:
         self.fail(DeadlineExceeded(f"no answer on {self.subject} within {timeout_ms} ms"))
@@ -144,12 +150,6 @@ class ReplyTable:
         else:
             waiter.put(reply)
 
-    def fail(self, address: str, fault: Fault) -> None:
-        """A reply to ``address`` was lost."""
-        waiter = self._waiters.get(_token(address))
-        if waiter is not None:
-            waiter.fail(fault)
-
     def fail_asked(self, subject: str, fault: Fault) -> None:
         """Fail whoever asked on ``subject``, compared without case (the server says it so)."""
         for waiter in self._waiters.values():
@@ -164,22 +164,19 @@ class ReplyTable:
 class Asked:
     """A question that was sent. ``await`` it once, for the answer."""
 
-    __slots__ = ("_address", "_replies", "_timeout_ms", "_waiter")
+    __slots__ = ("_address", "_replies", "_waiter")
 
-    def __init__(
-        self, replies: ReplyTable, waiter: OneReply, address: str, timeout_ms: int
-    ) -> None:
+    def __init__(self, replies: ReplyTable, waiter: OneReply, address: str) -> None:
         self._replies = replies
         self._waiter = waiter
         self._address = address
-        self._timeout_ms = timeout_ms
 
     def __await__(self) -> Generator[Any, None, Reply]:
         return self._wait().__await__()
 
     async def _wait(self) -> Reply:
         try:
-            return await self._waiter.wait(self._timeout_ms)
+            return await self._waiter.wait()
         finally:
             self._replies.remove(self._address)
 
