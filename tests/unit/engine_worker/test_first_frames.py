@@ -26,9 +26,9 @@ def name(command: ev.Command) -> str:
     return type(of).__name__
 
 
-def test_the_first_frame_goes_before_the_commit_and_the_next_step_after_both() -> None:
+def test_the_first_frame_goes_before_calls_of_the_pager_and_the_next_step_after_both() -> None:
     at_once, then = after_the_prompt(8)
-    assert at_once[0] == "SendFrames" and "Commit" in at_once
+    assert at_once[0] == "SendFrames" and {"Commit", "Extend"} & set(at_once[1:])
     assert "RunStep" in then and "SendFrames" not in then
 
 
