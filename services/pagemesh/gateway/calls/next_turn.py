@@ -7,6 +7,7 @@ the user writes is new.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,7 +64,8 @@ class NextTurns:
         """An answer was given. ``owner``: see ``Tokens.encode``."""
         talk = turn.talk()
         if talk is not None and self._room.acquire(blocking=False):
-            self._thread.submit(self._prepare, *talk, owner)
+            with contextlib.suppress(RuntimeError):  # closed: the gateway is going down
+                self._thread.submit(self._prepare, *talk, owner)
 
     def close(self) -> None:
         """Forget what waits."""
