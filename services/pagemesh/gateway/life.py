@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -267,18 +267,14 @@ class Life:
 
     def _recount(self) -> None:
         """Tell the router what went elsewhere, has ended, or is where it was not before."""
-        now: dict[int, tuple[ev.Route, int]] = {}
-        if not self._ended:
-            for choice in self.core.choices:
-                if choice.placed:
-                    route, count = self.core.routes[choice.attempt], self.core.spec.width
-                    if choice.attempt in now:
-                        count += now[choice.attempt][1]
-                    now[choice.attempt] = route, count
-        for attempt, (route, count) in (self._counted | now).items():
-            before = self._counted[attempt][1] if attempt in self._counted else 0
-            if change := (count if attempt in now else 0) - before:
-                self._around.router.count(route, change)
+        core, choices = self.core, [] if self._ended else self.core.choices
+        placed = Counter(choice.attempt for choice in choices if choice.placed)
+        now = {n: (core.routes[n], core.spec.width * count) for n, count in placed.items()}
+        for attempt, (route, _) in (self._counted | now).items():
+            _, before = self._counted.get(attempt, (route, 0))
+            _, after = now.get(attempt, (route, 0))
+            if after != before:
+                self._around.router.count(route, after - before)
         self._counted = now
 
     def _submit(self, command: ev.SendSubmit) -> None:

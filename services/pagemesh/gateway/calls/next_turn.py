@@ -17,7 +17,7 @@ from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.logs import get_logger
 
 BODY_BYTES_MAX = 64 << 10
-"""To render a longer talk once more would take longer than it saves."""
+"""A longer talk would hold the interpreter while it is rendered once more."""
 ANSWER_CHARACTERS_MAX = 64 << 10
 WAITING_MAX = 64
 """Answers that wait to be tokenised; with more there is no time for it."""

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import uvicorn
@@ -124,19 +124,6 @@ class _Completions:
                 raise
 
 
-class _Shortcut:
-    """Past ``router``, which tries a pattern for each of its paths, for what is posted to one of
-    ``direct``."""
-
-    def __init__(self, direct: Mapping[str, ASGIApp], router: ASGIApp) -> None:
-        self._direct = direct
-        self._router = router
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
-        await (app or self._router)(scope, receive, send)
-
-
 class HttpDoor:
     """``app`` is the ASGI application; ``serve`` listens with it."""
 
@@ -163,10 +150,7 @@ class HttpDoor:
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
-        answering = {route.path: route.app for route in routes[:2]}
-        self.app = for_pages(
-            Guard(_Shortcut(answering, router), front.tenants), config.page_origins
-        )
+        self.app = for_pages(Guard(router, front.tenants), config.page_origins)
 
     async def _models(self, _request: Request) -> Response:
         return _json(models_json(self._front))

@@ -28,7 +28,7 @@ from pagemesh.runtime.bus.messages import (
 )
 from pagemesh.runtime.bus.nats_client import Incoming, OnMessage
 from pagemesh.runtime.bus.replies import Asked, Inbox, OneReply, ReplyTable
-from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Hooks, Subscription
+from pagemesh.runtime.bus.state import BusCounters, BusState, BusStatistics, Subscription
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
@@ -56,7 +56,7 @@ class Bus:
         self.counters = BusCounters()
         self._state = BusState.CONNECTING
         self._connected = asyncio.Event()
-        self._hooks = Hooks()
+        self._on_state: list[Callable[[BusState], None]] = []
         self._inbox_prefix = subjects.inbox_prefix(role, name)
         self._replies = ReplyTable(
             f"{self._inbox_prefix}.{secrets.token_hex(8)}",
@@ -116,12 +116,7 @@ class Bus:
 
     def on_state(self, callback: Callable[[BusState], None]) -> None:
         """Call ``callback`` with each new state; it must neither block nor raise."""
-        self._hooks.state.append(callback)
-
-    def on_fault(self, callback: Callable[[Fault], None]) -> None:
-        """Call ``callback`` for faults that concern no one caller: ``Denied``, when the server
-        refused a subject."""
-        self._hooks.fault.append(callback)
+        self._on_state.append(callback)
 
     async def wait_connected(self, *, timeout_ms: int) -> None:
         """Raises ``Disconnected`` when there is no connection in time."""
@@ -258,7 +253,6 @@ class Bus:
             for made in self._subscriptions:
                 if made.subject.lower() == subject:
                     made.denied = True
-        self._tell(fault)
 
     def _on_reply(self, incoming: Incoming) -> None:
         self.counters.received += 1
@@ -389,9 +383,5 @@ class Bus:
         if self._state in (state, BusState.CLOSED):  # closed is closed
             return
         self._state = state
-        for callback in self._hooks.state:
+        for callback in self._on_state:
             callback(state)
-
-    def _tell(self, fault: Fault) -> None:
-        for callback in self._hooks.fault:
-            callback(fault)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagemesh.runtime.bus.messages import Delivery, Refusal
-from pagemesh.wire.errors import Fault
 
 
 class BusState(enum.Enum):
@@ -15,14 +14,6 @@ class BusState(enum.Enum):
     CONNECTED = "connected"
     RECONNECTING = "reconnecting"
     CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class Hooks:
-    """Who wants to know of each new state, and of faults that concern no one caller."""
-
-    state: list[Callable[[BusState], None]] = field(default_factory=list)
-    fault: list[Callable[[Fault], None]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
