@@ -25,7 +25,9 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def mesh(module_pool_dir: Path, tiny_model: Path, receiver: Receiver) -> Iterator[Mesh]:
-    with Mesh(module_pool_dir, model=tiny_model, env={"PAGEMESH_OTLP": receiver.url}) as made:
+    with Mesh(
+        module_pool_dir, model=tiny_model, env={"PAGEMESH_OTLP": receiver.url}, handover=True
+    ) as made:
         yield made
 
 

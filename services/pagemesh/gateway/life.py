@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -267,9 +267,11 @@ class Life:
 
     def _recount(self) -> None:
         """Tell the router what went elsewhere, has ended, or is where it was not before."""
-        core, choices = self.core, [] if self._ended else self.core.choices
-        placed = Counter(choice.attempt for choice in choices if choice.placed)
-        now = {n: (core.routes[n], core.spec.width * count) for n, count in placed.items()}
+        core, now = self.core, dict[int, tuple[ev.Route, int]]()
+        for choice in () if self._ended else core.choices:
+            if choice.placed:
+                route, count = now.get(choice.attempt, (core.routes[choice.attempt], 0))
+                now[choice.attempt] = (route, count + core.spec.width)
         for attempt, (route, _) in (self._counted | now).items():
             _, before = self._counted.get(attempt, (route, 0))
             _, after = now.get(attempt, (route, 0))

@@ -203,6 +203,27 @@ def test_beside_one_that_shares_a_prefill_worker_with_cores_of_its_own_gets_ever
     assert names(chosen(router, want(avoid=avoid))) == ("d", "")
 
 
+def test_on_shared_cores_a_suffix_has_to_be_longer_to_be_handed_over(router: Router) -> None:
+    for role in ("prefill", "decode"):
+        router.announced(worker(role[0], role, cores=b"\x03"))
+    assert names(chosen(router, want(256))) == ("d", "")
+    assert names(chosen(router, want(257))) == ("p", "d")
+    router.announced(pager("a"))
+    router.pages_changed(stored("a", 1, 4))
+    route = chosen(router, want())
+    assert names(route) == ("d", "") and route.predicted_tokens == 4 * PAGE
+    avoid = frozenset({Worker("d", 1)})
+    assert names(chosen(router, want(avoid=avoid))) == ("p", "d")
+
+
+def test_where_all_prompts_are_to_be_handed_over_shared_cores_make_no_difference() -> None:
+    router = Router(SECRET, RouterLimits(short_suffix_tokens=64, always_prefill=True))
+    for role in ("prefill", "decode"):
+        router.announced(worker(role[0], role, cores=b"\x03"))
+    assert names(chosen(router, want(64))) == ("d", "")
+    assert names(chosen(router, want(65))) == ("p", "d")
+
+
 def test_company_of_any_decode_worker_on_the_cores_counts(router: Router) -> None:
     router.announced(worker("p", "prefill", cores=b"\x03"))
     router.announced(worker("busy", "decode", cores=b"\x03", running=8))

@@ -46,7 +46,8 @@ def submit(
 ) -> SendSubmit:
     """The ``Submit`` of ``group``, with what their client already has, and what is asked of the
     pager beside it. ``scored``: prompt log-probabilities are not wanted (any more)."""
-    pages = _pages(spec, route, group[0], attempt, deadline_ms)
+    prompt = pack(spec.prompt)
+    pages = _pages(spec, prompt, route, group[0], attempt, deadline_ms)
     message = Submit(
         request=spec.request,
         attempt=attempt,
@@ -56,7 +57,7 @@ def submit(
         arrival_us=spec.arrival_us,
         root=route.root,
         model_root=route.model_root,
-        prompt=pack(spec.prompt),
+        prompt=prompt,
         choices=[ChoiceStart(choice=c.index, generated=bytes(c.generated)) for c in group],
         sampling=spec.sampling,
         prompt_logprobs=not scored,
@@ -74,7 +75,7 @@ def _asked_as(message: Admit) -> AskedAs:
 
 
 def _pages(
-    spec: RequestSpec, route: Route, first: Choice, attempt: int, deadline_ms: int
+    spec: RequestSpec, prompt: bytes, route: Route, first: Choice, attempt: int, deadline_ms: int
 ) -> AskPages | None:
     """What its worker would ask the pager for when it gets the ``Submit`` of a prompt: this way
     the answer is there when that was understood (ADR 0026). None: the worker asks."""
@@ -95,7 +96,7 @@ def _pages(
         incarnation=route.worker.incarnation,
         epoch=beside.epoch,
         root=route.root,
-        tokens=pack(spec.prompt),
+        tokens=prompt,
         reserve_tokens=beside.needs.reserve_tokens(length, most),
         terms=spec.terms,
         tokens_max=most,

@@ -6,7 +6,8 @@ there is the pager's business. Pure: fed with announcements and page events, ask
 
 Both workers of a route live on one host, where a handover moves no page. A short uncached
 suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
-prefill workers and has company already (ADR 0025); when one role is missing the other does all.
+prefill workers and has company already, or the suffix is not that long (ADR 0025); when one role is
+missing the other does all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _RUNNING_COST_TOKENS = 32
 class RouterLimits:
     short_suffix_tokens: int = 64
     """A prompt with at most so many uncached tokens goes straight to decode."""
+    short_shared_tokens: int = 256
+    """The same, where prefill and decode share their cores."""
     always_prefill: bool = False
     """Other prompts go to a prefill worker, even if it shares its cores with the decode worker."""
     index_bytes_max: int = 64 << 20
@@ -276,20 +279,26 @@ class Router:
             key=lambda known: (known.worker in want.avoid, known.queue_tokens),
             default=None,
         )
-        apart = [known for known in prefills if not self._gives_way(known, best, decodes, want)]
+        short = uncached <= self.limits.short_shared_tokens
+        apart = [
+            known for known in prefills
+            if not self._gives_way(known, best, decodes, want, short=short)
+        ]  # fmt: skip
         if best is not None and all(known.worker in want.avoid for known in apart):
             yield best, None
         yield from ((known, best) for known in apart)
 
     def _gives_way(
-        self, prefill: _Known, best: _Known | None, decodes: list[_Known], want: ChooseRoute
-    ) -> bool:
+        self, prefill: _Known, best: _Known | None, decodes: list[_Known], want: ChooseRoute,
+        *, short: bool,
+    ) -> bool:  # fmt: skip
         """Whether the prompt's steps would take the cores from answers that others decode, so that
-        it had better be part of ``best``'s steps (ADR 0025)."""
+        it had better be part of ``best``'s steps, or are so ``short`` that a handover would cost
+        more than it brings (ADR 0025)."""
         if self.limits.always_prefill or best is None or best.worker in want.avoid:
             return False
         company = any(prefill.cores & known.cores and known.has_company for known in decodes)
-        return bool(prefill.cores & best.cores) and company
+        return bool(prefill.cores & best.cores) and (company or short)
 
     def _shortage_tokens(
         self, host: _Host | None, facts: ModelFacts, want: ChooseRoute, cached: int
