@@ -9,7 +9,9 @@ tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of w
 V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
 the nearest cache, all in the same run, in turns with the steps. Weights of each type have the
 floor of their own bytes. For ``of_floor`` the best turn counts on both sides;
-``of_floor_median`` is the median over the turns, each by its own floor.
+``of_floor_median`` is the median over the turns, each by its own floor. ``in_run`` is a step of
+those that workers have computed one after the other in one call while nothing else is to be decided
+(``engine/run_ahead.py``), draws and all that is done for the call included.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
 are matrix tiles, or rows are rounded (``--round-rows``: as ``--dtype bfloat16`` and ``int8`` do), a
 prompt may take less than its floor, which is that of vectors of float32.
@@ -46,7 +48,7 @@ from pagemesh.engine.model import DecoderConfig
 from pagemesh.engine.pool import WorkerPool
 from pagemesh.engine.sampler import draw
 from pagemesh.engine.weights import DecoderWeights
-from pagemesh.engine.worker.plan import Sample, StepPlan, StepRow
+from pagemesh.engine.worker.plan import Ahead, Sample, StepPlan, StepRow
 from pagemesh.kernels.decoder_step import phases
 from pagemesh.kernels.dispatch import native
 from pagemesh.kernels.linear.packed import ROUNDING_TYPES
@@ -61,9 +63,11 @@ from pagemesh.wire.tokens import U32, pack_extents
 from pagemesh.wire.work_messages import Sampling
 
 CONTEXT_TOKENS, PAGE_SIZE, BATCH_MAX = 512, 16, 32
-PAGES = CONTEXT_TOKENS // PAGE_SIZE
+RUN_STEPS = 8
+PAGES = -(-(CONTEXT_TOKENS + RUN_STEPS) // PAGE_SIZE)
 GRANTED_AT = 5
 PROBE_ROUNDS = 200_000
+_ANY_US = 60_000_000
 SQUARE = 1024
 PHASES = ("products", "attention", "rows", "sampling", "python")
 
@@ -130,8 +134,14 @@ class Bench:
         mine = [m for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*mine, self.weights.head]
 
-    def plan(self, case: Case, step: int) -> StepPlan:
-        return StepPlan(step, tuple(self._row(case, index, step) for index in range(case.batch)))
+    def plan(self, case: Case, step: int, *, repeat_count: int = 0) -> StepPlan:
+        rows = tuple(self._row(case, index, step) for index in range(case.batch))
+        return StepPlan(step, rows, repeat_count=repeat_count)
+
+    def run(self, plan: StepPlan) -> None:
+        """``RUN_STEPS`` steps from ``plan`` on, in one call."""
+        done = self.executor.run_on(plan, Ahead(_ANY_US))
+        assert len(done.took_us) == RUN_STEPS, "no step of a run may be left out"
 
     def _row(self, case: Case, index: int, step: int) -> StepRow:
         random = np.random.default_rng([step, index])
@@ -195,6 +205,9 @@ def measure(bench: Bench, case: Case, threads: int, turns: int) -> dict[str, obj
         spent = {name: seconds(job) for name, job in jobs.items()}
         spent["step"] = seconds(lambda plan=plan: bench.executor.run(plan))  # type: ignore[misc]
         spent |= zip(PHASES, (bench.decoder.phase_us / 1e6).tolist(), strict=False)
+        if case.tokens == 1:
+            run = bench.plan(case, turn, repeat_count=RUN_STEPS - 1)
+            spent["in_run"] = seconds(lambda run=run: bench.run(run)) / RUN_STEPS  # type: ignore[misc]
         if turn:  # the first warms up
             turns_s.append(spent)
     return report(bench, case, turns_s, threads)
@@ -216,7 +229,7 @@ def report(
     quickest = min(turns_s, key=lambda spent: spent["step"])
     parts = [quickest[name] for name in PHASES[:3]] + [best["sampling"]]
     parts.append(step_s - sum(parts))
-    return {
+    found: dict[str, object] = {
         "case": case.name,
         "step_ms": round(step_s * 1e3, 2),
         "median_ms": round(statistics.median(spent["step"] for spent in turns_s) * 1e3, 2),
@@ -234,6 +247,15 @@ def report(
         },
         "python_share": round(parts[-1] / step_s, 3),
     }
+    if "in_run" in best:
+        found["in_run"] = {
+            "step_ms": round(best["in_run"] * 1e3, 2),
+            "of_floor": round(floor / best["in_run"], 3),
+            "of_floor_median": round(
+                statistics.median(floor_of(spent) / spent["in_run"] for spent in turns_s), 3
+            ),
+        }
+    return found
 
 
 def bench_model(
@@ -266,12 +288,16 @@ def row_text(line: dict[str, Any]) -> str:
     share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
     aim = OF_FLOOR.get(line["case"])
     stands = f" ({of_aim(line['of_floor'], aim, at_least=True)})" if aim else ""
+    run = line.get("in_run")
+    in_run = f"  in a run {run['step_ms']} ms, {run['of_floor']:.2f}" if run else ""
+    if run and aim:
+        in_run += f" ({of_aim(run['of_floor'], aim, at_least=True)})"
     return (
         f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} "
         f"{line['step_ms']:>8} ms  "
         f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}{stands} "
         f"(median {line['of_floor_median']:.2f})  "
-        f"of matmul floor {line['of_matmul_floor']:.2f}  | {share}"
+        f"of matmul floor {line['of_matmul_floor']:.2f}{in_run}  | {share}"
     )
 
 
