@@ -251,7 +251,7 @@ class WorkerConfig:
         minimum=1_000, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     stream_ms: int = setting(
-        20, "STREAM_MS", "tokens that come sooner after one another than this are sent together; "
+        40, "STREAM_MS", "tokens that come sooner after one another than this are sent together; "
         "0: each alone, which takes longer where steps are short",
         minimum=0, maximum=1_000,
     )  # fmt: skip
