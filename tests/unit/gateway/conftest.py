@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
+from tests.unit.gateway.routes import SECRET
 from tests.unit.gateway.support import write_model
 
+from pagemesh.gateway.routing.router import Router, RouterLimits
 from pagemesh.runtime.nats_server import NatsServer
 
 
@@ -23,3 +25,11 @@ async def mesh(shared_nats_server: NatsServer, model_folder: Path) -> AsyncItera
     """A gateway with one fake decode worker."""
     async with fake_mesh(shared_nats_server.url, model_folder) as made:
         yield made
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    """One that knows nobody yet, checked at the end."""
+    made = Router(SECRET, RouterLimits(short_suffix_tokens=64))
+    yield made
+    made.check()

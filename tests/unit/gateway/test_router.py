@@ -3,107 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 import pytest
-
-from pagemesh.gateway.calls.events import ChooseRoute, PagesFrom, Route, Worker
-from pagemesh.gateway.routing.page_index import IndexState, PageIndex
-from pagemesh.gateway.routing.router import Router, RouterLimits
-from pagemesh.wire.errors import Busy, NoCapacity, NotReady, Superseded
-from pagemesh.wire.identity import prefix_keys, tenant_root
-from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
-from pagemesh.wire.presence import Announce, Load, ModelFacts, PageNeeds, Role, State
-
-SECRET = b"secret"
-SALT = b"s" * 32
-PAGE = 16
-FACTS = ModelFacts(
-    model="tiny",
-    model_root=b"m" * 32,
-    context_tokens_max=4_096,
-    vocab_tokens=300,
-    page_size=PAGE,
-    pool_pages=100,
-    deterministic=True,
+from tests.unit.gateway.routes import (
+    FACTS,
+    KEYS,
+    PAGE,
+    SALT,
+    chosen,
+    names,
+    pager,
+    sent,
+    stored,
+    want,
+    worker,
 )
-TOKENS = np.arange(320, dtype="<u4") % 300
-KEYS = prefix_keys(SECRET, tenant_root(FACTS.model_root, SALT), TOKENS, PAGE)
+
+from pagemesh.gateway.calls.events import PagesFrom, Route, Worker
+from pagemesh.gateway.routing.page_index import IndexState, PageIndex
+from pagemesh.gateway.routing.router import Router
+from pagemesh.wire.errors import Busy, NoCapacity, NotReady, Superseded
+from pagemesh.wire.identity import tenant_root
+from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
+from pagemesh.wire.presence import Load, PageNeeds, Role
 
 
 def leading(index: PageIndex) -> int:
     """How many of ``KEYS`` the index has in a row, from the first on."""
     return sum(1 for _ in itertools.takewhile(index.__contains__, KEYS.tolist()))
-
-
-def worker(
-    name: str,
-    role: Role,
-    *,
-    host: str = "a",
-    state: State = "ready",
-    waiting: int = 0,
-    running: int = 0,
-    cores: bytes = b"",
-    incarnation: int = 1,
-) -> Announce:
-    return Announce(
-        role=role,
-        name=name,
-        incarnation=incarnation,
-        host=host,
-        state=state,
-        load=Load(waiting_tokens=waiting, running_count=running),
-        model=FACTS,
-        cores=cores,
-    )
-
-
-def pager(host: str, *, sequence: int = 0, epoch: int = 1, free: int = 100) -> Announce:
-    return Announce(
-        role="pager",
-        name=f"pager-{host}",
-        incarnation=1,
-        host=host,
-        state="ready",
-        event_sequence=sequence,
-        epoch=epoch,
-        free_pages=free,
-    )
-
-
-def stored(host: str, sequence: int, count: int, *, first: int = 0, epoch: int = 1) -> PagesChanged:
-    keys = KEYS[first : first + count].astype("<u8").tobytes()
-    return PagesChanged(host=host, epoch=epoch, sequence=sequence, stored=keys)
-
-
-def want(
-    tokens: int = 320,
-    *,
-    avoid: frozenset[Worker] = frozenset(),
-    growth: int = 16,
-    model_root: bytes | None = None,
-) -> ChooseRoute:
-    return ChooseRoute(TOKENS[:tokens], growth, 1, avoid, model_root)
-
-
-@pytest.fixture
-def router() -> Iterator[Router]:
-    made = Router(SECRET, RouterLimits(short_suffix_tokens=64))
-    yield made
-    made.check()
-
-
-def chosen(router: Router, asked: ChooseRoute, *, read_cache: bool = True) -> Route:
-    found = router.choose("tiny", SALT, asked, read_cache=read_cache)
-    assert isinstance(found, Route), found
-    return found
-
-
-def names(route: Route) -> tuple[str, str]:
-    return route.worker.name, route.decode.name if route.decode else ""
 
 
 def test_a_long_prompt_goes_to_prefill_and_is_handed_to_decode(router: Router) -> None:
@@ -141,109 +69,6 @@ def test_a_route_says_how_pages_are_asked_for_once_pager_and_worker_have_said_it
     load = Load(running_count=8, sequence_count_max=8)
     router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs, load=load))
     assert chosen(router, want()).pages is None, "it would refuse them"
-
-
-def sent(router: Router, asked: ChooseRoute) -> Route:
-    """The route that one more goes by from now on."""
-    route = chosen(router, asked)
-    router.count(route, 1)
-    return route
-
-
-def test_who_has_company_on_shared_cores_computes_prompts_itself(router: Router) -> None:
-    for role in ("prefill", "decode"):
-        router.announced(worker(role[0], role, cores=b"\x03"))
-    first, second = sent(router, want()), sent(router, want())
-    assert (names(first), names(second)) == (("p", "d"), ("d", ""))
-    router.announced(worker("d", "decode", cores=b"\x03", waiting=1))  # it heard of neither
-    third = sent(router, want())
-    assert names(third) == ("d", "")
-    for route in (first, second):
-        router.count(route, -1)
-    assert names(chosen(router, want())) == ("d", ""), "the third is still there"
-    router.count(third, -1)
-    assert names(chosen(router, want())) == ("p", "d")
-
-
-def test_what_other_gateways_sent_is_company_and_what_we_sent_is_not_counted_twice(
-    router: Router,
-) -> None:
-    router.announced(worker("p", "prefill", cores=b"\x01"))
-    router.announced(worker("d", "decode", cores=b"\x01", running=1))
-    ours = sent(router, want())
-    assert names(ours) == ("d", "")
-    router.announced(worker("d", "decode", cores=b"\x01", running=2))
-    router.count(ours, -1)
-    assert names(chosen(router, want())) == ("d", "")
-    router.count(ours, 1)
-    router.announced(worker("d", "decode", cores=b"\x01", running=1))
-    router.count(ours, -1)
-    assert names(chosen(router, want())) == ("p", "d")
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode"), [(b"\x01", b"\x02"), (b"", b""), (b"\x03", b""), (b"", b"\x03")]
-)
-def test_a_prefill_worker_with_cores_of_its_own_gets_every_prompt(
-    router: Router, prefill: bytes, decode: bytes
-) -> None:
-    router.announced(worker("p", "prefill", cores=prefill))
-    router.announced(worker("d", "decode", cores=decode))
-    assert [names(sent(router, want())) for _ in range(3)] == [("p", "d")] * 3
-
-
-def test_beside_one_that_shares_a_prefill_worker_with_cores_of_its_own_gets_every_prompt(
-    router: Router,
-) -> None:
-    router.announced(worker("p", "prefill", cores=b"\x01"))
-    router.announced(worker("apart", "prefill", cores=b"\x02", waiting=10))
-    router.announced(worker("d", "decode", cores=b"\x01", running=1))
-    assert [names(sent(router, want())) for _ in range(3)] == [("apart", "d")] * 3
-    avoid = frozenset({Worker("apart", 1)})
-    assert names(chosen(router, want(avoid=avoid))) == ("d", "")
-
-
-def test_on_shared_cores_a_suffix_has_to_be_longer_to_be_handed_over(router: Router) -> None:
-    for role in ("prefill", "decode"):
-        router.announced(worker(role[0], role, cores=b"\x03"))
-    assert names(chosen(router, want(256))) == ("d", "")
-    assert names(chosen(router, want(257))) == ("p", "d")
-    router.announced(pager("a"))
-    router.pages_changed(stored("a", 1, 4))
-    route = chosen(router, want())
-    assert names(route) == ("d", "") and route.predicted_tokens == 4 * PAGE
-    avoid = frozenset({Worker("d", 1)})
-    assert names(chosen(router, want(avoid=avoid))) == ("p", "d")
-
-
-def test_where_all_prompts_are_to_be_handed_over_shared_cores_make_no_difference() -> None:
-    router = Router(SECRET, RouterLimits(short_suffix_tokens=64, always_prefill=True))
-    for role in ("prefill", "decode"):
-        router.announced(worker(role[0], role, cores=b"\x03"))
-    assert names(chosen(router, want(64))) == ("d", "")
-    assert names(chosen(router, want(65))) == ("p", "d")
-
-
-def test_company_of_any_decode_worker_on_the_cores_counts(router: Router) -> None:
-    router.announced(worker("p", "prefill", cores=b"\x03"))
-    router.announced(worker("busy", "decode", cores=b"\x03", running=8))
-    router.announced(worker("free", "decode", cores=b"\x03"))
-    assert names(chosen(router, want())) == ("free", "")
-
-
-def test_a_decode_worker_to_avoid_is_not_given_prompts_for_its_company(router: Router) -> None:
-    router.announced(worker("p", "prefill", cores=b"\x03"))
-    router.announced(worker("d", "decode", cores=b"\x03", running=8))
-    assert names(chosen(router, want(avoid=frozenset({Worker("d", 1)})))) == ("p", "d")
-    both = frozenset({Worker("d", 1), Worker("p", 1)})
-    assert names(chosen(router, want(avoid=both))) in (("p", "d"), ("d", ""))
-
-
-def test_prompts_are_always_handed_over_where_that_is_wanted() -> None:
-    router = Router(SECRET, RouterLimits(always_prefill=True))
-    for role in ("prefill", "decode"):
-        router.announced(worker(role[0], role, cores=b"\x03"))
-    assert [names(sent(router, want())) for _ in range(3)] == [("p", "d")] * 3
 
 
 def test_a_new_life_has_none_of_what_was_sent_to_the_last_one(router: Router) -> None:

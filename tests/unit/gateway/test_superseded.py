@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.unit.gateway.routes import FACTS, SALT, SECRET, worker
 from tests.unit.gateway.support import DECODE, PREFILL, frame, spec
 from tests.unit.gateway.test_request import LIMITS, Desk, of
-from tests.unit.gateway.test_router import FACTS, SALT, SECRET, worker
 
 from pagemesh.gateway.api.api_errors import from_fault
 from pagemesh.gateway.calls import events as ev
