@@ -267,7 +267,8 @@ class Life:
 
     def _recount(self) -> None:
         """Tell the router what went elsewhere, has ended, or is where it was not before."""
-        core, now = self.core, dict[int, tuple[ev.Route, int]]()
+        core = self.core
+        now: dict[int, tuple[ev.Route, int]] = {}
         for choice in () if self._ended else core.choices:
             if choice.placed:
                 route, count = now.get(choice.attempt, (core.routes[choice.attempt], 0))

@@ -309,7 +309,8 @@ class GatewayConfig:
     )  # fmt: skip
     disaggregate: Literal["auto", "always"] = setting(
         "auto", "DISAGGREGATE", "auto: while a decode worker has work, it computes prompts in its "
-        "own steps, if prefill workers would take its cores; always: prefill workers compute them",
+        "own steps, and those of which little is not cached always, if prefill workers would take "
+        "its cores; always: prefill workers compute them",
     )  # fmt: skip
     request_count_max: int = setting(
         1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
