@@ -257,6 +257,8 @@ def main() -> None:
     parser.add_argument("--pause-ms", type=float, default=0.0, help="default: 0")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.pause_ms < 0:
+        parser.error("--pause-ms: give 0 or more")
     pause_s = options.pause_ms / 1e3
     figures = measure(find_model(options.model).path, options.rounds, pause_s)
     print(table(figures))

@@ -6,8 +6,8 @@ there is the pager's business. Pure: fed with announcements and page events, ask
 
 Both workers of a route live on one host, where a handover moves no page. A short uncached
 suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
-prefill workers and has company already, or the suffix is not that long (ADR 0025); when one role is
-missing the other does all.
+prefill workers and has company already, or the suffix is of middling length (ADR 0025); when one
+role is missing the other does all.
 """
 
 from __future__ import annotations
