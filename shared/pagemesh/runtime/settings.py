@@ -308,9 +308,9 @@ class GatewayConfig:
         "OpenAI's defaults",
     )  # fmt: skip
     disaggregate: Literal["auto", "always"] = setting(
-        "auto", "DISAGGREGATE", "auto: where prefill workers would take a decode worker's cores, it "
-        "computes prompts in its own steps while it has work, and short ones at any time; always: "
-        "prefill workers compute all but the shortest",
+        "auto", "DISAGGREGATE", "auto: where prefill workers would take a decode worker's cores, "
+        "it computes prompts in its own steps while it has work, and short ones at any time; "
+        "always: prefill workers compute all but the shortest",
     )  # fmt: skip
     request_count_max: int = setting(
         1_024, "REQUEST_COUNT_MAX", "requests served at once", minimum=1, maximum=1 << 20
