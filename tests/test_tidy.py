@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -196,6 +197,12 @@ def test_every_package_says_what_it_is() -> None:
             if holds_code and not (marker.exists() and ast.get_docstring(tree(marker))):
                 silent.append(name(folder))
     assert not silent
+
+
+def test_no_module_imports_what_its_layer_may_not() -> None:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

@@ -11,7 +11,7 @@ from tests.unit.gateway.fake_mesh import FakeMesh
 from tests.unit.gateway.support import END, MODEL, eventually
 from tests.unit.gateway.test_token_memory import Counted
 
-from pagemesh.gateway.calls import next_turn
+from pagemesh.gateway.doors import next_turn
 from pagemesh.gateway.doors.off_loop import THREAD_BYTES_MIN
 
 TALK = [{"role": "user", "content": "the first"}]

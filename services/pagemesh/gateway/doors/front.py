@@ -20,10 +20,10 @@ from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYT
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts
-from pagemesh.gateway.calls.next_turn import NextTurn, NextTurns
 from pagemesh.gateway.calls.prepare import Work, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
+from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.tenant_limits import TenantLimits
 from pagemesh.gateway.doors.tenants import Tenants
