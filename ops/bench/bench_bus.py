@@ -46,13 +46,10 @@ Turn = Callable[[], Awaitable[dict[str, float]]]
 
 async def _serve(url: str, tcp_port: int) -> None:
     """The answering process: echoes on bus subjects and on a TCP port."""
-    tasks: set[asyncio.Task[bool]] = set()
 
     def answer(data: Callable[[Delivery], bytes]) -> Callable[[Delivery], None]:
         def admit(delivery: Delivery) -> None:
-            task = asyncio.ensure_future(delivery.respond(data(delivery)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            delivery.respond(data(delivery))
 
         return admit
 

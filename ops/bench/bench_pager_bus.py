@@ -90,12 +90,8 @@ async def answered(url: str) -> None:
 
 
 async def _echo(url: str) -> None:
-    tasks: set[asyncio.Task[bool]] = set()
-
     def admit(delivery: Delivery) -> None:
-        task = asyncio.ensure_future(delivery.respond(ANSWER))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        delivery.respond(ANSWER)
 
     async with Bus.connect(BusConfig(url=url), role="pager", name="echo") as bus:
         await bus.subscribe(ECHO, admit)

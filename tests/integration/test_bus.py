@@ -46,7 +46,7 @@ class Answers:
 
 
 async def echo(delivery: Delivery) -> None:
-    await delivery.respond(delivery.data, headers=delivery.headers)
+    delivery.respond(delivery.data, headers=delivery.headers)
 
 
 def ignore(_delivery: Delivery) -> None:
@@ -136,7 +136,7 @@ async def test_a_message_one_byte_too_large_is_refused_here_and_the_connection_l
 
 async def test_an_answer_that_is_too_large_becomes_a_refusal(bus: Bus) -> None:
     async def respond(delivery: Delivery) -> None:
-        await delivery.respond(b"x" * (bus.message_bytes_max + 1))
+        delivery.respond(b"x" * (bus.message_bytes_max + 1))
 
     await bus.subscribe("t.answer", Answers(respond))
     with pytest.raises(Malformed, match="exceeds the bus limit"):
@@ -186,7 +186,7 @@ async def test_a_crash_in_a_callback_is_a_typed_internal_without_its_text(bus: B
 
 async def test_typed_calls_raise_what_the_peer_refused(bus: Bus) -> None:
     async def respond(delivery: Delivery) -> None:
-        await delivery.respond_error(NoCapacity("no pages", retry_after_ms=3))
+        delivery.respond_error(NoCapacity("no pages", retry_after_ms=3))
 
     await bus.subscribe("t.refuse", Answers(respond))
     with pytest.raises(NoCapacity, match="no pages"):
@@ -195,7 +195,7 @@ async def test_typed_calls_raise_what_the_peer_refused(bus: Bus) -> None:
 
 async def test_an_answer_of_another_type_is_malformed(bus: Bus) -> None:
     async def respond(delivery: Delivery) -> None:
-        await answer(delivery, AskPresence())
+        answer(delivery, AskPresence())
 
     await bus.subscribe("t.type", Answers(respond))
     with pytest.raises(Malformed, match="expected ok"):
@@ -207,7 +207,7 @@ async def test_a_slow_callback_does_not_hold_up_other_subscriptions(bus: Bus) ->
 
     async def wait(delivery: Delivery) -> None:
         await release.wait()
-        await delivery.respond(b"late")
+        delivery.respond(b"late")
 
     await bus.subscribe("t.slow", Answers(wait))
     await bus.subscribe("t.quick", Answers(echo))
@@ -236,8 +236,8 @@ async def test_too_many_waiting_requests_are_refused(shared_nats_server: NatsSer
 async def test_a_stream_of_answers_comes_in_order(bus: Bus) -> None:
     async def count(delivery: Delivery) -> None:
         for number in range(100):
-            await delivery.respond(b"%d" % number)
-        await delivery.respond(b"", headers={"last": "1"})
+            delivery.respond(b"%d" % number)
+        delivery.respond(b"", headers={"last": "1"})
 
     await bus.subscribe("t.stream", Answers(count))
     got = []
@@ -256,7 +256,7 @@ async def test_a_stream_without_a_listener_ends_at_once(bus: Bus) -> None:
 async def test_a_reader_that_falls_behind_is_told_and_keeps_what_it_had(bus: Bus) -> None:
     async def count(delivery: Delivery) -> None:
         for number in range(50):
-            await delivery.respond(b"%d" % number)
+            delivery.respond(b"%d" % number)
 
     await bus.subscribe("t.behind", Answers(count))
     async with bus.request_many("t.behind", b"", message_count_max=10) as inbox:
@@ -323,7 +323,7 @@ async def test_a_closed_bus_fails_what_waits_and_what_comes(
         await waiting
     assert bus.state is BusState.CLOSED
     with pytest.raises(Disconnected):
-        await send(bus, "t.short", Ok())
+        send(bus, "t.short", Ok())
 
 
 async def test_a_denied_subject_is_denied_and_not_a_timeout(

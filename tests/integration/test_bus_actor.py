@@ -19,7 +19,7 @@ class Slowly(Behaviour[Delivery]):
         if event.data == b"crash":
             raise RuntimeError("planned")
         await asyncio.sleep(0.002)
-        await event.respond(b"done")
+        event.respond(b"done")
 
 
 async def test_an_overloaded_actor_answers_everybody_with_work_or_busy(bus: Bus) -> None:

@@ -14,14 +14,8 @@ from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import Busy, ConfigError, DeadlineExceeded, Disconnected, Fault, Malformed
 
 
-class Echo:
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[bool]] = set()
-
-    def __call__(self, delivery: Delivery) -> None:
-        task = asyncio.ensure_future(delivery.respond(delivery.data))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+def echo(delivery: Delivery) -> None:
+    delivery.respond(delivery.data)
 
 
 def ignore(_delivery: Delivery) -> None:
@@ -118,7 +112,7 @@ async def test_a_restarted_server_is_found_and_subscriptions_work_again(
         Bus.connect(config, role="client", name="b") as answerer,
     ):
         asker.on_state(states.append)
-        await answerer.subscribe("t.echo", Echo())
+        await answerer.subscribe("t.echo", echo)
         for _ in range(3):
             nats_server.kill()
             await asyncio.sleep(0.2)
@@ -133,14 +127,14 @@ async def test_a_subscription_made_without_a_server_works_once_there_is_one(
     async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
         nats_server.kill()
         await reaches(bus, BusState.RECONNECTING)
-        await bus.subscribe("t.early", Echo())
+        await bus.subscribe("t.early", echo)
         nats_server.start()
         assert await asks_until_answered(bus, "t.early", timeout_ms=10_000) == b"x"
 
 
 async def test_a_frozen_server_is_noticed_within_three_seconds(nats_server: NatsServer) -> None:
     async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
-        await bus.subscribe("t.echo", Echo())
+        await bus.subscribe("t.echo", echo)
         nats_server.freeze()
         try:
             started = time.monotonic()
@@ -156,7 +150,7 @@ async def test_a_frozen_server_is_noticed_within_three_seconds(nats_server: Nats
 async def test_a_server_answers_nothing_once_it_was_frozen(nats_server: NatsServer) -> None:
     """Each of its threads stands, also those that were about to answer (one in fifty did)."""
     async with Bus.connect(BusConfig(url=nats_server.url), role="client", name="a") as bus:
-        await bus.subscribe("t.echo", Echo())
+        await bus.subscribe("t.echo", echo)
         for _ in range(100):
             await bus.request("t.echo", b"", timeout_ms=2_000)
             nats_server.freeze()
@@ -170,7 +164,7 @@ async def test_a_server_answers_nothing_once_it_was_frozen(nats_server: NatsServ
 async def test_a_frozen_server_is_noticed_with_every_buffer_full(nats_server: NatsServer) -> None:
     config = BusConfig(url=nats_server.url, output_bytes_max=4 << 20)
     async with Bus.connect(config, role="client", name="a") as bus:
-        await bus.subscribe("t.echo", Echo())
+        await bus.subscribe("t.echo", echo)
         nats_server.freeze()
         try:
             started = time.monotonic()
@@ -245,7 +239,7 @@ async def test_a_patient_bus_starts_without_a_server_and_finds_it_later(tmp_path
         assert bus.state is BusState.CONNECTING
         with pytest.raises(Disconnected):
             bus.publish("t.x", b"")
-        await bus.subscribe("t.echo", Echo())
+        await bus.subscribe("t.echo", echo)
         with pytest.raises(Disconnected):
             await bus.wait_connected(timeout_ms=100)
         try:
@@ -264,7 +258,7 @@ async def test_who_comes_to_listen_while_the_bus_connects_is_heard(tmp_path: Pat
             subjects: list[str] = []
             while bus.state is not BusState.CONNECTED:
                 subjects.append(f"t.echo.{len(subjects)}")
-                await bus.subscribe(subjects[-1], Echo())
+                await bus.subscribe(subjects[-1], echo)
                 await asyncio.sleep(0.0005)
             await starting
             for subject in subjects:
@@ -304,7 +298,7 @@ async def test_the_limit_of_the_server_that_is_there_now_counts(tmp_path: Path) 
     port = free_port()
     with NatsServer(tmp_path / "big", port=port, message_bytes_max=100_000) as big:
         async with Bus.connect(BusConfig(url=big.url), role="client", name="a") as bus:
-            await bus.subscribe("t.echo", Echo())
+            await bus.subscribe("t.echo", echo)
             assert len((await bus.request("t.echo", b"x" * 90_000, timeout_ms=2_000)).data)
             big.kill()
             with NatsServer(tmp_path / "small", port=port, message_bytes_max=10_000):

@@ -63,7 +63,7 @@ class Answers:
 
     async def _run(self, delivery: Delivery) -> None:
         for number in range(self._times):
-            await delivery.respond(b"%d" % number)
+            delivery.respond(b"%d" % number)
 
 
 @pytest.mark.parametrize("user", ["client", "alice", "bob"])

@@ -88,7 +88,7 @@ async def test_leaving_and_silence_are_told_apart(nats_server: NatsServer) -> No
         await until(lambda: kinds(changes, "polite") == ["Joined", "Lost:left"])
         mute = Announce(role="decode", name="mute", incarnation=3, host="h", state="ready")
         async with Bus.connect(BusConfig(url=nats_server.url), role="decode", name="m") as bus:
-            await send(bus, subjects.PRESENCE, mute)
+            send(bus, subjects.PRESENCE, mute)
         await until(lambda: kinds(changes, "mute") == ["Joined", "Lost:silent"])
 
 
@@ -101,7 +101,7 @@ async def test_a_restarted_service_replaces_its_former_life(nats_server: NatsSer
         ):
             await until(lambda: kinds(changes, "w") == ["Joined"])
             again = Announce(role="decode", name="w", incarnation=9, host="h", state="ready")
-            await send(bus, subjects.PRESENCE, again)
+            send(bus, subjects.PRESENCE, again)
             await until(lambda: len(kinds(changes, "w")) >= 3)
     assert kinds(changes, "w")[:3] == ["Joined", "Lost:replaced", "Joined"]
 
@@ -147,8 +147,8 @@ async def test_who_may_only_ask_is_answered_and_can_forge_no_good_bye(
         await until(lambda: kinds(changes, "gw") == ["Joined"])
         await bus.subscribe(subjects.PRESENCE, lambda delivery: heard.append(delivery.data))
         forged = Announce(role="gateway", name="gw", incarnation=1, host="h", state="leaving")
-        await send(bus, subjects.ASK_PRESENCE, forged)
-        await send(bus, subjects.ASK_PRESENCE, AskPresence())
+        send(bus, subjects.ASK_PRESENCE, forged)
+        send(bus, subjects.ASK_PRESENCE, AskPresence())
         await until(lambda: len(heard) == 1)
         assert kinds(changes, "gw") == ["Joined"]
 

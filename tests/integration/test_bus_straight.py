@@ -90,7 +90,7 @@ async def test_of_a_flood_each_message_is_taken_or_refused(
         await bus.barrier()
         await narrow.barrier()
         for delivery in taken:
-            await answer(delivery, Ok())
+            answer(delivery, Ok())
         ends = await asyncio.gather(*waiting, return_exceptions=True)
     assert sum(isinstance(end, Busy) for end in ends) == 1_990
     assert sum(isinstance(end, Ok) for end in ends) == 10
@@ -99,7 +99,7 @@ async def test_of_a_flood_each_message_is_taken_or_refused(
 async def test_a_stream_whose_reader_falls_behind_ends_in_busy(bus: Bus) -> None:
     async def flood(delivery: Delivery) -> None:
         for _ in range(3_000):
-            await delivery.respond(b"x")
+            delivery.respond(b"x")
 
     await bus.subscribe("t.torrent", Answers(flood))
     async with bus.request_many("t.torrent", b"", message_count_max=100) as inbox:

@@ -60,9 +60,8 @@ async def echo(config: BusConfig) -> bytes:
     """A message to ourselves and back."""
 
     def respond(delivery: Delivery) -> None:
-        tasks.append(asyncio.ensure_future(delivery.respond(delivery.data)))
+        delivery.respond(delivery.data)
 
-    tasks: list[asyncio.Future[bool]] = []
     async with Bus.connect(config, role="client", name="a") as bus:
         await bus.subscribe("t.echo", respond)
         return (await bus.request("t.echo", b"said", timeout_ms=5_000)).data

@@ -58,7 +58,7 @@ class _Dispatch(Behaviour[_Input]):
         try:
             self._gateway.received(codec.decode(event.data))
         except Fault as fault:
-            await event.respond_error(fault)
+            event.respond_error(fault)
 
 
 class GatewayActor:

@@ -199,16 +199,16 @@ class PagerActor(Behaviour[PagerEvent]):
                 await self._prepare(message)
             if isinstance(message, Leave):
                 await self._leave(message)
-                await delivery.respond(codec.encode(Ok()))
+                delivery.respond(codec.encode(Ok()))
                 return
             life = self._life
             if isinstance(message, SnapshotWanted):
-                await delivery.respond(codec.encode(await self._snapshot(message)))
+                delivery.respond(codec.encode(await self._snapshot(message)))
                 return
             if life is None:
                 raise Stale("this pager has no pool yet: open a session first")
         except Fault as fault:
-            await delivery.respond_error(fault)
+            delivery.respond_error(fault)
             return
         caller = trace.parse(delivery.headers.get(trace.TRACEPARENT, ""))
         trace_id = f"{caller.trace_id:032x}" if caller is not None else ""
@@ -224,7 +224,7 @@ class PagerActor(Behaviour[PagerEvent]):
             if self._life is None:
                 raise Stale("this pager has no pool yet: start a worker first")
         except Fault as fault:
-            await self._answer(_Call(delivery, None, start_us), Refused.of(fault))
+            self._answer(_Call(delivery, None, start_us), Refused.of(fault))
             return
         await self._feed(self._life, ev.Asked(_Call(delivery, message, start_us), message))
 
@@ -277,7 +277,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 if refused is not None and isinstance(answer, SessionOpened):
                     answer = Refused.of(refused)
                 assert isinstance(call, _Call) and call.message is not None
-                await self._answer(call, last_writers.named(answer, life.store, life.core.books))
+                self._answer(call, last_writers.named(answer, life.store, life.core.books))
                 ended_us, books = self._clock.now_us(), life.core.books
                 life.measures.answered(
                     call.message, answer, call.caller, call.start_us, ended_us, books
@@ -289,7 +289,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 continue
             match command:
                 case ev.Notify(worker, message):
-                    await self._say(subjects.worker(worker), message)
+                    self._say(subjects.worker(worker), message)
                 case ev.PagesStored() | ev.PagesDropped():
                     life.pages.note(command)
                 case ev.ProbeHolder(incarnation):
@@ -310,23 +310,23 @@ class PagerActor(Behaviour[PagerEvent]):
         if life.pages.is_full:
             await self._publish_pages(life)
 
-    async def _answer(self, call: _Call, message: Message) -> None:
+    def _answer(self, call: _Call, message: Message) -> None:
         delivery = call.delivery
         if cache_door.is_cache_call(delivery.subject):
-            await cache_door.respond(delivery, message)
+            cache_door.respond(delivery, message)
             took_us = self._clock.now_us() - call.start_us
             error = message.code if isinstance(message, Refused) else ""
             self._board.answered_operator(delivery.subject, took_us, error)
         elif isinstance(message, Refused):
-            await delivery.respond_error(message.error())
+            delivery.respond_error(message.error())
         else:
-            await delivery.respond(codec.encode(message))
+            delivery.respond(codec.encode(message))
 
-    async def _say(self, subject: str, message: Message) -> None:
+    def _say(self, subject: str, message: Message) -> None:
         """To whoever did not ask. What is lost is not lost for good: revocations are repeated,
         waiters and offerers ask again, routers see a gap. That it is away the bus says itself."""
         try:
-            await send(self._bus, subject, message)
+            send(self._bus, subject, message)
         except Fault as fault:
             if not isinstance(fault, Disconnected):
                 _log.warning("pager.notice_not_sent", subject=subject, error=fault)
@@ -381,7 +381,7 @@ class PagerActor(Behaviour[PagerEvent]):
         changed = life.pages.take()
         if changed is not None:
             self._board.event_sequence = changed.sequence
-            await self._say(subjects.pages(self._settings.host), changed)
+            self._say(subjects.pages(self._settings.host), changed)
 
     def _sample(self, life: _Life) -> None:
         life.measures.look(life.core.books)

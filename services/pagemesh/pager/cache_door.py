@@ -127,13 +127,13 @@ def decode(subject: str, body: bytes) -> Message:
         raise Malformed(f"{verb_of(subject)}: {error}") from None
 
 
-async def respond(delivery: Delivery, message: Message) -> None:
+def respond(delivery: Delivery, message: Message) -> None:
     """Answer in JSON."""
     if isinstance(message, Refused):
         body, headers = _refusal(message.error())
-        await delivery.respond(body, headers=headers)
+        delivery.respond(body, headers=headers)
     else:
-        await delivery.respond(msgspec.json.encode(message))
+        delivery.respond(msgspec.json.encode(message))
 
 
 def _refusal(fault: Fault) -> tuple[bytes, Headers]:

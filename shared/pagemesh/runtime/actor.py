@@ -46,7 +46,7 @@ class Behaviour(Generic[E]):
         """Answer an event that will not be handled; may come after ``end``. Deliveries are
         answered as they are."""
         if isinstance(event, Delivery):
-            await event.respond_error(fault)
+            event.respond_error(fault)
 
     async def end(self) -> None:
         """After the last event of this life, be it by stop or crash."""

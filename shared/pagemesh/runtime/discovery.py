@@ -84,7 +84,7 @@ class Discovery(Behaviour[Delivery]):
 
     async def handle(self, event: Delivery) -> None:
         verb = event.subject.split(".")[1]
-        await event.respond(json.dumps(self._body(verb)).encode())
+        event.respond(json.dumps(self._body(verb)).encode())
 
     def _body(self, verb: str) -> dict[str, object]:
         body: dict[str, object] = {

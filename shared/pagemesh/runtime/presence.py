@@ -67,7 +67,7 @@ class Presence:
             heard.append(await self._bus.subscribe(subjects.PRESENCE, self._admit))
         try:
             if self._on_change is not None:
-                await self._say(subjects.ASK_PRESENCE, AskPresence())
+                self._say(subjects.ASK_PRESENCE, AskPresence())
                 expiry.start()
             await self._announce()
         finally:
@@ -75,12 +75,12 @@ class Presence:
             for subscription in heard:
                 await self._bus.unsubscribe(subscription)
             leaving = self._describe()
-            await self._say(subjects.PRESENCE, _with_state_leaving(leaving))
+            self._say(subjects.PRESENCE, _with_state_leaving(leaving))
 
     async def _announce(self) -> None:
         while True:
             self._wanted.clear()
-            await self._say(subjects.PRESENCE, self._describe())
+            self._say(subjects.PRESENCE, self._describe())
             said_ms = self._clock.now_ms()
             try:
                 async with asyncio.timeout(to_next_s(self._period_ms)):
@@ -90,9 +90,9 @@ class Presence:
             early_ms = said_ms + _WAKE_MS_MIN - self._clock.now_ms()
             await asyncio.sleep(min(max(early_ms, 0), _WAKE_MS_MIN) / 1_000)
 
-    async def _say(self, subject: str, message: Message) -> None:
+    def _say(self, subject: str, message: Message) -> None:
         try:
-            await send(self._bus, subject, message)
+            send(self._bus, subject, message)
         except Fault:
             return  # the bus is away; on its return everybody announces again
 

@@ -42,11 +42,11 @@ async def answer_of(asked: Asked, *reply_types: type[T]) -> T:
     return codec.decode_as((await asked).data, *reply_types)
 
 
-async def send(bus: Bus, subject: str, message: Message, *, headers: Headers | None = None) -> None:
+def send(bus: Bus, subject: str, message: Message, *, headers: Headers | None = None) -> None:
     """Publish and expect nothing. Raises like ``Bus.publish``."""
     bus.publish(subject, codec.encode(message), headers=trace.inject(headers))
 
 
-async def answer(delivery: Delivery, message: Message) -> bool:
+def answer(delivery: Delivery, message: Message) -> bool:
     """Answer a delivery; True when it was sent. Never raises (see ``Delivery.respond``)."""
-    return await delivery.respond(codec.encode(message))
+    return delivery.respond(codec.encode(message))

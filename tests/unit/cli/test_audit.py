@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tests.unit.cli.test_reconcile import line, pager
 
@@ -25,10 +23,9 @@ async def test_a_frozen_worker_that_announces_nothing_is_silent_and_one_that_is_
     monkeypatch.setattr(audit, "ASK_TIMEOUT_MS", 300)
     host, name = new_service_name("host"), new_service_name("worker")
     books = pager(line(owner=name), host=host, workers=[name])
-    answers: list[asyncio.Task[bool]] = []
 
     def tell(delivery: Delivery) -> None:
-        answers.append(asyncio.create_task(rpc.answer(delivery, books)))
+        rpc.answer(delivery, books)
 
     await bus.subscribe(subjects.pager_report(host), tell)
     if frozen:
@@ -42,15 +39,12 @@ async def test_a_frozen_worker_that_announces_nothing_is_silent_and_one_that_is_
 async def _serve(bus: Bus, host: str, epochs: tuple[int, ...]) -> None:
     """A pager of 5 leases that tells two at a time, of one epoch after the other."""
     lines, asked = [line(number) for number in (2, 3, 5, 7, 11)], iter(epochs)
-    answers: set[asyncio.Task[bool]] = set()
 
     def tell(delivery: Delivery) -> None:
         message = codec.decode_as(delivery.data, InspectPager)
         rest = [one for one in lines if one.lease > message.after]
         part = pager(*rest[:2], host=host, epoch=next(asked), more=len(rest) > 2, lease_count=5)
-        task = asyncio.create_task(rpc.answer(delivery, part))
-        answers.add(task)
-        task.add_done_callback(answers.discard)
+        rpc.answer(delivery, part)
 
     await bus.subscribe(subjects.pager_report(host), tell)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,6 @@ class ScriptPager:
         self._next_lease = 1
         self._sequence = 0
         self.file: PoolFile | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -51,7 +50,7 @@ class ScriptPager:
         announce = Announce(
             role="pager", name=f"pager-{host}", incarnation=7, host=host, state="ready", epoch=1
         )
-        await rpc.send(bus, subjects.PRESENCE, announce)
+        rpc.send(bus, subjects.PRESENCE, announce)
         beat = asyncio.create_task(pager._announce(announce))
         try:
             yield pager
@@ -65,22 +64,17 @@ class ScriptPager:
         """End a lease: its word first, then the news."""
         assert self.file is not None
         self.file.headers.set_lease_word(lease, 0)
-        await rpc.send(
+        rpc.send(
             self._bus, subjects.worker(worker), pm.Revoke(key=key, lease=lease, reason="preempted")
         )
 
     async def _announce(self, announce: Announce) -> None:
         while True:
             await asyncio.sleep(0.3)
-            await rpc.send(self._bus, subjects.PRESENCE, announce)
+            rpc.send(self._bus, subjects.PRESENCE, announce)
 
     def _admit(self, delivery: Delivery) -> None:
-        self._start(rpc.answer(delivery, self._answer(codec.decode(delivery.data))))
-
-    def _start(self, work: Coroutine[object, None, object]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        rpc.answer(delivery, self._answer(codec.decode(delivery.data)))
 
     def _answer(self, message: Message) -> Message:
         self.asked.append(type(message).__name__)
@@ -116,7 +110,7 @@ class ScriptPager:
 
     def _queue(self, worker: str, granted: pm.Granted) -> pm.Queued:
         self._queued[granted.key] = granted
-        self._start(rpc.send(self._bus, subjects.worker(worker), granted))
+        rpc.send(self._bus, subjects.worker(worker), granted)
         return pm.Queued(key=granted.key, ahead_count=0, ask_again_ms=100)
 
     def _open(self, message: pm.OpenSession) -> Message:

@@ -138,10 +138,10 @@ class FakeWorker:
             case Submit():
                 self.submits.append(message)
                 if self.refusal is not None:
-                    await delivery.respond_error(self.refusal)
+                    delivery.respond_error(self.refusal)
                     return
                 accepted = Accepted(worker=self.name, incarnation=self.incarnation)
-                await rpc.answer(delivery, accepted)
+                rpc.answer(delivery, accepted)
                 self._gateway = message.gateway
                 self._gateway_incarnation = message.gateway_incarnation
                 for start in message.choices:
@@ -156,12 +156,12 @@ class FakeWorker:
                     wanted = message.choice is None or message.choice == key.choice
                     if key.request == message.request and wanted and key.attempt <= message.attempt:
                         task.cancel()
-                await rpc.answer(delivery, Ok())
+                rpc.answer(delivery, Ok())
             case Resend():
                 if message.key not in self._sent:
-                    await delivery.respond_error(Gone("no such sequence"))
+                    delivery.respond_error(Gone("no such sequence"))
                     return
-                await rpc.answer(delivery, Ok())
+                rpc.answer(delivery, Ok())
                 again = [one for one in self._sent[message.key]]
                 await self._send(again)
 
@@ -214,7 +214,7 @@ class FakeWorker:
             gateway_incarnation=self._gateway_incarnation, counter=self.counter, frames=frames,
         )  # fmt: skip
         with contextlib.suppress(Fault):
-            await rpc.send(self.bus, subjects.gateway(self._gateway), message)
+            rpc.send(self.bus, subjects.gateway(self._gateway), message)
 
 
 def scores(tokens: list[int], width: int, logprob: float = -0.5) -> TopLogprobs:

@@ -40,7 +40,7 @@ async def say(mesh: FakeMesh, frames: list[Frame], *, life: int, counter: int) -
         worker=worker.name, incarnation=worker.incarnation, gateway_incarnation=life,
         counter=counter, frames=frames,
     )  # fmt: skip
-    await rpc.send(worker.bus, subjects.gateway(mesh.front.gateway.name), message)
+    rpc.send(worker.bus, subjects.gateway(mesh.front.gateway.name), message)
 
 
 async def test_a_worker_is_told_to_stop_what_nobody_waits_for(mesh: FakeMesh) -> None:

@@ -111,5 +111,5 @@ async def test_what_could_not_be_sent_without_the_bus_is_no_news_of_the_pager(
     for fault, count in ((Disconnected("away"), 0), (Busy("too much waits to be sent"), 1)):
         line.fault = fault
         with capture_logs() as logs:
-            await actor._say(subjects.worker("worker"), Ok())
+            actor._say(subjects.worker("worker"), Ok())
         assert len(logs) == count

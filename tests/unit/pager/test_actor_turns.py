@@ -159,7 +159,7 @@ async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_
 ) -> None:
     answers: list[bytes] = []
 
-    async def respond(answer: bytes) -> None:
+    def respond(answer: bytes) -> None:
         answers.append(answer)
 
     message = Declare(
@@ -177,7 +177,7 @@ async def test_each_part_of_a_declaration_leaves_others_on_the_event_loop_their_
 async def test_pages_that_nobody_has_are_reported_with_who_wrote_them(actor: PagerActor) -> None:
     core, answers = core_of(actor), list[bytes]()
 
-    async def respond(answer: bytes) -> None:
+    def respond(answer: bytes) -> None:
         answers.append(answer)
 
     await actor._perform(cast(Any, actor._life), lost_pages(core))

@@ -154,16 +154,16 @@ class WorkerBehaviour(Behaviour[Input]):
         around = self._around
         match event:
             case Delivery():
-                await self._received(event)
+                self._received(event)
             case Crashed() | PoolRefused():
                 raise event.error
             case StepsDone():
                 self._spans.steps_ended(event.steps, around.clock.now_us())
                 results = tuple(result for _, result in event.steps)
-                await self._feed(StepsFinished(results, event.goes_on, event.readers))
+                self._feed(StepsFinished(results, event.goes_on, event.readers))
                 measures.steps_ended(event.steps)
             case _:
-                await self._feed(event)
+                self._feed(event)
         around.on_patience()
         if isinstance(event, Tick):
             self._tell_load()
@@ -201,7 +201,7 @@ class WorkerBehaviour(Behaviour[Input]):
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._stepper.close()
 
-    async def _received(self, delivery: Delivery) -> None:
+    def _received(self, delivery: Delivery) -> None:
         at_us = self._around.clock.now_us()
         try:
             message = codec.decode(delivery.data)
@@ -212,7 +212,7 @@ class WorkerBehaviour(Behaviour[Input]):
                 message_bytes_max=self._around.bus.message_bytes_max,
             )
         except Fault as fault:
-            await delivery.respond_error(fault)
+            delivery.respond_error(fault)
             return
         if isinstance(message, Submit | Attach):
             context = trace.accept(delivery.headers)
@@ -224,7 +224,7 @@ class WorkerBehaviour(Behaviour[Input]):
             call = self._next_delivery
             self._next_delivery += 1
             self._waiting[call] = delivery
-        await self._feed(Received(call, message), message)
+        self._feed(Received(call, message), message)
 
     def _check_place(self, message: Message, subject: str) -> None:
         """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came
@@ -233,13 +233,13 @@ class WorkerBehaviour(Behaviour[Input]):
         if looks != (subject == subjects.worker_report(self._around.name)):
             raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
 
-    async def _feed(self, event: Event, asked: Message | None = None) -> None:
+    def _feed(self, event: Event, asked: Message | None = None) -> None:
         for command in self._core.take(event, self._around.clock.now_us() / 1_000):
-            await self._perform(command, asked)
+            self._perform(command, asked)
         for command in self._core.go_on():
-            await self._perform(command, asked)
+            self._perform(command, asked)
 
-    async def _perform(self, command: Command, asked: Message | None) -> None:
+    def _perform(self, command: Command, asked: Message | None) -> None:
         around, at_us = self._around, self._around.clock.now_us()
         match command:
             case Answer():
@@ -249,13 +249,13 @@ class WorkerBehaviour(Behaviour[Input]):
                 answer = command.message
                 if isinstance(answer, WorkerReport):
                     answer = self._spans.with_traces(answer)
-                await rpc.answer(delivery, answer)
+                rpc.answer(delivery, answer)
             case CallPager():
                 self._call(subjects.pager(around.host), command)
             case CallWorker():
                 self._call(subjects.worker(command.worker), command)
             case SendFrames():
-                await self._send_frames(command)
+                self._send_frames(command)
             case RunStep():
                 self._stepper.run(command.plan)
                 self._spans.step_began(command.plan, at_us)
@@ -277,9 +277,9 @@ class WorkerBehaviour(Behaviour[Input]):
             case Drained():
                 around.on_drained()
 
-    async def _send_frames(self, command: SendFrames) -> None:
+    def _send_frames(self, command: SendFrames) -> None:
         try:
-            await rpc.send(self._around.bus, subjects.gateway(command.gateway), command.frames)
+            rpc.send(self._around.bus, subjects.gateway(command.gateway), command.frames)
         except Fault as fault:
             # The gateway sees the gap in the counter, or silence, and asks again.
             _log.debug("worker.frames_lost", gateway=command.gateway, code=fault.code)

@@ -62,7 +62,7 @@ class Delivery:
         self.data = data
         self.headers = headers
 
-    async def respond(self, data: bytes, *, headers: Headers | None = None) -> bool:
+    def respond(self, data: bytes, *, headers: Headers | None = None) -> bool:
         """Answer; may be called again for a stream. True when it was sent.
 
         An answer that is too large becomes a refusal that says so. Nothing is raised: when
@@ -73,17 +73,17 @@ class Delivery:
         try:
             self._bus.publish(self.reply, data, headers=headers)
         except Malformed as fault:
-            await self._refuse(fault)
+            self._refuse(fault)
             return False
         except Fault:
             return False
         return True
 
-    async def respond_error(self, fault: Fault) -> bool:
+    def respond_error(self, fault: Fault) -> bool:
         """Answer with a ``Refused``. True when it was sent; like ``respond``, never raises."""
-        return bool(self.reply) and await self._refuse(fault)
+        return bool(self.reply) and self._refuse(fault)
 
-    async def _refuse(self, fault: Fault) -> bool:
+    def _refuse(self, fault: Fault) -> bool:
         data, headers = refusal(fault)
         try:
             self._bus.publish(self.reply, data, headers=headers)
