@@ -203,7 +203,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 return
             life = self._life
             if isinstance(message, SnapshotWanted):
-                delivery.respond(codec.encode(await self._snapshot(message)))
+                delivery.respond(codec.encode(self._snapshot(message)))
                 return
             if life is None:
                 raise Stale("this pager has no pool yet: open a session first")
@@ -249,13 +249,13 @@ class PagerActor(Behaviour[PagerEvent]):
         store = await make_pool(self._settings, self._memory, message)
         await self._start(store, adopted=False)
 
-    async def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:
+    def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:
         life = self._life
         if life is None:
             return PagesSnapshot(
                 host=self._settings.host, epoch=0, sequence=0, first=0, keys=b"", more=False
             )
-        await self._publish_pages(life)
+        self._publish_pages(life)
         return life.pages.snapshot(message.first)
 
     # Performing
@@ -308,7 +308,7 @@ class PagerActor(Behaviour[PagerEvent]):
                     raise AssertionError(f"nobody performs {command}")
         life.pages.work(_KEYED_PAGES_MAX)
         if life.pages.is_full:
-            await self._publish_pages(life)
+            self._publish_pages(life)
 
     def _answer(self, call: _Call, message: Message) -> None:
         delivery = call.delivery
@@ -374,10 +374,10 @@ class PagerActor(Behaviour[PagerEvent]):
         life, away_ms = self._life, self._absence.at_tick(self._clock.now_ms(), on_bus=on_bus)
         if life is not None:
             await self._feed(life, ev.Tick(away_ms))
-            await self._publish_pages(life)
+            self._publish_pages(life)
             self._sample(life)
 
-    async def _publish_pages(self, life: _Life) -> None:
+    def _publish_pages(self, life: _Life) -> None:
         changed = life.pages.take()
         if changed is not None:
             self._board.event_sequence = changed.sequence

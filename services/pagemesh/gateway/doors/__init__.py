@@ -1,1 +1,1 @@
-"""How requests come in: HTTP, the bus, whose they are."""
+"""How requests come in: HTTP, the bus, whose they are; what is done off the event loop."""
