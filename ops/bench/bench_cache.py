@@ -13,8 +13,9 @@ Four workloads, made from a seed and asked one request after the other of a whol
 last token needs: it is always computed, and so is the page that it is in. A drawn last token
 counts as not computed. The time to first token of each hit stands beside that of the worker loop
 in process, without a mesh, for the same prompt over the same cached tokens, in turns; before each
-something short of the same kind is asked, a chat before chats. With ``--pause-ms`` each waits so long after what came before it: a mesh still gives pages back and
-counts when its client has the last token, and people do not ask again in that same millisecond.
+something short of the same kind is asked, a chat before chats. With ``--pause-ms`` each waits so
+long after what came before it: a mesh still gives pages back and counts when its client has the
+last token, and people do not ask again in that same millisecond.
 """
 
 from __future__ import annotations
