@@ -25,7 +25,6 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml ops/docker/compose.tls.yaml
 	$(BIN)/hadolint --config ops/docker/hadolint.yaml ops/docker/Dockerfile
 	@if command -v promtool > /dev/null; \
