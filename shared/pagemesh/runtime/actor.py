@@ -42,7 +42,7 @@ class Behaviour(Generic[E]):
         """Nothing is queued, or others have their turn: do what is not worth doing after each
         event. What it raises ends this life."""
 
-    async def refuse(self, event: E, fault: Fault) -> None:
+    def refuse(self, event: E, fault: Fault) -> None:
         """Answer an event that will not be handled; may come after ``end``. Deliveries are
         answered as they are."""
         if isinstance(event, Delivery):
@@ -122,7 +122,7 @@ class Actor(Generic[E]):
             self._stopping = True
             if self._queue:
                 behaviour = self._behaviour if self._behaviour is not None else self._make()
-                await self._refuse_queued(behaviour, Absent(f"{self.name} has stopped"))
+                self._refuse_queued(behaviour, Absent(f"{self.name} has stopped"))
 
     def statistics(self) -> ActorStatistics:
         return ActorStatistics(
@@ -142,7 +142,7 @@ class Actor(Generic[E]):
         except Exception:
             self._crashes += 1
             busy = Busy(f"{self.name} restarts", retry_after_ms=BUSY_RETRY_MS)
-            await self._refuse_queued(behaviour, busy)
+            self._refuse_queued(behaviour, busy)
             raise
         finally:
             await behaviour.end()
@@ -160,19 +160,19 @@ class Actor(Generic[E]):
                 await behaviour.handle(event)
             except asyncio.CancelledError:
                 self._refused += 1
-                await behaviour.refuse(event, Absent(f"{self.name} was stopped at this message"))
+                behaviour.refuse(event, Absent(f"{self.name} was stopped at this message"))
                 raise
             except Exception:
                 self._refused += 1
-                await behaviour.refuse(event, Internal(f"{self.name} failed on this message"))
+                behaviour.refuse(event, Internal(f"{self.name} failed on this message"))
                 raise
             self._handled += 1
             if self._handled % TURN_EVENTS_MAX == 0:
                 behaviour.rest()
                 await asyncio.sleep(0)
 
-    async def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:
+    def _refuse_queued(self, behaviour: Behaviour[E], fault: Fault) -> None:
         # Only what is queued now: what is admitted meanwhile belongs to the next life.
         for _ in range(len(self._queue)):
             self._refused += 1
-            await behaviour.refuse(self._queue.popleft(), fault)
+            behaviour.refuse(self._queue.popleft(), fault)

@@ -33,7 +33,7 @@ class Notes(Behaviour[str]):
             raise RuntimeError("planned")
         self._log.append(event)
 
-    async def refuse(self, event: str, fault: Fault) -> None:
+    def refuse(self, event: str, fault: Fault) -> None:
         self._log.append(f"{event}:{fault.code}")
 
     async def end(self) -> None:
