@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -54,14 +53,8 @@ class Answers:
 
     def __init__(self, times: int = 1) -> None:
         self._times = times
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, delivery: Delivery) -> None:
-        task = asyncio.create_task(self._run(delivery))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, delivery: Delivery) -> None:
         for number in range(self._times):
             delivery.respond(b"%d" % number)
 

@@ -60,7 +60,7 @@ class ScriptPager:
             if pager.file is not None:
                 pager.file.remove()
 
-    async def revoke(self, worker: str, lease: int, key: SequenceKey) -> None:
+    def revoke(self, worker: str, lease: int, key: SequenceKey) -> None:
         """End a lease: its word first, then the news."""
         assert self.file is not None
         self.file.headers.set_lease_word(lease, 0)

@@ -145,7 +145,7 @@ async def test_a_revoked_sequence_goes_on_with_the_same_tokens(
         await mesh.submit("solo", make_submit(prompt, sampling=sampling))
         await mesh.until(lambda: mesh.frames)
         key = SequenceKey(request=REQUEST, attempt=1, choice=0)
-        await mesh.pager.revoke("solo", 1, key)
+        mesh.pager.revoke("solo", 1, key)
         await mesh.until(mesh.finished)
     assert mesh.tokens() == greedy_tokens(model_folder, prompt, 60)
     assert "AckRevoke" in mesh.pager.asked

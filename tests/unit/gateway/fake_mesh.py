@@ -130,9 +130,6 @@ class FakeWorker:
             task.cancel()
 
     def _admit(self, delivery: Delivery) -> None:
-        asyncio.get_running_loop().create_task(self._handle(delivery))
-
-    async def _handle(self, delivery: Delivery) -> None:
         message = codec.decode(delivery.data)
         match message:
             case Submit():
@@ -163,7 +160,7 @@ class FakeWorker:
                     return
                 rpc.answer(delivery, Ok())
                 again = [one for one in self._sent[message.key]]
-                await self._send(again)
+                self._send(again)
 
     async def _speak(self, message: Submit, key: SequenceKey, generated: list[int]) -> None:
         prompt = unpack(message.prompt).tolist()
@@ -200,12 +197,12 @@ class FakeWorker:
             )
             first = False
             self._sent[key].append(one)
-            await self._send([one])
+            self._send([one])
             if finish is not None:
                 return
             await asyncio.sleep(self.pause_s)
 
-    async def _send(self, frames: list[Frame]) -> None:
+    def _send(self, frames: list[Frame]) -> None:
         self.counter += 1
         if self.counter in self.drop_counters:
             return

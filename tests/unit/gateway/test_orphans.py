@@ -33,7 +33,7 @@ def test_the_list_of_the_disowned_is_bounded() -> None:
     assert [orphans.heard(name, 1) for name in ("a", "c", "b")] == [False, False, True]
 
 
-async def say(mesh: FakeMesh, frames: list[Frame], *, life: int, counter: int) -> None:
+def say(mesh: FakeMesh, frames: list[Frame], *, life: int, counter: int) -> None:
     """A message of the worker to some life of the gateway."""
     worker = mesh.worker
     message = Frames(
@@ -47,7 +47,7 @@ async def test_a_worker_is_told_to_stop_what_nobody_waits_for(mesh: FakeMesh) ->
     life = mesh.front.gateway.incarnation
     for position in range(5):
         one = frame(position, [1], attempt=3)
-        await say(mesh, [one], life=life, counter=position + 1)
+        say(mesh, [one], life=life, counter=position + 1)
     await eventually(lambda: bool(mesh.worker.aborts))
     (abort,) = mesh.worker.aborts
     assert (abort.request, abort.attempt, abort.choice) == (REQUEST, 3, None)
@@ -55,8 +55,8 @@ async def test_a_worker_is_told_to_stop_what_nobody_waits_for(mesh: FakeMesh) ->
 
 async def test_a_last_frame_needs_no_abort(mesh: FakeMesh) -> None:
     life = mesh.front.gateway.incarnation
-    await say(mesh, [frame(0, [1], finish="length")], life=life, counter=1)
-    await say(mesh, [frame(0, [1], attempt=2)], life=life, counter=2)
+    say(mesh, [frame(0, [1], finish="length")], life=life, counter=1)
+    say(mesh, [frame(0, [1], attempt=2)], life=life, counter=2)
     await eventually(lambda: bool(mesh.worker.aborts))
     assert [abort.attempt for abort in mesh.worker.aborts] == [2]
 
@@ -65,8 +65,8 @@ async def test_messages_to_an_earlier_life_of_the_gateway_do_not_count_as_ours(
     mesh: FakeMesh,
 ) -> None:
     gateway = mesh.front.gateway
-    await say(mesh, [frame(0, [1])], life=gateway.incarnation + 1, counter=57)
+    say(mesh, [frame(0, [1])], life=gateway.incarnation + 1, counter=57)
     await eventually(lambda: bool(mesh.worker.aborts))
     assert gateway._tracker._last == {}
-    await say(mesh, [frame(0, [1], finish="stop")], life=gateway.incarnation, counter=1)
+    say(mesh, [frame(0, [1], finish="stop")], life=gateway.incarnation, counter=1)
     await eventually(lambda: list(gateway._tracker._last.values()) == [1])
