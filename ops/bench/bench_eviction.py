@@ -3,8 +3,9 @@
     python -m ops.bench.bench_eviction TRACE [--cold] [--out ops/bench/results/eviction.json]
 
 What ``pagemesh replay`` prints, for every policy (``--cold``: for the default and LRU), with the
-commit and the machine. The default was tuned on the first half of the trace, and the second is
-scored: from the cache that the first has left, or ``--cold`` from an empty one. Wanted: the default
+commit and the machine. The second half of the trace is scored: from the cache that the first has
+left, or ``--cold`` from an empty one. It is no trace that the default has not seen: what it is made
+of was chosen by the first half's hit rates while the second half's were looked at, too. Wanted: it
 hits more than LRU from 1,000 to 50,000 blocks, and no less at 100,000.
 """
 

@@ -8,10 +8,11 @@ included: decoding batches of 1, 8 and 32 sequences at 512 tokens of context, an
 tokens. The floor is max(bytes / bandwidth, operations / arithmetic): bytes of weights and of K and
 V that have to be read, bandwidth by streaming those very weights, arithmetic by multiply-adds in
 the nearest cache, all in the same run, in turns with the steps. Weights of each type have the
-floor of their own bytes. For ``of_floor`` the best turn counts on both sides;
-``of_floor_median`` is the median over the turns, each by its own floor. ``in_run`` is a step of
-those that workers have computed one after the other in one call while nothing else is to be decided
-(``engine/run_ahead.py``), draws and all that is done for the call included.
+floor of their own bytes. ``of_floor_median``, which aims are for, is the median over the turns,
+each by its own floor; for ``of_floor`` the best turn counts on both sides. Above 1 a step has read
+its weights quicker than the probe did: that nothing is left to gain is all it says. ``in_run`` is
+a step of those that workers have computed one after the other in one call while nothing else is to
+be decided (``engine/run_ahead.py``), draws and all that is done for the call included.
 ``of_matmul_floor`` takes for the arithmetic what torch's own matrix product reaches. Where there
 are matrix tiles, or rows are rounded (``--round-rows``: as ``--dtype bfloat16`` and ``int8`` do), a
 prompt may take less than its floor, which is that of vectors of float32.
@@ -287,16 +288,16 @@ def row_text(line: dict[str, Any]) -> str:
     parts: dict[str, float] = line["breakdown_ms"]
     share = " ".join(f"{name} {value:.2f}" for name, value in parts.items())
     aim = OF_FLOOR.get(line["case"])
-    stands = f" ({of_aim(line['of_floor'], aim, at_least=True)})" if aim else ""
+    stands = f" ({of_aim(line['of_floor_median'], aim, at_least=True)})" if aim else ""
     run = line.get("in_run")
-    in_run = f"  in a run {run['step_ms']} ms, {run['of_floor']:.2f}" if run else ""
+    in_run = f"  in a run {run['step_ms']} ms, {run['of_floor_median']:.2f}" if run else ""
     if run and aim:
-        in_run += f" ({of_aim(run['of_floor'], aim, at_least=True)})"
+        in_run += f" ({of_aim(run['of_floor_median'], aim, at_least=True)})"
     return (
         f"{line['model']} {line['weights']:<8} x {rows_of(line):<8} {line['case']:<12} "
         f"{line['step_ms']:>8} ms  "
-        f"floor {line['floor_ms']:>8}  of floor {line['of_floor']:.2f}{stands} "
-        f"(median {line['of_floor_median']:.2f})  "
+        f"floor {line['floor_ms']:>8}  of floor {line['of_floor_median']:.2f}{stands} "
+        f"(best {line['of_floor']:.2f})  "
         f"of matmul floor {line['of_matmul_floor']:.2f}{in_run}  | {share}"
     )
 

@@ -97,8 +97,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("ops/bench/results/tiles.json"))
     options = parser.parse_args()
     if cpu_level() < CpuLevel.AMX:
-        print(f"no matrix tiles: this process runs at level {cpu_level().name.lower()}")
-        return 1
+        print(f"no matrix tiles at level {cpu_level().name.lower()}: nothing is measured")
+        return 0
     lines = [line for name in options.models for line in bench_model(name, options.turns)]
     report = {"benchmark": "tiles", "context_tokens": CONTEXT_TOKENS, "results": lines}
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,7 @@ def _step(report: Report) -> Iterator[Figure]:
         types = weights + (f" x {rows_type}" if rows_type else "")
         yield _figure(
             f"{case}, {types}: of the floor",
-            [row["of_floor"] for row in rows],
+            [row["of_floor_median"] for row in rows],
             [row["on"] for row in rows],
             **_at_least(aims.OF_FLOOR.get(case) if plain else None),
         )

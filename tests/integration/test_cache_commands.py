@@ -13,9 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from tests.integration.mesh import Mesh
 
+from pagemesh.cli.audit import audit
+
 PROMPT = [index * 7 % 256 for index in range(256)]
+TRACE = "5b8aa5a2d2c872e8321cf37308d69df2"
 
 
 def pagemesh(mesh: Mesh, *arguments: str, code: int = 0) -> str:
@@ -116,7 +120,7 @@ def test_a_prefix_is_pinned_as_text_or_as_chat(pool_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_audit_finds_nothing_in_a_busy_mesh_and_names_what_a_frozen_worker_holds(
+def test_an_audit_finds_nothing_in_a_busy_mesh_and_names_a_frozen_worker_as_silent(
     pool_dir: Path, tiny_model: Path
 ) -> None:
     with Mesh(pool_dir, model=tiny_model, flags=("--silence-ms-max", "60000")) as mesh:
@@ -134,12 +138,54 @@ def test_an_audit_finds_nothing_in_a_busy_mesh_and_names_what_a_frozen_worker_ho
         finally:
             stop.set()
             asking.join()
+        [frozen] = [name for name in mesh.report().workers if name.startswith("decode")]
         pid = mesh.pid("decode")
         os.kill(pid, signal.SIGSTOP)
         try:
-            assert "1 silent" in pagemesh(mesh, "audit")
+            told = json.loads(pagemesh(mesh, "audit", "--json"))
+            assert [host["silent"] for host in told["hosts"]] == [[frozen]]
+            assert told["findings"] == [], "its pages are its own until it is dead"
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_an_audit_names_owner_request_and_trace_of_what_a_dead_worker_still_holds(
+    pool_dir: Path, tiny_model: Path
+) -> None:
+    """Its session lasts some seconds more. The audit runs in this process, since a command may take
+    as long to start."""
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 1_700, "temperature": 0,
+        "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    headers = {"traceparent": f"00-{TRACE}-5fb397be34d26b51-01"}
+    env = {"PAGEMESH_STREAM_MS": "0"}  # the first token comes by itself, long before the end
+    with Mesh(pool_dir, model=tiny_model, env=env) as mesh:
+        stream = httpx.stream(
+            "POST", f"{mesh.url}/v1/completions", json=body, headers=headers, timeout=60.0
+        )
+        arguments = ["--nats", mesh.nats_url("operator")]
+        pids = mesh.pids()
+        others = [mesh.up_pid, pids["gateway"]]
+        workers = {name: pids[name] for name in ("prefill-0", "decode-0")}
+        try:
+            with stream as answer:
+                assert next(answer.iter_lines())
+                for pid in (*workers.values(), *others):
+                    os.kill(pid, signal.SIGSTOP)
+                [held] = mesh.report().leases
+                os.kill(workers.pop(held.owner), signal.SIGKILL)
+                for pid in workers.values():
+                    os.kill(pid, signal.SIGCONT)
+                done = CliRunner().invoke(audit, arguments, standalone_mode=False)
+        finally:  # they would have sent it to the next one, and started another
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+        lines = [line for line in done.output.splitlines() if "its holder is not there" in line]
+        assert done.return_value == 1 and len(lines) == 1, done.output
+        named = f"lease {held.lease:x} of {held.owner}; request {held.key.request}, trace {TRACE}; "
+        assert named in lines[0]
 
 
 def test_a_command_without_a_mesh_says_what_to_do_in_one_line(pool_dir: Path) -> None:

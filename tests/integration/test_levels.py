@@ -1,4 +1,5 @@
-"""Lesser machines, on this one: a mesh with a single core, without AVX-512, without AVX2."""
+"""Lesser machines, on this one: a mesh with a single core, and one with plain AVX-512 (no BF16, no
+tiles), with AVX2, with neither."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.integration.exact import (
     same,
 )
 from tests.integration.mesh import Mesh
-from tests.kernels.levels import LEVELS
+from tests.kernels.levels import EVERY_LEVEL
 
 from pagemesh.kernels.native.library import ABI_VERSION, LEVEL_VARIABLE, CpuLevel
 
@@ -25,19 +26,15 @@ PROMPT_COUNT = 12
 LENGTH_MAX = 400
 GAP_MAX = 1e-4
 
-lesser_level = pytest.mark.parametrize(
-    "level", [CpuLevel.PORTABLE, CpuLevel.AVX2], ids=lambda level: level.name.lower()
-)
+LESSER = (CpuLevel.PORTABLE, CpuLevel.AVX2, CpuLevel.AVX512)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@lesser_level
+@pytest.mark.parametrize("level", [one for one in EVERY_LEVEL if one.values[0] in LESSER])
 def test_one_core_of_a_lesser_level_gives_what_all_cores_do_whatever_way(
     pool_dir: Path, tiny_model: Path, level: CpuLevel
 ) -> None:
-    if level not in LEVELS:
-        pytest.skip(f"this machine has no {level.name}")
     prompts = mixed_prompts(PROMPT_COUNT, VOCAB_TOKENS, length_max=LENGTH_MAX)
     environ = {LEVEL_VARIABLE: level.name.lower(), "PAGEMESH_LOG_LEVEL": "info"}
     kernels = f"native-{ABI_VERSION}-{level.name.lower()}"

@@ -1,4 +1,4 @@
-"""Every test that asks for ``level`` runs on each instruction set this machine has."""
+"""Every test that asks for ``level`` runs on each instruction set, if this machine has it."""
 
 from __future__ import annotations
 

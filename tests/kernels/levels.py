@@ -1,4 +1,4 @@
-"""The instruction sets this machine has, for tests that run on each of them."""
+"""The instruction sets there are, for tests that run on each that this machine has."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import pytest
 from pagemesh.kernels.native.library import CpuLevel, library
 
 LEVELS = [level for level in CpuLevel if level <= library().pm_best_level()]
+"""Those of this machine."""
+
+_LACKING = {
+    level: pytest.mark.skip(reason=f"this machine has no {level.name}")
+    for level in CpuLevel
+    if level not in LEVELS
+}
+EVERY_LEVEL = [
+    pytest.param(level, id=level.name.lower(), marks=_LACKING.get(level, ())) for level in CpuLevel
+]
+"""As parameters of tests: others than this machine's are skipped, so that a report names them."""
 
 
-@pytest.fixture(params=LEVELS, ids=lambda level: level.name.lower())
+@pytest.fixture(params=EVERY_LEVEL)
 def level(request: pytest.FixtureRequest) -> Iterator[CpuLevel]:
     """The level that native kernels run at during the test."""
     before = library().pm_level()

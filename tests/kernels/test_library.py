@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.kernels.levels import LEVELS
+from tests.kernels.levels import EVERY_LEVEL, LEVELS
 
 from pagemesh.kernels import dispatch
 from pagemesh.kernels.native import library
@@ -36,10 +36,16 @@ def run(code: str, **environment: str) -> str:
 LEVEL = "from pagemesh.kernels.native.library import cpu_level; print(cpu_level().name.lower())"
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_the_environment_forces_a_level(level: CpuLevel) -> None:
     name = level.name.lower()
     assert run(LEVEL, PAGEMESH_CPU_LEVEL=name) == name
+
+
+def test_levels_that_this_machine_lacks_are_skipped_and_not_left_out() -> None:
+    assert [parameter.values for parameter in EVERY_LEVEL] == [(level,) for level in CpuLevel]
+    run_here = [parameter.values for parameter in EVERY_LEVEL if not parameter.marks]
+    assert run_here == [(level,) for level in LEVELS]
 
 
 def test_the_best_level_of_the_machine_is_the_default() -> None:

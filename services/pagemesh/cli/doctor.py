@@ -17,6 +17,7 @@ from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
 from pagemesh.cli.options import check_variables
+from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.pager import IS_COMPILED
@@ -140,8 +141,7 @@ def _limits(_config: ServiceConfig) -> str:
             f"only {allowed} open files are allowed; have the limit raised to {_OPEN_FILES_MIN} or "
             "more (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit)"
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{allowed} open files, {cores} cores"
+    return f"{allowed} open files, {usable_cores()}"
 
 
 def _model(config: ServiceConfig) -> str:

@@ -21,6 +21,7 @@ from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig
 
 _log = get_logger(__name__)
+_NAMES_SHOWN_MAX = 8
 
 
 async def run(config: ServiceConfig, stop: Stop) -> None:
@@ -31,6 +32,12 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     secret = config.host.required_secret()
     gate = config.gateway
     tenants = Tenants(gate.api_keys.reveal(), secret, gate.tenant_limits)
+    if unlucky := tenants.without_a_share:
+        _log.warning(
+            "gateway.no_share_left", tenants=unlucky[:_NAMES_SHOWN_MAX], count=len(unlucky),
+            next="what these have cached is the first to go: have the shares of the pool in "
+            "PAGEMESH_TENANT_LIMITS leave something over, or give everybody else (*) one",
+        )  # fmt: skip
     _ = gate.page_origins  # judged before the model and the bus, which take their time
     folder = Path(config.worker.model)
     defaults = sampling_defaults(folder, gate.generation_config)

@@ -163,9 +163,8 @@ class PagerActor(Behaviour[PagerEvent]):
 
     async def _start(self, store: PoolStore, *, adopted: bool) -> None:
         settings, facts = self._settings, store.facts
-        policy = make_policy(settings.eviction, facts.page_count)
-        new_policy = partial(make_policy, settings.eviction)
-        core = PagerCore(settings.limits, facts, policy, new_policy=new_policy)
+        make = partial(make_policy, settings.eviction)
+        core = PagerCore(settings.limits, facts, make(facts.page_count), new_policy=make)
         self._life = _Life(store, core, PageEvents(facts, settings.secret), Measures())
         if adopted:
             commands = await take_over(core, store, self._holders, self._clock.now_ms())
@@ -277,11 +276,10 @@ class PagerActor(Behaviour[PagerEvent]):
                 if refused is not None and isinstance(answer, SessionOpened):
                     answer = Refused.of(refused)
                 assert isinstance(call, _Call) and call.message is not None
+                answer = cache_door.confirmed(answer, life.store.unkept_pins, self._retired.unkept)
                 self._answer(call, last_writers.named(answer, life.store, life.core.books))
-                ended_us, books = self._clock.now_us(), life.core.books
-                life.measures.answered(
-                    call.message, answer, call.caller, call.start_us, ended_us, books
-                )
+                asked, now_us, books = call.message, self._clock.now_us(), life.core.books
+                life.measures.answered(asked, answer, call.caller, call.start_us, now_us, books)
                 continue
             if life.store.perform(command):
                 continue
@@ -373,6 +371,8 @@ class PagerActor(Behaviour[PagerEvent]):
         on_bus = self._bus.state is BusState.CONNECTED
         life, away_ms = self._life, self._absence.at_tick(self._clock.now_ms(), on_bus=on_bus)
         if life is not None:
+            life.store.mend()
+            await self._retired.mend()
             await self._feed(life, ev.Tick(away_ms))
             self._publish_pages(life)
             self._sample(life)

@@ -151,6 +151,8 @@ def _check_accounts(books: Books) -> None:
     for lease in books.leases.values():
         used[lease.account] += len(lease.held_pages) + lease.promised_pages
         promised[lease.account] += lease.promised_pages
+    for load in books.loads.values():
+        used[load.tree.root.account] += len(load.pages)
     for account in accounts:
         assert used[account] == account.used_pages, f"{account.tenant} is charged for others"
         assert idle[account] == account.idle_pages

@@ -4,7 +4,8 @@
     pagemesh.v1.pages.VERB.HOST     that host's does
 
 The body is a message of ``wire.cache_messages`` without its name (an empty one: all defaults). An
-error is ``{"error": {"code", "message"}}``, with the service protocol's headers.
+error is ``{"error": {"code", "message"}}``, with the service protocol's headers. What was done and
+could not be written down for the next pager is such an error, too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from pagemesh.wire.cache_messages import (
     AskCacheStats,
     AskCacheTop,
     AskCacheTree,
+    CacheInvalidated,
     InvalidateCache,
     PinPrefix,
+    PrefixPinned,
+    PrefixUnpinned,
     UnpinPrefix,
 )
 from pagemesh.wire.errors import Fault, Malformed
@@ -125,6 +129,16 @@ def decode(subject: str, body: bytes) -> Message:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"{verb_of(subject)}: {error}") from None
+
+
+def confirmed(answer: Message, pins: Fault | None, retired: Fault | None) -> Message:
+    """``answer``, unless it confirms what could not be written down (``pins``, ``retired``: why the
+    next pager would not know of it). That was done, and whoever asked must not rely on it."""
+    kind = type(answer)
+    unkept = pins if kind is PrefixPinned or kind is PrefixUnpinned else None
+    if kind is CacheInvalidated:
+        unkept = retired
+    return answer if unkept is None else Refused.of(unkept)
 
 
 def respond(delivery: Delivery, message: Message) -> None:

@@ -53,6 +53,11 @@ evicted_pages = metrics.counter(
     ["tier", "reason"],
 )  # fmt: skip
 """The pool's are counted here, those of the disk in ``tier_measures``."""
+damaged_headers = metrics.counter(
+    "pager_damaged_headers_total",
+    "Pages whose headers were damaged, or half-written, when the pager took its pool over.",
+)
+"""Counted where a pool is taken over (``storage.pool_opening``)."""
 _preempted = metrics.counter("pager_preemptions_total", "Leases taken back for older sequences.")
 _answers = metrics.counter("pager_answers_total", "Requests answered.", ["request", "answer"])
 _tokens = metrics.counter(

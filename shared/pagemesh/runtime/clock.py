@@ -1,8 +1,9 @@
 """Time, as an argument. Cores are given ``now_ms``; actors read it from a ``Clock``.
 
 Monotonic times order events within one host and are never compared between hosts. Wall time
-serves traces only: it is the monotonic clock plus an offset taken once, so that a clock that
-jumps by an hour bends no span and expires no lease.
+serves traces, and says which request came first (``came_us``), as gateways of several hosts ask
+one pager. In traces it is the monotonic clock plus an offset taken once, so that a clock that
+jumps by an hour bends no span; nothing expires by it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class Clock(Protocol):
         """Monotonic milliseconds."""
         ...
 
+    def wall_us(self) -> int:
+        """Microseconds since 1970, as far as this host knows."""
+        ...
+
 
 class MonotonicClock:
     """The host's monotonic clock; it does not run backwards and does not jump."""
@@ -37,6 +42,16 @@ class MonotonicClock:
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    def wall_us(self) -> int:
+        return time.time_ns() // 1_000
+
+
+def came_us(clock: Clock, then_us: int) -> int:
+    """The time ``then_us`` of ``clock``, a moment ago, in microseconds since 1970: what tells which
+    of two requests came first, whatever hosts they came to. Looked up each time, so that after a
+    jump of the clock the requests of all gateways of a host are soon in order again."""
+    return clock.wall_us() - (clock.now_us() - then_us)
+
 
 def to_multiple(now: float, period: float) -> float:
     """How long it is until the clock shows a multiple of ``period``; until the one after that,
@@ -48,18 +63,23 @@ def to_multiple(now: float, period: float) -> float:
 
 
 class ManualClock:
-    """A clock that moves when it is told to, for tests and simulation."""
+    """A clock that moves when it is told to, for tests and simulation. ``booted_us``: what the wall
+    clock shows at its time 0."""
 
-    __slots__ = ("_now_us",)
+    __slots__ = ("_booted_us", "_now_us")
 
-    def __init__(self, now_ms: int = 0) -> None:
+    def __init__(self, now_ms: int = 0, *, booted_us: int = 0) -> None:
         self._now_us = now_ms * 1_000
+        self._booted_us = booted_us
 
     def now_us(self) -> int:
         return self._now_us
 
     def now_ms(self) -> int:
         return self._now_us // 1_000
+
+    def wall_us(self) -> int:
+        return self._booted_us + self._now_us
 
     def advance_ms(self, duration_ms: int) -> None:
         """Move forward. Raises ``ValueError`` for a negative duration."""

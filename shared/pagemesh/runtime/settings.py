@@ -223,8 +223,9 @@ class WorkerConfig:
         False, "DETERMINISTIC", "identical tokens whatever the batch, chunks, hits or failover"
     )
     thread_count: int = setting(
-        0, "THREADS", "threads of the model step; 0: the cores this process may use, in turns with "
-        "the workers of the host that compute at the same time",
+        0, "THREADS", "threads of the model step; 0: the cores this process may use, or what a CPU "
+        "quota allows of them; workers on the same cores take turns, but not where each asks for "
+        "half of the cores or fewer",
         minimum=0, maximum=1024,
     )  # fmt: skip
     kernels: Literal["", "native", "reference"] = setting(

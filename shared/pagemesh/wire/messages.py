@@ -94,9 +94,9 @@ class Order(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preempted last.
 
     ``priority`` (lower is more urgent) moves the admission time of the request at its gateway
-    (``arrival_us``: the host's monotonic clock, so that clock jumps do not reorder), so that who
-    waits ages: whatever is more urgent and comes later than that is worth comes after. Request
-    and choice see to it that no two sequences tie. It is made once and kept when a sequence
+    (``arrival_us``: since 1970, by that host's clock, as gateways of several hosts ask one pager),
+    so that who waits ages: whatever is more urgent and comes later than that is worth comes after.
+    Request and choice see to it that no two sequences tie. It is made once and kept when a sequence
     is admitted again.
     """
 

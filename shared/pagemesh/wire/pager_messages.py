@@ -270,7 +270,8 @@ class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease: U64
     fill: Fill
     cache: bool = True
-    """False: keep nothing of it (the pages may be wrong or the tenant asked)."""
+    """False: keep nothing that it wrote or read and that nobody else uses, since no numbers came
+    of it. No request can ask for that."""
 
 
 @registered("pager.offer")
@@ -343,7 +344,7 @@ class Revoke(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     key: SequenceKey
     lease: U64
-    reason: Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
+    reason: Literal["preempted", "session_expired", "ticket_expired", "stale"]
     usage: ShortText = ""
 
 

@@ -18,7 +18,9 @@ from tests.unit.engine.harness import (
 from tests.unit.engine.models import VOCAB, save_twin, twins
 
 from pagemesh.engine.forward import Decoder
-from pagemesh.kernels.ops import KvPool
+from pagemesh.kernels import paged_prefill
+from pagemesh.kernels.native.library import CpuLevel
+from pagemesh.kernels.ops import KvPool, ragged_batch
 from pagemesh.wire.tokens import U32
 
 TOLERANCE = 1e-4
@@ -75,6 +77,48 @@ def test_a_mixed_batch_of_chunks_and_single_tokens_agrees_with_transformers(
         assert relative_error(got, expected_logits(twin, tokens)[start:]) < TOLERANCE
 
 
+@pytest.mark.parametrize("level", [CpuLevel.PORTABLE], indirect=True, ids=["portable"])
+@pytest.mark.parametrize("name", twins())
+def test_long_prompts_without_vectors_go_by_torch_and_agree_with_transformers(
+    name: str, level: CpuLevel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``step``, as workers compute them: a whole prompt, and the rest of one whose past is in
+    its pages beside a short one, which stays with our own kernel."""
+    starts: list[int] = []
+    by_torch = paged_prefill.by_torch
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        starts.append(arguments[4])
+        return by_torch(*arguments)
+
+    monkeypatch.setattr(paged_prefill, "by_torch", noted)
+    twin = save_twin(tmp_path / "model", twins()[name])
+    decoder, pool = load_decoder(tmp_path / "model", deterministic=False)
+    pages = Pages(pool)
+    long, short = (some_tokens(count, vocab=VOCAB, seed=count) for count in (420, 70))
+    tables = [pages.table(420), pages.table(70)]
+    for parts in ([(0, 150)], [(150, 420), (0, 70)]):
+        tokens = [whole[slice(*part)] for whole, part in zip((long, short), parts, strict=False)]
+        got = _last_logits_of_step(decoder, pool, tables, tokens, [start for start, _ in parts])
+        for logits, whole, (_, end) in zip(got, (long, short), parts, strict=False):
+            assert relative_error(logits, expected_logits(twin, whole[:end])[-1]) < TOLERANCE
+    # The last layer attends with the wanted rows alone, which are few.
+    layers = decoder.config.layer_count - 1
+    assert starts == [0] * layers + [150] * layers
+
+
+def _last_logits_of_step(
+    decoder: Decoder, pool: KvPool, tables: list[U32], tokens: list[U32], starts: list[int]
+) -> torch.Tensor:
+    """Logits [sequences, vocab] of the last token of each."""
+    counts = [len(some) for some in tokens]
+    batch = ragged_batch(tables[: len(counts)], starts, counts, pool.layout.page_size)
+    ids = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
+    _, logits = decoder.step(ids, batch, batch.row_indptr[1:].long() - 1, pool, logits=True)
+    assert logits is not None
+    return logits
+
+
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64])
 def test_page_sizes_do_not_matter(one_model: Path, page_size: int) -> None:
     tokens = some_tokens(60, vocab=VOCAB)
@@ -129,8 +173,6 @@ def test_a_shared_prefix_gives_the_bits_that_computing_it_gives(one_model: Path)
 
 
 def test_only_wanted_rows_are_carried_through_the_last_layer(one_model: Path) -> None:
-    from pagemesh.kernels.ops import ragged_batch
-
     decoder, pool = load_decoder(one_model)
     pages = Pages(pool)
     tokens = some_tokens(50, vocab=VOCAB)

@@ -57,14 +57,14 @@ def start(tmp_path: Path, clock: Hand) -> Iterator[Starter]:
     with ExitStack() as stack:
 
         def started(
-            name: str, cores: range | list[int] = EIGHT, *, dead: bool = False
+            name: str, cores: range | list[int] = EIGHT, *, threads: int = 8, dead: bool = False
         ) -> SharedTurns:
             path = tmp_path / f"worker-{name}.lock"
             if dead:
                 path.touch()
             else:
                 stack.enter_context(closing(HolderLock(path)))
-            return stack.enter_context(closing(SharedTurns(path, cores, clock)))
+            return stack.enter_context(closing(SharedTurns(path, cores, clock, threads)))
 
         yield started
 
@@ -111,9 +111,15 @@ def enter(start: Starter, clock: Hand) -> Iterator[Enterer]:
         thread.join()
 
 
-def test_a_step_may_use_all_cores(start: Starter) -> None:
-    assert start("a").thread_count == 8
-    assert start("b", [3]).thread_count == 1
+def test_a_bound_on_threads_bounds_no_cores_that_steps_take_turns_on(
+    enter: Enterer, start: Starter
+) -> None:
+    """Few threads may run on any of the cores, so that those of two steps would meet."""
+    one, two = start("a", threads=2), start("b", threads=2)
+    assert one.thread_count == 2
+    assert one.cores == two.cores == bytes([0xFF])
+    one.enter(1)
+    assert enter(two).waits()
 
 
 def test_a_run_can_see_who_waits_for_its_cores(enter: Enterer, start: Starter) -> None:
@@ -206,7 +212,7 @@ def test_many_that_compute_all_the_time_never_overlap_and_all_get_on(
         nonlocal running, overlaps
         path = tmp_path / f"worker-{number}.lock"
         with closing(HolderLock(path)):
-            turns = SharedTurns(path, EIGHT, time.monotonic_ns)
+            turns = SharedTurns(path, EIGHT, time.monotonic_ns, 8)
             ready.wait(SOON_S)
             with closing(turns):
                 while time.monotonic() < until:
@@ -316,7 +322,7 @@ def test_nobody_waits_for_who_has_closed(
 ) -> None:
     one = start("a")
     with closing(HolderLock(tmp_path / "worker-b.lock")) as lock:
-        two = SharedTurns(lock.path, EIGHT, clock)
+        two = SharedTurns(lock.path, EIGHT, clock, 8)
         two.enter(0)
         waiting = enter(one)
         assert waiting.waits()
@@ -356,7 +362,7 @@ def test_a_lock_that_says_nothing_yet_is_passed_over(
 
 def test_a_folder_without_room_is_named() -> None:
     with pytest.raises(ConfigError, match="No space left on device; make room in PAGEMESH_POOL"):
-        SharedTurns(Path("/dev/full"), EIGHT, Hand())
+        SharedTurns(Path("/dev/full"), EIGHT, Hand(), 8)
 
 
 def test_a_number_of_threads_that_was_asked_for_is_kept() -> None:
@@ -370,7 +376,7 @@ def test_a_number_of_threads_that_was_asked_for_is_kept() -> None:
 def test_a_word_that_changes_wakes_another_process(tmp_path: Path) -> None:
     path = tmp_path / "worker-a.lock"
     with closing(HolderLock(path)):
-        turns = SharedTurns(path, EIGHT, time.monotonic_ns)
+        turns = SharedTurns(path, EIGHT, time.monotonic_ns, 8)
         turns.enter(0)
         began = time.monotonic()
         child = os.fork()

@@ -22,7 +22,7 @@ def test_who_was_killed_leaves_no_open_file_with_others(
     path.touch()
     lock = open_lock(path)
     assert try_lock(lock)
-    SharedTurns(path, EIGHT, clock).close()
+    SharedTurns(path, EIGHT, clock, 8).close()
     clock.advance(SCAN_NS)
     one.enter(0)
     one.leave()
@@ -56,7 +56,7 @@ def test_who_was_killed_is_waited_for_no_longer_when_the_pager_has_removed_its_f
     path.touch()
     lock = open_lock(path)
     assert try_lock(lock)
-    with closing(SharedTurns(path, EIGHT, clock)) as killed:
+    with closing(SharedTurns(path, EIGHT, clock, 8)) as killed:
         killed.enter(0)
         waiting = enter(one)
         assert waiting.waits()

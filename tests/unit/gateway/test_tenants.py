@@ -145,3 +145,21 @@ def test_a_quota_is_the_smaller_of_share_and_pages_and_at_least_one_page(
     limits: TenantLimits, pages: int
 ) -> None:
     assert limits.quota_tokens(pool_pages=200, page_size=16) == 16 * pages
+
+
+@pytest.mark.parametrize(
+    ("keys", "limits", "unlucky"),
+    [
+        (f"alice:{ALICE},bob:{BOB}", "alice:pages=60%, carol:pages=40%", ["bob"]),
+        (f"alice:{ALICE},bob:{BOB}", "alice:pages=60%, carol:pages=39%", []),
+        (f"alice:{ALICE},bob:{BOB}", "alice:pages=60%, bob:pages=40%", []),
+        (f"alice:{ALICE},bob:{BOB}", "alice:pages=100%, *:pages=10%", []),
+        (f"alice:{ALICE},bob:{BOB}", "alice:pages=100%, bob:requests=2", ["bob"]),
+        ("", "alice:pages=100%", [ANYBODY]),
+        ("", "", []),
+    ],
+)
+def test_tenants_for_whom_the_shares_of_others_leave_nothing_are_known(
+    keys: str, limits: str, unlucky: list[str]
+) -> None:
+    assert Tenants(keys, SECRET, limits).without_a_share == unlucky

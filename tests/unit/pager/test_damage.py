@@ -51,7 +51,7 @@ def asked_for(rig: DiskRig, worker: Worker, number: int, *, is_damaged: bool) ->
     [granted] = pushed(rig)
     assert granted.cached_tokens == (4 if is_damaged else 16)
     assert granted.waterfall.lost == ({"corrupt": 12} if is_damaged else {})
-    worker.release(granted, cache=False)
+    worker.release(granted)
 
 
 def test_people_are_told_of_each_page_that_is_damaged(rig: DiskRig, worker: Worker) -> None:
@@ -93,7 +93,7 @@ def test_damage_now_and_then_costs_its_own_chains_alone(rig: DiskRig, worker: Wo
         rig.load()
         [granted] = pushed(rig)
         assert granted.cached_tokens == cached_tokens
-        worker.release(granted, cache=False)
+        worker.release(granted)
 
 
 def test_what_is_invalidated_while_it_is_read_is_no_damage(rig: DiskRig, worker: Worker) -> None:
@@ -105,7 +105,7 @@ def test_what_is_invalidated_while_it_is_read_is_no_damage(rig: DiskRig, worker:
         rig.loads.clear()
         rig.handle(PagesLoaded(load.load, 0, 100, load.slots[0]))
         [granted] = pushed(rig)
-        worker.release(granted, cache=False)
+        worker.release(granted)
     assert not rig.told_damaged and rig.core.books.disk is not None
 
 

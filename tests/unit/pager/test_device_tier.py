@@ -101,7 +101,7 @@ def test_what_a_worker_does_not_fill_is_computed_and_it_is_left_alone_for_a_whil
     [granted] = pushed(rig)
     assert granted.cached_tokens == 4 * good
     assert rig.core.books.pool.held == 5 - good
-    worker.release(granted, cache=False)
+    worker.release(granted)
     assert worker.granted(3, PROMPT).cached_tokens == 4 * good
     assert good or is_queued(other.admit(4, PROMPT)), "the other one may well do it"
 

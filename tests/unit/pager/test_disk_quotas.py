@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of
-from tests.unit.pager.rig import ROOT, Worker
-from tests.unit.pager.steps import OTHER, stats
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed
+from tests.unit.pager.rig import ROOT, Worker, is_queued
+from tests.unit.pager.steps import OTHER, cache, stats
 from tests.unit.pager.test_disk_file import FACTS
 from tests.unit.pager.test_tiers_dropped import put_away
 
@@ -222,3 +222,45 @@ def test_a_pager_that_stops_stores_the_starts_of_what_a_tenant_may_have() -> Non
     put_away(rig)
     assert rig.prefixes(OTHER) == prefixes_of(range(8))
     assert rig.prefixes() == prefixes_of(PROMPT)
+
+
+EIGHT = CacheTerms(tenant="alice", pages_max=8)
+ALICE = b"a" * 32
+
+
+def used(rig: DiskRig) -> int:
+    return rig.core.books.accounts.by_tenant["alice"].used_pages
+
+
+def test_what_is_read_from_disk_counts_against_the_quota_of_who_asked() -> None:
+    rig, prompts = DiskRig(24), [range(1_000 * at, 1_000 * at + 17) for at in (1, 2, 3)]
+    worker = Worker(rig, "w", 1)
+    for number, ids in enumerate(prompts):
+        cache(worker, number, ids, root=ALICE, terms=EIGHT)
+        flood(worker)
+    rig.write()
+    cache(worker, 50, range(40), root=OTHER)
+    for number, ids in enumerate(prompts, 100):
+        assert is_queued(worker.admit(number, ids, root=ALICE, terms=EIGHT))
+    assert [len(load.pages) for load in rig.loads] == [4], "one more page each is to compute"
+    assert used(rig) == 4
+    rig.load()
+    assert used(rig) == 5, "what was read is cached, and the first has it and a page of its own"
+    [first] = pushed(rig)
+    assert first.cached_tokens == 16 and rig.core.books.waiting.count == 2
+    worker.release(first, prompts[0])
+    assert len(pushed(rig)) == 1, "then comes the next"
+    assert worker.granted(200, range(40), root=OTHER).cached_tokens == 36, "nothing of others went"
+
+
+def test_what_is_being_read_goes_with_a_tree_that_changes_hands() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT, root=ALICE)
+    flood(worker)
+    rig.write()
+    assert is_queued(worker.admit(2, PROMPT, root=ALICE))
+    assert rig.core.books.accounts.common.used_pages == 4
+    assert is_queued(worker.admit(3, PROMPT, root=ALICE, terms=EIGHT))
+    rig.load()
+    assert used(rig) == 6 and not rig.core.books.accounts.common.used_pages

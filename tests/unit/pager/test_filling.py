@@ -116,12 +116,30 @@ def test_releasing_twice_is_ok_for_the_holder_and_gone_for_others(rig: Rig, work
     assert code_of(other.release(lease)) == "Gone"
 
 
-def test_release_without_cache_keeps_nothing_of_its_own_making(rig: Rig, worker: Worker) -> None:
-    worker.release(worker.granted(1, range(4)), range(4))
+def test_release_without_cache_keeps_nothing_that_it_wrote_or_read(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.release(worker.granted(1, [*range(4), 99, 98, 97, 96]), [*range(4), 99, 98, 97, 96])
     lease = worker.granted(2, range(12), 16)
+    assert lease.cached_tokens == 4
     worker.committed(lease, range(12))
     worker.release(lease, range(12), cache=False)
-    assert (rig.core.books.pool.idle, rig.core.books.pool.free) == (1, 15)
+    assert (rig.core.books.pool.idle, rig.core.books.pool.free) == (2, 14), "others go on from it"
+    worker.release(worker.granted(3, [*range(4), 99, 98, 97, 96, 0]), cache=False)
+    assert (rig.core.books.pool.idle, rig.core.books.pool.free) == (0, 16)
+
+
+def test_of_a_crowd_that_reads_what_is_wrong_the_last_leaves_nothing(
+    rig: Rig, worker: Worker
+) -> None:
+    """A passing fault in the first part of a prompt shows when all have read it."""
+    writer = worker.granted(1, range(12), 16)
+    worker.committed(writer, range(4))
+    readers = [worker.granted(number, [*range(4), number]) for number in (2, 3)]
+    for lease in (writer, *readers):
+        worker.release(lease, cache=False)
+    assert rig.core.books.pool.free == 16
+    assert worker.granted(4, range(12)).cached_tokens == 0
 
 
 def test_release_without_cache_leaves_what_others_read(rig: Rig, worker: Worker) -> None:

@@ -30,9 +30,9 @@ def cache(worker: Worker, number: int, tokens: list[int], terms: CacheTerms) -> 
 
 
 def cached(worker: Worker, number: int, tokens: list[int]) -> int:
-    """Tokens of a prompt that are cached; looking is no use, since nothing is kept of it."""
+    """Tokens of a prompt that are cached."""
     lease = worker.granted(number, [*tokens, 99], terms=CacheTerms(ttl_s=1))
-    worker.release(lease, cache=False)
+    worker.release(lease)
     return lease.cached_tokens
 
 

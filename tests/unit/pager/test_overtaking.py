@@ -37,7 +37,7 @@ def test_who_has_its_prefix_cached_goes_before_a_first_whose_pages_would_take_it
 ) -> None:
     running = full(rig, worker)
     assert is_queued(worker.admit(3, OTHER)) and is_queued(worker.admit(4, like(4)))
-    worker.release(running, cache=False)
+    worker.release(running)
     (granted,) = rig.taken(Granted)
     assert granted.key.request.endswith("4") and granted.cached_tokens == 24
     assert not rig.taken(Revoke), "nor does the first take the pages back"
@@ -51,7 +51,7 @@ def test_the_first_takes_nothing_back_though_whoever_went_before_it_grows(
     running = full(rig, worker)
     worker.admit(3, OTHER)
     worker.admit(4, like(4))
-    worker.release(running, cache=False)
+    worker.release(running)
     (granted,) = rig.taken(Granted)
     assert is_queued(worker.admit(3, OTHER)) and not rig.taken(Revoke)
     worker.extended(granted, 10, have=8)
@@ -66,7 +66,7 @@ def test_a_first_for_whom_free_pages_suffice_goes_first(
     running = full(rig, worker)
     worker.admit(3, OTHER[: 4 * pages])
     worker.admit(4, like(4))
-    worker.release(running, cache=False)
+    worker.release(running)
     assert served(rig)[0] == goes_first
 
 
@@ -83,7 +83,7 @@ def test_nobody_goes_before_a_first_that_is(
         rig.taken(Revoke)  # of what runs, which is less urgent
         worker.ack(running)
     else:
-        worker.release(running, cache=False)
+        worker.release(running)
     assert served(rig)[0] == 3
 
 
@@ -93,7 +93,7 @@ def passes(rig: Rig, worker: Worker, lease: Granted, *, grows: bool) -> int:
     assert isinstance(worker.admit(10, OTHER), Queued)
     for passed in range(2 * PASSED_MAX):
         worker.admit(11 + passed, like(11 + passed))
-        worker.release(lease, cache=False)
+        worker.release(lease)
         (lease, *_) = rig.taken(Granted)
         if lease.key.request == f"{10:032x}":
             return passed
@@ -119,5 +119,5 @@ def test_whoever_was_preempted_goes_before_nobody(rig: Rig, worker: Worker) -> N
     running = full(rig, worker)
     worker.admit(3, OTHER)
     assert is_queued(other.admit(4, like(4)))
-    worker.release(running, cache=False)
+    worker.release(running)
     assert served(rig)[0] == 3

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 
+from pagemesh.pager.events import KillHolder
 from pagemesh.pager.retention.roots import uproot
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
@@ -104,6 +105,35 @@ def test_what_a_tenant_is_about_to_give_back_is_not_taken_from_it_again(
     for _ in range(3):
         assert is_queued(worker.admit(1, prompt(1, 3), root=ALICE, terms=EIGHT))
     assert [revoke.key for revoke in rig.taken(Revoke)] == [youngest.key]
+
+
+def test_a_worker_that_gives_nothing_back_is_killed_for_a_tenant_that_waits_for_its_quota(
+    rig: Rig, worker: Worker
+) -> None:
+    frozen, other = Worker(rig, "frozen", 5), Worker(rig, "other", 6)
+    frozen.granted(5, prompt(5, 5), root=ALICE, terms=EIGHT)
+    other.granted(9, prompt(9, 2), root=BOB, terms=HALF)
+    killed: set[int] = set()
+    for waited_ms in range(0, LIMITS.drain_ms_max + 1_000, 500):
+        assert is_queued(worker.admit(1, prompt(1, 6), root=ALICE, terms=EIGHT))
+        for one in (worker, frozen, other):  # it hears everything, and lets go of nothing
+            one.open()
+        killed |= {one.incarnation for one in rig.tick(500) if isinstance(one, KillHolder)}
+        assert bool(killed) == (waited_ms + 500 >= LIMITS.drain_ms_max)
+    assert killed == {5}
+    assert rig.core.books.pool.free > 6, "there was room in the pool"
+
+
+def test_nobody_is_killed_for_a_tenant_that_it_owes_nothing(rig: Rig, worker: Worker) -> None:
+    frozen = Worker(rig, "frozen", 5)
+    frozen.granted(5, prompt(5, 5), root=BOB, terms=HALF)
+    rig.tick(LIMITS.session_ttl_ms - 1)
+    worker.open()
+    worker.granted(1, prompt(1, 8), root=ALICE, terms=EIGHT)
+    for _ in range(0, LIMITS.drain_ms_max + 1_000, 500):
+        assert is_queued(worker.admit(2, prompt(2, 6), root=ALICE, terms=EIGHT))
+        worker.open()
+        assert not [one for one in rig.tick(500) if isinstance(one, KillHolder)]
 
 
 def test_growth_waits_for_the_quota_and_comes_when_there_is_room(rig: Rig, worker: Worker) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
-from tests.unit.pager.steps import OTHER, cache
+from tests.unit.pager.steps import OTHER, cache, invalidated
 from tests.unit.pager.test_disk_quotas import store, tier
 
 from pagemesh.pager.events import Command
@@ -124,7 +124,7 @@ def test_what_follows_pages_that_nobody_could_copy_is_dropped_with_them() -> Non
     flood_beside(rig, worker, held_pages=3)
     rig.write()
     assert disk_of(rig).page_count == 2
-    worker.release(held, cache=False)
+    worker.release(held)
     flood(worker)
     rig.handle(PagesNotTaken(rig.stores.pop().slots))
     assert disk_of(rig).page_count == 0 and not rig.prefixes()
@@ -160,6 +160,30 @@ def test_a_pager_that_finds_an_end_without_its_start_forgets_it_unless_the_pool_
     assert disk_of(rig).page_count == 2, "the pool has what they follow"
     rig.restart_with_an_empty_pool()
     assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+@pytest.mark.parametrize("last", ["released", "died", "expired"])
+def test_who_ends_under_a_retired_root_leaves_what_was_stored_since_under_the_same(
+    last: str,
+) -> None:
+    rig = rig_with(64)
+    worker, old = Worker(rig, "w", 1), Worker(rig, "old", 2)
+    terms = CacheTerms(ttl_s=1) if last == "expired" else CacheTerms()
+    lease = old.granted(1, PROMPT, terms=terms)
+    old.committed(lease, PROMPT)
+    invalidated(rig, "root", ROOT.hex())
+    cache(worker, 2, PROMPT)
+    flood_beside(rig, worker, held_pages=5)
+    rig.write()
+    assert rig.prefixes() == prefixes_of(PROMPT)
+    if last == "died":
+        rig.die(2)
+    else:
+        old.release(lease, PROMPT)
+    rig.tick(2_000)
+    assert not rig.core.books.forest.retired, "the old tree is gone"
+    assert rig.prefixes() == prefixes_of(PROMPT) and disk_of(rig).page_count == 4
+    assert disk_of(rig).counts.invalidated == 0
 
 
 def test_a_slot_is_forgotten_before_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagemesh.runtime import ids
-from pagemesh.runtime.clock import ManualClock, MonotonicClock, wall_ns
+from pagemesh.runtime.clock import ManualClock, MonotonicClock, came_us, wall_ns
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -43,6 +43,15 @@ def test_a_manual_clock_moves_when_told_to_and_only_forward() -> None:
     assert (clock.now_ms(), clock.now_us()) == (12, 12_000)
     with pytest.raises(ValueError, match="backwards"):
         clock.advance_ms(-1)
+
+
+def test_who_came_first_is_told_for_hosts_that_were_started_at_different_times() -> None:
+    old, new = ManualClock(30 * 86_400_000), ManualClock(60_000, booted_us=29 * 86_400_000_000)
+    old_us, new_us = old.now_us(), new.now_us()
+    for clock in (old, new):
+        clock.advance_ms(5)
+    assert came_us(old, old_us) - came_us(new, new_us) == 86_400_000_000 - 60_000_000
+    assert abs(came_us(MonotonicClock(), MonotonicClock().now_us()) - 1e6 * time.time()) < 2e6
 
 
 def test_wall_time_of_now_is_now() -> None:

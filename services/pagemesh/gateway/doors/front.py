@@ -30,6 +30,7 @@ from pagemesh.gateway.doors.tenants import Tenants
 from pagemesh.gateway.life import Life, Outbox
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime import trace
+from pagemesh.runtime.clock import came_us
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.wire.errors import Busy, Fault
 from pagemesh.wire.identity import tenant_root
@@ -221,7 +222,8 @@ class Front:
         ask = understood.ask
         terms = self.tenants.limits_of(caller.tenant).terms(caller.tenant, ask.cache_ttl_s)
         scored = ask.echo and ask.logprobs is not None
-        now_ms = self.gateway.clock.now_ms()
+        clock = self.gateway.clock
+        now_ms, arrival_us = clock.now_ms(), came_us(clock, understood.arrival_us)
         made: list[Life] = []
         for index, work in enumerate(works):
             spec = RequestSpec(
@@ -229,7 +231,7 @@ class Front:
                 gateway=self.gateway.name,
                 gateway_incarnation=self.gateway.incarnation,
                 priority=ask.priority,
-                arrival_us=understood.arrival_us,
+                arrival_us=arrival_us,
                 prompt=work.prompt,
                 choice_count=ask.best_of,
                 sampling=work.sampling,

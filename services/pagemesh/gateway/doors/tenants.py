@@ -71,6 +71,18 @@ class Tenants:
         """What ``tenant`` may take."""
         return self._limits.get(tenant) or self._limits.get(EVERYBODY_ELSE) or NO_LIMITS
 
+    @property
+    def without_a_share(self) -> list[str]:
+        """Tenants for whose cache the shares of the others leave no room in the pool. Where quotas
+        are page counts, only the pager knows what they leave."""
+        shares = {name: one.pool_share for name, one in self._limits.items()}
+        shares.pop(EVERYBODY_ELSE, None)
+        if round(sum(shares.values()), 6) < 1.0:
+            return []
+        names = {key.tenant for key in self._keys} or {ANYBODY}
+        limits = {name: self.limits_of(name) for name in names}
+        return sorted(name for name, one in limits.items() if not (one.pool_share or one.pages_max))
+
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""
         return self._salts(tenant, cache_salt)

@@ -65,7 +65,8 @@ class Filling:
         anchor = lease.anchor
         books.end(lease, "release")
         if not message.cache and not lease.tree.is_retired:
-            books.drop(anchor, lease.matched_pages, Why.INVALIDATED)
+            # What it found cached, too: that may have made it so, and would make all that follow.
+            books.drop(anchor, 0, Why.INVALIDATED)
         return Ok()
 
     def require(self, lease: Lease, fill: Fill) -> None:

@@ -33,7 +33,7 @@ from pagemesh.wire.pager_messages import Granted, Handle, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
-RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "root_retired", "stale"]
+RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "stale"]
 
 
 class IllegalMove(AssertionError):

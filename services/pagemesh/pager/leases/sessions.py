@@ -174,7 +174,7 @@ class Sessions:
                 continue
             session.probed_ms = books.now_ms
             overdue = since_ms is not None and books.now_ms - since_ms >= limits.drain_ms_max
-            if overdue and len(books.waiting):
+            if overdue and self._is_in_the_way(session):
                 books.out.append(KillHolder(session.incarnation))
             books.out.append(ProbeHolder(session.incarnation))
 
@@ -198,6 +198,14 @@ class Sessions:
         if not session.is_open or unsettled or session.letting_go:
             owing.append(session.since_ms)
         return min(owing) if owing else None
+
+    def _is_in_the_way(self, session: Session) -> bool:
+        """Whether somebody waits for what ``session`` owes: for room, or for its tenant, of whose
+        quota revoked leases still take their part."""
+        if len(self._books.waiting):
+            return True
+        owed = (one for one in session.leases.values() if one.life.state is LeaseState.REVOKED)
+        return any(len(lease.account.waiting) for lease in owed)
 
     def _replace(self, worker: str, session: Session) -> None:
         before = self._books.by_worker.get(worker)

@@ -33,7 +33,7 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
     if tree is not None:
         trees[digest] = tree
         if terms.has_quota or tree.root.account is not books.accounts.common:
-            books.accounts.assign(tree, terms, partial(_pages_of_leases, books, tree))
+            books.accounts.assign(tree, terms, partial(_pages_in_hand, books, tree))
         return tree
     if not books.root_lines.free:
         spare = _spare_tree(books)
@@ -63,10 +63,11 @@ def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
         uproot(books, tree, Why.INVALIDATED)
 
 
-def _pages_of_leases(books: Books, tree: Tree) -> tuple[int, int]:
-    """Held by those of ``tree``, and promised to them."""
+def _pages_in_hand(books: Books, tree: Tree) -> tuple[int, int]:
+    """Held by leases of ``tree`` or being read for it, and promised to these leases."""
     leases = [one for one in books.leases.values() if one.tree is tree]
     held_pages = sum(len(one.held_pages) for one in leases)
+    held_pages += sum(len(one.pages) for one in books.loads.values() if one.tree is tree)
     return held_pages, sum(one.promised_pages for one in leases)
 
 

@@ -5,7 +5,8 @@
 
 A file is a line with the XXH3 of what follows it, then JSON. A pager that dies while it writes
 leaves the file that was there. Nothing is flushed by force: if the machine dies, what is lost or
-torn counts as not there.
+torn counts as not there. What cannot be written is owed: whoever asked for it is told so, and
+``mend`` writes it once there is room.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from xxhash import xxh3_128_hexdigest
 from pagemesh.pager.events import KeptPin
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.cache_messages import PIN_TTL_S_MAX, PinName, RootName
+from pagemesh.wire.errors import Busy
 from pagemesh.wire.messages import U64
 from pagemesh.wire.pool_format import PINS_SUFFIX
 
@@ -36,6 +38,9 @@ class KeptFile(Generic[K]):
 
     def __init__(self, path: Path, kind: type[K]) -> None:
         self._path, self._kind = path, kind
+        self._owed: K | None = None
+        self.unkept: Busy | None = None
+        """What whoever wanted the last value there has to know: it is not. None: it is."""
 
     def read(self) -> K | None:
         """What is there; None: nothing, or nothing that can be believed."""
@@ -53,17 +58,33 @@ class KeptFile(Generic[K]):
         _log.error("pager.file_damaged", path=str(self._path), why=problem)
         return None
 
-    def write(self, value: K) -> bool:
-        """Have ``value`` there instead. False, and one error in the log, when it cannot be."""
+    def write(self, value: K) -> None:
+        """Have ``value`` there instead. When it cannot be, ``unkept`` says why, and so does the
+        log, once until it can."""
         body = msgspec.json.encode(value)
         fresh = self._path.with_name(self._path.name + ".new")
         try:
             fresh.write_bytes(xxh3_128_hexdigest(body).encode() + b"\n" + body)
             fresh.replace(self._path)
         except OSError as error:
-            _log.error("pager.file_not_written", path=str(self._path), why=error.strerror)
-            return False
-        return True
+            why = (error.strerror or type(error).__name__).lower()
+            if self.unkept is None:
+                _log.error(
+                    "pager.file_not_written", path=str(self._path), why=why,
+                    next="what operators pin, unpin and invalidate is lost with this pager until "
+                    "it can be written; make room there, or let the pager write there",
+                )  # fmt: skip
+            self._owed, self.unkept = value, Busy(
+                f"done, but a pager that is restarted does not know of it: {self._path}: {why}; "
+                "make room there, or let this one write there, and it is written down"
+            )  # fmt: skip
+        else:
+            self._owed = self.unkept = None
+
+    def mend(self) -> None:
+        """Write what could not be written before."""
+        if self._owed is not None:
+            self.write(self._owed)
 
     def is_there(self) -> bool:
         """Whether there is anything, be it whole or not."""
@@ -71,10 +92,14 @@ class KeptFile(Generic[K]):
 
     def remove(self) -> None:
         """Have nothing there."""
+        self._owed = self.unkept = None
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            _log.error("pager.file_not_removed", path=str(self._path), why=error.strerror)
+            _log.error(
+                "pager.file_not_removed", path=str(self._path), why=error.strerror,
+                next="remove it, or the next pager forgets once more what is forgotten already",
+            )  # fmt: skip
 
 
 class _PinLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +146,15 @@ class PinFile:
             for one in pins
         ]
         self._file.write(_PinLines(self._incarnation, self._wall_ms(), lines))
+
+    @property
+    def unkept(self) -> Busy | None:
+        """Why the pins that there are now are not there; None: they are."""
+        return self._file.unkept
+
+    def mend(self) -> None:
+        """Write what could not be written before, with the time that it had left then."""
+        self._file.mend()
 
 
 def _wall_ms() -> int:

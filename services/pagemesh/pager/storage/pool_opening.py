@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+
+from pagemesh.kernels.native.headers import HeaderScan
 from pagemesh.pager.board import PagerSettings
-from pagemesh.pager.events import Command
+from pagemesh.pager.events import Command, Recovered
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.measures import damaged_headers
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.holders import Holders
@@ -18,7 +22,7 @@ from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import ConfigError, Fault, NoCapacity
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
-from pagemesh.wire.pool_format import IN_FILE
+from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 _log = get_logger(__name__)
 
@@ -59,6 +63,8 @@ async def take_over(
     scan = await asyncio.to_thread(store.scan)
     found = store.recovered(scan, holders.living())
     commands = await asyncio.to_thread(core.handle, found, now_ms)
+    if scan.torn.any():
+        _tell_damaged(core, store, scan, found)
     lost = [pin.name for pin in found.pins if pin.name not in core.books.pins]
     if lost:
         _log.warning(
@@ -66,6 +72,25 @@ async def take_over(
             next="not all pages are there any more; send the prefix again, then pin it",
         )  # fmt: skip
     return commands
+
+
+def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Recovered) -> None:
+    """Of headers that nobody can believe, and of what is found no more without them: else a pool
+    that lost what it had looks like one that had nothing."""
+    headers, pool = found.headers, core.books.pool
+    count = int(np.count_nonzero(scan.torn))
+    half_written = scan.torn & (scan.batch.states == HeaderState.INVALID)
+    live = [root.index for root in found.roots if root.live]
+    whole = (headers.states == HeaderState.COMMITTED) & np.isin(headers.roots, live)
+    damaged_headers.inc(count)
+    _log.warning(
+        "pager.headers_damaged", path=store.facts.path, pages=count, of=pool.total,
+        half_written=int(np.count_nonzero(half_written)),
+        behind=int(np.count_nonzero(whole)) - pool.idle - pool.pinned,
+        next="these pages and those behind them become free, and what they held is computed anew; "
+        "a pager that is killed leaves one half-written as a rule, of more the cause is memory, or "
+        "somebody else who writes to PAGEMESH_POOL_DIR",
+    )  # fmt: skip
 
 
 async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSession) -> PoolStore:

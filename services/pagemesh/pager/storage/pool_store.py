@@ -42,7 +42,7 @@ from pagemesh.pager.storage.kept_file import PinFile
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.runtime.clock import HostTime
 from pagemesh.runtime.ids import new_incarnation
-from pagemesh.wire.errors import NoCapacity
+from pagemesh.wire.errors import Busy, NoCapacity
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import (
     LEASE_SLOT_COUNT_MAX,
@@ -135,6 +135,15 @@ class PoolStore:
 
     def _store_pins(self, command: StorePins) -> None:
         self._pins.write(command.pins)
+
+    @property
+    def unkept_pins(self) -> Busy | None:
+        """Why the next pager would not know of the pins that there are; None: it would."""
+        return self._pins.unkept
+
+    def mend(self) -> None:
+        """Write down what could not be written down before."""
+        self._pins.mend()
 
     def scan(self) -> HeaderScan:
         """A copy of all headers. It looks at the file and at nothing else, from any thread."""

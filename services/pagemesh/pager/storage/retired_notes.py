@@ -9,6 +9,7 @@ everything has to be forgotten, since nobody knows what it said.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.kept_file import KeptFile
 from pagemesh.pager.tiers.tier_events import RETIRED_ROOTS_MAX, RememberRetired, RetiredRoots
 from pagemesh.wire.cache_messages import RootName
+from pagemesh.wire.errors import Busy
 from pagemesh.wire.pool_format import RETIRED_SUFFIX
 
 
@@ -52,6 +54,23 @@ class RetiredNotes:
             self._load()
             self._numbers = {0: self._sum()}
             return self._numbers[0]
+
+    @property
+    def unkept(self) -> Busy | None:
+        """What whoever invalidated something last has to know: neither file has it. None: one of
+        them has, which is enough."""
+        found = [file.unkept for file in self._files]
+        return found[0] if all(found) else None
+
+    async def mend(self) -> None:
+        """Write what neither file has, as far as that can be done now."""
+        if self.unkept is not None:
+            await asyncio.to_thread(self._try_again)
+
+    def _try_again(self) -> None:
+        with self._lock:
+            for file in self._files:
+                file.mend()
 
     def add(self, command: RememberRetired) -> None:
         """Keep what ``command`` says, too."""

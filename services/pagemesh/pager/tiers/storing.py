@@ -43,7 +43,9 @@ class Storing:
             return
         tree = self._books.forest.tree_of(node)
         first = len(node.pages) - page_count
-        if why is Why.EVICTED and _is_kept(node) and not tree.is_retired:
+        if tree.is_retired:
+            pass  # its records are gone; those of its root are of a later tree
+        elif why is Why.EVICTED and _is_kept(node):
             if self._movers.can_copy(self._books.now_ms):
                 self._store(disk, node, first, page_count)
             else:
@@ -62,8 +64,6 @@ class Storing:
 
     def _lose(self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int) -> None:
         """Pages leave and are not stored."""
-        if tree.is_retired:  # its records are gone; those there are of a later tree
-            return
         chains = self._chains_of(node, tree.digest, first, count)
         forget(self._books, disk.lose(chains, tree.digest))
 

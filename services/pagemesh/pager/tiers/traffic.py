@@ -223,6 +223,7 @@ class Tiers:
             mover,
         )  # fmt: skip
         tree.lease_count += 1
+        tree.root.account.used_pages += count  # as a lease's: nobody else may have them now
         books.loads[number] = load
         slots = tuple(record.slot for record in records)
         disk.cost.begun(number, slots)
@@ -246,6 +247,7 @@ class Tiers:
                 self._movers.failed_in(load.incarnation, books.now_ms)
             disk.counts.loaded += event.page_count
             disk.counts.from_memory += event.memory_count
+        load.tree.root.account.used_pages -= len(load.pages)
         good = 0 if load.is_unwanted else event.page_count
         rest = load.pages[good:]
         if good:

@@ -127,12 +127,10 @@ class Accounts:
         """The account with a quota that ``terms`` name, if it has any pages yet."""
         return self._account(terms) if terms.has_quota and terms.tenant in self.by_tenant else None
 
-    def assign(
-        self, tree: Tree, terms: CacheTerms, of_leases: Callable[[], tuple[int, int]]
-    ) -> None:
-        """``tree`` is, from now on, that of ``terms``. ``of_leases``: how many pages that are not
-        in the tree its leases hold and how many are promised to them, asked for when it changes
-        hands. That takes a step for each of its edges, once after a restart or a change of
+    def assign(self, tree: Tree, terms: CacheTerms, in_hand: Callable[[], tuple[int, int]]) -> None:
+        """``tree`` is, from now on, that of ``terms``. ``in_hand``: how many pages that are not
+        in the tree are held for it and how many are promised to its leases, asked for when it
+        changes hands. That takes a step for each of its edges, once after a restart or a change of
         limits."""
         before, account = tree.root.account, self._account(terms)
         if account is before:
@@ -147,7 +145,7 @@ class Accounts:
         for node in idle:
             account.policy.add(node)
         idle_pages = sum(len(node.pages) for node in idle)
-        held_pages, promised_pages = of_leases()
+        held_pages, promised_pages = in_hand()
         pinned_pages = sum(len(node.pages) for node in below) - idle_pages
         used_pages = pinned_pages + held_pages + promised_pages
         before.idle_pages -= idle_pages

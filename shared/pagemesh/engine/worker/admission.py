@@ -131,7 +131,7 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
     if lease.capacity < needed or lease.filled >= length:
         sequence.lease = None
         lease.filled = 0
-        leases.give_back(desk, lease, cache=False)
+        leases.give_back(desk, lease)
         ending.fail(desk, sequence, Internal("the pager granted pages that do not fit"))
         return
     lease.known = length

@@ -97,7 +97,7 @@ def _give_share(
     if lease.capacity < lease.filled or lease.filled > child.prompt_count:
         child.lease = None
         lease.filled = 0
-        leases.give_back(desk, lease, cache=False)
+        leases.give_back(desk, lease)
         return
     tail = child.forked_pages = lease.filled // desk.page_size
     if lease.filled % desk.page_size:

@@ -348,7 +348,7 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
     if lease is not None:
         sequence.lease = None
         lease.filled = 0
-        leases.give_back(desk, lease, cache=False)
+        leases.give_back(desk, lease)
     _admit_instead(desk, sequence, ticket)
 
 

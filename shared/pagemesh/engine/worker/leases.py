@@ -43,9 +43,8 @@ def take(desk: Desk, sequence: Sequence, granted: Granted, *, filled: int) -> Le
     return lease
 
 
-def give_back(desk: Desk, lease: Lease, *, cache: bool = True) -> None:
+def give_back(desk: Desk, lease: Lease) -> None:
     """Release ``lease``, at once or when the step that uses it has ended."""
-    lease.cache = lease.cache and cache
     lease.move(Hold.RELEASING)
     _drop_copies(desk, lease)
     if not lease.in_step:

@@ -36,9 +36,7 @@ _running = metrics.gauge("running_sequences", "Sequences with pages, computing."
 _waiting = metrics.gauge("waiting_sequences", "Sequences accepted and without pages.")
 _waiting_tokens = metrics.gauge("waiting_tokens", "Context tokens accepted, not computed yet.")
 
-_REASONS = frozenset(
-    {"preempted", "session_expired", "ticket_expired", "root_retired", "stale", "revoked"}
-)
+_REASONS = frozenset({"preempted", "session_expired", "ticket_expired", "stale", "revoked"})
 
 
 def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:

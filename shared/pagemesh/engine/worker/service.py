@@ -9,7 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import torch
+
 from pagemesh.engine.checkpoint import Progress
+from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel
@@ -318,19 +321,24 @@ async def _announced(presence: Presence) -> AsyncIterator[None]:
 
 
 def _turns(config: WorkerConfig, lock_path: Path) -> Turns:
-    """Taken with the other workers of the pool folder, unless a number of threads was asked for.
+    """Taken with the other workers of the pool folder, unless so few threads were asked for that
+    another worker's as many have cores of their own.
     The bits of torch's own products depend on the threads, those of the native kernels do not.
     A GPU's worker needs one, and no turns."""
     if config.device == "cuda":
         return NoTurns(config.thread_count or 1)
-    if config.thread_count or (config.deterministic and not is_native()):
-        return NoTurns(bounded_threads(config.thread_count))
-    return SharedTurns(lock_path, os.sched_getaffinity(0), time.monotonic_ns)
+    cores, thread_count = os.sched_getaffinity(0), bounded_threads(config.thread_count)
+    has_own = 0 < 2 * config.thread_count <= len(cores)
+    if has_own or (config.deterministic and not is_native()):
+        return NoTurns(thread_count)
+    return SharedTurns(lock_path, cores, time.monotonic_ns, thread_count)
 
 
 def _load(config: WorkerConfig) -> Engine:
     """Blocks for as long as loading takes; progress goes to the log."""
     began = time.monotonic()
+    # Torch itself has a thread for each core, whatever time a quota leaves them.
+    torch.set_num_threads(min(torch.get_num_threads(), usable_cores().thread_count))
     config = with_types(config)
     engine = open_engine(config, _logged_progress())
     _log.info(

@@ -10,7 +10,6 @@ since all that happens to a report, up to the client, takes cores from the steps
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.worker.plan import (
     NO_READERS,
     Ahead,
@@ -62,8 +62,9 @@ class PoolingExecutor(Executor, Protocol):
 
 
 def bounded_threads(wanted: int) -> int:
-    """How many threads a step may use: ``wanted``, or every core of this process for 0."""
-    return wanted or len(os.sched_getaffinity(0))
+    """How many threads a step may use: ``wanted``; for 0 as many as this process has cores, or as
+    its CPU quota allows."""
+    return wanted or usable_cores().thread_count
 
 
 def revoked(plan: StepPlan) -> StepResult:

@@ -1,7 +1,8 @@
 """Whose step is next, where several workers of a host compute on the same cores.
 
-A step uses all cores of its worker, and workers whose cores overlap take turns, first come, first
-served: threads of two steps on one core would wait for each other at every barrier of both. Each
+A step may run on all cores of its worker, and workers whose cores overlap take turns, first come,
+first served: threads of two steps on one core would wait for each other at every barrier of both.
+So do those of steps on fewer threads than cores, since they may run on any of these. Each
 worker keeps a few words in its own lock file, which every worker of the pool folder maps:
 
     0   count  of changes of the other words; who waits for one sleeps on its low half
@@ -105,15 +106,18 @@ class NoTurns:
 
 
 class SharedTurns:
-    """``path``: the lock file of this worker, which exists; ``cores``: those it may use.
+    """``path``: the lock file of this worker, which exists; ``cores``: those it may use, whatever
+    of them ``thread_count`` threads need.
 
     Raises ``ConfigError`` when the folder has no room.
     """
 
-    def __init__(self, path: Path, cores: Iterable[int], now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, cores: Iterable[int], now_ns: Callable[[], int], thread_count: int
+    ) -> None:
         self._now_ns = now_ns
+        self.thread_count = thread_count
         mask = sum(1 << core for core in set(cores) if core < _CORES_MAX)
-        self.thread_count = max(1, mask.bit_count())
         self.cores = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
         try:
             with path.open("r+b") as file:
