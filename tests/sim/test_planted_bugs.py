@@ -42,8 +42,8 @@ _SEEDS_MAX = 60
         pytest.param(
             Bugs(take_any_weights=True), ["delivered", "holds something else"], 15, id="any weights"
         ),
-        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 415, id="give up filling"),
-        pytest.param(Bugs(forget_movers=True), ["writes into it"], 1180, id="forget movers"),
+        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 690, id="give up filling"),
+        pytest.param(Bugs(forget_movers=True), ["writes into it"], 2110, id="forget movers"),
     ],
 )
 def test_a_planted_bug_breaks_a_seed(
