@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.mesh import Mesh
-from tests.machine.prompts import picks
+from tests.machine.prompts import TENANTS, picks
 from tests.unit.pager.rig import PAGE_SIZE, Rig
 
+from pagemesh.pager.events import Sweep
 from pagemesh.pager.pages.runs import table_of
 from pagemesh.pager.tree.node import Node
 from pagemesh.wire.cache_messages import (
@@ -27,6 +29,9 @@ from pagemesh.wire.cache_messages import (
     UnpinPrefix,
 )
 from pagemesh.wire.messages import Message, Refused
+from pagemesh.wire.pager_reports import InspectPager
+
+LABELS = (("model", "one"), ("model", "two"), ("tenant", "b"), ("tenant", "nobody"))
 
 
 class Operators(Mesh):
@@ -49,9 +54,10 @@ class Operators(Mesh):
         shown_pages = sum(line.pages for line in tree.lines)
         assert shown_pages <= stats.pinned_pages + stats.idle_pages
         assert stats.retired_root_count or shown_pages == stats.pinned_pages + stats.idle_pages
-        top = self.rig.ask(AskCacheTop())
-        assert isinstance(top, CacheTop) and top.complete
-        assert self.rig.core.report() == before
+        for by in ("reuse", "size"):
+            top = self.rig.ask(AskCacheTop(by=by))
+            assert isinstance(top, CacheTop) and top.complete
+        assert self.rig.ask(InspectPager()) == self.rig.core.report() == before
 
     @precondition(lambda self: self.has("held"))
     @rule(pick=picks, ttl_s=st.sampled_from([None, None, 1, 3]))
@@ -89,14 +95,38 @@ class Operators(Mesh):
         roots = sorted(self.rig.core.books.forest.trees)
         root = roots[pick % len(roots)]
         if what == "root":
-            self.memory.ages[root] = self.memory.ages.get(root, 0) + 1
-            message = InvalidateCache(what="root", name=root.hex())
+            self.invalidate(InvalidateCache(what="root", name=root.hex()), {root})
         else:
-            message = InvalidateCache(what="idle")
+            self.invalidate(InvalidateCache(what="idle"), set())
+
+    @rule(label=st.sampled_from(LABELS))
+    def somebody_invalidates_what_is_of(self, label: tuple[Any, str]) -> None:
+        """A model or a tenant: also what nobody knows to be another's, as after a restart, or what
+        only the disk has."""
+        what, name = label
+        books = self.rig.core.books
+        before = {root: getattr(tree, what) for root, tree in books.forest.trees.items()}
+        chosen = {root for root, known in before.items() if known in ("", name)}
+        assert what == "model" or chosen >= {root for root in before if TENANTS[root] == name}
+        if books.disk is not None:
+            chosen |= books.disk.roots() - before.keys()
+        self.invalidate(InvalidateCache(what=what, name=name), chosen)
+
+    def invalidate(self, message: InvalidateCache, roots: set[bytes]) -> None:
+        """These ``roots`` are retired, and no others."""
+        for root in roots:
+            self.memory.ages[root] = self.memory.ages.get(root, 0) + 1
         answer = self.rig.ask(message)
         assert isinstance(answer, CacheInvalidated), answer
+        assert {bytes.fromhex(root) for root in answer.roots} == roots
         self.pass_on()
         self.somebody_looks()
+
+    @precondition(lambda self: self.rig.core.is_sweeping)
+    @rule()
+    def sweeps(self) -> None:
+        self.rig.handle(Sweep())
+        self.pass_on()
 
     @invariant()
     def tenants_use_no_more_than_they_may(self) -> None:

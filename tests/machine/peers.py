@@ -34,6 +34,8 @@ from pagemesh.wire.tokens import pack, pack_extents, unpack_extents
 
 Context = tuple[object, ...]
 WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
+MODELS = {"w0": "one", "w1": "one", "w2": "two"}
+"""By worker: what it computes with, for all that the pager knows."""
 
 
 class Memory:
@@ -145,8 +147,9 @@ class Peer:
         self.undeclared.clear()
         answer = self.rig.ask(
             OpenSession(
-                worker=self.name, incarnation=self.incarnation, role="decode",
-                lock_name=f"lock-{self.incarnation}",
+                worker=self.name, incarnation=self.incarnation,
+                role="prefill" if self.name == "w0" else "decode",
+                model=MODELS[self.name], lock_name=f"lock-{self.incarnation}",
                 pool=PoolSpec(
                     layout_digest=LAYOUT, page_size=PAGE_SIZE, page_bytes=1 << 12,
                     place=self.rig.place,

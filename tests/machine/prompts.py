@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from pagemesh.wire.cache_terms import CacheTerms
+
+ROOTS = (b"a" * 32, b"b" * 32)
+TENANTS = dict(zip(ROOTS, ("", "b"), strict=True))
+_QUOTAS = {"": {}, "b": {"pages_max": 7, "disk_pages_max": 4}}
+TERMS = {
+    root: {ttl_s: CacheTerms(tenant=tenant, ttl_s=ttl_s, **_QUOTAS[tenant]) for ttl_s in (0, 1, 3)}
+    for root, tenant in TENANTS.items()
+}
+"""The second root's tenant may use seven of the twelve pages, and four of those on disk."""
+masks = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7])
+"""Of workers, who is silent."""
 picks = st.integers(0, 1 << 16)
 """One of as many as there are then."""
 pages = st.sampled_from([(0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1)])

@@ -12,25 +12,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
-from tests.machine.peers import Context, Memory
-from tests.machine.prompts import picks
-from tests.machine.test_pager_machine import PAGES, ROOTS, PagerMachine
+from tests.machine.peers import MODELS, Context, Memory
+from tests.machine.policies import Evicting
+from tests.machine.prompts import ROOTS, masks, picks
+from tests.machine.test_pager_machine import PAGES, RESTARTS_MAX, PagerMachine
 from tests.unit.pager.disk_rig import DiskRig
+from tests.unit.pager.plain_headers import blank
 from tests.unit.pager.rig import LIMITS, PAGE_SIZE, key_of
 
-from pagemesh.pager.events import Command, Holder, Sweep
+from pagemesh.pager.events import Command, Event, Holder
 from pagemesh.pager.pages.runs import table_of
 from pagemesh.pager.tiers.load import PAGER
 from pagemesh.pager.tiers.tier_events import (
+    NOTHING_RETIRED,
+    DiskFound,
+    DiskOpening,
     ForgetSlots,
     LoadPages,
     PagesLoaded,
     PagesNotTaken,
+    PutAway,
     StorePages,
 )
+from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.pool_format import IN_FILE, HeaderState
 
 SLOTS = 9
@@ -39,10 +48,14 @@ STAGED_LIMITS = replace(LIMITS, staged_bytes_max=2 << 12)
 """Of what leaves at once more than fits may have to wait to be written."""
 
 
-class MachineDisk(DiskRig):
+class MachineDisk(Evicting, DiskRig):
     """Keeps what pages held when they were stored, and gives it back."""
 
     memory: Memory | None = None
+    opens_late = False
+    """The disk of the next pager opens when it is told to ``open``."""
+    _kept_then = NOTHING_RETIRED
+    """What there was to be forgotten when it began to open: it reads that first."""
 
     def __init__(self) -> None:
         self.copied: dict[int, list[Context | None]] = {}
@@ -51,12 +64,29 @@ class MachineDisk(DiskRig):
         """By slot: how often its root had been invalidated by then."""
         super().__init__(PAGES, SLOTS, limits=STAGED_LIMITS)
 
+    def evict_by(self, eviction: str) -> None:
+        super().evict_by(eviction)
+        self.begin_to_open()
+
+    def begin_to_open(self) -> None:
+        self._kept_then = self.kept
+        self.handle(DiskOpening())
+        if not self.opens_late:
+            self.open()
+
+    def handle(self, event: Event) -> list[Command]:
+        if isinstance(event, DiskFound):
+            event = replace(event, retired=self._kept_then)
+        return super().handle(event)
+
     def perform(self, command: Command) -> None:
         if isinstance(command, StorePages):
             assert self.memory is not None
             for page, slot in zip(table_of(command.pages).tolist(), command.slots, strict=True):
                 self.lives[slot] = self.memory.ages.get(command.root, 0)
                 self.copied[slot] = [self.memory.read([page], at) for at in range(PAGE_SIZE)]
+                ages = {context[1] for context in self.copied[slot] if context is not None}
+                assert ages == {self.lives[slot]}, "it is stored after it was invalidated"
         elif isinstance(command, LoadPages):
             assert self.memory is not None
             lives = {self.lives[slot] for slot in command.slots}
@@ -85,7 +115,19 @@ class MachineDisk(DiskRig):
         """What the disk had not written yet is lost; what it was reading, it reads no more."""
         self.stores, self.loads = [], []
         super().restart(holders, after_ms)
-        self.open()
+        self.begin_to_open()
+
+    def lose_all_but_the_disk(self) -> None:
+        """The machine was switched off; its next pager makes a new pool."""
+        self.stores, self.loads = [], []
+        self.epoch += 1
+        self.headers = blank(self.page_count, self.page_size)
+        self.words[:] = 0
+        self.kept_pins, self.notices = (), []
+        for what in (self.roots, self.known, self.cached):
+            what.clear()
+        self.core = self._new_core()
+        self.begin_to_open()
 
 
 class DiskMachine(PagerMachine):
@@ -132,7 +174,7 @@ class DiskMachine(PagerMachine):
         self.rig.read(load, min(good, len(load.slots)))
         self.pass_on()
 
-    @precondition(lambda self: self.rig.core.books.disk is not None)
+    @precondition(lambda self: self.rig.core.books.disk or self.rig.core.tiers.is_opening)
     @rule(pick=picks)
     def disk_fails(self, pick: int) -> None:
         if pick % 16 == 0:
@@ -140,11 +182,95 @@ class DiskMachine(PagerMachine):
             self.rig.fail()
             self.pass_on()
 
-    @precondition(lambda self: self.rig.core.is_sweeping)
+    @precondition(lambda self: self.rig.epoch < RESTARTS_MAX)
+    @rule(silent=masks)
+    def pager_is_killed_and_its_disk_opens_late(self, silent: int) -> None:
+        self.rig.opens_late = True
+        self.pager_is_killed_and_restarts(silent)
+        self.rig.opens_late = False
+
+    @precondition(lambda self: self.rig.core.tiers.is_opening)
     @rule()
-    def sweeps(self) -> None:
-        self.rig.handle(Sweep())
+    def disk_opens(self) -> None:
+        self.rig.open()
         self.pass_on()
+
+    @rule(anew=st.booleans())
+    def what_is_cached_is_put_away(self, anew: bool) -> None:
+        """It stays in the pool as well: the pager may go on."""
+        before = self.rig.core.report()
+        self.rig.handle(PutAway(anew))
+        after = self.rig.core.report()
+        assert msgspec.structs.replace(after, disk_pages=before.disk_pages) == before
+        self.pass_on()
+
+    def host_is_switched_off(self) -> None:
+        """Once the pager has put away what is cached. Workers begin anew, with nothing."""
+        self.puts_all_away()
+        self.rig.lose_all_but_the_disk()
+        self.memory.slots.clear()
+        self.taken_by_pins.clear()
+        self.sent.clear()
+        self.peers.clear()
+        for name in MODELS:
+            self.join(name)
+
+    @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.disk)
+    @rule(pick=picks, prompt=st.lists(st.integers(0, 1), min_size=9, max_size=14))
+    def survives_the_pool_and_is_wanted_again(self, pick: int, prompt: list[int]) -> None:
+        self.runs_from_start_to_end(pick, prompt, ROOTS[0])
+        self.host_is_switched_off()
+        self.admits(pick, prompt, ROOTS[0], 0, True, 0)
+
+    @precondition(lambda self: self.rig.epoch < RESTARTS_MAX and self.rig.core.books.disk)
+    @rule(pick=picks, prompt=st.lists(st.integers(0, 1), min_size=9, max_size=14))
+    def is_invalidated_before_the_disk_opens(self, pick: int, prompt: list[int]) -> None:
+        """And asked for afterwards: what is there of it must not be read."""
+        self.runs_from_start_to_end(pick, prompt, ROOTS[0])
+        self.puts_all_away()
+        self.pager_is_killed_and_its_disk_opens_late(0)
+        self.invalidate(InvalidateCache(what="root", name=ROOTS[0].hex()), {ROOTS[0]})
+        self.disk_opens()
+        self.admits(pick, prompt, ROOTS[0], 0, True, 0)
+
+    @rule(pick=picks, prompt=st.lists(st.integers(0, 1), min_size=13, max_size=14), used=picks)
+    def is_invalidated_while_it_is_put_away(self, pick: int, prompt: list[int], used: int) -> None:
+        """More of it than may wait to be written, so that some is stored later, or would be."""
+        self.runs_from_start_to_end(pick, prompt, ROOTS[0])
+        if used % 2:
+            self.admits(pick, prompt, ROOTS[0], 0, True, 0)
+        self.what_is_cached_is_put_away(True)
+        if ROOTS[0] in self.rig.core.books.forest.trees:
+            self.invalidate(InvalidateCache(what="root", name=ROOTS[0].hex()), {ROOTS[0]})
+        self.rig.write()
+        self.what_is_cached_is_put_away(False)
+
+    def puts_all_away(self) -> None:
+        """As much as fits, of what has no time to live; a tenant no more than it may have there."""
+        rig, disk = self.rig, self.rig.core.books.disk
+        assert disk is not None
+        can_fit = not rig.loads and not disk.is_sweeping
+        rig.write()
+        self.pass_on()
+        rig.handle(PutAway(anew=True))
+        for _ in range(PAGES):
+            rig.write()
+            rig.handle(PutAway())
+        assert not rig.stores, "it never ends"
+        wanted = {root: self.kept(root) for root in ROOTS}
+        if can_fit and sum(map(len, wanted.values())) <= SLOTS:
+            assert wanted[ROOTS[0]] <= rig.prefixes(ROOTS[0]), "it could have been put away"
+
+    def kept(self, root: bytes) -> set[bytes]:
+        """Prefixes whose last pages are cached until they are evicted."""
+        tree, width = self.rig.core.books.forest.trees.get(root), self.rig.width
+        edges = [] if tree is None else tree.root.below()
+        return {
+            one.path()[: (one.depth - index) * width]
+            for one in edges
+            if one.expires_ms >= FOREVER_MS
+            for index in range(len(one.pages))
+        }
 
     @invariant()
     def what_is_read_is_held_for_it_alone(self) -> None:
@@ -177,6 +303,10 @@ class MachineDevice(MachineDisk):
     def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
         self.late += self.loads
         super().restart(holders, after_ms)
+
+    def lose_all_but_the_disk(self) -> None:
+        self.late.clear()
+        super().lose_all_but_the_disk()
 
 
 class DeviceMachine(DiskMachine):

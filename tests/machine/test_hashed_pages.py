@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.machine.examples import EXAMPLES
-from tests.machine.prompts import picks
-from tests.unit.pager.rig import PAGE_SIZE, Rig, Worker, fill_of, table_of
+from tests.machine.policies import Evicting, evictions
+from tests.machine.prompts import ROOTS, picks
+from tests.unit.pager.rig import PAGE_SIZE, Worker, fill_of, table_of
 
 from pagemesh.pager.events import Command, PagesDropped
 from pagemesh.wire.messages import Ok, SequenceKey
@@ -25,7 +26,6 @@ from pagemesh.wire.pager_messages import Committed, Forked, Granted, Queued, Rev
 from pagemesh.wire.tokens import pack
 
 PAGES = 20
-ROOTS = (b"a" * 32, b"b" * 32)
 OPEN_MAX = 4
 GROWTH_TOKENS = 2 * PAGE_SIZE
 
@@ -73,7 +73,7 @@ def _key(before: bytes, page: tuple[int, ...]) -> bytes:
     return hashlib.sha256(before + pack(page)).digest()
 
 
-class Told(Rig):
+class Told(Evicting):
     """A rig that tells the second index which pages are not cached any more."""
 
     def __init__(self, index: HashedPages) -> None:
@@ -103,6 +103,10 @@ class HashedPagesMachine(RuleBasedStateMachine):
         self.rig = Told(self.index)
         self.number = 0
         self.prompts: list[tuple[bytes, tuple[int, ...]]] = []
+
+    @initialize(eviction=evictions)
+    def start(self, eviction: str) -> None:
+        self.rig.evict_by(eviction)
         self.begin(1)
 
     def begin(self, incarnation: int) -> None:

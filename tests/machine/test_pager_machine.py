@@ -4,7 +4,8 @@ After every step: the ledger balances and all tables agree (``core.check``), the
 what the core believes, and every slot that any holder of a standing lease counts as filled
 holds just the context it was computed from. A step that was running when its lease was revoked
 writes late; its pages must still be its own. Operators pin, unpin and invalidate meanwhile
-(``operators``), and what makes no sense is refused and changes nothing (``liars``).
+(``operators``), what makes no sense is refused and changes nothing (``liars``), and the pager may
+be stopped for a while (``absences``). Each example has another eviction policy (``policies``).
 
 ``PAGEMESH_LONG=1`` runs 10,000 examples of 50 steps.
 """
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.machine.absences import Absences
 from tests.machine.declarers import Declarers
 from tests.machine.examples import EXAMPLES
 from tests.machine.liars import Liars
+from tests.machine.losers import Losers
 from tests.machine.operators import Operators
-from tests.machine.peers import Peer, View, Wish
-from tests.machine.prompts import pages, picks, prompts
-from tests.unit.pager.rig import LIMITS, Rig, key_of, order_of
+from tests.machine.peers import MODELS, Peer, View, Wish
+from tests.machine.policies import Evicting, evictions
+from tests.machine.prompts import ROOTS, TERMS, masks, pages, picks, prompts
+from tests.unit.pager.rig import LIMITS, key_of, order_of
 from tests.unit.pager.steps import in_use, lives
 
 from pagemesh.pager.leases.lease import LeaseState
-from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,
@@ -41,31 +44,28 @@ from pagemesh.wire.pager_messages import (
 from pagemesh.wire.tokens import pack
 
 PAGES = 12
-ROOTS = (b"a" * 32, b"b" * 32)
-TERMS = {
-    root: {ttl_s: CacheTerms(tenant=tenant, pages_max=quota, ttl_s=ttl_s) for ttl_s in (0, 1, 3)}
-    for root, tenant, quota in zip(ROOTS, ("", "b"), (0, 7), strict=True)
-}
-"""The second root's tenant may use seven of the twelve pages."""
-masks, lifetimes_s = st.sampled_from([0, 0, 0, 0, 1, 2, 4, 7]), st.sampled_from([0, 0, 0, 1, 3])
+lifetimes_s = st.sampled_from([0, 0, 0, 1, 3])
 RESTARTS_MAX = 4
 
 
-class PagerMachine(Declarers, Operators, Liars, RuleBasedStateMachine):
+class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedStateMachine):
+    rig: Evicting
+
     def __init__(self) -> None:
         RuleBasedStateMachine.__init__(self)
         Operators.__init__(self, self.make_rig())
         self.number = self.tickets = self.incarnations = 0
 
     @staticmethod
-    def make_rig() -> Rig:
-        return Rig(PAGES, limits=LIMITS)
+    def make_rig() -> Evicting:
+        return Evicting(PAGES, limits=LIMITS)
 
     # Workers come and go
 
-    @initialize()
-    def start(self) -> None:
-        for name in ("w0", "w1", "w2"):
+    @initialize(eviction=evictions)
+    def start(self, eviction: str = "lru") -> None:
+        self.rig.evict_by(eviction)
+        for name in MODELS:
             self.join(name)
 
     def join(self, name: str) -> None:
@@ -156,12 +156,13 @@ class PagerMachine(Declarers, Operators, Liars, RuleBasedStateMachine):
         self.number += 1
         order, terms = order_of(self.number, priority=priority), TERMS[root][ttl_s]
         reserved_pages = self.rig.core.books.facts.pages_for(len(prompt) + more)
+        tokens_max = len(prompt) + 4 * more if more % 2 else 0
         peer.wishes[key_of(self.number)] = Wish(order, root, prompt, terms, reserved_pages)
         message = Admit(
             key=key_of(self.number), order=order, worker=peer.name, incarnation=peer.incarnation,
             epoch=peer.epoch, root=root, tokens=pack(prompt),
             reserve_tokens=len(prompt) + more, read_cache=read_cache,
-            terms=terms, first_tokens=first, deadline_ms=60_000,
+            terms=terms, tokens_max=tokens_max, first_tokens=first, deadline_ms=60_000,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))
 
@@ -183,6 +184,12 @@ class PagerMachine(Declarers, Operators, Liars, RuleBasedStateMachine):
             peer.end_step(view, 0)
             if view.state == "held":
                 self.release(peer, view, cache=True)
+
+    @rule(pick=picks, asked=st.lists(prompts, min_size=2, max_size=5))
+    def more_is_asked_than_is_room_for(self, pick: int, asked: list[list[int]]) -> None:
+        """What has something evicted: some of it comes again, under one root or the other."""
+        for index, prompt in enumerate(asked):
+            self.runs_from_start_to_end(pick, prompt, ROOTS[(pick >> index) % 2])
 
     @rule(pick=picks, prompt=prompts, root=st.sampled_from(ROOTS), more=pages)
     def chat_goes_on(self, pick: int, prompt: list[int], root: bytes, more: list[int]) -> None:
@@ -287,16 +294,6 @@ class PagerMachine(Declarers, Operators, Liars, RuleBasedStateMachine):
                 lease=view.id, fill=view.fill(), cache=cache,
             ),
         )  # fmt: skip
-
-    @precondition(lambda self: self.has("lost"))
-    @rule(pick=picks)
-    def acknowledges(self, pick: int) -> None:
-        peer, view = self.view(pick, "lost")
-        if not view.in_step:
-            del peer.views[view.id]
-            peer.dead_leases.add(view.id)
-            peer.acknowledge(view.id)
-            self.pass_on()
 
     # Tickets
 

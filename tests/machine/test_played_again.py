@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.machine.test_pager_machine import ROOTS, PagerMachine
+from tests.machine.prompts import ROOTS
+from tests.machine.test_pager_machine import PagerMachine
 
 PROMPT = [0, 0, 0, 0, 0]
 

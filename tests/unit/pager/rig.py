@@ -37,7 +37,7 @@ from pagemesh.pager.events import (
     Tick,
     WriteHeaders,
 )
-from pagemesh.pager.eviction import Lru
+from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pages.runs import table_of as as_table
 from pagemesh.pager.state import PagerCore
@@ -109,8 +109,7 @@ class Rig:
         books: type[Books] = Books,
     ) -> None:
         self.page_count, self.page_size, self.limits = page_count, page_size, limits
-        self.now_ms = 1_000
-        self.epoch, self._books = 1, books
+        self.now_ms, self.epoch, self._books = 1_000, 1, books
         self.headers = blank(page_count, page_size)
         self.words = np.zeros(limits.lease_count_max, np.uint64)
         self.roots: dict[int, RootEntry] = {}
@@ -129,7 +128,12 @@ class Rig:
             "host", self.epoch, 77, self.page_count, self.page_size, 1 << 12, LAYOUT, "/pool",
             place=self.place,
         )  # fmt: skip
-        return PagerCore(self.limits, facts, Lru(), books=self._books)
+        policy, books = self.new_policy(self.page_count), self._books
+        return PagerCore(self.limits, facts, policy, new_policy=self.new_policy, books=books)
+
+    def new_policy(self, _page_count: int) -> EvictionPolicy:
+        """What evicts, for all and for each tenant with a quota."""
+        return Lru()
 
     # Driving
 
@@ -368,12 +372,8 @@ class Worker:
         )
 
     def ack(self, *leases: Granted) -> Message:
-        return self._ask(
-            AckRevoke(
-                worker=self.name, incarnation=self.incarnation,
-                leases=[lease.lease for lease in leases],
-            )
-        )  # fmt: skip
+        ids = [lease.lease for lease in leases]
+        return self._ask(AckRevoke(worker=self.name, incarnation=self.incarnation, leases=ids))
 
     def heartbeat(self, *leases: Granted) -> Message:
         digest = 0

@@ -7,7 +7,7 @@ work of computing it again, on top of a level that rises to the worth of what wa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pagemesh.pager.eviction.leaves import bared
@@ -82,6 +82,13 @@ class Cost:
 
     def __iter__(self) -> Iterator[Node]:
         return (n for _, stamp, note, n in self._heap if stamp == note.stamp and not n.children)
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        idle = {node for node in nodes if not node.pins}
+        assert self._idle_count == len(idle), "it counts others"
+        counts = [node for _, stamp, note, node in self._heap if stamp == note.stamp]
+        assert len(set(counts)) == len(counts) and idle.issuperset(counts), "an entry is stale"
+        assert {node for node in idle if not node.children} <= set(counts), "a leaf has no entry"
 
     def _push(self, node: Node, note: _Note) -> None:
         self._stamp += 1

@@ -99,6 +99,14 @@ class Ghosts:
                 self._order = deque(filter(self._is_there, self._order))
         return ghost
 
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless what is remembered is counted, bounded and in order."""
+        assert self._page_count == sum(ghost.page_count for ghost in self.by_place.values())
+        assert self._page_count <= self._pages_max and len(self) <= self._count_max
+        assert all(ghost.place == place for place, ghost in self.by_place.items())
+        there = [ghost for ghost in self._order if self._is_there(ghost)]
+        assert len(there) == len(self), "one would never be forgotten, or too early"
+
     def returned(self, place: int, tokens: bytes, page_bytes: int) -> Iterator[Ghost]:
         """The evicted runs that ``tokens``, computed anew from ``place`` on, bring back."""
         at = 0

@@ -15,13 +15,13 @@ Ages are in pages that became cached since: what counts is how much else wants t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from math import inf
 from typing import Any, Final
 
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
-from pagemesh.pager.eviction.leaves import LeafQueue, bared
+from pagemesh.pager.eviction.leaves import LeafQueue, bared, check_queued
 from pagemesh.pager.eviction.reuse import ReuseModel
 from pagemesh.pager.tree.node import Node
 
@@ -176,6 +176,7 @@ class Learned:
         if note.has_tail:
             queue.pass_tail(node)
             self._model.use(2 * level + 1, since, now, 1)
+        note.ghost = None  # what was cut off waits as before, and what will be waits otherwise
         queue.remove(node)
 
     def cut(self, upper: Node, lower: Node) -> None:
@@ -245,6 +246,44 @@ class Learned:
     def __iter__(self) -> Iterator[Node]:
         self._catch_up()
         return chain.from_iterable(self._levels)
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        known = list(nodes)
+        first, last = self._first_and_last_heard()
+        assert set(known).issuperset(last), "it heard of what is another's, or gone"
+        for node, what in last.items():
+            assert (what == _USED) == (node.pins > 0), "it heard last of what is over"
+        # What it heard of is in its queue still if it was idle before.
+        queued = [one for one in known if first.get(one, _USED if not one.pins else _LEAF) == _USED]
+        levels = [_LEVEL_OF[_note_of(node).use_count] for node in queued]
+        places = [(node, self._levels[level]) for node, level in zip(queued, levels, strict=True)]
+        check_queued(places, self._levels)
+        waiting = [0] * (2 * LEVELS)
+        for node, level in zip(queued, levels, strict=True):
+            note = _note_of(node)
+            waiting[2 * level] += note.pages
+            waiting[2 * level + 1] += note.has_tail
+            if node not in first:
+                assert note.pages + note.has_tail == len(node.pages), "it waits for other pages"
+                assert not (note.has_tail and node.children), "only a leaf has a tail"
+        for queue in self._levels:
+            tails = (node for node in queue.nodes() if _note_of(node).has_tail)
+            assert queue.tailed is next(tails, None), "a tail is overlooked"
+        for ghost in self._ghost_places.values():
+            waiting[ghost.kind] += ghost.page_count
+        assert waiting == self._model.waiting_pages(), "the model waits for what is not there"
+        self._ghosts.check()
+
+    def _first_and_last_heard(self) -> tuple[dict[Node, int], dict[Node, int]]:
+        """Of edges, what was put off."""
+        first: dict[Node, int] = {}
+        last: dict[Node, int] = {}
+        each = iter(self._heard)
+        for node, _, what in zip(each, each, each, strict=True):
+            assert node not in last or (last[node] == _USED) != (what == _USED), "it heard it twice"
+            first.setdefault(node, what)
+            last[node] = what
+        return first, last
 
     # Eviction, and return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -68,10 +68,13 @@ class LeafQueue(Link):
         return None
 
     def __iter__(self) -> Iterator[Node]:
+        return (node for node in self.nodes() if not node.children and not node.pins)
+
+    def nodes(self) -> Iterator[Node]:
+        """All that is in it, in order."""
         node = self.newer
         while isinstance(node, Node):
-            if not node.children and not node.pins:
-                yield node
+            yield node
             node = node.newer
 
 
@@ -111,6 +114,29 @@ class LeafQueues:
 
     def __iter__(self) -> Iterator[Node]:
         return chain.from_iterable(self._queues)
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        idle = [node for node in nodes if not node.pins]
+        check_queued([(node, self._queues[node.note]) for node in idle], self._queues)
+
+
+def check_queued(places: Iterable[tuple[Node, LeafQueue]], queues: Iterable[LeafQueue]) -> None:
+    """Raise ``AssertionError`` unless each node of ``places`` is in its queue, or was put aside and
+    is no idle leaf, and nothing else is in any of ``queues``."""
+    found: dict[Node, LeafQueue] = {}
+    for queue in queues:
+        last: Link = queue
+        for node in queue.nodes():
+            assert node not in found and node.older is last, "a queue is torn"
+            found[node], last = queue, node
+        assert queue.older is last, "a queue is torn"
+    for node, queue in places:
+        if node in found:
+            assert found.pop(node) is queue, "it is in another's queue"
+        else:
+            assert node.older is node is node.newer, "it is in no queue"
+            assert node.children or node.pins, "an idle leaf was put aside"
+    assert not found, "what is in use, or gone, waits in a queue"
 
 
 def bared(node: Node) -> Node | None:

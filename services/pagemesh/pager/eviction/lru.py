@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pagemesh.pager.eviction.leaves import LeafQueue
+from collections.abc import Iterable
+
+from pagemesh.pager.eviction.leaves import LeafQueue, check_queued
 from pagemesh.pager.tree.node import Node
 
 
@@ -31,3 +33,6 @@ class Lru(LeafQueue):
         if not isinstance(node, Node):
             raise LookupError("nothing is idle")
         return node, len(node.pages)
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        check_queued([(node, self) for node in nodes if not node.pins], [self])

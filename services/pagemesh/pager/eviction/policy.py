@@ -23,7 +23,7 @@ what must stay is pinned in the tree, so that the ledger does not count it as ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from pagemesh.pager.tree.node import Node
@@ -62,3 +62,7 @@ class EvictionPolicy(Protocol):
 
     def __iter__(self) -> Iterator[Node]:
         """Every idle leaf."""
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        """Raise ``AssertionError`` unless what is noted is right for ``nodes``, all of its trees
+        but their roots. Looking changes nothing: what was put off still is."""

@@ -104,6 +104,15 @@ class ReuseModel:
             happened.clear()
         self.entered.clear()
 
+    def waiting_pages(self) -> list[int]:
+        """So many of each kind wait."""
+        waiting: list[int] = np.rint(self._waiting.sum(1)).astype(np.int64).tolist()
+        for kind, _, pages in _columns(self.entered, 3).T.tolist():
+            waiting[kind] += pages
+        for kind, _, _, pages in _columns(self.ended + self.lapsed, 4).T.tolist():
+            waiting[kind] -= pages
+        return waiting
+
     def _places(self, ticks: _I64) -> _I64:
         """Of the cohorts of who began to wait at ``ticks``."""
         places: _I64 = np.maximum(ticks // self._cohort_ticks, self._cohort - COHORTS + 1) % COHORTS

@@ -10,12 +10,12 @@ What is in use keeps its place in its queue; the front passes over it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from pagemesh.pager.eviction.ghosts import Ghost, Ghosts, place_of
-from pagemesh.pager.eviction.leaves import LeafQueue, bared
+from pagemesh.pager.eviction.leaves import LeafQueue, bared, check_queued
 from pagemesh.pager.tree.node import Node
 
 USES_MAX = 3
@@ -110,6 +110,15 @@ class S3Fifo:
 
     def __iter__(self) -> Iterator[Node]:
         return chain(self._small, self._main)
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        known = list(nodes)
+        assert all(node.note is not None for node in known if not node.pins), "it was not told"
+        known = [node for node in known if node.note is not None]
+        check_queued([(node, self._queue(node.note)) for node in known], [self._small, self._main])
+        small_pages = sum(len(node.pages) for node in known if node.note.is_small)
+        assert small_pages == self._small_pages, "the small queue counts other pages"
+        self._ghosts.check()
 
     def _queue(self, note: _Note) -> LeafQueue:
         return self._small if note.is_small else self._main

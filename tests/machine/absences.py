@@ -1,0 +1,51 @@
+"""The pager of the machines is stopped for a while, or hears nobody: that is nobody's silence."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from tests.machine.mesh import Mesh
+from tests.unit.pager.rig import LIMITS
+
+from pagemesh.pager.events import KillHolder, Tick
+from pagemesh.pager.leases.lease import Session
+
+STOPPED_MS = (50, 900, LIMITS.session_ttl_ms + 1_000, LIMITS.ticket_ttl_ms_max + 10_000)
+
+
+class Absences(Mesh):
+    """Rules of what is no worker's doing."""
+
+    @rule(stopped_ms=st.sampled_from(STOPPED_MS), more_ms=st.sampled_from([0, 0, 0, 2_300, -300]))
+    def nobody_is_heard_for_a_while(self, stopped_ms: int, more_ms: int) -> None:
+        """All who were in time before still are. It may have begun earlier than the pager knew
+        (``more_ms``); or the last part of it was somebody's silence after all."""
+        rig, books, before_ms = self.rig, self.rig.core.books, self.rig.now_ms
+        heard = {
+            one.incarnation
+            for one in books.sessions.values()
+            if one.is_open and one.expires_ms > before_ms
+        }
+        tickets = {name for name, one in books.tickets.items() if one.expires_ms > before_ms}
+        owing_ms = {one.incarnation: self.owing_since_ms(one) for one in books.sessions.values()}
+        rig.now_ms += stopped_ms
+        commands = rig.handle(Tick(away_ms=max(0, stopped_ms + more_ms)))
+        self.pass_on()
+        if more_ms < 0:
+            return
+        assert all(books.sessions[incarnation].is_open for incarnation in heard), "it was silent"
+        assert tickets <= books.tickets.keys(), "nobody could redeem it"
+        for command in commands:
+            if isinstance(command, KillHolder):
+                owed_ms = before_ms - owing_ms[command.incarnation]
+                assert owed_ms >= LIMITS.drain_ms_max, "it had no time to let go"
+
+    def owing_since_ms(self, session: Session) -> int:
+        """Since when it has had to let go of something, or to say what it holds."""
+        books = self.rig.core.books
+        revoked = [one for one in books.revoked.values() if one.incarnation == session.incarnation]
+        owing_ms = [one.revoked_ms for one in revoked]
+        is_unheard = not session.is_open or session.incarnation in books.unsettled
+        if is_unheard or session.letting_go:
+            owing_ms.append(session.since_ms)
+        return min(owing_ms, default=books.now_ms)
