@@ -13,7 +13,7 @@ from tests.unit.pager.test_disk_quotas import store, tier
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.tiers.disk_tier import DiskTier
-from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesNotTaken, StorePages
+from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesNotTaken, PutAway, StorePages
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack
@@ -218,3 +218,34 @@ def test_what_may_wait_to_be_written_goes_by_the_size_of_a_page_within_bounds(
     facts = PoolFacts("host", 1, 7, pool_pages, 16, page_bytes, b"l" * 32, "/pool")
     assert PagerLimits().staged_pages_max(facts) == staged_pages
     assert PagerLimits(staged_bytes_max=10 * page_bytes).staged_pages_max(facts) == 10
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_what_is_invalidated_while_it_is_put_away_is_not_stored(is_in_use: bool) -> None:
+    """Under the root's name it would be what a later tree of that root finds."""
+    rig = rig_with(staged_pages=2, page_count=32)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    if is_in_use:
+        worker.granted(2, PROMPT)
+    rig.handle(PutAway(anew=True))
+    assert len(rig.stores) == 1, "there is room for no more until it is written"
+    invalidated(rig, "root", ROOT.hex())
+    rig.write()
+    rig.handle(PutAway())
+    assert not rig.stores and not rig.prefixes()
+
+
+def test_the_rest_of_what_is_put_away_is_stored_though_the_first_has_left() -> None:
+    rig = rig_with(staged_pages=2, page_count=32)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    cache(worker, 2, range(100, 117), root=OTHER)
+    rig.handle(PutAway(anew=True))
+    first = rig.stores[0].root
+    invalidated(rig, "root", first.hex())
+    for _ in range(4):
+        rig.write()
+        rig.handle(PutAway())
+    rest = OTHER if first == ROOT else ROOT
+    assert len(rig.prefixes(rest)) == 4 and not rig.prefixes(first)

@@ -80,7 +80,11 @@ class Storing:
             self._away_quotas = {}
         while self._away and self._away_left and (room := disk.staged_room):
             node, first = self._away[0], self._away_pages
-            terms = self._books.forest.tree_of(node).terms
+            if first >= len(node.pages) or (tree := self._books.forest.tree_of(node)).is_retired:
+                self._away.popleft()  # it has left since they were listed, or was invalidated
+                self._away_pages = 0
+                continue
+            terms = tree.terms
             quota = self._away_quotas.get(terms.tenant, terms.disk_quota_pages(disk.slot_count))
             count = min(len(node.pages) - first, room, self._away_left, quota)
             if count:
