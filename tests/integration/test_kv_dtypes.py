@@ -13,7 +13,9 @@ from pagemesh.kernels.layout import KvDtype
 
 MODEL = "tiny"
 VOCAB_TOKENS = 256
-ROW_BYTES: dict[KvDtype, int] = {"float16": 2 * 16, "int8": 16 + 4, "e4m3": 16 + 4}
+ROW_BYTES: dict[KvDtype, int] = {
+    "float16": 2 * 16, "bfloat16": 2 * 16, "int8": 16 + 4, "e4m3": 16 + 4,
+}  # fmt: skip
 """A head's K or V of one token: codes, and their scale."""
 
 
