@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,6 +46,17 @@ async def test_a_completion_is_one_reply(mesh: FakeMesh, client: Client) -> None
     reply = await client.request(subjects.COMPLETIONS, body, timeout=5)
     assert json.loads(reply.data)["choices"][0]["text"] == "cba"
     assert reply.headers == {"pagemesh-sequence": "1", "pagemesh-last": "true"}
+
+
+async def test_who_came_first_is_told_as_gateways_of_other_hosts_tell_it(
+    mesh: FakeMesh, client: Client
+) -> None:
+    """Not by a clock that began when this host was started."""
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 3}).encode()
+    before_us = time.time_ns() // 1_000
+    await client.request(subjects.COMPLETIONS, body, timeout=5)
+    [submit] = mesh.worker.submits
+    assert before_us <= submit.arrival_us + 1_000 and submit.arrival_us <= time.time_ns() // 1_000
 
 
 async def test_a_chat_stream_is_numbered_chunks_and_an_empty_last_message(
