@@ -9,7 +9,7 @@ from tests.unit.pager.steps import cache
 from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
 
-from pagemesh.pager.events import KillHolder, ProbeHolder
+from pagemesh.pager.events import KillHolder, ProbeHolder, Tick
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Declare, Declared, Granted, TicketClosed
 
@@ -116,6 +116,20 @@ def test_of_two_leases_of_one_sequence_the_second_is_lost(rig: Rig, worker: Work
     rig.restart([worker.holder])
     same = msgspec.structs.replace(line(two, 1, []), key=one.key)
     assert declare(rig, worker, line(one, 1, []), same) == [two.lease]
+
+
+def test_what_a_young_pager_did_not_hear_lets_no_ticket_outlive_its_longest_time(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(8))
+    worker.offered(lease, fill_of(range(8)))
+    rig.restart([worker.holder])
+    declare(rig, worker, line(lease, 1, list(range(8)), ticket="a" * 32))
+    assert len(rig.core.books.tickets) == 1
+    rig.now_ms += 50
+    rig.handle(Tick(away_ms=2_350))  # it was stopped before there was a ticket, for most of that
+    rig.tick(LIMITS.ticket_ttl_ms_max)
+    assert not rig.core.books.tickets
 
 
 def test_of_two_leases_on_one_ticket_the_second_is_lost(rig: Rig, worker: Worker) -> None:

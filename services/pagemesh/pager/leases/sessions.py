@@ -127,7 +127,8 @@ class Sessions:
         for lease in books.revoked.values():
             lease.revoked_ms = min(lease.revoked_ms + away_ms, books.now_ms)
         for ticket in books.tickets.values():
-            ticket.expires_ms += min(away_ms, since_ms)
+            latest_ms = books.now_ms + books.limits.ticket_ttl_ms_max
+            ticket.expires_ms = min(ticket.expires_ms + min(away_ms, since_ms), latest_ms)
 
     def expire(self) -> None:
         """End sessions that fell silent."""
