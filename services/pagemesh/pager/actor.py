@@ -276,7 +276,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 if refused is not None and isinstance(answer, SessionOpened):
                     answer = Refused.of(refused)
                 assert isinstance(call, _Call) and call.message is not None
-                answer = cache_door.confirmed(answer, life.store.unkept_pins, self._retired.unkept)
+                answer = cache_door.confirmed(answer, life.store, self._retired)
                 self._answer(call, last_writers.named(answer, life.store, life.core.books))
                 asked, now_us, books = call.message, self._clock.now_us(), life.core.books
                 life.measures.answered(asked, answer, call.caller, call.start_us, now_us, books)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,6 +42,10 @@ from pagemesh.wire.cache_messages import (
 from pagemesh.wire.errors import Fault, Malformed
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_reports import InspectPager
+
+if TYPE_CHECKING:
+    from pagemesh.pager.storage.pool_store import PoolStore
+    from pagemesh.pager.storage.retired_notes import RetiredNotes
 
 _KINDS: dict[str, type[Message]] = {
     "stats": AskCacheStats,
@@ -131,13 +136,16 @@ def decode(subject: str, body: bytes) -> Message:
         raise Malformed(f"{verb_of(subject)}: {error}") from None
 
 
-def confirmed(answer: Message, pins: Fault | None, retired: Fault | None) -> Message:
-    """``answer``, unless it confirms what could not be written down (``pins``, ``retired``: why the
-    next pager would not know of it). That was done, and whoever asked must not rely on it."""
+def confirmed(answer: Message, store: PoolStore, retired: RetiredNotes) -> Message:
+    """``answer``, unless it confirms what could not be written down, and the next pager would not
+    know of. That was done, and whoever asked must not rely on it."""
     kind = type(answer)
-    unkept = pins if kind is PrefixPinned or kind is PrefixUnpinned else None
-    if kind is CacheInvalidated:
-        unkept = retired
+    if kind is PrefixPinned or kind is PrefixUnpinned:
+        unkept = store.unkept_pins
+    elif kind is CacheInvalidated:
+        unkept = retired.unkept
+    else:
+        return answer
     return answer if unkept is None else Refused.of(unkept)
 
 

@@ -6,40 +6,19 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from tests.unit.pager.rig import LAYOUT
+from tests.unit.pager.actor_rig import HOST, SPEC, Answers, made_actor
 
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.actor import PagerActor
-from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.events import Holder
-from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.storage.holders import Holders
-from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.bus import Bus, Delivery
-from pagemesh.runtime.clock import MonotonicClock
-from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.messages import Message, Refused
-from pagemesh.wire.pager_messages import OpenSession, PoolSpec, SessionOpened
-
-HOST = "host"
-SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
-
-
-class Answers:
-    """A bus on which answers are kept."""
-
-    config = BusConfig()
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def publish(self, subject: str, data: bytes, **_: Any) -> None:
-        if subject == "answers":
-            self.sent.append(codec.decode(data))
+from pagemesh.wire.pager_messages import OpenSession, SessionOpened
 
 
 @pytest.fixture
@@ -49,13 +28,7 @@ def answers() -> Answers:
 
 @pytest.fixture
 async def actor(tmp_path: Path, answers: Answers) -> AsyncIterator[PagerActor]:
-    settings = PagerSettings(
-        HOST, "pager", 1, tmp_path, 64 * SPEC.page_bytes, b"secret", PagerLimits(), False, "lru",
-    )  # fmt: skip
-    made = PagerActor(
-        settings, cast(Bus, answers), MonotonicClock(), PagerBoard(settings), lambda _due: True,
-        PoolMemory(tmp_path),
-    )  # fmt: skip
+    made = made_actor(tmp_path, answers)
     await made.begin()
     yield made
     await made.end()
@@ -77,7 +50,7 @@ async def opened(actor: PagerActor, answers: Answers, number: int, lock_name: st
         cast(Bus, answers), subjects.pager(HOST), "answers", codec.encode(message), {}
     )
     await actor.handle(delivery)
-    return answers.sent.pop()
+    return codec.decode(answers.sent.pop())
 
 
 async def test_a_session_that_cannot_be_written_down_is_refused_until_it_can(

@@ -9,44 +9,25 @@ from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
+from tests.unit.pager.actor_rig import HOST, POOL_BYTES, SPEC, Answers, made_actor
 from tests.unit.pager.disk_rig import PROMPT
-from tests.unit.pager.rig import LAYOUT, ROOT, Rig, Worker
+from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import cache
 from tests.unit.pager.test_actor_turns import Asking, core_of
 from tests.unit.pager.test_kept_pins import PINS
 from tests.unit.pager.test_retired_notes import ALL, ONE, notes
 
 from pagemesh.pager.actor import PagerActor
-from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.due import TickDue
-from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.kept_file import PinFile
-from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.storage.retired_notes import RetiredNotes
 from pagemesh.pager.tiers.tier_events import RememberRetired
-from pagemesh.runtime.bus import Bus, BusState, Delivery
-from pagemesh.runtime.clock import MonotonicClock
-from pagemesh.runtime.settings import BusConfig
+from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.wire import subjects
-from pagemesh.wire.pager_messages import PoolSpec
 
-SPEC = PoolSpec(layout_digest=LAYOUT, page_size=4, page_bytes=1 << 12)
 PIN = {"root": ROOT.hex(), "tokens": list(PROMPT)}
-
-
-class Answers:
-    """A bus that keeps what operators are told."""
-
-    config, state = BusConfig(), BusState.CONNECTED
-
-    def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
-
-    def publish(self, subject: str, data: bytes, **_: Any) -> None:
-        if subject == "answers":
-            self.told.append(json.loads(data))
 
 
 @pytest.fixture
@@ -57,14 +38,8 @@ def answers() -> Answers:
 @pytest.fixture
 async def actor(tmp_path: Path, answers: Answers) -> AsyncIterator[PagerActor]:
     """With ``PROMPT`` cached."""
-    settings = PagerSettings(
-        "host", "pager", 1, tmp_path, 64 * SPEC.page_bytes, b"secret", PagerLimits(), False, "lru"
-    )
-    made = PagerActor(
-        settings, cast(Bus, answers), MonotonicClock(), PagerBoard(settings), lambda _due: True,
-        PoolMemory(tmp_path),
-    )  # fmt: skip
-    store = PoolStore.create(tmp_path, "host", SPEC, settings.pool_bytes)
+    made = made_actor(tmp_path, answers)
+    store = PoolStore.create(tmp_path, HOST, SPEC, POOL_BYTES)
     await made._start(store, adopted=False)
     cache(Worker(cast(Rig, Asking(core_of(made))), "worker", 1), 1, PROMPT)
     yield made
@@ -74,7 +49,8 @@ async def actor(tmp_path: Path, answers: Answers) -> AsyncIterator[PagerActor]:
 async def ask(actor: PagerActor, answers: Answers, verb: str, **what: Any) -> dict[str, Any]:
     subject, body = subjects.cache_door(verb, "host"), json.dumps(what).encode()
     await actor.handle(Delivery(cast(Bus, answers), subject, "answers", body, {}))
-    return answers.told.pop()
+    told: dict[str, Any] = json.loads(answers.sent.pop())
+    return told
 
 
 def blocked(folder: Path, suffix: str) -> Path:
