@@ -252,14 +252,24 @@ class DiskMachine(PagerMachine):
         can_fit = not rig.loads and not disk.is_sweeping
         rig.write()
         self.pass_on()
+        had = self.pages_of_tenants()
         rig.handle(PutAway(anew=True))
         for _ in range(PAGES):
             rig.write()
             rig.handle(PutAway())
         assert not rig.stores, "it never ends"
         wanted = {root: self.kept(root) for root in ROOTS}
-        if can_fit and sum(map(len, wanted.values())) <= SLOTS:
+        # Within its share of the disk a tenant keeps what has left the pool, too.
+        shared = SLOTS - max(had, self.pages_of_tenants())
+        can_fit = can_fit and sum(map(len, wanted.values())) <= SLOTS
+        if can_fit and len(wanted[ROOTS[0]]) <= shared:
             assert wanted[ROOTS[0]] <= rig.prefixes(ROOTS[0]), "it could have been put away"
+
+    def pages_of_tenants(self) -> int:
+        """Pages on disk of those with a share of their own."""
+        disk = self.rig.core.books.disk
+        assert disk is not None
+        return sum(account.page_count for account in disk.accounts.by_tenant.values())
 
     def kept(self, root: bytes) -> set[bytes]:
         """Prefixes whose last pages are cached until they are evicted."""
