@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
+import msgspec
 from tests.sim import model
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
@@ -20,7 +21,7 @@ from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_afte
 from pagemesh.engine.worker.sequence import Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import PoolSpec
+from pagemesh.wire.pager_messages import AskedAs, Granted, PoolSpec
 from pagemesh.wire.work_messages import Attach, Frames, Submit
 
 _TOKEN_MS = 0.1
@@ -29,6 +30,9 @@ _GATHERED = 0.5
 """Share of a run's steps whose results wait for those of the next."""
 _LATE_REPORTS = 0.2
 """Share of reports that the event loop hears late, while the next step runs."""
+_BUSY = 0.2
+"""Share of events behind which others are there already, which are heard before it goes on."""
+_BUSY_MS = 2.0
 
 
 class _BelievesAnyAsker(WorkerCore):
@@ -75,6 +79,7 @@ class WorkerNode(Process):
         self._bugs = bugs
         self._calls: dict[int, Reply] = {}
         self._next_call = 0
+        self._will_go_on = False
         self._end_run = False
         self._reports: deque[ev.StepsFinished] = deque()
         self._results: list[StepResult] = []
@@ -96,6 +101,7 @@ class WorkerNode(Process):
         self.core = core(identity, self.role, self._limits, self._make_ticket)
         if self._bugs.take_any_weights:
             self.core._intake = _TakesAnyWeights(self.core._desk)
+        self._will_go_on = False
         self._calls.clear()
         self._seen.clear()
         self._reports.clear()
@@ -119,10 +125,23 @@ class WorkerNode(Process):
         assert core is not None
         if not isinstance(event, ev.Tick):
             self.world.note(self.name, "event", event)
-        commands = core.handle(event, self.world.now)
-        core.check()
-        for command in commands:
+        for command in core.take(event, self.world.now):
             self._perform(command)
+        core.check()
+        if isinstance(event, ev.StepsFinished):
+            self._go_on()
+        elif not self._will_go_on:
+            self._will_go_on = True
+            is_busy = self.world.random.random() < _BUSY
+            self.at(is_busy * self.world.random.random() * _BUSY_MS, self._go_on)
+
+    def _go_on(self) -> None:
+        core = self.core
+        assert core is not None
+        self._will_go_on = False
+        for command in core.go_on():
+            self._perform(command)
+        core.check()
 
     def _make_ticket(self) -> str:
         return f"{self.world.random.getrandbits(128):032x}"
@@ -142,6 +161,10 @@ class WorkerNode(Process):
             self._calls[call] = reply
         if isinstance(message, Submit | Attach):
             self.host.note_root(message)
+        if self._bugs.believe_any_asker and isinstance(message, Granted) and message.asked_as:
+            assert self.core is not None
+            ours = AskedAs(incarnation=self.incarnation, epoch=self.core._desk.epoch)
+            message = msgspec.structs.replace(message, asked_as=ours)
         self.handle(ev.Received(call, message))
 
     def _perform(self, command: ev.Command) -> None:

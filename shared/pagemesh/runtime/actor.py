@@ -150,10 +150,10 @@ class Actor(Generic[E]):
     async def _serve(self, behaviour: Behaviour[E]) -> None:
         while True:
             while not self._queue:
-                if self._stopping:
-                    return
                 self._wake.clear()
                 behaviour.rest()
+                if self._stopping:
+                    return
                 await self._wake.wait()
             event = self._queue.popleft()
             try:

@@ -132,6 +132,13 @@ class Heartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease_digest: U64
 
 
+class AskedAs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In the name of which life of a worker pages were asked for, and which life of the pager."""
+
+    incarnation: U64
+    epoch: U64
+
+
 @registered("pager.admit")
 class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Match the longest cached prefix of ``tokens``, pin it, reserve the rest.
@@ -159,6 +166,10 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     again: bool = False
     deadline_ms: Millis
 
+    @property
+    def asked_as(self) -> AskedAs:
+        return AskedAs(incarnation=self.incarnation, epoch=self.epoch)
+
 
 @registered("pager.granted")
 class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +185,8 @@ class Granted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cached_tokens: Count
     """Slots already filled: matched prefix on admit, all filled slots on redeem."""
     waterfall: Waterfall = Waterfall()
+    asked_as: AskedAs | None = None
+    """Of one that comes later: how whoever was queued had asked."""
 
 
 @registered("pager.queued")

@@ -31,7 +31,7 @@ from pagemesh.wire.messages import (
     Value,
     registered,
 )
-from pagemesh.wire.pager_messages import Handle, Waterfall
+from pagemesh.wire.pager_messages import AskedAs, Handle, Waterfall
 
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
@@ -94,13 +94,6 @@ class ChoiceStart(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     choice: Annotated[int, Meta(ge=0, le=1023)]
     generated: Packed = b""
-
-
-class AskedAs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In the name of which life of a worker pages were asked for, and which life of the pager."""
-
-    incarnation: U64
-    epoch: U64
 
 
 @registered("work.submit")

@@ -38,14 +38,9 @@ from pagemesh.runtime.spans import set_up_spans
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
 from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.pager_messages import AskedAs
 from pagemesh.wire.tokens import U32, pack
-from pagemesh.wire.work_messages import (
-    Abort,
-    Accepted,
-    AskedAs,
-    ChoiceStart,
-    Sampling,
-)
+from pagemesh.wire.work_messages import Abort, Accepted, ChoiceStart, Sampling
 
 __all__ = ["mesh", "model_folder"]
 

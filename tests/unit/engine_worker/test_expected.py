@@ -29,6 +29,7 @@ from pagemesh.gateway.calls.spec import RequestSpec
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import (
     Admit,
+    AskedAs,
     Declare,
     DeclareWanted,
     Granted,
@@ -37,7 +38,7 @@ from pagemesh.wire.pager_messages import (
     Queued,
     Release,
 )
-from pagemesh.wire.work_messages import Abort, AskedAs, Beams, Sampling, Submit
+from pagemesh.wire.work_messages import Abort, Beams, Sampling, Submit
 
 ME = 5
 """The incarnation of a bench's worker."""
@@ -64,13 +65,13 @@ def sent(bench: Bench, *, attempt: int = 1, choices: int = 1, **how: Any) -> Sen
     )  # fmt: skip
 
 
-def grant(bench: Bench, *, cached: int = 0) -> Granted:
+def grant(bench: Bench, *, cached: int = 0, asked_as: AskedAs | None = None) -> Granted:
     """The pager's answer comes to the worker."""
     want = Admit(
         key=key(), order=next(iter(bench.core._desk.live.values())).order, worker="me",
         incarnation=ME, epoch=1, root=ROOT, tokens=b"", reserve_tokens=16, deadline_ms=1,
     )  # fmt: skip
-    granted = bench.granted(want, cached=cached)
+    granted = msgspec.structs.replace(bench.granted(want, cached=cached), asked_as=asked_as)
     bench.notice(granted)
     return granted
 
@@ -162,6 +163,15 @@ def test_who_is_queued_waits_and_asks_again_as_if_it_had_asked_itself() -> None:
     assert bench.open_kinds() == []
     bench.tick(100)
     assert bench.open_kinds() == ["Admit"]
+
+
+def test_who_is_queued_takes_what_comes_later_for_the_answer() -> None:
+    bench = Bench().start()
+    bench.ask(asked())
+    bench.notice(Queued(key=key(), ahead_count=2, ask_again_ms=300))
+    granted = grant(bench, cached=8, asked_as=AskedAs(incarnation=ME, epoch=1))
+    assert bench.plan is not None and bench.plan.rows[0].lease == granted.lease
+    assert bench.open_kinds() == []
 
 
 def test_pages_for_who_was_aborted_meanwhile_are_given_back() -> None:

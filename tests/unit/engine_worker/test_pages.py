@@ -30,7 +30,6 @@ from pagemesh.wire.pager_messages import (
     Heartbeat,
     Offer,
     OpenSession,
-    Queued,
     Redeem,
     Release,
     Revoke,
@@ -91,27 +90,6 @@ def test_an_unknown_revoked_lease_is_acknowledged_and_its_late_grant_not_used() 
     assert bench.plan is None
     bench.tick()
     assert bench.grant().lease != granted.lease and bench.plan is not None
-
-
-def test_a_grant_that_comes_as_a_notice_only_makes_the_core_ask_again() -> None:
-    bench = Bench().start()
-    bench.ask(submit(10))
-    granted = bench.granted(bench.asked(Admit))
-    bench.answer(Admit, Queued(key=key(), ahead_count=1, ask_again_ms=1_000))
-    bench.notice(granted)
-    assert bench.plan is None and bench.asked(Admit)
-    bench.answer(Admit, granted)
-    assert bench.plan is not None
-
-
-def test_a_waiter_asks_again_in_time_to_keep_its_place() -> None:
-    bench = Bench().start()
-    bench.ask(submit(10))
-    bench.answer(Admit, Queued(key=key(), ahead_count=1, ask_again_ms=1_000))
-    bench.tick(400)
-    assert "Admit" not in bench.open_kinds()
-    bench.tick(101)
-    assert bench.asked(Admit)
 
 
 def test_what_never_fits_is_told_to_the_gateway() -> None:

@@ -168,6 +168,24 @@ class TestAsking:
             ((_, admit),) = [one for one in told if one[0] == "admit"]
             assert (admit["end_us"], admit["error"]) == (30, "Cancelled")
 
+    def test_ends_with_the_notice_that_ends_a_wait_in_the_queue(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made, queued = self.begun(), Queued(key=self.KEY, ahead_count=0, ask_again_ms=9)
+        granted = Granted(
+            key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0,
+        )  # fmt: skip
+        self.asked(made, 5, queued)
+        call = made.call(self.ADMIT, 10)
+        assert call is not None
+        made.granted_unasked(granted, 15)
+        assert not [one for one in told if one[0] == "admit"], "its answer is on its way"
+        made.answered(call, queued, 20)
+        made.granted_unasked(granted, 30)
+        made.granted_unasked(granted, 40)
+        ((_, admit),) = [one for one in told if one[0] == "admit"]
+        assert (admit["start_us"], admit["end_us"], admit["error"]) == (5, 30, "")
+
     def test_says_why_there_are_none_when_the_sequence_is_given_back(
         self, told: list[tuple[str, dict[str, Any]]]
     ) -> None:

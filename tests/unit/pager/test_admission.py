@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.pager.rig import (
     LIMITS,
@@ -18,7 +19,7 @@ from tests.unit.pager.test_lifecycles import waiter
 
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
-from pagemesh.wire.pager_messages import Admit, Extended, Granted, Queued
+from pagemesh.wire.pager_messages import Admit, AskedAs, Extended, Granted, Queued
 from pagemesh.wire.pool_format import ROOT_COUNT_MAX
 from pagemesh.wire.tokens import pack
 
@@ -148,7 +149,9 @@ class TestWaiting:
         worker.release(old)
         [granted] = rig.taken(Granted)
         assert isinstance(granted, Granted) and granted.key == key_of(1)
-        assert worker.granted(1, range(28)) == granted
+        assert granted.asked_as == AskedAs(incarnation=1, epoch=1)
+        again = worker.granted(1, range(28))
+        assert again == msgspec.structs.replace(granted, asked_as=None)
 
     def test_a_younger_one_does_not_overtake_though_it_would_fit(
         self, rig: Rig, worker: Worker, old: Granted

@@ -15,7 +15,6 @@ from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import (
     Abort,
     AbortReason,
-    AskedAs,
     ChoiceStart,
     Resend,
     Submit,
@@ -64,14 +63,10 @@ def submit(
         read_cache=spec.read_cache,
         terms=spec.terms,
         decode=route.decode.name if route.decode else None,
-        asked_as=None if pages is None else _asked_as(pages.message),
+        asked_as=None if pages is None else pages.message.asked_as,
         deadline_ms=deadline_ms,
     )
     return SendSubmit(route.worker, message, timeout_ms, pages)
-
-
-def _asked_as(message: Admit) -> AskedAs:
-    return AskedAs(incarnation=message.incarnation, epoch=message.epoch)
 
 
 def _pages(

@@ -18,7 +18,7 @@ from pagemesh.pager.leases.overtaking import Overtaking, ahead_of
 from pagemesh.pager.leases.preemption import Preemption
 from pagemesh.pager.leases.promises import first_part
 from pagemesh.pager.leases.quotas import Quotas
-from pagemesh.pager.leases.waiting import Waiter, place_of, require_own
+from pagemesh.pager.leases.waiting import Waiter, place_of, pushed, require_own
 from pagemesh.pager.leases.waterfall import Waterfalls
 from pagemesh.pager.pages.runs import Pages, last_extents, pack_runs
 from pagemesh.pager.retention.pins import Pins
@@ -106,8 +106,7 @@ class Admission:
                     self._preemption.shed_copies(books.leases[waiter.message.lease])
                 return
             books.waiting.discard(*waiter.name)
-            if not isinstance(reply, Queued):
-                books.notify(waiter.message.worker, reply)
+            self._tell(waiter.message, reply)
 
     def _overtakes(self, waiter: Waiter) -> bool:
         """Serve ``waiter`` before the first, at a place just ahead of it."""
@@ -121,8 +120,7 @@ class Admission:
             lease.order = ahead_of(first.order, lease.order)
             self._overtaking.passed(books.waiting)
         books.waiting.discard(*waiter.name)
-        if not isinstance(reply, Queued):
-            books.notify(message.worker, reply)
+        self._tell(message, reply)
         return True
 
     def serve_held_back(self) -> None:
@@ -153,8 +151,12 @@ class Admission:
         except Busy:  # no place to queue for room: it asks again, and is told so
             books.in_flight.end_wait(waiter.name)
             return
+        self._tell(waiter.message, reply)
+
+    def _tell(self, message: Admit | Extend, reply: Granted | Extended | Queued) -> None:
+        """Push what came of ``message``, which was queued."""
         if not isinstance(reply, Queued):
-            books.notify(waiter.message.worker, reply)
+            self._books.notify(message.worker, pushed(message, reply))
 
     def _extended(self, lease: Lease, message: Extend, fresh: tuple[int, bytes]) -> Extended:
         count = lease.page_count - message.have_pages

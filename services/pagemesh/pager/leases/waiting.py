@@ -10,9 +10,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from pagemesh.wire.errors import Busy, Malformed
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Admit, Extend
+from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted
 
 FIRST = Order(priority=-1_000, arrival_us=0, request="0" * 32, choice=0)
 """Before every sequence."""
@@ -48,6 +50,13 @@ class Waiter:
     @property
     def name(self) -> Name:
         return (self.message.incarnation, self.message.key)
+
+
+def pushed(message: Admit | Extend, reply: Granted | Extended) -> Granted | Extended:
+    """``reply`` to ``message``, as whoever was queued is told: what was granted, and to whom."""
+    if isinstance(message, Admit) and isinstance(reply, Granted):
+        return msgspec.structs.replace(reply, asked_as=message.asked_as)
+    return reply
 
 
 class WaitList:

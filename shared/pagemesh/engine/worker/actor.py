@@ -132,6 +132,8 @@ class WorkerBehaviour(Behaviour[Input]):
         self._waiting: dict[int, Delivery] = {}
         """Deliveries that the core has not answered yet, by the number it knows them by."""
         self._next_delivery = 1
+        self._heard = False
+        """The core took something since it last went on."""
         self._was_ready = False
         self._told, self._told_us = Load(), 0
         self._stepper = Stepper(
@@ -164,7 +166,6 @@ class WorkerBehaviour(Behaviour[Input]):
                 measures.steps_ended(event.steps)
             case _:
                 self._feed(event)
-        around.on_patience()
         if isinstance(event, Tick):
             self._tell_load()
             if self._stepper.is_hung():
@@ -233,13 +234,26 @@ class WorkerBehaviour(Behaviour[Input]):
         if looks != (subject == subjects.worker_report(self._around.name)):
             raise Malformed("InspectWorker, and nothing else, goes to a worker's inspect subject")
 
+    def rest(self) -> None:
+        if self._heard:
+            self._go_on()
+
     def _feed(self, event: Event, asked: Message | None = None) -> None:
+        self._heard = True
         for command in self._core.take(event, self._around.clock.now_us() / 1_000):
             self._perform(command, asked)
-        for command in self._core.go_on():
-            self._perform(command, asked)
+        if isinstance(event, StepsFinished):
+            self._go_on()
 
-    def _perform(self, command: Command, asked: Message | None) -> None:
+    def _go_on(self) -> None:
+        """After a step at once; otherwise when all that came together was heard, so that who was
+        let in together is computed together."""
+        self._heard = False
+        for command in self._core.go_on():
+            self._perform(command)
+        self._around.on_patience()
+
+    def _perform(self, command: Command, asked: Message | None = None) -> None:
         around, at_us = self._around, self._around.clock.now_us()
         match command:
             case Answer():

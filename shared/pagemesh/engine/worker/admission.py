@@ -14,6 +14,7 @@ from pagemesh.wire.errors import Internal, Malformed
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import (
     Admit,
+    AskedAs,
     Commit,
     Committed,
     Extend,
@@ -60,7 +61,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
         return
     if sequence.phase is Phase.WAITING:
         desk.move(sequence, Phase.ADMITTING)
-    sequence.calling = True
+    sequence.calling, sequence.told = True, False
     desk.call_pager(
         Admit(
             key=sequence.key,
@@ -111,11 +112,17 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
         case Granted():
             _granted(desk, sequence, message)
         case Queued():
-            sequence.retry_ms = desk.now + max(message.ask_again_ms // 2, 1)
+            sequence.retry_ms = desk.now + _patience_ms(message, told=sequence.told)
+            ask(desk, sequence)
         case Refused():
             _admit_refused(desk, sequence, message)
         case _:
             ending.fail(desk, sequence, Internal("the pager answered an admission oddly"))
+
+
+def _patience_ms(queued: Queued, *, told: bool) -> int:
+    """How long to wait for what was queued. ``told``: that it has come, before this answer."""
+    return 0 if told else max(queued.ask_again_ms // 2, 1)
 
 
 def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
@@ -165,21 +172,34 @@ def _lacks_pages(refused: Refused) -> bool:
 
 
 def heard_of(desk: Desk, message: Granted | Extended) -> None:
-    """What was queued has come. The notice may be late or a repeat, so it is only taken as
-    a hint to ask again: a grant is believed only as the answer to a call that is open."""
+    """What was queued has come. A notice may be late or a repeat: unless it can only be the answer
+    to what was asked (``_answers``), it is taken as a hint to ask again."""
     sequence = desk.live.get(message.key)
     if isinstance(message, Extended):
         if sequence is not None and sequence.lease is not None:
-            sequence.lease.retry_ms = desk.now
+            sequence.lease.retry_ms, sequence.lease.told = desk.now, True
             extend(desk, sequence)
     elif sequence is None:
         # Ended meanwhile. (A live sequence's lease is never given back on a notice: the
         # answer to its next call may bring that very lease.)
         if message.lease not in desk.leases and message.lease not in desk.dead:
             leases.give_back_unused(desk, message.key, message.lease)
+    elif _answers(desk, sequence, message):
+        _granted(desk, sequence, message)
     elif sequence.phase in (Phase.WAITING, Phase.ADMITTING):
-        sequence.retry_ms = desk.now
+        sequence.retry_ms, sequence.told = desk.now, True
         ask(desk, sequence)
+
+
+def _answers(desk: Desk, sequence: Sequence, granted: Granted) -> bool:
+    """Whether ``granted`` is what a sequence that was queued waits for. One that had pages before
+    may be told late of those; what was asked of another pager, or in the name of another life of
+    ours, may be others' by now. No list of leases went out since it asked (``Session``). As always,
+    whether the lease stands is looked at before a step uses it."""
+    asked_as = AskedAs(incarnation=desk.identity.incarnation, epoch=desk.epoch)
+    is_queued = sequence.phase is Phase.ADMITTING and not sequence.calling and desk.may_ask
+    is_first = not sequence.preempted_count and not sequence.computed_tokens
+    return is_queued and is_first and granted.asked_as == asked_as
 
 
 def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
@@ -193,7 +213,7 @@ def extend(desk: Desk, sequence: Sequence, computing: int = 0) -> None:
     low, wanted = _lacking(desk, sequence, lease.filled + computing)
     if lease.capacity >= low or lease.hold is not Hold.HELD:
         return
-    lease.extending = True
+    lease.extending, lease.told = True, False
     desk.call_pager(
         Extend(
             key=sequence.key,
@@ -235,7 +255,8 @@ def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
         case Extended():
             _lengthen(desk, lease, message)
         case Queued():
-            lease.retry_ms = desk.now + max(message.ask_again_ms // 2, 1)
+            lease.retry_ms = desk.now + _patience_ms(message, told=lease.told)
+            extend(desk, sequence)
         case Refused(code="Stale" | "Gone"):
             # The lease ended; its revocation, or the word a step reads, will say so. The
             # session may have ended with it, which a heartbeat would tell only later.

@@ -1,8 +1,8 @@
 """``WorkerCore``: the scheduler of a worker, for both roles.
 
-Pure: ``take(event, now_ms)`` and then ``go_on()`` return the commands to perform, in order: first
-tokens are on their way before the next step is thought about. Everything it does follows from the
-events and their order. See ``desk`` for the parts it is made of.
+Pure: ``take(event, now_ms)``, of one event or several, and then ``go_on()`` return the commands to
+perform, in order: first tokens are on their way before the next step is thought about. Everything
+it does follows from the events and their order. See ``desk`` for the parts it is made of.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class WorkerCore:
         return [*self.take(event, now_ms), *self.go_on()]
 
     def take(self, event: Event, now_ms: float) -> list[Command]:
-        """What to do about ``event`` before all else; ``go_on`` has to be next. ``now_ms`` is
-        monotonic."""
+        """What to do about ``event`` before all else; ``go_on`` has to follow, after others that
+        are there already. ``now_ms`` is monotonic."""
         desk = self._desk
         desk.now = max(desk.now, now_ms)
         self._take(event)
@@ -161,7 +161,7 @@ class WorkerCore:
         return commands
 
     def go_on(self) -> list[Command]:
-        """What follows from the event that was taken."""
+        """What follows from the events that were taken."""
         desk = self._desk
         steps.launch(desk, self._batching)
         frames.flush(desk, desk.lines.values())

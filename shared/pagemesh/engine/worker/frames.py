@@ -79,7 +79,7 @@ def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
 
 
 def flush(desk: Desk, lines: Iterable[Line]) -> None:
-    """Send what this event produced."""
+    """Send what was produced since."""
     for line in lines:
         frames, line.frames = line.frames, []
         for part in _parts(frames, desk.limits.frames_bytes_max):
@@ -123,7 +123,7 @@ def beat(desk: Desk) -> None:
     """Let gateways that wait, or did until just now, hear the last counter again."""
     for line in desk.lines.values():
         if line.frames or line.last_ms + desk.limits.beat_ms > desk.now:
-            continue  # those frames are sent at the end of this event
+            continue  # those frames are sent when it goes on
         if line.live_count:
             _send(desk, line, [])
         elif line.beats_left:

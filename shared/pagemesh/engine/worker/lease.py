@@ -94,6 +94,8 @@ class Lease:
     cache: bool = True
     extending: bool = False
     """An ``Extend`` is open."""
+    told: bool = False
+    """Meanwhile a notice said that there are pages."""
     committing: bool = False
     """A ``Commit`` is open."""
     retry_ms: float = 0.0

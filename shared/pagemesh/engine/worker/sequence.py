@@ -1,7 +1,7 @@
 """One sequence as its worker knows it.
 
     submit ->  WAITING <----------------------------+ revoked: keeps its tokens
-                | ^ refused                         |
+                | ^ refused, or leases are declared |
                 v |                                 |
               ADMITTING -granted-> PREFILL ---------+-> DECODE -> DONE
                                      |  first token |     ^
@@ -124,6 +124,8 @@ class Sequence:
     retries: int = 0
     calling: bool = False
     """The call that its phase waits for is open."""
+    told: bool = False
+    """Meanwhile a notice said that there are pages."""
     scores: list[TokenScores] = field(default_factory=list)
     """Of the tokens it drew itself, when log-probabilities are wanted."""
     prompt_scores: list[TokenScores] = field(default_factory=list)

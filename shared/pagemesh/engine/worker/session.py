@@ -21,6 +21,7 @@ from pagemesh.engine.worker import admission, handover, leases
 from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import UsePool
 from pagemesh.engine.worker.lease import Hold, Lease
+from pagemesh.engine.worker.sequence import Phase
 from pagemesh.runtime.clock import to_multiple
 from pagemesh.wire.messages import Message, Ok, Refused
 from pagemesh.wire.pager_messages import (
@@ -233,6 +234,11 @@ class Session:
         desk = self._desk
         self._declare_wanted = False
         self._declare_count += 1
+        for sequence in desk.live.values():
+            # What was granted before the list, in which it is not, is others' afterwards: who
+            # is queued takes it for a hint, and asks again.
+            if sequence.phase is Phase.ADMITTING:
+                desk.move(sequence, Phase.WAITING)
         for lease in desk.leases.values():
             # A pager that began anew knows no more of it than what is declared.
             lease.known = min(lease.known, lease.filled)

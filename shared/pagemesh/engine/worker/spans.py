@@ -67,6 +67,8 @@ class OpenCall:
     started_us: int
     tries: int = 0
     """For pages."""
+    is_queued: bool = False
+    """The last try was answered so: what it waits for comes as a notice."""
     error: str = ""
 
 
@@ -154,16 +156,18 @@ class SequenceSpans:
             self._queue_ends(life, at_us)
             life.asking = OpenCall(name, key, life.context.child(), at_us)
         life.asking.tries += 1
+        life.asking.is_queued = False
         return life.asking
 
     def answered(self, call: OpenCall, message: Message, at_us: int) -> None:
         """Its answer is here. A place in the pager's queue is none yet, nor for pages a refusal:
-        the span goes on until a later call brings them, whatever notices say meanwhile, or the
-        sequence ends. A span a try would bury the trace while the pager is away."""
+        the span goes on until a notice or a later call brings them, or the sequence ends. A span a
+        try would bury the trace while the pager is away."""
         call.error = message.code if isinstance(message, Refused) else ""
+        call.is_queued = isinstance(message, Queued)
         life = self._lives.get(call.key)
         if not call.tries:
-            if not isinstance(message, Queued):
+            if not call.is_queued:
                 self._record(call, at_us)
         elif isinstance(message, Granted) and life is not None and life.asking is call:
             life.waterfall, life.granted = message.waterfall, True
@@ -181,12 +185,15 @@ class SequenceSpans:
         )  # fmt: skip
 
     def granted_unasked(self, message: Granted, at_us: int) -> None:
-        """Pages came for which its gateway had asked. What was asked for here as well has a span
-        that ends with the answer."""
+        """Pages came for which its gateway had asked, or that were waited for in the pager's queue.
+        What is being asked for here has a span that ends with the answer; where the core takes what
+        came for a hint, which is seldom, that is a second one."""
         life = self._lives.get(message.key)
-        if life is None or life.asking is not None or life.granted:
+        if life is None or life.granted or (life.asking is not None and not life.asking.is_queued):
             return
-        life.asking = OpenCall("admit", message.key, life.context.child(), life.started_us, tries=1)
+        if life.asking is None:
+            context = life.context.child()
+            life.asking = OpenCall("admit", message.key, context, life.started_us, tries=1)
         self.answered(life.asking, message, at_us)
 
     # Steps ----------------------------------------------------------------------------------

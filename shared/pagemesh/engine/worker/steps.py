@@ -76,7 +76,7 @@ def _pass_over(wishes: list[Wish]) -> bool:
 
 def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
     """Whether there are pages to copy, a row of the run has lost its lease, or somebody else would
-    be in a new plan. Asked at every event, and mostly there is nobody else: that is soon seen."""
+    be in a new plan. Asked after most events; mostly there is nobody else, which is soon seen."""
     if desk.copies or any(row.sequence.lease is not row.lease for row in step.rows):
         return True
     for sequence in desk.running:
