@@ -6,7 +6,6 @@ import math
 from collections import deque
 from dataclasses import replace
 
-import msgspec
 from tests.sim import model
 from tests.sim.bugs import Bugs
 from tests.sim.executor import Running
@@ -21,7 +20,7 @@ from pagemesh.engine.worker.plan import StepPlan, StepResult, StepRow, plan_afte
 from pagemesh.engine.worker.sequence import Sequence
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.messages import Message
-from pagemesh.wire.pager_messages import AskedAs, Granted, PoolSpec
+from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.work_messages import Attach, Frames, Submit
 
 _TOKEN_MS = 0.1
@@ -161,10 +160,6 @@ class WorkerNode(Process):
             self._calls[call] = reply
         if isinstance(message, Submit | Attach):
             self.host.note_root(message)
-        if self._bugs.believe_any_asker and isinstance(message, Granted) and message.asked_as:
-            assert self.core is not None
-            ours = AskedAs(incarnation=self.incarnation, epoch=self.core._desk.epoch)
-            message = msgspec.structs.replace(message, asked_as=ours)
         self.handle(ev.Received(call, message))
 
     def _perform(self, command: ev.Command) -> None:

@@ -39,8 +39,8 @@ class Behaviour(Generic[E]):
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Nothing is queued, or others have their turn: do what is not worth doing after each
-        event. What it raises ends this life."""
+        """Nothing is queued, or others have their turn, or a stop has come to its end: do what is
+        not worth doing after each event. What it raises ends this life."""
 
     def refuse(self, event: E, fault: Fault) -> None:
         """Answer an event that will not be handled; may come after ``end``. Deliveries are

@@ -186,6 +186,40 @@ class TestAsking:
         ((_, admit),) = [one for one in told if one[0] == "admit"]
         assert (admit["start_us"], admit["end_us"], admit["error"]) == (5, 30, "")
 
+    def test_is_a_second_span_where_a_notice_was_taken_for_a_hint_and_ends_with_its_own_notice(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made, queued = self.begun(), Queued(key=self.KEY, ahead_count=0, ask_again_ms=9)
+        granted = Granted(
+            key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0,
+        )  # fmt: skip
+        self.asked(made, 5, queued)
+        made.granted_unasked(granted, 15)
+        self.asked(made, 20, queued)
+        made.granted_unasked(granted, 30)
+        made.end(self.KEY, FACTS, 90)
+        admits = [one for name, one in told if name == "admit"]
+        assert [one["end_us"] for one in admits] == [15, 30]
+        assert [one["error"] for one in admits] == ["", ""]
+
+    def test_is_one_span_after_a_preemption_where_every_notice_is_a_hint(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made, queued = self.begun(), Queued(key=self.KEY, ahead_count=0, ask_again_ms=9)
+        granted = Granted(
+            key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0,
+            waterfall=Waterfall(),
+        )  # fmt: skip
+        self.asked(made, 5, queued)
+        made.granted_unasked(granted, 15)
+        made.preempted(self.KEY, "preempted", 3, 18)
+        self.asked(made, 20, queued)
+        made.granted_unasked(granted, 30)
+        self.asked(made, 35, granted)
+        made.end(self.KEY, FACTS, 90)
+        admits = [one for name, one in told if name == "admit"]
+        assert [one["end_us"] for one in admits] == [15, 36]
+
     def test_says_why_there_are_none_when_the_sequence_is_given_back(
         self, told: list[tuple[str, dict[str, Any]]]
     ) -> None:

@@ -18,7 +18,7 @@ from tests.unit.pager.rig import (
 from pagemesh.pager.events import ProbeHolder
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.wire.messages import LEVEL_US, SequenceKey
-from pagemesh.wire.pager_messages import Granted, Revoke
+from pagemesh.wire.pager_messages import AskedAs, Granted, Revoke
 
 PROMPT = range(14)
 LATER = 1_000 * LIMITS.in_flight_together_ms + 1
@@ -69,6 +69,7 @@ def test_the_waterfall_says_what_was_saved_and_how_long_it_took(rig: Rig, worker
     [granted] = pushed(rig)
     assert (granted.waterfall.awaited_tokens, granted.waterfall.awaited_ms) == (8, 30)
     assert granted.waterfall.delivered_tokens == granted.cached_tokens == 12
+    assert granted.asked_as == AskedAs(incarnation=worker.incarnation, epoch=1)
     again = msgspec.structs.replace(worker.granted(2, PROMPT), asked_as=granted.asked_as)
     assert again == granted, "a repeat is told the same"
 

@@ -82,6 +82,19 @@ async def test_it_rests_once_for_all_that_was_queued_and_between_long_turns() ->
     await running
 
 
+async def test_a_stopped_actor_rests_once_more_before_it_ends() -> None:
+    class Resting(Notes):
+        def rest(self) -> None:
+            log.append("rest")
+
+    log: list[str] = []
+    actor = Actor("notes", lambda: Resting(log, asyncio.Event()), inbox_count_max=8)
+    actor.admit("x")
+    actor.stop()
+    await actor.run()
+    assert log == ["begin", "x", "rest", "end"]
+
+
 async def test_what_is_queued_while_it_rests_is_handled() -> None:
     class Eager(Notes):
         def rest(self) -> None:

@@ -192,10 +192,10 @@ def heard_of(desk: Desk, message: Granted | Extended) -> None:
 
 
 def _answers(desk: Desk, sequence: Sequence, granted: Granted) -> bool:
-    """Whether ``granted`` is what a sequence that was queued waits for. One that had pages before
-    may be told late of those; what was asked of another pager, or in the name of another life of
-    ours, may be others' by now. No list of leases went out since it asked (``Session``). As always,
-    whether the lease stands is looked at before a step uses it."""
+    """Whether ``granted`` is what a sequence that was queued waits for. What was asked of another
+    pager, or in the name of another life of ours, may be others' by now. No list of leases went out
+    since it asked (``Session``). One that had pages before may be told late of those, which would
+    cost a step: as always, whether the lease stands is looked at before a step uses it."""
     asked_as = AskedAs(incarnation=desk.identity.incarnation, epoch=desk.epoch)
     is_queued = sequence.phase is Phase.ADMITTING and not sequence.calling and desk.may_ask
     is_first = not sequence.preempted_count and not sequence.computed_tokens

@@ -235,8 +235,8 @@ class Session:
         self._declare_wanted = False
         self._declare_count += 1
         for sequence in desk.live.values():
-            # What was granted before the list, in which it is not, is others' afterwards: who
-            # is queued takes it for a hint, and asks again.
+            # What was granted before the list, in which it is not, may be taken back by it, or
+            # may stand: who is queued takes it for a hint, and asks again.
             if sequence.phase is Phase.ADMITTING:
                 desk.move(sequence, Phase.WAITING)
         for lease in desk.leases.values():

@@ -83,6 +83,8 @@ class _Life:
     asking: OpenCall | None = None
     """The admission that is going on, which may take several calls."""
     granted: bool = False
+    hinted: bool = False
+    """That it was is concluded from a notice, which the core may take for a hint."""
     step_us: int = 0
     drawn: int = 0
     drafted: int = 0
@@ -154,6 +156,8 @@ class SequenceSpans:
             return OpenCall(name, key, life.context.child(), at_us)
         if life.asking is None:
             self._queue_ends(life, at_us)
+            if life.hinted:
+                life.granted = life.hinted = False
             life.asking = OpenCall(name, key, life.context.child(), at_us)
         life.asking.tries += 1
         life.asking.is_queued = False
@@ -195,6 +199,7 @@ class SequenceSpans:
             context = life.context.child()
             life.asking = OpenCall("admit", message.key, context, life.started_us, tries=1)
         self.answered(life.asking, message, at_us)
+        life.hinted = True
 
     # Steps ----------------------------------------------------------------------------------
 
@@ -238,6 +243,7 @@ class SequenceSpans:
     def preempted(self, key: SequenceKey, reason: str, lost_tokens: int, at_us: int) -> None:
         life = self._lives.get(key)
         if life is not None:
+            life.hinted = False
             life.note("preempted", at_us, reason=reason, lost_tokens=lost_tokens)
             life.queued_us = at_us
 
