@@ -71,9 +71,8 @@ class Books:
     """All state of one pager life."""
 
     def __init__(
-        self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy,
-        new_policy: NewPolicy,
-    ) -> None:  # fmt: skip
+        self, limits: PagerLimits, facts: PoolFacts, policy: EvictionPolicy, new_policy: NewPolicy
+    ) -> None:
         self.limits = limits
         self.facts = facts
         self.pool = PagePool(facts.page_count, self.first_sequence())
@@ -223,21 +222,22 @@ class Books:
             self.youngest = place
 
     def hold(self, lease: Lease, session: Session) -> None:
-        """``session`` holds ``lease`` from now on."""
+        """``session`` holds ``lease`` from now on, and waits for none for its sequence."""
         lease.incarnation = session.incarnation
         session.leases[lease.id] = lease
         session.by_key[lease.key] = lease
+        if self.waiting.count:
+            self.waiting.discard(session.incarnation, lease.key)
         if self.in_flight.waits:
             self.in_flight.end_wait((session.incarnation, lease.key))
 
     def unhold(self, lease: Lease) -> Session | None:
         """Nobody holds ``lease`` by key any more, nor is waiting on it. Returns whose it was."""
-        key = lease.key
         if self.waiting.count:
-            self.waiting.discard(lease.incarnation, key)
+            self.waiting.discard(lease.incarnation, lease.key)
         session = self.sessions.get(lease.incarnation)
-        if session is not None and session.by_key.get(key) is lease:
-            del session.by_key[key]
+        if session is not None and session.by_key.get(lease.key) is lease:
+            del session.by_key[lease.key]
         return session
 
     def forget_waiters(self, incarnation: int) -> None:

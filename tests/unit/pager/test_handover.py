@@ -7,10 +7,22 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
+from tests.unit.pager.rig import (
+    LIMITS,
+    ROOT,
+    Rig,
+    Worker,
+    code_of,
+    fill_of,
+    is_queued,
+    key_of,
+    order_of,
+    table_of,
+)
 
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pager_messages import Fill, Fork, Granted, Offered, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import Admit, Fill, Fork, Granted, Offered, Revoke, TicketClosed
+from pagemesh.wire.tokens import pack
 
 TOKENS = list(range(10))
 
@@ -296,6 +308,21 @@ class TestFork:
         forked = prefill.forked(lease, fill_of(TOKENS), [1, 2], 16)
         assert prefill.forked(lease, fill_of(TOKENS), [1, 2], 16) == forked
         assert len(rig.core.books.leases) == 3
+
+    def test_a_child_that_waited_for_pages_of_its_own_waits_no_longer(
+        self, rig: Rig, prefill: Worker, lease: Granted
+    ) -> None:
+        child = msgspec.structs.replace(lease.key, choice=1)
+        asked = Admit(
+            key=child, order=msgspec.structs.replace(order_of(1), choice=1), worker="prefill",
+            incarnation=1, epoch=rig.epoch, root=ROOT, tokens=pack(range(50, 60)),
+            reserve_tokens=60, deadline_ms=60_000,
+        )  # fmt: skip
+        assert is_queued(rig.ask(asked)), "15 of 13 pages"
+        [forked] = prefill.forked(lease, fill_of(TOKENS), [1], 16).children
+        prefill.release(lease)
+        prefill.release(forked)
+        assert not rig.taken(Granted) and not rig.core.books.waiting.count
 
     def test_children_go_their_own_ways_in_the_tree(
         self, rig: Rig, prefill: Worker, lease: Granted

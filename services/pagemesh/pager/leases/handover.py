@@ -116,7 +116,6 @@ class Handover:
         self._close(ticket, TicketState.REDEEMED, "redeem")
         ticket.redeemer = message.incarnation
         lease.life.move(LeaseState.HELD, "redeem")
-        books.waiting.discard(message.incarnation, message.key)
         books.hold(lease, session)
         lease.granted_ms = books.now_ms
         held = lease.held_pages
@@ -146,7 +145,6 @@ class Handover:
         self._close(ticket, TicketState.CANCELLED, "withdraw", tell=False)
         ticket.withdrawn = True
         lease.life.move(LeaseState.HELD, "withdraw")
-        books.waiting.discard(message.incarnation, lease.key)
         books.hold(lease, session)
         return Ok()
 
