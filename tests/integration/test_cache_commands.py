@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from tests.integration.mesh import Mesh
 
 from pagemesh.cli.audit import audit
+from pagemesh.wire.pager_reports import LeaseLine
 
 PROMPT = [index * 7 % 256 for index in range(256)]
 TRACE = "5b8aa5a2d2c872e8321cf37308d69df2"
@@ -162,23 +163,28 @@ def test_an_audit_names_owner_request_and_trace_of_what_a_dead_worker_still_hold
     headers = {"traceparent": f"00-{TRACE}-5fb397be34d26b51-01"}
     env = {"PAGEMESH_STREAM_MS": "0"}  # the first token comes by itself, long before the end
     with Mesh(pool_dir, model=tiny_model, env=env) as mesh:
-        stream = httpx.stream(
-            "POST", f"{mesh.url}/v1/completions", json=body, headers=headers, timeout=60.0
-        )
         arguments = ["--nats", mesh.nats_url("operator")]
         pids = mesh.pids()
         others = [mesh.up_pid, pids["gateway"]]
         workers = {name: pids[name] for name in ("prefill-0", "decode-0")}
+        leases: list[LeaseLine] = []
         try:
-            with stream as answer:
-                assert next(answer.iter_lines())
+            for _ in range(5):  # an answer takes half a second, for which this process may be away
+                with httpx.stream(
+                    "POST", f"{mesh.url}/v1/completions", json=body, headers=headers, timeout=60.0
+                ) as answer:
+                    assert next(answer.iter_lines())
+                    for pid in (*workers.values(), *others):
+                        os.kill(pid, signal.SIGSTOP)
+                if leases := mesh.report().leases:
+                    break
                 for pid in (*workers.values(), *others):
-                    os.kill(pid, signal.SIGSTOP)
-                [held] = mesh.report().leases
-                os.kill(workers.pop(held.owner), signal.SIGKILL)
-                for pid in workers.values():
                     os.kill(pid, signal.SIGCONT)
-                done = CliRunner().invoke(audit, arguments, standalone_mode=False)
+            [held] = leases
+            os.kill(workers.pop(held.owner), signal.SIGKILL)
+            for pid in workers.values():
+                os.kill(pid, signal.SIGCONT)
+            done = CliRunner().invoke(audit, arguments, standalone_mode=False)
         finally:  # they would have sent it to the next one, and started another
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
