@@ -35,11 +35,16 @@ async def main() -> int:
 
     key = os.environ.get("PAGEMESH_API_KEY", "")
     headers = {"authorization": f"Bearer {key}"} if key else None
+    noted: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        noted.append(error)
+
     try:
         async with asyncio.timeout(CONNECT_S_MAX):  # left alone, the library tries on and on
-            client = await nats.connect(arguments.nats, error_cb=quiet)
+            client = await nats.connect(arguments.nats, error_cb=note)
     except (OSError, nats.errors.Error) as error:
-        reason = str(error) or f"no connection in {CONNECT_S_MAX} s"
+        reason = str(error) or (str(noted[0]) if noted else f"no connection in {CONNECT_S_MAX} s")
         server = urlsplit(arguments.nats).netloc.rpartition("@")[2]  # without the password
         print(f"cannot reach NATS at {server}: {reason}; {HINT}", file=sys.stderr)
         return 1
@@ -58,10 +63,6 @@ async def main() -> int:
         return await stream(client, body, headers)
     finally:
         await client.close()
-
-
-async def quiet(_error: Exception) -> None:
-    """What is wrong with the connection is raised as well."""
 
 
 async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, str] | None) -> int:

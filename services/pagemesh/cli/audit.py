@@ -47,6 +47,8 @@ def audit(as_json: bool, **arguments: Any) -> int:
             click.echo(_summary(second))
         for finding in findings:
             click.echo(finding.text)
+        if not findings:
+            click.echo("all of it adds up")
     return 1 if findings else 0
 
 

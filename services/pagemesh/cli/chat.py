@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from typing import Any
@@ -58,6 +59,8 @@ def chat(
     with client(config) as http:
         settings["model"] = served_model(http)
         if once is not None:
+            if not once.strip():
+                raise ConfigError("--once has nothing to ask; name a text")
             _say(http, settings, [*first, {"role": "user", "content": typed(once)}])
             return 0
         if sys.stdin is None:
@@ -71,6 +74,9 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
     notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim", soft_wrap=True)
     messages = list(first)
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    if prompt:
+        with contextlib.suppress(ImportError):  # not every Python has it
+            import readline  # noqa: F401  (``input`` has lines edited and recalled with it)
     while True:
         try:
             text = typed(input(prompt)).strip()

@@ -16,6 +16,7 @@ import click
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
+from pagemesh.cli.mesh.up_config import with_free_port
 from pagemesh.cli.options import check_variables
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
@@ -68,6 +69,7 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
         "disk folder": _disk_folder,
         "limits": _limits,
         "model": _model,
+        "http address": _http_address,
     }
     for topic, check in checks.items():
         try:
@@ -142,6 +144,14 @@ def _limits(_config: ServiceConfig) -> str:
             "more (nofile in /etc/security/limits.conf, LimitNOFILE of a systemd unit)"
         )
     return f"{allowed} open files, {usable_cores()}"
+
+
+def _http_address(config: ServiceConfig) -> str:
+    with_free_port(config)
+    gateway = config.gateway
+    if not gateway.http_port:
+        return f"any free port of {gateway.http_host}"
+    return f"{gateway.http_host}:{gateway.http_port}, free"
 
 
 def _model(config: ServiceConfig) -> str:

@@ -41,7 +41,8 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
 @click.option("--tensor-parallel", type=click.IntRange(1, 1024), default=1, show_default=True,
               help="Devices that share each layer.")  # fmt: skip
 @click.option("--kv-dtype", metavar="TYPE", default=None,
-              help=f"{', '.join(FORMATS)}.  [default: the checkpoint's]")  # fmt: skip
+              help=f"{', '.join(FORMATS)}.  [default: the checkpoint's, or without MODEL that of "
+              "`pagemesh up`]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=None,
               help="Type of the weights, on a GPU where PAGEMESH_DEVICE is cuda or devices are "
               "several, else on a CPU.  [default: the checkpoint's]")  # fmt: skip
@@ -93,12 +94,13 @@ def ask(
     where = f"model {path}"
     shape = read_shape(config, where)
     worker = load(WorkerConfig, os.environ)
+    up_kv = page_type(worker, shape.stored)
     stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"
     on_cpu = worker.device == "cpu" and rest["tensor_parallel"] == 1
     return Asked(
         name=name,
         shape=shape,
-        kv=find_format(kv_dtype or stored, "--kv-dtype"),
+        kv=find_format(kv_dtype or (stored if model else up_kv), "--kv-dtype"),
         weights=Weights(weights, "as given")
         if weights is not None
         else weights_of(path.parent, config, shape, dtype or stored, on_cpu=on_cpu),
@@ -114,7 +116,7 @@ def ask(
         host_bytes=rest["host_memory"],
         disk_bytes=rest["disk"],
         pace=_pace(worker, **rest),
-        up_kv=page_type(worker, shape.stored),
+        up_kv=up_kv,
         up_says=_up_says(config),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def findings(environ: dict[str, str]) -> dict[str, Finding]:
 
 def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
     model = write_model_files(tmp_path / "tiny")
-    found = findings({"PAGEMESH_MODEL": str(model), "PAGEMESH_POOL_DIR": str(tmp_path / "new")})
+    environ = {"PAGEMESH_MODEL": str(model), "PAGEMESH_POOL_DIR": str(tmp_path / "new")}
+    found = findings(environ | {"PAGEMESH_HTTP_PORT": "0"})
     assert [finding for finding in found.values() if not finding.ok] == []
 
 
@@ -46,6 +48,15 @@ def test_a_folder_for_pages_on_disk_is_looked_at_if_one_is_named(tmp_path: Path)
     assert told.ok and told.text == f"{tmp_path / 'new'}, takes up to 3 GiB"
     refused = findings({"PAGEMESH_DISK_DIR": "/proc/pages"})["disk folder"]
     assert not refused.ok and "/proc cannot be written" in refused.text
+
+
+def test_an_address_that_is_taken_is_named_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = findings({"PAGEMESH_HTTP_PORT": str(port)})["http address"]
+    assert not found.ok
+    assert f"127.0.0.1:{port}" in found.text and "--http" in found.text
+    assert findings({"PAGEMESH_HTTP_PORT": str(port)})["http address"].ok
 
 
 def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:
@@ -89,7 +100,7 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 11
+    assert found["python"].ok and len(found) == 12
 
 
 def test_what_triton_needs_is_looked_for_where_the_device_is_a_gpu(

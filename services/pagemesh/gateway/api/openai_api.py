@@ -182,6 +182,12 @@ def decode(body: bytes, kind: type[S]) -> S:
         raise ApiError(400, text, code="invalid_json") from None
 
 
+_ELSEWHERE = {
+    "messages": "; /v1/chat/completions takes it",
+    "prompt": "; /v1/completions takes it",
+}
+
+
 def _named(text: str) -> ApiError:
     path = _PATH.search(text)
     param = path.group(1).replace("[...]", "") if path else ""
@@ -191,7 +197,8 @@ def _named(text: str) -> ApiError:
         param = f"{param}.{field.group(1)}" if param else field.group(1)
         if "unknown field" in text:
             name = param[:_BRIEF_MAX]
-            return ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
+            message = f"unknown parameter: {name}{_ELSEWHERE.get(name, '')}"
+            return ApiError(400, message, name, "unknown_parameter")
         return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
     if param.endswith(".role"):
         message += "; roles are system, developer, user and assistant"

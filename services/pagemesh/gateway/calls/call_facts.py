@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from pagemesh.gateway import measures
 from pagemesh.gateway.api.api_errors import ApiError
@@ -13,6 +14,26 @@ from pagemesh.runtime import semconv
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.runtime.trace import TraceContext
+
+
+def endpoint_of(*, chat: bool) -> str:
+    return "chat" if chat else "text_completion"
+
+
+def outcome_of(error: ApiError) -> str:
+    """``refused``: what was asked for is at fault, or whoever asked has had its share."""
+    had_enough = error.status == 429 and error.code == "quota_exceeded"
+    return "refused" if error.status < 500 and (error.status != 429 or had_enough) else "failed"
+
+
+@contextlib.contextmanager
+def refusals_counted(door: str, *, chat: bool) -> Iterator[None]:
+    """Counts what ends here as a request, since it never becomes a call."""
+    try:
+        yield
+    except ApiError as error:
+        measures.requests.labels(door, endpoint_of(chat=chat), outcome_of(error)).inc()
+        raise
 
 
 class CallFacts:
@@ -28,10 +49,11 @@ class CallFacts:
         self._first_us = 0
         self._last_us = 0
         self._error = ""
+        self._ended = ""
 
     @property
     def endpoint(self) -> str:
-        return "chat" if self._ask.chat else "text_completion"
+        return endpoint_of(chat=self._ask.chat)
 
     def delivered(self, event: Deliver, now_us: int) -> None:
         """Tokens are on their way out."""
@@ -40,7 +62,7 @@ class CallFacts:
             self._last_us = now_us
 
     def failed(self, error: ApiError) -> None:
-        self._error = error.code or error.type
+        self._error, self._ended = error.code or error.type, outcome_of(error)
 
     def close(self, cores: Sequence[RequestCore], now_us: int) -> None:
         """Record the span and the metrics."""
@@ -50,7 +72,7 @@ class CallFacts:
         cached = sum(usage.cached_tokens for usage in usages)
         choices = len(self._ask.prompts) * self._ask.best_of
         whole = len(self.finish_reasons) == choices
-        outcome = "failed" if self._error else "completed" if whole else "cancelled"
+        outcome = self._ended or ("completed" if whole else "cancelled")
         measures.requests.labels(self._door, self.endpoint, outcome).inc()
         measures.prompt_tokens.inc(prompt)
         measures.output_tokens.inc(output)

@@ -202,8 +202,8 @@ class BusDoor:
 
     async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
         chat = delivery.subject == subjects.CHAT_COMPLETIONS
-        understood = await self._front.understand(delivery.data, tenant=tenant, chat=chat)
         caller = Caller(door="bus", tenant=tenant, headers=delivery.headers)
+        understood = await self._front.understand(delivery.data, caller, chat=chat)
         async with self._front.call(understood, caller) as call:
             if not understood.ask.stream:
                 await answer.send(await call.whole(answer.bytes_max), last=True)

@@ -19,7 +19,7 @@ from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
-from pagemesh.gateway.calls.call_facts import CallFacts
+from pagemesh.gateway.calls.call_facts import CallFacts, refusals_counted
 from pagemesh.gateway.calls.prepare import Work, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
@@ -105,17 +105,19 @@ class Front:
         finally:
             self._call_count -= 1
 
-    async def understand(self, body: bytes, *, tenant: str, chat: bool) -> Understood:
+    async def understand(self, body: bytes, caller: Caller, *, chat: bool) -> Understood:
         """Parse and tokenise. Raises ``ApiError``."""
         arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
         size = len(body)
-        ask = await off_loop(
-            size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
-        )
-        if all(isinstance(prompt, list) for prompt in ask.prompts):
-            size //= _PACKING_SHARE
-        salt = self.tenants.salt(tenant, ask.cache_salt)  # who shares pages shares these ids too
-        prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
+        with refusals_counted(caller.door, chat=chat):
+            ask = await off_loop(
+                size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
+            )
+            if all(isinstance(prompt, list) for prompt in ask.prompts):
+                size //= _PACKING_SHARE
+            # Who shares pages shares these ids too.
+            salt = self.tenants.salt(caller.tenant, ask.cache_salt)
+            prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
         return Understood(ask, prompts, salt, arrival_us, len(body))
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:

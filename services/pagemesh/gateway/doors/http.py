@@ -94,7 +94,7 @@ class _Completions:
             self._store.abandon(tenant, key)
 
     async def _answer(self, body: bytes, caller: Caller, send: Send, key: str = "") -> None:
-        understood = await self._front.understand(body, tenant=caller.tenant, chat=self._chat)
+        understood = await self._front.understand(body, caller, chat=self._chat)
         async with self._front.call(understood, caller) as call:
             if understood.ask.stream:
                 await self._stream(call, send)
@@ -281,8 +281,10 @@ class _Server(uvicorn.Server):
 
 async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
     path: str = scope["path"]
-    hint = "" if path.startswith("/v1/") else "; OpenAI's paths begin with /v1, e.g. /v1/models"
-    message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}{hint}"
+    hint = "OpenAI's paths begin with /v1, e.g. /v1/models"
+    if path.startswith("/v1/"):
+        hint = "answers come from /v1/chat/completions and /v1/completions"
+    message = f"there is nothing at {path[:PATH_SHOWN_MAX]!r}; {hint}"
     raise ApiError(404, message, code="unknown_url")
 
 

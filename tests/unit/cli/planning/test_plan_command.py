@@ -114,25 +114,27 @@ def test_json_holds_the_numbers_in_bytes(capsys: pytest.CaptureFixture[str], fol
 def test_without_a_model_the_demo_model_is_planned_as_up_would_run_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = as_json(capsys, "--kv-dtype", "float32")
+    found = as_json(capsys)
     assert found["model"]["name"] == "pagemesh-demo"
     page = PageLayout(layers=4, kv_heads=2, head_dim=64, page_size=16).page_bytes
     assert found["kv"]["page_bytes"] == page
     assert found["pool"]["pages"] == (512 << 20) // page
     monkeypatch.setenv("PAGEMESH_POOL_BYTES", "1MiB")
-    assert as_json(capsys, "--kv-dtype", "float32")["pool"]["pages"] == (1 << 20) // page
+    assert as_json(capsys)["pool"]["pages"] == (1 << 20) // page
     monkeypatch.setenv("PAGEMESH_PAGE_SIZE", "32")
     assert as_json(capsys)["kv"]["page_size"] == 32
     assert as_json(capsys, "--page-size", "16")["kv"]["page_size"] == 16
 
 
 def test_a_plan_of_other_pages_than_up_would_make_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    assert "to plan that: --kv-dtype float32" in shown(capsys)
-    assert "to plan that" not in shown(capsys, "--kv-dtype", "float32")
+    assert "to plan that: --kv-dtype float32" in shown(capsys, folder)
+    assert "to plan that" not in shown(capsys, folder, "--kv-dtype", "float32")
+    assert "to plan that" not in shown(capsys), "without a model it is as up would"
     monkeypatch.setenv("PAGEMESH_KV_DTYPE", "bfloat16")
     assert "to plan that" not in shown(capsys)
+    assert "to plan that" not in shown(capsys, folder)
 
 
 def test_weights_are_counted_in_their_files(
