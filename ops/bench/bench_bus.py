@@ -27,7 +27,8 @@ from ops.bench.hardware import describe
 
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.bus import Bus, Delivery
-from pagemesh.runtime.nats_server import NatsServer, free_port
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import codec
 from pagemesh.wire.messages import Ok

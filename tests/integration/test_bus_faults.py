@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pagemesh.runtime.bus import Bus, BusState, Delivery
-from pagemesh.runtime.nats_server import NatsServer, free_port
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import Busy, ConfigError, DeadlineExceeded, Disconnected, Fault, Malformed
 

@@ -15,7 +15,7 @@ from tests.support.otlp import ReceivedSpan, Receiver
 
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.ids import host_name, new_service_name
-from pagemesh.runtime.nats_server import free_port
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.rpc import call
 from pagemesh.wire import subjects
 from pagemesh.wire.pager_reports import InspectPager, PagerReport

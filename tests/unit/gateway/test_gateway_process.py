@@ -17,7 +17,8 @@ from tests.unit.gateway.fake_mesh import FACTS, FakeWorker
 from tests.unit.gateway.support import MODEL, write_model
 
 from pagemesh.runtime.bus import Bus
-from pagemesh.runtime.nats_server import NatsServer, free_port
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import BusConfig
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from pagemesh.runtime import metrics
-from pagemesh.runtime.nats_server import free_port
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.wire.errors import ConfigError
 

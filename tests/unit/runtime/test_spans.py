@@ -14,7 +14,7 @@ from tests.support.otlp import Receiver
 
 from pagemesh.runtime import spans, trace
 from pagemesh.runtime.clock import MonotonicClock
-from pagemesh.runtime.nats_server import free_port
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.spans import SpanEvent, record_span, set_up_spans
 

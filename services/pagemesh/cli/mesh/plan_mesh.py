@@ -13,7 +13,8 @@ from pagemesh.cli.mesh.children import ChildSpec
 from pagemesh.cli.mesh.run_folder import RunFolder, url_file_name, write_private
 from pagemesh.cli.mesh.up_config import UpConfig
 from pagemesh.runtime.config import ENV_PREFIX, Secret
-from pagemesh.runtime.nats_server import find_nats_server, free_port
+from pagemesh.runtime.nats_server import find_nats_server
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.service_config import ServiceConfig, service_environ
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import ConfigError

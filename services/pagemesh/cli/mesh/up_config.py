@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pagemesh.runtime.config import setting
+from pagemesh.runtime.ports import free_port, usable_port
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -76,25 +75,13 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     may be restarted and must come back where clients look. Raises ``ConfigError``."""
     host, port = config.gateway.http_host, config.gateway.http_port
     try:
-        port = usable_port(host, port)
+        port = usable_port(host, port) if port else free_port(host)
     except OSError as error:
         raise ConfigError(
             f"cannot serve at {host}:{port}: {_reason(error)}; stop what listens "
             "there or choose another address with --http HOST:PORT"
         ) from None
     return replace(config, gateway=replace(config.gateway, http_port=port))
-
-
-def usable_port(host: str, port: int) -> int:
-    """``port`` when it can be listened on at ``host``; any free one for 0. Raises ``OSError``."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen(1)
-        chosen: int = probe.getsockname()[1]
-    return chosen
 
 
 def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:

@@ -1,0 +1,53 @@
+"""Ports of this machine on which nobody listens."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_RANGE_USUAL = (32_768, 60_999)
+_CHOICE_COUNT = 16_384
+_PORT_MIN, _PORT_MAX = 1_024, 65_535
+_TRIES_MAX = 64
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that can be listened on, now and when whoever does is started again: if possible none
+    that the system gives to outgoing connections, of which one may have it by then."""
+    choices = _choices(*_outgoing())
+    for _ in range(_TRIES_MAX if choices else 0):
+        with contextlib.suppress(OSError):
+            return usable_port(host, random.choice(choices))
+    return usable_port(host, 0)
+
+
+def usable_port(host: str, port: int) -> int:
+    """``port`` when it can be listened on at ``host``; the system's choice for 0. Raises
+    ``OSError``."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+        chosen: int = probe.getsockname()[1]
+    return chosen
+
+
+def _outgoing() -> tuple[int, int]:
+    """The first and the last port of outgoing connections."""
+    try:
+        low, high = map(int, _RANGE.read_text().split())
+    except (OSError, ValueError):
+        return _RANGE_USUAL
+    return low, high
+
+
+def _choices(low: int, high: int) -> range:
+    """Ports outside of ``low`` to ``high``: those just below or, when these are few, above."""
+    below = range(max(_PORT_MIN, low - _CHOICE_COUNT), low)
+    above = range(high + 1, _PORT_MAX + 1)
+    return max(below, above, key=len)
