@@ -266,3 +266,45 @@ def test_everybody_finishes_though_the_pool_is_a_fraction_of_the_demand(seed: in
         worker.open()
     assert not wanted, f"{len(wanted)} never finished"
     assert rig.core.report().held_pages == rig.core.report().pinned_pages == 0
+
+
+class TestALateWorker:
+    """It was told to let go of a lease, and is frozen."""
+
+    @pytest.fixture
+    def frozen(self, rig: Rig) -> Worker:
+        return Worker(rig, "frozen", 2)
+
+    def silence(self, rig: Rig, worker: Worker, *held: Granted, ms: int) -> None:
+        for _ in range(ms // 200):
+            rig.tick(200)
+            worker.heartbeat(*held)
+
+    def test_holds_nobody_up_once_it_is_known_for_one(
+        self, rig: Rig, worker: Worker, frozen: Worker
+    ) -> None:
+        mine, others = worker.granted(2, range(32)), frozen.granted(3, range(100, 132))
+        assert is_queued(worker.admit(1, range(200, 216)))
+        assert revoked(rig) == [others.lease], "the youngest"
+        self.silence(rig, worker, mine, ms=800)
+        assert is_queued(worker.admit(1, range(200, 216)))
+        assert mine.lease not in revoked(rig), "it may be busy with a step"
+        self.silence(rig, worker, mine, ms=400)
+        assert is_queued(worker.admit(1, range(200, 216)))
+        assert mine.lease in revoked(rig)
+        worker.ack(mine)
+        [granted] = rig.taken(Granted)
+        assert granted.key == key_of(1)
+        assert not {*table_of(granted)} & {*table_of(others)}, "these drain still"
+
+    def test_has_more_taken_from_it_only_where_nobody_else_can_give(
+        self, rig: Rig, worker: Worker, frozen: Worker
+    ) -> None:
+        mine = worker.granted(2, range(16))
+        first, second = frozen.granted(3, range(100, 116)), frozen.granted(4, range(200, 232))
+        assert is_queued(worker.admit(1, range(300, 316)))
+        assert revoked(rig) == [second.lease]
+        self.silence(rig, worker, mine, ms=1_200)
+        assert is_queued(worker.admit(1, range(300, 316)))
+        taken = set(revoked(rig))
+        assert mine.lease in taken and first.lease not in taken

@@ -5,6 +5,10 @@ each, which may both be there for a while. When the first
 waiter cannot be served after evicting, the youngest leases younger than it are revoked until
 what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
 and nobody waits for somebody younger: no deadlock, and no livelock.
+
+Who leaves what it owes for longer than a step takes may be frozen, and then only its death gives
+the pages back, seconds later. Nobody who lives waits for that: what such a worker owes does not
+count as on its way, and what it still holds is taken last.
 """
 
 from __future__ import annotations
@@ -32,15 +36,20 @@ class Preemption:
         if missing_pages <= 0:
             return False
         taken: dict[Node, int] = {}
-        missing = missing_pages - (0 if within is not None else books.pool.draining)
+        late = self._late()
+        missing = missing_pages - (0 if within is not None else self._on_its_way(late))
         for lease in books.revoked.values():
-            if within is None or lease.account is within:
+            if lease.incarnation not in late and (within is None or lease.account is within):
                 missing -= self._unpinned(lease, taken, within)
                 missing -= len(lease.held_pages) if within is not None else 0
         if missing <= 0:
             return False  # enough is on its way
         victims: list[Lease] = []
-        for lease in self._younger(place):
+        younger = self._younger(place)
+        if late:
+            held = LeaseState.HELD  # what is offered comes back at once
+            younger.sort(key=lambda one: one.incarnation in late and one.life.state is held)
+        for lease in younger:
             if missing <= 0:
                 break
             if within is not None and lease.account is not within:
@@ -65,16 +74,32 @@ class Preemption:
         It holds both: its private pages, and by its anchor the tree's. When nobody older
         holds anything and nothing drains, nothing else can make room; admitted again, it
         reads the tree's pages and needs no others for them."""
-        books = self._books
-        if not lease.copies or books.pool.draining:
+        books, late = self._books, self._late()
+        if not lease.copies or self._on_its_way(late):
             return
         for other in books.leases.values():
             if within is not None and other.account is not within:
+                continue
+            if other.incarnation in late and other.life.state is LeaseState.REVOKED:
                 continue
             if other.order.place < lease.order.place or other.life.state is LeaseState.REVOKED:
                 return
         books.preempted_count += 1
         books.revoke(lease, "preempted")
+
+    def _late(self) -> set[int]:
+        """Incarnations that were told to let go of a lease long ago, and did not."""
+        books, late_ms = self._books, self._books.limits.drain_late_ms
+        revoked = books.revoked.values()
+        return {one.incarnation for one in revoked if books.now_ms - one.revoked_ms >= late_ms}
+
+    def _on_its_way(self, late: set[int]) -> int:
+        """Pages that drain, but those of who is ``late``."""
+        books = self._books
+        if not late:
+            return books.pool.draining
+        owed = sum(len(one.held_pages) for one in books.revoked.values() if one.incarnation in late)
+        return books.pool.draining - owed
 
     def _younger(self, place: Place) -> list[Lease]:
         """Leases after ``place``, the youngest first."""
