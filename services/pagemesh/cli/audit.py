@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -48,7 +48,7 @@ def audit(as_json: bool, **arguments: Any) -> int:
         for finding in findings:
             click.echo(finding.text)
         if not findings:
-            click.echo("all of it adds up")
+            click.echo(_verdict(second for _, second in looks))
     return 1 if findings else 0
 
 
@@ -117,6 +117,12 @@ def _summary(look: Look) -> str:
         f"{counted(len(look.workers), 'worker')}{silent}"
         + ("" if pager.are_pins_counted else "; pins not counted, too much is in use: look later")
     )
+
+
+def _verdict(looks: Iterable[Look]) -> str:
+    """When nothing was found: of the silent nobody knows what they hold."""
+    silent = any(look.silent for look in looks)
+    return "what was told adds up" if silent else "all of it adds up"
 
 
 def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[str, object]:

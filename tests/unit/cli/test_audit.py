@@ -68,3 +68,9 @@ def test_what_was_not_counted_is_said() -> None:
     look = Look(pager(are_pins_counted=False), ())
     assert audit._summary(look).endswith("; pins not counted, too much is in use: look later")
     assert audit._summary(Look(pager(), ())).endswith("0 workers")
+
+
+def test_all_adds_up_only_where_everybody_spoke() -> None:
+    heard, unheard = Look(pager(), ()), Look(pager(), (), silent=frozenset({"decode-0"}))
+    assert audit._verdict([heard, heard]) == "all of it adds up"
+    assert audit._verdict([heard, unheard]) == "what was told adds up"
