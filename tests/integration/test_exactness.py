@@ -17,6 +17,8 @@ PAGE_BYTES = 16 * 2 * 2 * 2 * 16 * 4
 """Slots, K and V, layers, KV heads, head size, float32: a page of the tiny model."""
 SMALL_POOL_PAGES = 64
 """The longest sequence takes 43 of them, while 16 requests are under way."""
+ROUNDS_MAX = 5
+"""Who meets whom in a small pool is chance: of 200 requests 1 to 25 are preempted, seldom none."""
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +74,11 @@ def test_every_way_gives_the_same_bits_in_deterministic_mode(
         with Mesh(
             pool_dir, model=tiny_model, deterministic=True, pool_bytes=small, handover=handover
         ) as mesh:
-            assert same(cold, answers(mesh, MODEL, plain)), f"under preemption, {handover=}"
-            report = mesh.wait_idle()
+            for _ in range(ROUNDS_MAX):
+                assert same(cold, answers(mesh, MODEL, plain)), f"under preemption, {handover=}"
+                report = mesh.wait_idle()
+                if report.preempted_count:
+                    break
             assert report.total_pages == SMALL_POOL_PAGES
             assert report.preempted_count > 0
 
