@@ -35,6 +35,7 @@ PAGER_LIMITS = PagerLimits(
     ask_again_ms=300,
     revoke_again_ms=150,
     probe_again_ms=150,
+    drain_late_ms=300,
     drain_ms_max=1_500,
     declare_grace_ms=600,
     lease_count_max=256,

@@ -48,7 +48,7 @@ def audit(as_json: bool, **arguments: Any) -> int:
         for finding in findings:
             click.echo(finding.text)
         if not findings:
-            click.echo(_verdict(second for _, second in looks))
+            click.echo(_verdict(look for both in looks for look in both))
     return 1 if findings else 0
 
 
@@ -120,9 +120,10 @@ def _summary(look: Look) -> str:
 
 
 def _verdict(looks: Iterable[Look]) -> str:
-    """When nothing was found: of the silent nobody knows what they hold."""
-    silent = any(look.silent for look in looks)
-    return "what was told adds up" if silent else "all of it adds up"
+    """When nothing was found: of the silent nobody knows what they hold, and not all pins may
+    have been counted. What does not last from look to look is no finding, so either tells."""
+    whole = not any(look.silent or not look.pager.are_pins_counted for look in looks)
+    return "all of it adds up" if whole else "what was told adds up"
 
 
 def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[str, object]:

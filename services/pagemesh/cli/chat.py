@@ -49,6 +49,8 @@ def chat(
 ) -> int:
     """Talk to a running mesh. Where it asks for an API key, set PAGEMESH_API_KEY."""
     check_variables()
+    if once is not None and not once.strip():
+        raise ConfigError("--once has nothing to ask; name a text")
     config = client_config(arguments)
     settings: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
@@ -59,8 +61,6 @@ def chat(
     with client(config) as http:
         settings["model"] = served_model(http)
         if once is not None:
-            if not once.strip():
-                raise ConfigError("--once has nothing to ask; name a text")
             _say(http, settings, [*first, {"role": "user", "content": typed(once)}])
             return 0
         if sys.stdin is None:

@@ -16,12 +16,13 @@ import click
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
-from pagemesh.cli.mesh.up_config import with_free_port
+from pagemesh.cli.mesh.up_config import UpConfig, with_free_port, with_http
 from pagemesh.cli.options import check_variables
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.pager import IS_COMPILED
+from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.nats_server import find_nats_server
@@ -48,7 +49,8 @@ def doctor() -> int:
     """Say what on this machine would stop a mesh from running."""
     check_variables()
     config = load_service_config(os.environ)
-    findings = list(examine(config))
+    address = load(UpConfig, os.environ).http
+    findings = list(examine(with_http(config, address)))
     for finding in findings:
         mark = click.style("ok", "green") if finding.ok else click.style("no", "red")
         click.echo(f"{mark}  {finding.topic:<14} {finding.text}")

@@ -53,7 +53,7 @@ class PagerLimits:
     probe_again_ms: int = 500
     drain_late_ms: int = 1_000
     """How long after it was told a holder may be busy with a step; from then on nobody counts on
-    what it was told to let go of."""
+    what it was told to let go of, if others can give as much."""
     drain_ms_max: int = 5_000
     """How long a holder may leave pages draining, others waiting, before it is killed."""
     declare_grace_ms: int = 3_000

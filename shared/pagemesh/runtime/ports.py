@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 from pathlib import Path
@@ -12,15 +13,20 @@ _RANGE_USUAL = (32_768, 60_999)
 _CHOICE_COUNT = 16_384
 _PORT_MIN, _PORT_MAX = 1_024, 65_535
 _TRIES_MAX = 64
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that can be listened on, now and when whoever does is started again: if possible none
-    that the system gives to outgoing connections, of which one may have it by then."""
+    that the system gives to outgoing connections, of which one may have it by then. Raises
+    ``OSError``."""
     choices = _choices(*_outgoing())
     for _ in range(_TRIES_MAX if choices else 0):
-        with contextlib.suppress(OSError):
+        try:
             return usable_port(host, random.choice(choices))
+        except OSError as error:
+            if error.errno not in _OF_THE_PORT:
+                raise  # with another port it would be the same
     return usable_port(host, 0)
 
 

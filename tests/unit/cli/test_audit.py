@@ -74,3 +74,6 @@ def test_all_adds_up_only_where_everybody_spoke() -> None:
     heard, unheard = Look(pager(), ()), Look(pager(), (), silent=frozenset({"decode-0"}))
     assert audit._verdict([heard, heard]) == "all of it adds up"
     assert audit._verdict([heard, unheard]) == "what was told adds up"
+    assert audit._verdict([unheard, heard]) == "what was told adds up", "in either look"
+    uncounted = Look(pager(are_pins_counted=False), ())
+    assert audit._verdict([heard, uncounted]) == "what was told adds up"

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 from tests.support.model_files import write_model_files
 
 from pagemesh.cli import doctor
 from pagemesh.cli.doctor import Finding, examine
+from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
 
@@ -51,12 +53,20 @@ def test_a_folder_for_pages_on_disk_is_looked_at_if_one_is_named(tmp_path: Path)
 
 
 def test_an_address_that_is_taken_is_named_with_the_way_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         found = findings({"PAGEMESH_HTTP_PORT": str(port)})["http address"]
     assert not found.ok
     assert f"127.0.0.1:{port}" in found.text and "--http" in found.text
     assert findings({"PAGEMESH_HTTP_PORT": str(port)})["http address"].ok
+
+
+def test_the_address_is_the_one_that_up_would_serve() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        told = CliRunner().invoke(doctor.doctor, env={"PAGEMESH_HTTP": f"127.0.0.1:{port}"})
+    [line] = [line for line in told.output.splitlines() if "http address" in line]
+    assert line.startswith("no") and f"127.0.0.1:{port}" in line
 
 
 def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:

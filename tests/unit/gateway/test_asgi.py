@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from starlette.types import Message
 
+from pagemesh.gateway.api.api_errors import ClientLeft
 from pagemesh.gateway.doors import asgi
-from pagemesh.gateway.doors.asgi import PIECE_BYTES_MAX, ClientLeft, Pieces, send_json
+from pagemesh.gateway.doors.asgi import PIECE_BYTES_MAX, Pieces, send_json
 
 
 async def test_a_client_that_leaves_a_piece_unread_has_left_however_many_it_read(

@@ -1,13 +1,31 @@
-"""Whose fault it is that a request ends without an answer, as the metrics tell it."""
+"""How requests end, as the metrics tell it: each counts once, whatever it ends at."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import nats
 import pytest
+from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
+from tests.unit.gateway.support import MODEL, eventually
 
 from pagemesh.gateway import measures
-from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
-from pagemesh.gateway.calls.call_facts import outcome_of, refusals_counted
-from pagemesh.wire.errors import Busy, Internal, NoCapacity, OverQuota
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, bad, cancelled, from_fault
+from pagemesh.gateway.calls.call_facts import ends_counted, outcome_of
+from pagemesh.gateway.doors import asgi, bus_door
+from pagemesh.gateway.doors.front import Call
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.settings import GatewayConfig
+from pagemesh.wire import subjects
+from pagemesh.wire.errors import Busy, Denied, Fault, Internal, NoCapacity, OverQuota
+
+DOORS = ["http", "bus"]
+GOOD: dict[str, object] = {"model": MODEL, "prompt": "abc", "max_tokens": 3}
+Ask = Callable[..., Awaitable[int]]
 
 
 @pytest.mark.parametrize(
@@ -20,21 +38,182 @@ from pagemesh.wire.errors import Busy, Internal, NoCapacity, OverQuota
         (ApiError(429, "your limit is reached", code="quota_exceeded"), "refused"),
         (ApiError(429, "too many requests at once"), "failed"),
         (from_fault(Busy("the queue is full", retry_after_ms=5)), "failed"),
+        (Busy("too many calls at once", retry_after_ms=5), "failed"),
+        (from_fault(Denied("the gateway may not publish there")), "failed"),
         (from_fault(Internal("a bug")), "failed"),
+        (ZeroDivisionError(), "failed"),
         (cancelled("stopped"), "failed"),
+        (ClientLeft(), "cancelled"),
+        (asyncio.CancelledError(), "cancelled"),
     ],
 )
 def test_a_request_is_refused_where_nobody_but_its_client_can_mend_it(
-    error: ApiError, outcome: str
+    error: BaseException, outcome: str
 ) -> None:
     assert outcome_of(error) == outcome
 
 
-def test_what_is_refused_before_it_is_a_call_counts_once() -> None:
+def test_what_ends_before_it_is_a_call_counts_once() -> None:
     refused = measures.requests.labels("bus", "chat", "refused")
     before = refused._value.get()
-    with pytest.raises(ApiError), refusals_counted("bus", chat=True):
+    with pytest.raises(ApiError), ends_counted("bus", chat=True):
         raise bad("n", "n must be at least 1")
-    with refusals_counted("bus", chat=True):
+    with ends_counted("bus", chat=True):
         pass
     assert refused._value.get() == before + 1
+
+
+class Counted:
+    """What was counted at a door since this was made."""
+
+    def __init__(self, door: str) -> None:
+        self._door, self._before = door, self._now(door)
+
+    def _now(self, door: str) -> dict[str, float]:
+        return {
+            sample.labels["outcome"]: sample.value
+            for metric in measures.requests.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total") and sample.labels["door"] == door
+            and sample.labels["endpoint"] == "text_completion"
+        }  # fmt: skip
+
+    @property
+    def more(self) -> dict[str, float]:
+        now = self._now(self._door)
+        return {name: n - was for name, n in now.items() if n != (was := self._before.get(name, 0))}
+
+
+@pytest.fixture
+async def ask(
+    mesh: FakeMesh, shared_nats_server: NatsServer, request: pytest.FixtureRequest
+) -> AsyncIterator[Ask]:
+    """Asks for a completion at a door, and gives the status of the answer."""
+    if request.param == "http":
+        async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+
+            async def over_http(body: dict[str, object]) -> int:
+                return (await http.post("/v1/completions", json=body)).status_code
+
+            yield over_http
+        return
+    client = await nats.connect(shared_nats_server.url)
+
+    async def over_bus(body: dict[str, object]) -> int:
+        reply = await client.request(subjects.COMPLETIONS, json.dumps(body).encode(), timeout=5)
+        return int((reply.headers or {}).get("nats-service-error-code", "200"))
+
+    yield over_bus
+    await client.close()
+
+
+at_both_doors = pytest.mark.parametrize(
+    ("ask", "door"), [(door, door) for door in DOORS], indirect=["ask"], ids=DOORS
+)
+
+
+@at_both_doors
+async def test_an_answer_is_completed(ask: Ask, door: str) -> None:
+    counted = Counted(door)
+    assert await ask(GOOD) == 200
+    assert counted.more == {"completed": 1}
+
+
+@at_both_doors
+@pytest.mark.parametrize(
+    ("wrong", "status"), [({"temperature": 9}, 400), ({"n": "x"}, 400), ({"model": "other"}, 404)]
+)
+async def test_what_makes_no_sense_is_refused(
+    ask: Ask, door: str, wrong: dict[str, object], status: int
+) -> None:
+    counted = Counted(door)
+    assert await ask(GOOD | wrong) == status
+    assert counted.more == {"refused": 1}
+
+
+@at_both_doors
+@pytest.mark.parametrize(
+    ("fault", "status", "outcome"),
+    [
+        (OverQuota("more than its tenant may use"), 400, "refused"),
+        (Denied("it may not"), 403, "failed"),
+    ],
+)
+async def test_what_a_worker_refuses_is_told_apart(
+    mesh: FakeMesh, ask: Ask, door: str, fault: Fault, status: int, outcome: str
+) -> None:
+    mesh.worker.refusal = fault
+    counted = Counted(door)
+    assert await ask(GOOD) == status
+    assert counted.more == {outcome: 1}
+
+
+@at_both_doors
+@pytest.mark.parametrize("where", ["parse", "answer"])
+async def test_a_crash_is_failed(
+    mesh: FakeMesh, ask: Ask, door: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    owner, name = (mesh.front, "_parsed") if where == "parse" else (Call, "_choice_ended")
+    monkeypatch.setattr(owner, name, crash)
+    counted = Counted(door)
+    assert await ask(GOOD) == 500
+    assert counted.more == {"failed": 1}
+
+
+@at_both_doors
+async def test_who_comes_when_the_gateway_is_full_is_failed(
+    mesh: FakeMesh, ask: Ask, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh.front.gateway, "request_count_max", 0)
+    counted = Counted(door)
+    assert await ask(GOOD) == 429
+    assert counted.more == {"failed": 1}
+
+
+@pytest.mark.parametrize("subject", [subjects.COMPLETIONS, subjects.MODELS])
+async def test_a_call_of_the_bus_that_is_not_taken_is_failed_if_it_asks_for_an_answer(
+    mesh: FakeMesh, shared_nats_server: NatsServer, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_door, "CALLS_MAX", 0)
+    client = await nats.connect(shared_nats_server.url)
+    counted = Counted("bus")
+    await client.request(subject, b"{}", timeout=5)
+    await client.close()
+    assert counted.more == ({"failed": 1} if subject == subjects.COMPLETIONS else {})
+
+
+async def test_a_body_is_refused_or_its_client_leaves(
+    shared_nats_server: NatsServer, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgi, "BODY_READ_S_MAX", 0.1)
+    config = GatewayConfig(http_port=0, body_bytes_max=2_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: "
+    async with fake_mesh(shared_nats_server.url, model_folder, config=config) as mesh:
+        port = httpx.URL(mesh.url).port
+        for sent, outcome in [(b"2001\r\n\r\n", "refused"), (b"100\r\n\r\n{", "refused")]:
+            counted = Counted("http")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + sent)
+            assert (await reader.readline()).startswith((b"HTTP/1.1 413", b"HTTP/1.1 408"))
+            writer.close()
+            assert counted.more == {outcome: 1}
+        monkeypatch.setattr(asgi, "BODY_READ_S_MAX", 10.0)
+        counted = Counted("http")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"100\r\n\r\n{")
+        await asyncio.sleep(0.1)
+        writer.close()
+        await eventually(lambda: counted.more == {"cancelled": 1})
+
+
+async def test_an_answer_that_is_given_again_is_not_counted_and_another_body_for_its_key_is(
+    mesh: FakeMesh,
+) -> None:
+    async with httpx.AsyncClient(base_url=mesh.url, headers={"idempotency-key": "one"}) as http:
+        for body, more in [(GOOD, "completed"), (GOOD, ""), (GOOD | {"n": 2}, "refused")]:
+            counted = Counted("http")
+            await http.post("/v1/completions", json=body)
+            assert counted.more == ({more: 1} if more else {})

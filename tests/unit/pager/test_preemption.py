@@ -308,3 +308,28 @@ class TestALateWorker:
         assert is_queued(worker.admit(1, range(300, 316)))
         taken = set(revoked(rig))
         assert mine.lease in taken and first.lease not in taken
+
+    def test_that_is_only_busy_loses_no_more_than_was_needed(self, rig: Rig) -> None:
+        """A step may take longer than that: nobody else has anything to give meanwhile."""
+        busy, waiting = Worker(rig, "busy", 2), Worker(rig, "waiting", 3)
+        held = [busy.granted(2 + n, range(100 * n, 100 * n + 16)) for n in range(4)]
+        for _ in range(8):
+            assert is_queued(waiting.admit(1, range(900, 908)))
+            rig.tick(400)
+            for one in (busy, waiting):
+                one.heartbeat(*(held if one is busy else ()))
+        assert set(revoked(rig)) == {held[-1].lease}
+
+    def test_is_counted_on_where_all_are_late(
+        self, rig: Rig, worker: Worker, frozen: Worker
+    ) -> None:
+        mine = [worker.granted(2 + n, range(100 * n, 100 * n + 16)) for n in range(2)]
+        others = [frozen.granted(5 + n, range(500 + 100 * n, 516 + 100 * n)) for n in range(2)]
+        waiting = Worker(rig, "waiting", 3)
+        for _ in range(10):
+            assert is_queued(waiting.admit(1, range(900, 908)))
+            rig.tick(400)
+            worker.heartbeat(*mine)
+            frozen.heartbeat(*others)
+            waiting.heartbeat()
+        assert set(revoked(rig)) == {mine[-1].lease, others[-1].lease}, "one of each"

@@ -11,7 +11,11 @@ from pagemesh.runtime import ports
 from pagemesh.runtime.ports import free_port, usable_port
 
 
-def test_a_free_port_is_none_that_outgoing_connections_are_given() -> None:
+def test_a_free_port_is_none_that_outgoing_connections_are_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "range").write_text("32768 60999")
+    monkeypatch.setattr(ports, "_RANGE", tmp_path / "range")
     low, high = ports._outgoing()
     found = [free_port() for _ in range(20)]
     assert not [port for port in found if low <= port <= high]
@@ -41,6 +45,19 @@ def test_where_it_is_all_there_is_the_system_chooses(
     (tmp_path / "range").write_text("1024 65535")
     monkeypatch.setattr(ports, "_RANGE", tmp_path / "range")
     assert free_port() >= 1_024
+
+
+def test_a_host_that_is_not_known_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def nowhere(host: object, *_rest: object, **_more: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    with pytest.raises(OSError, match="not known"):
+        free_port("nowhere.invalid")
+    assert asked == ["nowhere.invalid"]
 
 
 def test_what_somebody_listens_on_is_not_usable() -> None:

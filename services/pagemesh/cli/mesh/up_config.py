@@ -79,7 +79,7 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     except OSError as error:
         raise ConfigError(
             f"cannot serve at {host}:{port}: {_reason(error)}; stop what listens "
-            "there or choose another address with --http HOST:PORT"
+            "there or choose another address (pagemesh up --http HOST:PORT)"
         ) from None
     return replace(config, gateway=replace(config.gateway, http_port=port))
 

@@ -84,6 +84,10 @@ class ApiError(Exception):
         )
 
 
+class ClientLeft(Exception):
+    """Nobody is there any more who could be told anything."""
+
+
 def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, param, code)
 

@@ -174,7 +174,7 @@ def decode(body: bytes, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(str(error), _ELSEWHERE.get(kind, {})) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -182,13 +182,14 @@ def decode(body: bytes, kind: type[S]) -> S:
         raise ApiError(400, text, code="invalid_json") from None
 
 
-_ELSEWHERE = {
-    "messages": "; /v1/chat/completions takes it",
-    "prompt": "; /v1/completions takes it",
+_ELSEWHERE: dict[type, dict[str, str]] = {
+    CompletionBody: {"messages": "; chat completions take it"},
+    ChatBody: {"prompt": "; completions take it"},
 }
+"""By what was read, the parameters that belong to another endpoint."""
 
 
-def _named(text: str) -> ApiError:
+def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
     path = _PATH.search(text)
     param = path.group(1).replace("[...]", "") if path else ""
     message = text[: path.start()] if path else text
@@ -197,7 +198,7 @@ def _named(text: str) -> ApiError:
         param = f"{param}.{field.group(1)}" if param else field.group(1)
         if "unknown field" in text:
             name = param[:_BRIEF_MAX]
-            message = f"unknown parameter: {name}{_ELSEWHERE.get(name, '')}"
+            message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
             return ApiError(400, message, name, "unknown_parameter")
         return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
     if param.endswith(".role"):

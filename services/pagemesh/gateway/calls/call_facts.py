@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
 from pagemesh.gateway import measures
-from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, from_fault
 from pagemesh.gateway.api.openai_api import Ask
 from pagemesh.gateway.calls.events import Deliver
 from pagemesh.gateway.calls.request import RequestCore
@@ -14,24 +15,31 @@ from pagemesh.runtime import semconv
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.runtime.trace import TraceContext
+from pagemesh.wire.errors import Fault
 
 
 def endpoint_of(*, chat: bool) -> str:
     return "chat" if chat else "text_completion"
 
 
-def outcome_of(error: ApiError) -> str:
-    """``refused``: what was asked for is at fault, or whoever asked has had its share."""
-    had_enough = error.status == 429 and error.code == "quota_exceeded"
-    return "refused" if error.status < 500 and (error.status != 429 or had_enough) else "failed"
+def outcome_of(error: BaseException) -> str:
+    """``cancelled``: the client left. ``refused``: what was asked for is at fault, or whoever asked
+    has had its share. Else ``failed``; what we are not allowed ourselves (403) is no client's
+    fault."""
+    if isinstance(error, ClientLeft | asyncio.CancelledError):
+        return "cancelled"
+    told = from_fault(error) if isinstance(error, Fault) else error
+    if not isinstance(told, ApiError) or told.status >= 500 or told.status == 403:
+        return "failed"
+    return "refused" if told.status != 429 or told.code == "quota_exceeded" else "failed"
 
 
 @contextlib.contextmanager
-def refusals_counted(door: str, *, chat: bool) -> Iterator[None]:
+def ends_counted(door: str, *, chat: bool) -> Iterator[None]:
     """Counts what ends here as a request, since it never becomes a call."""
     try:
         yield
-    except ApiError as error:
+    except (Exception, asyncio.CancelledError) as error:
         measures.requests.labels(door, endpoint_of(chat=chat), outcome_of(error)).inc()
         raise
 
@@ -61,8 +69,12 @@ class CallFacts:
             self._first_us = self._first_us or now_us
             self._last_us = now_us
 
-    def failed(self, error: ApiError) -> None:
-        self._error, self._ended = error.code or error.type, outcome_of(error)
+    def failed(self, error: Exception) -> None:
+        """What was to be answered ends in ``error``."""
+        if isinstance(error, ClientLeft):
+            return  # perhaps after all of it
+        self._ended = outcome_of(error)
+        self._error = (error.code or error.type) if isinstance(error, ApiError) else "internal"
 
     def close(self, cores: Sequence[RequestCore], now_us: int) -> None:
         """Record the span and the metrics."""

@@ -16,7 +16,7 @@ from typing import Self
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagemesh.gateway.api.api_errors import ApiError
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft
 from pagemesh.gateway.doors.tenants import Tenants, bearer
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.runtime.logs import get_logger
@@ -29,10 +29,6 @@ _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HEADERS = "pagemesh.headers"
 _log = get_logger(__name__)
-
-
-class ClientLeft(Exception):
-    """The connection is closed; nobody reads what would be answered."""
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

@@ -17,11 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 
 import msgspec
 
-from pagemesh.gateway.api.api_errors import ApiError, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, from_fault
 from pagemesh.gateway.api.render import too_large
+from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.doors.front import Caller, Front
 from pagemesh.gateway.doors.http import models_json
 from pagemesh.gateway.doors.tenants import bearer
@@ -45,6 +47,7 @@ LAST = "pagemesh-last"
 SEQUENCE = "pagemesh-sequence"
 ERROR = "pagemesh-error"
 CALLS_MAX = 4_096
+_DOOR = "bus"
 _PROBE_MS = 1_000
 _HEADER_BYTES_MAX = 1 << 10
 _SERVICE = "pagemesh"
@@ -56,15 +59,11 @@ _ENDPOINTS = (
 _log = get_logger(__name__)
 
 
-class _CallerLeft(Exception):
-    """Nobody listens on the reply inbox."""
-
-
 class _Answer:
     """Messages to one reply inbox, numbered.
 
     Now and then a message itself asks for a reply, which nobody gives; but when nobody
-    listens any more, the server says so, and the next message raises ``_CallerLeft``.
+    listens any more, the server says so, and the next message raises ``ClientLeft``.
     """
 
     def __init__(self, bus: Bus, clock: Clock, delivery: Delivery) -> None:
@@ -82,7 +81,7 @@ class _Answer:
         return self._bus.message_bytes_max - _HEADER_BYTES_MAX
 
     async def send(self, data: bytes, *, last: bool = False, error: ApiError | None = None) -> None:
-        """Raises ``_CallerLeft``, or ``ApiError`` for what the bus cannot carry."""
+        """Raises ``ClientLeft``, or ``ApiError`` for what the bus cannot carry."""
         headers = {SEQUENCE: str(self._sequence + 1)}
         if last:
             headers[LAST] = "true"
@@ -98,7 +97,7 @@ class _Answer:
                 self._probed_ms = now_ms
                 await self._send_probing(data, headers)
         except Fault:
-            raise _CallerLeft from None
+            raise ClientLeft from None
         self._sequence += 1
 
     async def close(self) -> None:
@@ -161,7 +160,9 @@ class BusDoor:
         if not delivery.reply or not subjects.may_be_answered(delivery.reply):
             return
         if len(self._calls) >= CALLS_MAX:
-            raise Busy("too many calls at once", retry_after_ms=1_000)
+            asks = delivery.subject != subjects.MODELS
+            with ends_counted(_DOOR, chat=_is_chat(delivery)) if asks else nullcontext():
+                raise Busy("too many calls at once", retry_after_ms=1_000)
         task = asyncio.create_task(self._serve(delivery), name="bus-call")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
@@ -173,7 +174,7 @@ class BusDoor:
         failed = ""
         try:
             await self._answer(delivery, answer)
-        except _CallerLeft:
+        except ClientLeft:
             failed = "cancelled"
         except ApiError as error:
             failed = error.code or error.type
@@ -197,12 +198,12 @@ class BusDoor:
         if delivery.subject == subjects.MODELS:
             await answer.send(msgspec.json.encode(models_json(self._front)), last=True)
             return
-        with self._front.entered():
+        with self._front.entered(_DOOR, chat=_is_chat(delivery)):
             await self._complete(delivery, tenant, answer)
 
     async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
-        chat = delivery.subject == subjects.CHAT_COMPLETIONS
-        caller = Caller(door="bus", tenant=tenant, headers=delivery.headers)
+        chat = _is_chat(delivery)
+        caller = Caller(door=_DOOR, tenant=tenant, headers=delivery.headers)
         understood = await self._front.understand(delivery.data, caller, chat=chat)
         async with self._front.call(understood, caller) as call:
             if not understood.ask.stream:
@@ -212,6 +213,10 @@ class BusDoor:
                 for chunk in chunks:
                     await answer.send(chunk)
             await answer.send(b"", last=True)
+
+
+def _is_chat(delivery: Delivery) -> bool:
+    return delivery.subject == subjects.CHAT_COMPLETIONS
 
 
 def _error_headers(error: ApiError) -> dict[str, str]:
@@ -229,5 +234,5 @@ def _refusal(fault: Fault) -> tuple[bytes, Headers]:
 
 
 async def _send_error(answer: _Answer, error: ApiError) -> None:
-    with contextlib.suppress(_CallerLeft, ApiError):
+    with contextlib.suppress(ClientLeft, ApiError):
         await answer.send(error.body(), last=True, error=error)

@@ -19,7 +19,7 @@ from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
-from pagemesh.gateway.calls.call_facts import CallFacts, refusals_counted
+from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted
 from pagemesh.gateway.calls.prepare import Work, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
@@ -94,11 +94,12 @@ class Front:
         """By tenant, of those that are limited."""
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self, door: str, *, chat: bool) -> Iterator[None]:
         """A call is here: from before its body is read, since bodies take room long before
         they are requests, until it was answered. Raises ``ApiError`` when there are too many."""
         if self._call_count >= self.gateway.request_count_max:
-            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+            with ends_counted(door, chat=chat):
+                raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         self._call_count += 1
         try:
             yield
@@ -109,7 +110,7 @@ class Front:
         """Parse and tokenise. Raises ``ApiError``."""
         arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
         size = len(body)
-        with refusals_counted(caller.door, chat=chat):
+        with ends_counted(caller.door, chat=chat):
             ask = await off_loop(
                 size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
             )
@@ -156,7 +157,7 @@ class Front:
                     created=int(time.time()),
                 )
                 yield Call(self, ask, understood.prompts, lives, outbox, renderer, facts, turn)
-        except ApiError as error:
+        except Exception as error:
             facts.failed(error)
             raise
         finally:

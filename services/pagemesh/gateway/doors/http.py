@@ -26,6 +26,7 @@ from pagemesh.gateway.api.openai_api import (
     template_values,
 )
 from pagemesh.gateway.api.render import DONE, sse
+from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import render
 from pagemesh.gateway.doors.asgi import (
     Guard,
@@ -48,6 +49,7 @@ from pagemesh.runtime.version import VERSION
 from pagemesh.wire.errors import ConfigError
 
 CONNECTIONS_BACKLOG = 1_024
+_DOOR = "http"
 _DATE_PERIOD_MS = 1_000
 PATH_SHOWN_MAX = 100
 """Characters of an unknown path that its error repeats."""
@@ -70,21 +72,23 @@ class _Completions:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._front.entered():
+        with self._front.entered(_DOOR, chat=self._chat):
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
+        with ends_counted(_DOOR, chat=self._chat):
+            body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
         headers = headers_of(scope)
         tenant = scope["pagemesh.tenant"]
-        caller = Caller(door="http", tenant=tenant, headers=headers)
+        caller = Caller(door=_DOOR, tenant=tenant, headers=headers)
         key = headers.get(HEADER)
         if key is None:
             await while_connected(receive, lambda: self._answer(body, caller, send))
             return
         digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         now_ms = self._front.gateway.clock.now_ms()
-        known = self._store.begin(tenant, key, digest, now_ms)
+        with ends_counted(_DOOR, chat=self._chat):
+            known = self._store.begin(tenant, key, digest, now_ms)
         if known is not None:
             await send_json(send, known, headers={"idempotent-replayed": "true"})
             return

@@ -6,9 +6,10 @@ waiter cannot be served after evicting, the youngest leases younger than it are 
 what is free, and what will drain, suffices. The oldest sequence can therefore always go on,
 and nobody waits for somebody younger: no deadlock, and no livelock.
 
-Who leaves what it owes for longer than a step takes may be frozen, and then only its death gives
-the pages back, seconds later. Nobody who lives waits for that: what such a worker owes does not
-count as on its way, and what it still holds is taken last.
+Who leaves what it owes for longer than most steps take may be frozen, and then only its death
+gives the pages back, seconds later. So where those who are not late can give enough, nobody waits
+for that. Where they cannot, what is owed late counts as on its way like all else: somebody who is
+late has pages taken for a waiter once, however long its step is.
 """
 
 from __future__ import annotations
@@ -35,30 +36,12 @@ class Preemption:
         books = self._books
         if missing_pages <= 0:
             return False
-        taken: dict[Node, int] = {}
         late = self._late()
-        missing = missing_pages - (0 if within is not None else self._on_its_way(late))
-        for lease in books.revoked.values():
-            if lease.incarnation not in late and (within is None or lease.account is within):
-                missing -= self._unpinned(lease, taken, within)
-                missing -= len(lease.held_pages) if within is not None else 0
-        if missing <= 0:
-            return False  # enough is on its way
-        victims: list[Lease] = []
-        younger = self._younger(place)
-        if late:
-            held = LeaseState.HELD  # what is offered comes back at once
-            younger.sort(key=lambda one: one.incarnation in late and one.life.state is held)
-        for lease in younger:
-            if missing <= 0:
-                break
-            if within is not None and lease.account is not within:
-                continue
-            victims.append(lease)
-            missing -= len(lease.held_pages) + lease.promised_pages
-            missing -= self._unpinned(lease, taken, within)
-        if missing > 0:
-            return False  # older ones hold the rest: what they give back will do
+        victims = self._victims(place, missing_pages, within, late)
+        if victims is None and late:
+            victims = self._victims(place, missing_pages, within, set())
+        if not victims:
+            return False  # enough is on its way, or what older ones hold will have to do
         before = books.room if within is None else within.used_pages
         for lease in victims:
             books.preempted_count += 1
@@ -67,6 +50,31 @@ class Preemption:
             else:
                 books.revoke(lease, "preempted")
         return books.room > before if within is None else within.used_pages < before
+
+    def _victims(
+        self, place: Place, missing: int, within: Account | None, late: set[int]
+    ) -> list[Lease] | None:
+        """Whom to take ``missing`` pages from beside what is on its way; None when that cannot be.
+        What incarnations in ``late`` owe or hold is not looked at."""
+        books = self._books
+        taken: dict[Node, int] = {}
+        missing -= 0 if within is not None else self._on_its_way(late)
+        for lease in books.revoked.values():
+            if lease.incarnation not in late and (within is None or lease.account is within):
+                missing -= self._unpinned(lease, taken, within)
+                missing -= len(lease.held_pages) if within is not None else 0
+        victims: list[Lease] = []
+        for lease in self._younger(place) if missing > 0 else ():
+            if missing <= 0:
+                break
+            if within is not None and lease.account is not within:
+                continue
+            if lease.incarnation in late and lease.life.state is LeaseState.HELD:
+                continue  # what is offered comes back at once
+            victims.append(lease)
+            missing -= len(lease.held_pages) + lease.promised_pages
+            missing -= self._unpinned(lease, taken, within)
+        return victims if missing <= 0 else None
 
     def shed_copies(self, lease: Lease, *, within: Account | None = None) -> None:
         """Revoke a waiting lease whose own copies of what the tree has are in its way.
