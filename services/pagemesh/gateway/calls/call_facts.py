@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
@@ -26,8 +25,8 @@ def outcome_of(error: BaseException) -> str:
     """``cancelled``: the client left. ``refused``: what was asked for is at fault, or whoever asked
     has had its share. Else ``failed``; what we are not allowed ourselves (403) is no client's
     fault."""
-    if isinstance(error, ClientLeft | asyncio.CancelledError):
-        return "cancelled"
+    if isinstance(error, ClientLeft) or not isinstance(error, Exception):
+        return "cancelled"  # the task is, where it is no ``Exception``
     told = from_fault(error) if isinstance(error, Fault) else error
     if not isinstance(told, ApiError) or told.status >= 500 or told.status == 403:
         return "failed"
@@ -39,7 +38,7 @@ def ends_counted(door: str, *, chat: bool) -> Iterator[None]:
     """Counts what ends here as a request, since it never becomes a call."""
     try:
         yield
-    except (Exception, asyncio.CancelledError) as error:
+    except BaseException as error:
         measures.requests.labels(door, endpoint_of(chat=chat), outcome_of(error)).inc()
         raise
 
