@@ -5,7 +5,14 @@
 namespace {
 
 constexpr long kProbePiece = 1 << 14;  // floats a thread takes at a time
+// As many as registers hold beside the value: 24 of 32 registers, or 12 of 16.
+#if PM_LEVEL >= 2
 constexpr int kProbeChains = 24;
+#elif PM_LEVEL == 1 || defined(__aarch64__)
+constexpr int kProbeChains = 6;
+#else
+constexpr int kProbeChains = 3;
+#endif
 
 float probe_stream(const float* data, long floats, int threads) {
   pm::Counter work;
@@ -27,8 +34,8 @@ float probe_stream(const float* data, long floats, int threads) {
   return total;
 }
 
-// Each thread does `rounds` rounds of 24 vector multiply-adds, in 24 independent chains, with
-// one load in each round. Returns the multiply-adds done, per lane, by all threads.
+// Each thread does `rounds` rounds of vector multiply-adds, one in each of the independent chains,
+// with one load in each round. Returns the multiply-adds done, per lane, by all threads.
 long probe_arithmetic(long rounds, int threads) {
   long done = 0;
   long* shared = &done;
