@@ -43,8 +43,8 @@ def audit(as_json: bool, **arguments: Any) -> int:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_entries(looks, findings))).decode())
     else:
-        for _, second in looks:
-            click.echo(_summary(second))
+        for first, second in looks:
+            click.echo(_summary(first, second))
         for finding in findings:
             click.echo(finding.text)
         if not findings:
@@ -108,15 +108,20 @@ async def _report(mesh: Mesh, host: str) -> PagerReport:
     return msgspec.structs.replace(whole, leases=leases)
 
 
-def _summary(look: Look) -> str:
-    pager = look.pager
-    silent = f", {len(look.silent)} silent" if look.silent else ""
+def _summary(first: Look, second: Look) -> str:
+    """What there is in the second look, and who was silent in either: it may be gone by then."""
+    pager, names = second.pager, _silent(first, second)
+    silent = f"; no answer from {', '.join(names)}" if names else ""
     return (
         f"{pager.host}: {counted(pager.total_pages, 'page')}, "
         f"{counted(pager.lease_count, 'lease')}, {counted(pager.ticket_count, 'ticket')}, "
-        f"{counted(len(look.workers), 'worker')}{silent}"
+        f"{counted(len(second.workers), 'worker')}{silent}"
         + ("" if pager.are_pins_counted else "; pins not counted, too much is in use: look later")
     )
+
+
+def _silent(first: Look, second: Look) -> list[str]:
+    return sorted(first.silent | second.silent)
 
 
 def _verdict(looks: Iterable[Look]) -> str:
@@ -134,10 +139,10 @@ def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[st
             "leases": look.pager.lease_count,
             "tickets": look.pager.ticket_count,
             "workers": len(look.workers),
-            "silent": sorted(look.silent),
+            "silent": _silent(first, look),
             "pins_counted": look.pager.are_pins_counted,
         }
-        for _, look in looks
+        for first, look in looks
     ]
     found = [asdict(finding) | {"lease": f"{finding.lease:x}"} for finding in findings]
     return {"hosts": hosts, "findings": found}

@@ -16,7 +16,7 @@ import click
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
-from pagemesh.cli.mesh.up_config import UpConfig, with_free_port, with_http
+from pagemesh.cli.mesh.up_config import UpConfig, shown_address, with_free_port, with_http
 from pagemesh.cli.options import check_variables
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
@@ -153,7 +153,7 @@ def _http_address(config: ServiceConfig) -> str:
     gateway = config.gateway
     if not gateway.http_port:
         return f"any free port of {gateway.http_host}"
-    return f"{gateway.http_host}:{gateway.http_port}, free"
+    return f"{shown_address(gateway.http_host, gateway.http_port)}, free"
 
 
 def _model(config: ServiceConfig) -> str:

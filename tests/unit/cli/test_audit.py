@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.cli.test_reconcile import line, pager
 
@@ -65,9 +66,19 @@ async def test_parts_of_two_lives_of_a_pager_are_not_put_together(bus: Bus) -> N
 
 
 def test_what_was_not_counted_is_said() -> None:
-    look = Look(pager(are_pins_counted=False), ())
-    assert audit._summary(look).endswith("; pins not counted, too much is in use: look later")
-    assert audit._summary(Look(pager(), ())).endswith("0 workers")
+    look, whole = Look(pager(are_pins_counted=False), ()), Look(pager(), ())
+    assert audit._summary(whole, look).endswith(
+        "; pins not counted, too much is in use: look later"
+    )
+    assert audit._summary(look, whole).endswith("0 workers")
+
+
+def test_who_was_silent_is_named_though_it_is_gone_by_the_second_look() -> None:
+    """As under ``up``, which kills what stands still while the first look waits for it."""
+    first, second = Look(pager(), (), silent=frozenset({"decode-1"})), Look(pager(), ())
+    assert audit._summary(first, second).endswith("0 workers; no answer from decode-1")
+    told = msgspec.json.encode(audit._entries([(first, second)], []))
+    assert b'"silent":["decode-1"]' in told
 
 
 def test_all_adds_up_only_where_everybody_spoke() -> None:

@@ -169,6 +169,7 @@ def test_each_answer_is_told_in_words(door: Door, capsys: pytest.CaptureFixture[
         ("pin --root abc --tokens 1", "'abc' is not 64 hexadecimal digits"),
         (f"pin --root {ROOT} --tokens 1,x", "is not token ids such as 1,15,220"),
         (f"pin --root {ROOT} --tokens {'9' * 5_000}", "is not token ids such as 1,15,220"),
+        ("pin --text=", "--text has nothing to pin"),
         ("pin --messages nowhere.json", "nowhere.json: No such file or directory"),
         ("tree --limit 501", "--limit"),
         ("tree --root xy", "'xy' is not hexadecimal digits, 64 at most"),

@@ -14,6 +14,7 @@ from tests.support.model_files import write_model_files
 
 from pagemesh.cli import doctor
 from pagemesh.cli.doctor import Finding, examine
+from pagemesh.cli.mesh.up_config import shown_address
 from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
@@ -67,6 +68,13 @@ def test_the_address_is_the_one_that_up_would_serve() -> None:
         told = CliRunner().invoke(doctor.doctor, env={"PAGEMESH_HTTP": f"127.0.0.1:{port}"})
     [line] = [line for line in told.output.splitlines() if "http address" in line]
     assert line.startswith("no") and f"127.0.0.1:{port}" in line
+    assert "stop what listens there" in line
+
+
+def test_an_address_is_shown_as_urls_have_it_and_the_remedy_is_one() -> None:
+    assert shown_address("::1", 8000) == "[::1]:8000"
+    elsewhere = findings({"PAGEMESH_HTTP_HOST": "192.0.2.1"})["http address"]
+    assert not elsewhere.ok and "listens" not in elsewhere.text
 
 
 def test_what_a_model_recommends_of_sampling_is_told(tmp_path: Path) -> None:

@@ -209,6 +209,17 @@ async def test_a_body_is_refused_or_its_client_leaves(
         await eventually(lambda: counted.more == {"cancelled": 1})
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("Identity", 200)])
+async def test_a_body_that_is_compressed_is_refused(
+    mesh: FakeMesh, encoding: str, status: int
+) -> None:
+    counted = Counted("http")
+    async with httpx.AsyncClient(base_url=mesh.url, headers={"content-encoding": encoding}) as http:
+        answer = await http.post("/v1/completions", json=GOOD)
+    assert answer.status_code == status
+    assert counted.more == {"completed" if status == 200 else "refused": 1}
+
+
 async def test_an_answer_that_is_given_again_is_not_counted_and_another_body_for_its_key_is(
     mesh: FakeMesh,
 ) -> None:

@@ -39,6 +39,8 @@ def prefixes(prefix: Prefix, config: ClientConfig) -> list[tuple[str, list[int]]
     given = [name for name in ("text", "messages", "tokens") if getattr(prefix, name) is not None]
     if len(given) != 1 or (prefix.root is None) != (given != ["tokens"]):
         raise click.UsageError("give one of --text, --messages, and --root with --tokens")
+    if prefix.text == "":
+        raise ConfigError("--text has nothing to pin; name the text that prompts begin with")
     if prefix.root is not None and prefix.tokens is not None:
         return [(_root(prefix.root), list(prefix.tokens))]
     body: dict[str, Any] = {"cache_salt": typed(prefix.salt) or None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ class UpConfig:
     )  # fmt: skip
     silence_ms_max: int = setting(
         10_000, "SILENCE_MS_MAX", "standstill of a service after which it is killed and started "
-        "again; raise it before you stop one in a debugger",
+        "again; raise it before you stop one in a debugger (one whose pages others wait "
+        "for is killed after 5 s all the same)",
         minimum=2_000, maximum=86_400_000,
     )  # fmt: skip
 
@@ -70,6 +72,11 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _PORT_MAX
 
 
+def shown_address(host: str, port: int) -> str:
+    """``host`` and ``port`` as URLs have them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def with_free_port(config: ServiceConfig) -> ServiceConfig:
     """``config`` with its HTTP port checked to be free, and chosen when it is 0: the gateway
     may be restarted and must come back where clients look. Raises ``ConfigError``."""
@@ -77,9 +84,10 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
     try:
         port = usable_port(host, port) if port else free_port(host)
     except OSError as error:
+        stop = "stop what listens there or " if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot serve at {host}:{port}: {_reason(error)}; stop what listens "
-            "there or choose another address (pagemesh up --http HOST:PORT)"
+            f"cannot serve at {shown_address(host, port)}: {_reason(error)}; {stop}"
+            "choose another address (pagemesh up --http HOST:PORT)"
         ) from None
     return replace(config, gateway=replace(config.gateway, http_port=port))
 

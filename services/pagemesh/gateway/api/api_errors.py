@@ -4,6 +4,7 @@
 
 400 the request is at fault (param names what)   401 no valid key   404 no such thing
 408 the body did not arrive in time              413 the body is too large
+415 the body is compressed
 409 the same idempotency key is in use
 429 we have too much to do      503 the mesh has    504 the deadline passed    500 a bug
 """
@@ -42,6 +43,7 @@ _TYPES = {
     408: "timeout_error",
     409: "conflict_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",

@@ -42,9 +42,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
-    """The whole body. Raises ``ApiError`` 413 above ``bytes_max`` without reading on, 408
-    when it does not come, ``ClientLeft``."""
-    length = headers_of(scope).get("content-length", "")
+    """The whole body. Raises ``ApiError`` 413 above ``bytes_max`` without reading on, 415 when it
+    is compressed, 408 when it does not come, ``ClientLeft``."""
+    headers = headers_of(scope)
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        text = "the body is compressed (content-encoding); send it as it is"
+        raise ApiError(415, text, code="unsupported_encoding")
+    length = headers.get("content-length", "")
     if length.isdigit() and int(length) > bytes_max:
         raise _too_large(bytes_max)
     parts: list[bytes] = []

@@ -142,7 +142,10 @@ class Holders:
         pid = lock_owner(os.fstat(lock).st_ino) if lock is not None else 0
         if pid <= 1 or pid == os.getpid():
             return False
-        _log.warning("pager.kills_holder", worker=holder.worker if holder else "", pid=pid)
+        _log.warning(
+            "pager.kills_holder", worker=holder.worker if holder else "", pid=pid,
+            reason="others wait for pages that it was told to let go of, and it did not",
+        )  # fmt: skip
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
             return True
