@@ -48,7 +48,7 @@ def audit(as_json: bool, **arguments: Any) -> int:
         for finding in findings:
             click.echo(finding.text)
         if not findings:
-            click.echo(_verdict(look for both in looks for look in both))
+            click.echo(_verdict(looks))
     return 1 if findings else 0
 
 
@@ -124,10 +124,10 @@ def _silent(first: Look, second: Look) -> list[str]:
     return sorted(first.silent | second.silent)
 
 
-def _verdict(looks: Iterable[Look]) -> str:
-    """When nothing was found: of the silent nobody knows what they hold, and not all pins may
-    have been counted. What does not last from look to look is no finding, so either tells."""
-    whole = not any(look.silent or not look.pager.are_pins_counted for look in looks)
+def _verdict(looks: Iterable[tuple[Look, Look]]) -> str:
+    """When nothing was found: of the silent nobody knows what they hold, and what they say in one
+    look alone is no finding. Pins are judged by the second look."""
+    whole = not any(_silent(*both) or not both[1].pager.are_pins_counted for both in looks)
     return "all of it adds up" if whole else "what was told adds up"
 
 

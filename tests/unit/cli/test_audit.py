@@ -83,8 +83,10 @@ def test_who_was_silent_is_named_though_it_is_gone_by_the_second_look() -> None:
 
 def test_all_adds_up_only_where_everybody_spoke() -> None:
     heard, unheard = Look(pager(), ()), Look(pager(), (), silent=frozenset({"decode-0"}))
-    assert audit._verdict([heard, heard]) == "all of it adds up"
-    assert audit._verdict([heard, unheard]) == "what was told adds up"
-    assert audit._verdict([unheard, heard]) == "what was told adds up", "in either look"
+    whole, told = "all of it adds up", "what was told adds up"
+    assert audit._verdict([(heard, heard)]) == whole
+    assert audit._verdict([(heard, heard), (heard, unheard)]) == told
+    assert audit._verdict([(unheard, heard)]) == told, "in either look"
     uncounted = Look(pager(are_pins_counted=False), ())
-    assert audit._verdict([heard, uncounted]) == "what was told adds up"
+    assert audit._verdict([(heard, uncounted)]) == told
+    assert audit._verdict([(uncounted, heard)]) == whole, "pins are judged by the second look"

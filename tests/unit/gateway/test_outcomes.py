@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import nats
@@ -18,10 +19,11 @@ from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, bad, cancelled
 from pagemesh.gateway.calls.call_facts import ends_counted, outcome_of
 from pagemesh.gateway.doors import asgi, bus_door
 from pagemesh.gateway.doors.front import Call
+from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Busy, Denied, Fault, Internal, NoCapacity, OverQuota
+from pagemesh.wire.errors import Busy, Denied, Disconnected, Fault, Internal, NoCapacity, OverQuota
 
 DOORS = ["http", "bus"]
 GOOD: dict[str, object] = {"model": MODEL, "prompt": "abc", "max_tokens": 3}
@@ -183,6 +185,26 @@ async def test_a_call_of_the_bus_that_is_not_taken_is_failed_if_it_asks_for_an_a
     await client.request(subject, b"{}", timeout=5)
     await client.close()
     assert counted.more == ({"failed": 1} if subject == subjects.COMPLETIONS else {})
+
+
+async def test_an_answer_that_the_bus_does_not_take_is_failed(
+    mesh: FakeMesh, shared_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though all of it was there, and its client has not left."""
+    publish = Bus.publish
+
+    def away(bus: Bus, subject: str, data: bytes, **more: Any) -> None:
+        if bus_door.SEQUENCE in (more.get("headers") or {}):
+            raise Disconnected("away")
+        publish(bus, subject, data, **more)
+
+    monkeypatch.setattr(Bus, "publish", away)
+    client = await nats.connect(shared_nats_server.url)
+    counted = Counted("bus")
+    inbox = client.new_inbox()
+    await client.publish(subjects.COMPLETIONS, json.dumps(GOOD).encode(), reply=inbox)
+    await eventually(lambda: counted.more == {"failed": 1})
+    await client.close()
 
 
 async def test_a_body_is_refused_or_its_client_leaves(

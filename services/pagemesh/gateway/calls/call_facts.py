@@ -73,7 +73,8 @@ class CallFacts:
         if isinstance(error, ClientLeft):
             return  # perhaps after all of it
         self._ended = outcome_of(error)
-        self._error = (error.code or error.type) if isinstance(error, ApiError) else "internal"
+        told = from_fault(error) if isinstance(error, Fault) else error
+        self._error = (told.code or told.type) if isinstance(told, ApiError) else "internal"
 
     def close(self, cores: Sequence[RequestCore], now_us: int) -> None:
         """Record the span and the metrics."""

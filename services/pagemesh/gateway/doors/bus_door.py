@@ -41,7 +41,7 @@ from pagemesh.runtime.discovery import (
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.version import VERSION
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault
+from pagemesh.wire.errors import Absent, Busy, DeadlineExceeded, Fault
 
 LAST = "pagemesh-last"
 SEQUENCE = "pagemesh-sequence"
@@ -81,7 +81,7 @@ class _Answer:
         return self._bus.message_bytes_max - _HEADER_BYTES_MAX
 
     async def send(self, data: bytes, *, last: bool = False, error: ApiError | None = None) -> None:
-        """Raises ``ClientLeft``, or ``ApiError`` for what the bus cannot carry."""
+        """Raises ``ClientLeft``, or ``ApiError`` for what the bus cannot carry, or not now."""
         headers = {SEQUENCE: str(self._sequence + 1)}
         if last:
             headers[LAST] = "true"
@@ -96,8 +96,10 @@ class _Answer:
             else:
                 self._probed_ms = now_ms
                 await self._send_probing(data, headers)
-        except Fault:
+        except Absent:
             raise ClientLeft from None
+        except Fault as fault:  # the bus is away, or takes no more
+            raise from_fault(fault) from None
         self._sequence += 1
 
     async def close(self) -> None:
