@@ -16,7 +16,7 @@ import click
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
 from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
-from pagemesh.cli.mesh.up_config import UpConfig, shown_address, with_free_port, with_http
+from pagemesh.cli.mesh.up_config import UpConfig, with_free_port, with_http
 from pagemesh.cli.options import check_variables
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
@@ -27,6 +27,7 @@ from pagemesh.runtime.model_folder import find_model
 from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed
+from pagemesh.runtime.ports import shown_address
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Ports of this machine on which nobody listens."""
+"""Ports of this machine on which nobody listens, and how addresses are written."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def usable_port(host: str, port: int) -> int:
         probe.listen(1)
         chosen: int = probe.getsockname()[1]
     return chosen
+
+
+def shown_address(host: str, port: int) -> str:
+    """``host`` and ``port`` as URLs have them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _outgoing() -> tuple[int, int]:

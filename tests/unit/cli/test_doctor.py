@@ -14,8 +14,7 @@ from tests.support.model_files import write_model_files
 
 from pagemesh.cli import doctor
 from pagemesh.cli.doctor import Finding, examine
-from pagemesh.cli.mesh.up_config import shown_address
-from pagemesh.runtime.ports import free_port
+from pagemesh.runtime.ports import free_port, shown_address
 from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
 

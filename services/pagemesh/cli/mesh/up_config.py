@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pagemesh.runtime.config import setting
-from pagemesh.runtime.ports import free_port, usable_port
+from pagemesh.runtime.ports import free_port, shown_address, usable_port
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -72,11 +72,6 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _PORT_MAX
 
 
-def shown_address(host: str, port: int) -> str:
-    """``host`` and ``port`` as URLs have them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def with_free_port(config: ServiceConfig) -> ServiceConfig:
     """``config`` with its HTTP port checked to be free, and chosen when it is 0: the gateway
     may be restarted and must come back where clients look. Raises ``ConfigError``."""
@@ -104,8 +99,8 @@ def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
         except OSError as error:
             raise ConfigError(
                 f"PAGEMESH_METRICS_PORT={telemetry.metrics_port} (--metrics-port): "
-                f"{_reason(error)} at {telemetry.metrics_host}:{port}; name another, from which on "
-                f"{service_count} services take one each"
+                f"{_reason(error)} at {shown_address(telemetry.metrics_host, port)}; name another, "
+                f"from which on {service_count} services take one each"
             ) from None
 
 
@@ -128,5 +123,4 @@ def http_url(config: ServiceConfig) -> str:
     host = config.gateway.http_host
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{config.gateway.http_port}"
+    return f"http://{shown_address(host, config.gateway.http_port)}"

@@ -27,10 +27,17 @@ def outcome_of(error: BaseException) -> str:
     fault."""
     if isinstance(error, ClientLeft) or not isinstance(error, Exception):
         return "cancelled"  # the task is, where it is no ``Exception``
-    told = from_fault(error) if isinstance(error, Fault) else error
-    if not isinstance(told, ApiError) or told.status >= 500 or told.status == 403:
+    told = _told(error)
+    if told is None or told.status >= 500 or told.status == 403:
         return "failed"
     return "refused" if told.status != 429 or told.code == "quota_exceeded" else "failed"
+
+
+def _told(error: Exception) -> ApiError | None:
+    """As what a client is told of it; None: a bug."""
+    if isinstance(error, Fault):
+        return from_fault(error)
+    return error if isinstance(error, ApiError) else None
 
 
 @contextlib.contextmanager
@@ -73,8 +80,8 @@ class CallFacts:
         if isinstance(error, ClientLeft):
             return  # perhaps after all of it
         self._ended = outcome_of(error)
-        told = from_fault(error) if isinstance(error, Fault) else error
-        self._error = (told.code or told.type) if isinstance(told, ApiError) else "internal"
+        told = _told(error)
+        self._error = "internal" if told is None else told.code or told.type
 
     def close(self, cores: Sequence[RequestCore], now_us: int) -> None:
         """Record the span and the metrics."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 
 import msgspec
 
@@ -162,12 +161,18 @@ class BusDoor:
         if not delivery.reply or not subjects.may_be_answered(delivery.reply):
             return
         if len(self._calls) >= CALLS_MAX:
-            asks = delivery.subject != subjects.MODELS
-            with ends_counted(_DOOR, chat=_is_chat(delivery)) if asks else nullcontext():
-                raise Busy("too many calls at once", retry_after_ms=1_000)
+            self._refuse(delivery)
         task = asyncio.create_task(self._serve(delivery), name="bus-call")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+    def _refuse(self, delivery: Delivery) -> None:
+        """Raises ``Busy``; counted where a completion was asked for."""
+        busy = Busy("too many calls at once", retry_after_ms=1_000)
+        if delivery.subject == subjects.MODELS:
+            raise busy
+        with ends_counted(_DOOR, chat=_is_chat(delivery)):
+            raise busy
 
     async def _serve(self, delivery: Delivery) -> None:
         clock = self._front.gateway.clock

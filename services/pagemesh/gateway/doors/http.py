@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import socket
@@ -43,6 +44,7 @@ from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.runtime.metrics import CONTENT_TYPE
+from pagemesh.runtime.ports import shown_address
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.runtime.version import VERSION
@@ -247,7 +249,7 @@ class HttpDoor:
         running = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
         try:
             await server.listening.wait()
-            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            yield f"http://{shown_address(host, port)}"
         finally:
             server.stop()
             await running
@@ -299,8 +301,9 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        stop = "stop what listens there or " if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot serve at {host}:{port}: {reason}; stop what listens there or set "
+            f"cannot serve at {shown_address(host, port)}: {reason}; {stop}set "
             "PAGEMESH_HTTP_HOST and PAGEMESH_HTTP_PORT (--http-host, --http-port)"
         ) from None
 
