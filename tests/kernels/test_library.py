@@ -177,8 +177,22 @@ linux_with_cores = pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2,
     reason="threads are bound on Linux only, and to one core of several",
 )
-PLACES = """
-import os, threading
+MASKS = """
+import os
+
+def masks():
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found.append(frozenset(os.sched_getaffinity(int(task))))
+        except ProcessLookupError:
+            pass  # it ended since it was listed: OpenMP's threads outlive whoever began them
+    return found
+"""
+PLACES = (
+    MASKS
+    + """
+import threading
 import torch
 from pagemesh.kernels.dispatch import use_threads
 from pagemesh.kernels.ops import linear, pack_linear
@@ -192,8 +206,7 @@ def compute():
     other = threading.Thread(target=compute_unbound)
     other.start()
     other.join()
-    masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
-    print(sorted(core for mask in masks if len(mask) == 1 for core in mask) == sorted(everywhere))
+    print(sorted(core for mask in masks() if len(mask) == 1 for core in mask) == sorted(everywhere))
     use_threads(1)
     print(os.sched_getaffinity(0) == everywhere)
 
@@ -208,6 +221,7 @@ computing.start()
 computing.join()
 print(os.sched_getaffinity(os.getpid()) == everywhere)
 """
+)
 
 
 @linux_with_cores
@@ -215,8 +229,10 @@ def test_as_many_threads_as_cores_have_one_each_and_fewer_or_others_run_anywhere
     assert run(PLACES) == "True\nTrue\nTrue\nTrue"
 
 
-BOUND_BY_USER = """
-import os, threading
+BOUND_BY_USER = (
+    MASKS
+    + """
+import threading
 import torch
 from pagemesh.kernels.dispatch import use_threads
 from pagemesh.kernels.ops import linear, pack_linear
@@ -226,13 +242,13 @@ weights, rows = pack_linear(torch.randn(2048, 512)), torch.randn(256, 512)
 def compute():
     use_threads(2)
     linear(rows, weights)
-    masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
-    print(len(set(map(frozenset, masks))))
+    print(len(set(masks())))
 
 computing = threading.Thread(target=compute)
 computing.start()
 computing.join()
 """
+)
 
 
 @linux_with_cores
