@@ -33,19 +33,20 @@ def given(made: Collector) -> list[str]:
     return ["".join(one.texts) for one in made.given]
 
 
-def test_the_best_is_the_likeliest_by_token_and_not_the_shortest() -> None:
-    assert given(collected([[-1.0], [-0.5, -0.5, -0.5], [-0.9]], n=2)) == ["1", "2"]
+def test_the_best_has_the_highest_log_probability_of_the_whole_answer() -> None:
+    assert given(collected([[-1.0], [-0.5, -0.5, -0.5], [-0.9]], n=2)) == ["2", "0"]
 
 
-def test_without_a_penalty_for_length_the_whole_answer_counts() -> None:
+def test_with_a_penalty_for_length_the_likeliest_by_token_is_the_best() -> None:
     made = [[-1.0], [-0.5, -0.5, -0.5], [-0.9]]
     assert given(collected(made, n=2, length_penalty=0)) == ["2", "0"]
+    assert given(collected(made, n=2, length_penalty=1)) == ["1", "2"]
     assert given(collected(made, n=2, length_penalty=2)) == ["1", "2"]
     assert given(collected([[-1.0], []], n=1, length_penalty=-1)) == ["1"]
 
 
 def test_the_end_token_counts_although_nobody_sees_it() -> None:
-    assert given(collected([[-1.0, -9.0], [-2.0, -2.0]], n=1, hidden=1)) == ["1"]
+    assert given(collected([[-1.0, -9.0], [-2.0, -2.0]], n=1, hidden=1, length_penalty=1)) == ["1"]
 
 
 def test_of_equals_the_first_made_comes_first() -> None:

@@ -62,7 +62,7 @@ class Ask:
     beams: Beams | None
     """Not None: the ``n`` best of a beam search are given."""
     length_penalty: float
-    """Of choices that are selected: see ``Beams``."""
+    """Of choices that are selected, as in ``Beams``. 0: the log-probability of the whole answer."""
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -310,7 +310,7 @@ def _ask(
         n=n,
         best_of=best_of,
         beams=beams,
-        length_penalty=1.0 if form.length_penalty is None else form.length_penalty,
+        length_penalty=form.length_penalty or 0.0,
         stream=bool(form.stream),
         include_usage=bool(options and options.include_usage),
         max_tokens=max_tokens,
