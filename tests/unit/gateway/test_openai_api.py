@@ -231,7 +231,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     [
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"best_of": 2, "n": 3}, "best_of"),
-        ({"best_of": 2, "n": 2, "length_penalty": 0.0}, "length_penalty"),
+        ({"best_of": 2, "n": 2, "length_penalty": 0.5}, "length_penalty"),
         ({"prompt": ["a"] * 100, "best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"),

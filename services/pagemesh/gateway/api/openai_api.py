@@ -354,7 +354,7 @@ def _choice_counts(form: Common, prompt_count: int, *, searches: bool) -> tuple[
         raise bad(
             "best_of", f"best_of {best_of} is below n {n}: that many cannot be chosen from it"
         )
-    if best_of == n and not searches and form.length_penalty not in (None, 1.0):
+    if best_of == n and not searches and form.length_penalty not in (None, 0.0, 1.0):
         raise bad(
             "length_penalty", "length_penalty takes use_beam_search: true, or best_of above n"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -40,13 +41,18 @@ class _Collected:
     stop_reason: str | int | None = None
     logprob_sum: float = 0.0
     scored_count: int = 0
+    token_count: int = 0
 
     def score(self, length_penalty: float) -> float:
-        """By which the best are found: that of a beam search."""
-        if not self.scored_count:
+        """By which the best are found: that of a beam search. Tokens whose scores were lost with
+        a worker count as much as the others do; where all were, there is nothing to say for it."""
+        if not self.token_count:
             return 0.0
-        weight: float = float(self.scored_count) ** length_penalty
-        return self.logprob_sum / weight
+        if not self.scored_count:
+            return -math.inf
+        whole = self.logprob_sum * (self.token_count / self.scored_count)
+        weight: float = float(self.token_count) ** length_penalty
+        return whole / weight
 
 
 class Renderer:
@@ -250,6 +256,7 @@ class Collector:
         """Raises ``ApiError`` when the answer becomes too large to be kept."""
         one = self._choices[prompt_index * self._ask.best_of + event.choice]
         one.texts.append(event.text)
+        one.token_count += len(event.tokens)
         self._grown(len(event.text))
         if self._ask.return_token_ids:
             one.token_ids += event.tokens.tolist()

@@ -10,6 +10,7 @@ since all that happens to a report, up to the client, takes cores from the steps
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -109,23 +110,22 @@ class Stepper:
         self._watch = StepWatch(step_us_max)
         self._run_us_max = step_us_max // 4  # the watch takes the steps of one call for one
         self._begun, self._longest_us, self._computing = 0, 0, False
-        # Not an executor's thread: with its futures and locks, of which nobody here asks anything,
-        # a step began 0.05 ms later, and was heard of 0.08 ms later.
+        # Not an executor: its futures and locks, of which nobody here asks anything, take longer
+        # than waking the thread. What waits is one plan at most, and pools that pagers named.
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = False
         self._thread = Thread(target=self._work_off, name="pagemesh-step", daemon=True)
-        self._thread.start()
 
     def use_pool(self, opened: SessionOpened) -> None:
         """Map another pool, after what was handed over before and before what comes. When it is
         gone or another by now, ``on_pool_missing`` is called on the loop, and rows of plans are
         reported revoked until a pool is there: the one before must not be used for them."""
-        self._work.put(lambda: self._use(opened))
+        self._hand_over(lambda: self._use(opened))
 
     def run(self, plan: StepPlan) -> None:
         """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
         self._end_run[0] = 0
-        self._work.put(lambda: self._run(plan))
+        self._hand_over(lambda: self._run(plan))
 
     def is_hung(self) -> bool:
         """Whether the step that runs will not end, as far as one can tell. Asked now and then."""
@@ -143,19 +143,33 @@ class Stepper:
         self.end_run()
         self._closing = True
         self._work.put(None)
-        await asyncio.to_thread(self._thread.join)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
         self._executor.close()
         self._turns.close()
+
+    def _hand_over(self, work: Callable[[], None]) -> None:
+        if self._closing:
+            raise RuntimeError("the step thread was closed")
+        if self._thread.ident is None:
+            # Bounds are per thread that asks, so the computing thread sets its own.
+            self._work.put(lambda: use_threads(self._turns.thread_count))
+            self._thread.start()
+        self._work.put(work)
 
     # On the thread
 
     def _work_off(self) -> None:
-        use_threads(self._turns.thread_count)  # bounds are per thread that asks
         while (work := self._work.get()) is not None:
-            try:
-                if not self._closing:
-                    work()
-            except BaseException as error:
+            if not self._closing:
+                self._do(work)
+            del work  # or its plan would live until the next one comes
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
                 self._loop.call_soon_threadsafe(self._on_crash, error)
 
     def _use(self, opened: SessionOpened) -> None:
