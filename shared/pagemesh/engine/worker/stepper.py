@@ -10,11 +10,9 @@ since all that happens to a report, up to the client, takes cores from the steps
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
-from threading import Thread
 from typing import Protocol
 
 import numpy as np
@@ -110,11 +108,10 @@ class Stepper:
         self._watch = StepWatch(step_us_max)
         self._run_us_max = step_us_max // 4  # the watch takes the steps of one call for one
         self._begun, self._longest_us, self._computing = 0, 0, False
-        # Not an executor: its futures and locks, of which nobody here asks anything, take longer
-        # than waking the thread. What waits is one plan at most, and pools that pagers named.
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closing = False
-        self._thread = Thread(target=self._work_off, name="pagemesh-step", daemon=True)
+        # Bounds are per thread that asks, so the computing thread sets its own.
+        self._thread = ThreadPoolExecutor(
+            1, "pagemesh-step", initializer=use_threads, initargs=(turns.thread_count,)
+        )
 
     def use_pool(self, opened: SessionOpened) -> None:
         """Map another pool, after what was handed over before and before what comes. When it is
@@ -141,36 +138,9 @@ class Stepper:
     async def close(self) -> None:
         """Wait for the step that runs, forget what is queued, let the pool go."""
         self.end_run()
-        self._closing = True
-        self._work.put(None)
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
         self._executor.close()
         self._turns.close()
-
-    def _hand_over(self, work: Callable[[], None]) -> None:
-        if self._closing:
-            raise RuntimeError("the step thread was closed")
-        if self._thread.ident is None:
-            # Bounds are per thread that asks, so the computing thread sets its own.
-            self._work.put(lambda: use_threads(self._turns.thread_count))
-            self._thread.start()
-        self._work.put(work)
-
-    # On the thread
-
-    def _work_off(self) -> None:
-        while (work := self._work.get()) is not None:
-            if not self._closing:
-                self._do(work)
-            del work  # or its plan would live until the next one comes
-
-    def _do(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
-                self._loop.call_soon_threadsafe(self._on_crash, error)
 
     def _use(self, opened: SessionOpened) -> None:
         try:
@@ -214,3 +184,11 @@ class Stepper:
         finally:
             self._computing = False
             self._turns.leave(step_count)
+
+    def _hand_over(self, work: Callable[[], None]) -> None:
+        def on_thread(future: Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None:
+                self._loop.call_soon_threadsafe(self._on_crash, error)
+
+        self._thread.submit(work).add_done_callback(on_thread)
