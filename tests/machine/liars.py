@@ -13,7 +13,7 @@ from tests.machine.peers import Peer, View
 from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE, ROOT, key_of, order_of
 
-from pagemesh.pager.leases.lease import LeaseState
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import (
     Admit,

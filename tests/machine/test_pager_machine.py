@@ -26,7 +26,7 @@ from tests.machine.prompts import ROOTS, TERMS, masks, pages, picks, prompts
 from tests.unit.pager.rig import LIMITS, key_of, order_of
 from tests.unit.pager.steps import in_use, lives
 
-from pagemesh.pager.leases.lease import LeaseState
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     Admit,

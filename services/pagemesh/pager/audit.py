@@ -8,7 +8,8 @@ from heapq import nsmallest
 import numpy as np
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leases.lease import Lease, LeaseState, SessionState, TicketState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState, SessionState, TicketState
 from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.pages.runs import Pages, join_all, table_of
 from pagemesh.pager.recount import Recount, owner_of, recount

@@ -26,15 +26,9 @@ from pagemesh.pager.events import (
 from pagemesh.pager.eviction import EvictionPolicy
 from pagemesh.pager.leases.ended import EndedLeases
 from pagemesh.pager.leases.in_flight import InFlight
-from pagemesh.pager.leases.lease import (
-    Lease,
-    LeaseState,
-    RevokeReason,
-    Session,
-    SessionState,
-    Ticket,
-)
+from pagemesh.pager.leases.lease import Lease, Session, Ticket
 from pagemesh.pager.leases.promises import Promises
+from pagemesh.pager.leases.states import LeaseState, RevokeReason, SessionState
 from pagemesh.pager.leases.waiting import FIRST, Queues
 from pagemesh.pager.leases.waste import Waste, waste_of
 from pagemesh.pager.limits import PagerLimits, PoolFacts

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.pages.runs import Pages, table_of, where
 from pagemesh.pager.tree.radix import Node
 from pagemesh.wire.pager_reports import LedgerFault

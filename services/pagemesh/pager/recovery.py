@@ -23,17 +23,9 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import HeaderTable, PagesStored, Recovered
 from pagemesh.pager.leases.admission import Admission
 from pagemesh.pager.leases.handover import Handover
-from pagemesh.pager.leases.lease import (
-    SESSION_MOVES,
-    Declaration,
-    Lease,
-    LeaseState,
-    Lifecycle,
-    Session,
-    SessionState,
-    TicketState,
-)
+from pagemesh.pager.leases.lease import Declaration, Lease, Lifecycle, Session
 from pagemesh.pager.leases.sessions import Sessions
+from pagemesh.pager.leases.states import SESSION_MOVES, LeaseState, SessionState, TicketState
 from pagemesh.pager.leases.waiting import require_own
 from pagemesh.pager.pages.runs import run_of, table_of, where
 from pagemesh.pager.regrow import by_last_use, regrow
@@ -76,11 +68,12 @@ class Recovery:
         newest = max(int(headers.sequences.max()), int(headers.identities.max()))
         assert newest <= books.pool.last_sequence, "ledger numbers would go backwards"
         for holder in event.holders:
-            books.sessions[holder.incarnation] = Session(
+            session = Session(
                 holder.incarnation, holder.worker, holder.lock_name, 0,
                 Lifecycle(SESSION_MOVES, SessionState.SILENT, "restart"),
-                probed_ms=books.now_ms, since_ms=books.now_ms,
             )  # fmt: skip
+            session.probed_ms = session.since_ms = books.now_ms
+            books.sessions[holder.incarnation] = session
             books.unsettled.add(holder.incarnation)
         self._adopt_roots(event)
         books.root_lines.adopt(headers)
@@ -287,8 +280,8 @@ class Recovery:
             incarnation=session.incarnation, tree=tree, anchor=anchor, extents=held.extents,
             page_count=len(pages), writable=[pages[len(path) :]],
             granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
-            matched_pages=match.pages, cached_tokens=filled, waterfall=Waterfall(),
-            granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s, filled_tokens=filled,
+            cached_tokens=filled, waterfall=Waterfall(),
+            granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s,
             tokens_max=held.tokens_max, trace=held.trace,
         )  # fmt: skip
         if len(path) == len(pages):

@@ -31,7 +31,7 @@ from pagemesh.engine.worker.actor import remedy
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.service import run_worker
 from pagemesh.kernels.native.locks import holder_is_dead
-from pagemesh.pager.leases.lease import RevokeReason
+from pagemesh.pager.leases.states import RevokeReason
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.spans import set_up_spans

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.unit.pager.rig import key_of, order_of
 
-from pagemesh.pager.leases.lease import (
+from pagemesh.pager.leases.lease import Lifecycle
+from pagemesh.pager.leases.states import (
     LEASE_MOVES,
     SESSION_MOVES,
     TICKET_MOVES,
     IllegalMove,
     LeaseState,
-    Lifecycle,
     SessionState,
     TicketState,
 )

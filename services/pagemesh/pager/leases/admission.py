@@ -343,12 +343,10 @@ class Admission:
             granted_at=lease_id,
             tokens=tokens,
             tokens_first=tokens_first,
-            matched_pages=anchor.depth,
             cached_tokens=filled_tokens,
             waterfall=waterfall,
             granted_ms=books.now_ms,
             tokens_max=tokens_max,
-            filled_tokens=filled_tokens,
             trace=books.trace,
         )
         books.enter(lease)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
-from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.pages.runs import Pages
 from pagemesh.pager.retention.roots import hide
 from pagemesh.pager.tree.leaving import Why

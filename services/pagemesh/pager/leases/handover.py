@@ -12,7 +12,8 @@ import msgspec
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.admission import Admission
 from pagemesh.pager.leases.filling import Filling
-from pagemesh.pager.leases.lease import Lease, LeaseState, Session, Ticket, TicketState
+from pagemesh.pager.leases.lease import Lease, Session, Ticket
+from pagemesh.pager.leases.states import LeaseState, TicketState
 from pagemesh.wire.errors import Busy, Gone, Malformed, NoCapacity, Stale
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_messages import (

@@ -1,30 +1,22 @@
-"""The lifecycles of leases, tickets and sessions.
+"""Leases, tickets and sessions, each with its lifecycle (``states``).
 
-    lease     HELD <----> OFFERED         held by a session, or on its way by a ticket
-               |  `-----.    |
-               v         v   v
-            REVOKED ---> ENDED            REVOKED: its pages drain until the holder lets go
-
-    ticket    OFFERED --> REDEEMED | CANCELLED | EXPIRED
-
-    session   OPEN <----> EXPIRED         open again only by OpenSession, without its leases
-               |  ^          |
-               v  |          v
-              DEAD <------ (any)
-            SILENT --> OPEN | DEAD        SILENT: known from an earlier pager life only
-
-An illegal move raises ``IllegalMove`` with the history of the thing that was moved.
+Plain classes: compiled ones have their attributes at fixed places, and every message reads some
+twenty of them.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-import msgspec
-
+from pagemesh.pager.leases.states import (
+    LEASE_MOVES,
+    TICKET_MOVES,
+    IllegalMove,
+    LeaseState,
+    RevokeReason,
+    SessionState,
+    TicketState,
+)
 from pagemesh.pager.pages.runs import Pages, follows, join, join_all, join_extents, pack_runs
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Node, Tree
@@ -33,74 +25,29 @@ from pagemesh.wire.pager_messages import Granted, Handle, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
-RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "stale"]
-
-
-class IllegalMove(AssertionError):
-    """A lifecycle was asked for a move that its table does not have: a bug in the pager."""
-
-
-class LeaseState(enum.Enum):
-    HELD = "held"
-    OFFERED = "offered"
-    REVOKED = "revoked"
-    ENDED = "ended"
-
-    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
-
-
-class TicketState(enum.Enum):
-    OFFERED = "offered"
-    REDEEMED = "redeemed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-
-class SessionState(enum.Enum):
-    SILENT = "silent"
-    OPEN = "open"
-    EXPIRED = "expired"
-    DEAD = "dead"
-
-
-LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
-    LeaseState.HELD: frozenset({LeaseState.OFFERED, LeaseState.REVOKED, LeaseState.ENDED}),
-    LeaseState.OFFERED: frozenset({LeaseState.HELD, LeaseState.ENDED}),
-    LeaseState.REVOKED: frozenset({LeaseState.ENDED}),
-    LeaseState.ENDED: frozenset(),
-}
-TICKET_MOVES: dict[TicketState, frozenset[TicketState]] = {
-    TicketState.OFFERED: frozenset(
-        {TicketState.REDEEMED, TicketState.CANCELLED, TicketState.EXPIRED}
-    ),
-    TicketState.REDEEMED: frozenset(),
-    TicketState.CANCELLED: frozenset(),
-    TicketState.EXPIRED: frozenset(),
-}
-SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
-    SessionState.SILENT: frozenset({SessionState.OPEN, SessionState.DEAD}),
-    SessionState.OPEN: frozenset({SessionState.EXPIRED, SessionState.DEAD}),
-    SessionState.EXPIRED: frozenset({SessionState.OPEN, SessionState.DEAD}),
-    SessionState.DEAD: frozenset(),
-}
+# Members of enums, looked up once: each time that would take longer than a call.
+_HELD, _OFFERED, _OPEN = LeaseState.HELD, TicketState.OFFERED, SessionState.OPEN
 
 S = TypeVar("S", LeaseState, TicketState, SessionState)
 
 
-class Lifecycle(msgspec.Struct, Generic[S], eq=False, gc=False):
+class Lifecycle(Generic[S]):
     """A state that moves by a table, and remembers why, and how it came there."""
 
-    _moves: dict[S, frozenset[S]]
-    state: S
-    _why: str
-    _past: tuple[tuple[S, str], ...] = ()
+    __slots__ = ("_moves", "_past", "_why", "state")
+
+    def __init__(self, moves: dict[S, frozenset[S]], state: S, why: str) -> None:
+        self._moves: dict[S, frozenset[S]] = moves
+        self.state: S = state
+        self._why = why
+        self._past: tuple[tuple[S, str], ...] = ()
 
     def move(self, target: S, why: str) -> None:
         """Go to ``target``. Raises ``IllegalMove`` when the table does not have it."""
         if target not in self._moves[self.state]:
             told = "; ".join(f"{state.value} by {reason}" for state, reason in self.history)
             raise IllegalMove(f"{self.state.value} -> {target.value} by {why}, after {told}")
-        before: tuple[tuple[S, str], ...] = self._past
+        before = self._past
         latest: tuple[tuple[S, str], ...] = ((self.state, self._why),)
         if len(before) >= _HISTORY_MAX - 1:
             before = before[:1] + before[2:]
@@ -108,12 +55,11 @@ class Lifecycle(msgspec.Struct, Generic[S], eq=False, gc=False):
 
     @property
     def history(self) -> tuple[tuple[S, str], ...]:
-        before: tuple[tuple[S, str], ...] = self._past
         latest: tuple[tuple[S, str], ...] = ((self.state, self._why),)
-        return before + latest
+        return self._past + latest
 
 
-class Lease(msgspec.Struct, eq=False, gc=False):
+class Lease:
     """A right to pages. This is its page table, which ``extents`` holds packed:
 
         [ shared, or a private copy of what the tree has | writable ]
@@ -122,59 +68,79 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     ``anchor`` is where in the tree the first ``committed_pages`` pages of tokens end, and is
     pinned. Page tables never change mid-sequence: where another lease had committed the same
     content first, our own page stays in the table, still held, and is listed in ``copies``.
-    Nothing that a lease refers to refers to it (``gc``).
     """
 
-    id: int
-    slot: int
-    key: SequenceKey
-    order: Order
-    incarnation: int
-    """The writer of its held pages: the holder, or while offered the offerer."""
-    tree: Tree
-    anchor: Node
-    extents: bytes
-    page_count: int
-    writable: list[Pages]
-    """As it was granted, part by part: each mostly a run."""
-    granted_at: int
-    tokens: bytes
-    """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
-    and not beyond the committed ones: what is committed is cut off now and then, not each time,
-    so that a long prompt is not copied with each of its chunks."""
-    tokens_first: int
-    matched_pages: int
-    """Cached when the lease was granted, so not of its own making."""
-    cached_tokens: int
-    """Slots filled when it was granted to its present holder."""
-    waterfall: Waterfall
-    granted_ms: int
-    tokens_max: int = 0
-    """Slots that it may ever fill."""
-    ttl_ms: int = 0
-    """How long what it uses is cached after it ended; 0: for as long as there is room."""
-    life: Lifecycle[LeaseState] = msgspec.field(
-        default_factory=partial(Lifecycle, LEASE_MOVES, LeaseState.HELD, "grant")
-    )
-    copies: list[Pages] = msgspec.field(default_factory=list)
-    promised_pages: int = 0
-    """More that it gets when it asks (``promises``)."""
-    filled_tokens: int = 0
-    forked_from: int = 0
-    copied: tuple[PageCopy, ...] = ()
-    """What the worker copies when it forks this lease off."""
-    made: bool = False
-    """The lease made the edge it is anchored at, and may lengthen it."""
-    prompt_pages: int = 0
-    """Full pages of what was asked for, while it fills them and others may wait for them."""
-    trace: str = ""
-    """The trace of who was admitted; empty: none, or of an earlier life of the pager."""
-    place: tuple[Node, bytes] | None = None
-    """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
-    ticket: str = ""
-    revoked_ms: int = 0
-    notified_ms: int = 0
-    reason: RevokeReason = "stale"
+    __slots__ = (
+        "anchor", "cached_tokens", "copied", "copies", "extents", "filled_tokens", "forked_from",
+        "granted_at", "granted_ms", "id", "incarnation", "key", "life", "made", "matched_pages",
+        "notified_ms", "order", "page_count", "place", "promised_pages", "prompt_pages", "reason",
+        "revoked_ms", "slot", "ticket", "tokens", "tokens_first", "tokens_max", "trace", "tree",
+        "ttl_ms", "waterfall", "writable",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: int,
+        slot: int,
+        key: SequenceKey,
+        order: Order,
+        incarnation: int,
+        tree: Tree,
+        anchor: Node,
+        extents: bytes,
+        page_count: int,
+        writable: list[Pages],
+        granted_at: int,
+        tokens: bytes,
+        tokens_first: int,
+        cached_tokens: int,
+        waterfall: Waterfall,
+        granted_ms: int,
+        tokens_max: int,
+        trace: str,
+        ttl_ms: int = 0,
+    ) -> None:
+        self.id, self.slot = id, slot
+        self.key, self.order = key, order
+        self.incarnation = incarnation
+        """The writer of its held pages: the holder, or while offered the offerer."""
+        self.tree, self.anchor = tree, anchor
+        self.extents, self.page_count = extents, page_count
+        self.writable = writable
+        """As it was granted, part by part: each mostly a run."""
+        self.granted_at, self.granted_ms = granted_at, granted_ms
+        self.tokens, self.tokens_first = tokens, tokens_first
+        """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
+        and not beyond the committed ones: what is committed is cut off now and then, not each
+        time, so that a long prompt is not copied with each of its chunks."""
+        self.matched_pages = anchor.depth
+        """Cached when the lease was granted, so not of its own making."""
+        self.cached_tokens = self.filled_tokens = cached_tokens
+        """Slots filled when it was granted to its present holder, and by now."""
+        self.waterfall = waterfall
+        self.tokens_max = tokens_max
+        """Slots that it may ever fill."""
+        self.ttl_ms = ttl_ms
+        """How long what it uses is cached after it ended; 0: for as long as there is room."""
+        self.trace = trace
+        """The trace of who was admitted; empty: none, or of an earlier life of the pager."""
+        self.life: Lifecycle[LeaseState] = Lifecycle(LEASE_MOVES, _HELD, "grant")
+        self.copies: list[Pages] = []
+        self.promised_pages = 0
+        """More that it gets when it asks (``promises``)."""
+        self.forked_from = 0
+        self.copied: tuple[PageCopy, ...] = ()
+        """What the worker copies when it forks this lease off."""
+        self.made = False
+        """The lease made the edge it is anchored at, and may lengthen it."""
+        self.prompt_pages = 0
+        """Full pages of what was asked for, while it fills them and others may wait for them."""
+        self.place: tuple[Node, bytes] | None = None
+        """Where it is registered as filling them (``in_flight``): its anchor, and its next page."""
+        self.ticket = ""
+        self.revoked_ms = self.notified_ms = 0
+        self.reason: RevokeReason = "stale"
 
     @property
     def committed_pages(self) -> int:
@@ -188,7 +154,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     @property
     def may_fill(self) -> bool:
         """Its holder may commit more."""
-        return self.life.state is LeaseState.HELD
+        return self.life.state is _HELD
 
     @property
     def known_tokens(self) -> int:
@@ -255,71 +221,81 @@ class Lease(msgspec.Struct, eq=False, gc=False):
         self.extents, self.page_count, self.tokens, self.copied = b"", 0, b"", ()
 
 
-@dataclass(slots=True, eq=False)
 class Ticket:
     """A lease on its way; ``handle`` is what was offered."""
 
-    id: str
-    lease: Lease
-    offerer: int
-    handle: Handle
-    expires_ms: int
-    redeemer: int = 0
-    withdrawn: bool = False
-    life: Lifecycle[TicketState] = field(
-        default_factory=partial(Lifecycle, TICKET_MOVES, TicketState.OFFERED, "offer")
-    )
+    __slots__ = (
+        "expires_ms", "handle", "id", "lease", "life", "offerer", "redeemer", "withdrawn",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: str, lease: Lease, offerer: int, handle: Handle, expires_ms: int
+    ) -> None:
+        self.id, self.lease, self.offerer = id, lease, offerer
+        self.handle, self.expires_ms = handle, expires_ms
+        self.redeemer = 0
+        self.withdrawn = False
+        self.life: Lifecycle[TicketState] = Lifecycle(TICKET_MOVES, _OFFERED, "offer")
 
 
-@dataclass(slots=True, eq=False)
 class Declaration:
-    """What a worker says that it holds, as far as it has come."""
+    """What a worker says that it holds, as far as it has come. ``since_ms``: when its first part
+    came."""
 
-    number: int
-    since_ms: int
-    """When its first part came."""
-    parts: set[int] = field(default_factory=set)
-    """Those that were taken up."""
-    named: set[int] = field(default_factory=set)
-    """Their leases."""
-    lost: list[int] = field(default_factory=list)
-    """Those of them that the worker is to forget."""
-    line_count: int = 0
-    """Leases in these parts; one may be named twice."""
+    __slots__ = ("line_count", "lost", "named", "number", "parts", "since_ms")
+
+    def __init__(self, number: int, since_ms: int) -> None:
+        self.number, self.since_ms = number, since_ms
+        self.parts: set[int] = set()
+        """Those that were taken up."""
+        self.named: set[int] = set()
+        """Their leases."""
+        self.lost: list[int] = []
+        """Those of them that the worker is to forget."""
+        self.line_count = 0
+        """Leases in these parts; one may be named twice."""
 
 
-@dataclass(slots=True, eq=False)
 class Session:
-    """One worker incarnation.
+    """One worker incarnation."""
 
-    ``leases``: those it holds or still has to let go of; ``by_key``: those it holds;
-    ``claimed``: draining pages of an earlier pager life that only it could write.
-    """
+    __slots__ = (
+        "by_key", "claimed", "declared_number", "declaring", "expires_ms", "incarnation", "leases",
+        "letting_go", "life", "lock_name", "mismatch_count", "model", "probed_ms", "since_ms",
+        "worker",
+    )  # fmt: skip
 
-    incarnation: int
-    worker: str
-    lock_name: str
-    expires_ms: int
-    life: Lifecycle[SessionState]
-    model: str = ""
-    """What its worker serves."""
-    leases: dict[int, Lease] = field(default_factory=dict)
-    by_key: dict[SequenceKey, Lease] = field(default_factory=dict)
-    claimed: U32 = field(default_factory=lambda: EMPTY)
-    letting_go: dict[int, U32] = field(default_factory=dict)
-    """Draining pages of leases that a declaration named and that are lost."""
-    declaring: Declaration | None = None
-    """The last declaration that was begun, while it is not complete."""
-    declared_number: int = 0
-    """The last declaration that was complete."""
-    mismatch_count: int = 0
-    probed_ms: int = 0
-    since_ms: int = 0
-    """When it came to its present state."""
+    def __init__(
+        self,
+        incarnation: int,
+        worker: str,
+        lock_name: str,
+        expires_ms: int,
+        life: Lifecycle[SessionState],
+    ) -> None:
+        self.incarnation, self.worker, self.lock_name = incarnation, worker, lock_name
+        self.expires_ms, self.life = expires_ms, life
+        self.model = ""
+        """What its worker serves."""
+        self.leases: dict[int, Lease] = {}
+        """Those it holds or still has to let go of."""
+        self.by_key: dict[SequenceKey, Lease] = {}
+        """Those it holds."""
+        self.claimed: U32 = EMPTY
+        """Draining pages of an earlier pager life that only it could write."""
+        self.letting_go: dict[int, U32] = {}
+        """Draining pages of leases that a declaration named and that are lost."""
+        self.declaring: Declaration | None = None
+        """The last declaration that was begun, while it is not complete."""
+        self.declared_number = 0
+        """The last declaration that was complete."""
+        self.mismatch_count = self.probed_ms = 0
+        self.since_ms = 0
+        """When it came to its present state."""
 
     @property
     def is_open(self) -> bool:
-        return self.life.state is SessionState.OPEN
+        return self.life.state is _OPEN
 
     @property
     def is_empty(self) -> bool:

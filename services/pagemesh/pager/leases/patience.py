@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leases.lease import SessionState
+from pagemesh.pager.leases.states import SessionState
 
 _OPEN = SessionState.OPEN
 TICK_MS = 50

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.leases.waiting import Place, place_of
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Node

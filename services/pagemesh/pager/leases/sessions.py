@@ -11,7 +11,8 @@ from operator import xor
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import ForgetHolder, Holder, KillHolder, ProbeHolder, RememberHolder
-from pagemesh.pager.leases.lease import SESSION_MOVES, LeaseState, Lifecycle, Session, SessionState
+from pagemesh.pager.leases.lease import Lifecycle, Session
+from pagemesh.pager.leases.states import SESSION_MOVES, LeaseState, SessionState
 from pagemesh.wire.errors import Busy, Malformed, Stale
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import (

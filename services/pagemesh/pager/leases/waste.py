@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState
 
 _REVOKED = LeaseState.REVOKED
 

@@ -20,7 +20,8 @@ import xxhash
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import KeptPin, StorePins
-from pagemesh.pager.leases.lease import Lease, LeaseState
+from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.pages.runs import where
 from pagemesh.pager.regrow import Edge
 from pagemesh.pager.tree.accounts import Account

@@ -1,0 +1,71 @@
+"""The states of leases, tickets and sessions, and the moves between them.
+
+lease     HELD <----> OFFERED         held by a session, or on its way by a ticket
+           |  `-----.    |
+           v         v   v
+        REVOKED ---> ENDED            REVOKED: its pages drain until the holder lets go
+
+ticket    OFFERED --> REDEEMED | CANCELLED | EXPIRED
+
+session   OPEN <----> EXPIRED         open again only by OpenSession, without its leases
+           |  ^          |
+           v  |          v
+          DEAD <------ (any)
+        SILENT --> OPEN | DEAD        SILENT: known from an earlier pager life only
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "stale"]
+
+
+class IllegalMove(AssertionError):
+    """A lifecycle was asked for a move that its table does not have: a bug in the pager."""
+
+
+class LeaseState(enum.Enum):
+    HELD = "held"
+    OFFERED = "offered"
+    REVOKED = "revoked"
+    ENDED = "ended"
+
+    __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
+
+
+class TicketState(enum.Enum):
+    OFFERED = "offered"
+    REDEEMED = "redeemed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class SessionState(enum.Enum):
+    SILENT = "silent"
+    OPEN = "open"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.HELD: frozenset({LeaseState.OFFERED, LeaseState.REVOKED, LeaseState.ENDED}),
+    LeaseState.OFFERED: frozenset({LeaseState.HELD, LeaseState.ENDED}),
+    LeaseState.REVOKED: frozenset({LeaseState.ENDED}),
+    LeaseState.ENDED: frozenset(),
+}
+TICKET_MOVES: dict[TicketState, frozenset[TicketState]] = {
+    TicketState.OFFERED: frozenset(
+        {TicketState.REDEEMED, TicketState.CANCELLED, TicketState.EXPIRED}
+    ),
+    TicketState.REDEEMED: frozenset(),
+    TicketState.CANCELLED: frozenset(),
+    TicketState.EXPIRED: frozenset(),
+}
+SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.SILENT: frozenset({SessionState.OPEN, SessionState.DEAD}),
+    SessionState.OPEN: frozenset({SessionState.EXPIRED, SessionState.DEAD}),
+    SessionState.EXPIRED: frozenset({SessionState.OPEN, SessionState.DEAD}),
+    SessionState.DEAD: frozenset(),
+}
