@@ -34,7 +34,7 @@ from pagemesh.pager.retention.retiring import Retiring
 from pagemesh.pager.retention.roots import tree_of
 from pagemesh.wire.errors import Malformed, Stale
 from pagemesh.wire.messages import Message, Ok
-from pagemesh.wire.pager_messages import Declare, Declared, HeldLease, Waterfall
+from pagemesh.wire.pager_messages import Declare, Declared, HeldLease
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import EMPTY, U32, unpack, unpack_extents
 
@@ -276,14 +276,14 @@ class Recovery:
         books.write_held(own, books.pool.sequences_of(own), session.incarnation, tree)
         del books.slots_kept[held.lease_slot]
         lease = Lease(
-            id=held.lease, slot=held.lease_slot, key=held.key, order=held.order,
-            incarnation=session.incarnation, tree=tree, anchor=anchor, extents=held.extents,
-            page_count=len(pages), writable=[pages[len(path) :]],
-            granted_at=held.granted_at, tokens=held.tokens, tokens_first=0,
-            cached_tokens=filled, waterfall=Waterfall(),
-            granted_ms=books.now_ms, ttl_ms=1_000 * held.terms.ttl_s,
-            tokens_max=held.tokens_max, trace=held.trace,
+            id=held.lease, slot=held.lease_slot, key=held.key, order=held.order, tree=tree,
+            anchor=anchor, extents=held.extents, page_count=len(pages),
+            writable=[pages[len(path) :]], granted_at=held.granted_at, granted_ms=books.now_ms,
         )  # fmt: skip
+        lease.incarnation = session.incarnation
+        lease.tokens, lease.tokens_max, lease.trace = held.tokens, held.tokens_max, held.trace
+        lease.cached_tokens = lease.filled_tokens = filled
+        lease.ttl_ms = 1_000 * held.terms.ttl_s
         if len(path) == len(pages):
             lease.writable.clear()  # no part is empty
         copies = pages[: len(path)][~shared[: len(path)]]

@@ -334,21 +334,17 @@ class Admission:
             slot=books.slots.pop(),
             key=key,
             order=order,
-            incarnation=0,
             tree=tree,
             anchor=anchor,
             extents=pack_runs([*books.forest.runs(anchor), *fresh]),
             page_count=page_count,
             writable=fresh,
             granted_at=lease_id,
-            tokens=tokens,
-            tokens_first=tokens_first,
-            cached_tokens=filled_tokens,
-            waterfall=waterfall,
             granted_ms=books.now_ms,
-            tokens_max=tokens_max,
-            trace=books.trace,
         )
+        lease.tokens, lease.tokens_first = tokens, tokens_first
+        lease.cached_tokens = lease.filled_tokens = filled_tokens
+        lease.waterfall, lease.tokens_max, lease.trace = waterfall, tokens_max, books.trace
         books.enter(lease)
         books.out.append(SetLeaseWord(lease.slot, lease_id))
         return lease

@@ -12,7 +12,7 @@ import msgspec
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.admission import Admission
 from pagemesh.pager.leases.filling import Filling
-from pagemesh.pager.leases.lease import Lease, Session, Ticket
+from pagemesh.pager.leases.lease import NO_WATERFALL, Lease, Session, Ticket
 from pagemesh.pager.leases.states import LeaseState, TicketState
 from pagemesh.wire.errors import Busy, Gone, Malformed, NoCapacity, Stale
 from pagemesh.wire.messages import Ok, SequenceKey
@@ -26,12 +26,10 @@ from pagemesh.wire.pager_messages import (
     Offered,
     Redeem,
     TicketClosed,
-    Waterfall,
     Withdraw,
 )
 from pagemesh.wire.tokens import PageCopy
 
-_NO_WATERFALL = Waterfall()
 _FORGET = "it is over, go on without its lease"
 _ANEW = "admit the sequence again"
 
@@ -122,7 +120,7 @@ class Handover:
         held = lease.held_pages
         books.write_held(held, books.pool.renumber(held), session.incarnation, lease.tree)
         lease.granted_at = books.pool.number()
-        lease.cached_tokens, lease.waterfall = lease.filled_tokens, _NO_WATERFALL
+        lease.cached_tokens, lease.waterfall = lease.filled_tokens, NO_WATERFALL
         self._grow(lease, message.reserve_tokens)
         return lease.granted()
 
@@ -252,7 +250,7 @@ class Handover:
         start = shared * books.facts.page_size
         known = parent.known_from(start)[: 4 * (filled - start)]
         child = self._admission.start_lease(
-            key, order, parent.tree, parent.anchor, fresh, known, start, filled, _NO_WATERFALL,
+            key, order, parent.tree, parent.anchor, fresh, known, start, filled, NO_WATERFALL,
             max(parent.tokens_max, parent.page_count * books.facts.page_size),
         )  # fmt: skip
         # The tail is the holder's to copy: it counts as filled once the holder says so.

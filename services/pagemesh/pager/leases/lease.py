@@ -6,7 +6,7 @@ twenty of them.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pagemesh.pager.leases.states import (
     LEASE_MOVES,
@@ -25,8 +25,11 @@ from pagemesh.wire.pager_messages import Granted, Handle, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
+NO_WATERFALL: Final = Waterfall()
 # Members of enums, looked up once: each time that would take longer than a call.
-_HELD, _OFFERED, _OPEN = LeaseState.HELD, TicketState.OFFERED, SessionState.OPEN
+_HELD: Final = LeaseState.HELD
+_OFFERED: Final = TicketState.OFFERED
+_OPEN: Final = SessionState.OPEN
 
 S = TypeVar("S", LeaseState, TicketState, SessionState)
 
@@ -85,45 +88,38 @@ class Lease:
         slot: int,
         key: SequenceKey,
         order: Order,
-        incarnation: int,
         tree: Tree,
         anchor: Node,
         extents: bytes,
         page_count: int,
         writable: list[Pages],
         granted_at: int,
-        tokens: bytes,
-        tokens_first: int,
-        cached_tokens: int,
-        waterfall: Waterfall,
         granted_ms: int,
-        tokens_max: int,
-        trace: str,
-        ttl_ms: int = 0,
     ) -> None:
         self.id, self.slot = id, slot
         self.key, self.order = key, order
-        self.incarnation = incarnation
+        self.incarnation = 0
         """The writer of its held pages: the holder, or while offered the offerer."""
         self.tree, self.anchor = tree, anchor
         self.extents, self.page_count = extents, page_count
         self.writable = writable
         """As it was granted, part by part: each mostly a run."""
         self.granted_at, self.granted_ms = granted_at, granted_ms
-        self.tokens, self.tokens_first = tokens, tokens_first
+        self.tokens = b""
+        self.tokens_first = 0
         """Packed ids of what is known from position ``tokens_first`` on, which is a page's first
         and not beyond the committed ones: what is committed is cut off now and then, not each
         time, so that a long prompt is not copied with each of its chunks."""
         self.matched_pages = anchor.depth
         """Cached when the lease was granted, so not of its own making."""
-        self.cached_tokens = self.filled_tokens = cached_tokens
+        self.cached_tokens = self.filled_tokens = 0
         """Slots filled when it was granted to its present holder, and by now."""
-        self.waterfall = waterfall
-        self.tokens_max = tokens_max
+        self.waterfall = NO_WATERFALL
+        self.tokens_max = 0
         """Slots that it may ever fill."""
-        self.ttl_ms = ttl_ms
+        self.ttl_ms = 0
         """How long what it uses is cached after it ended; 0: for as long as there is room."""
-        self.trace = trace
+        self.trace = ""
         """The trace of who was admitted; empty: none, or of an earlier life of the pager."""
         self.life: Lifecycle[LeaseState] = Lifecycle(LEASE_MOVES, _HELD, "grant")
         self.copies: list[Pages] = []

@@ -23,7 +23,8 @@ RevokeReason = Literal["preempted", "session_expired", "ticket_expired", "stale"
 
 
 class IllegalMove(AssertionError):
-    """A lifecycle was asked for a move that its table does not have: a bug in the pager."""
+    """A lifecycle was asked for a move that its table does not have, a bug in the pager; says the
+    history of what was to move."""
 
 
 class LeaseState(enum.Enum):
