@@ -59,7 +59,8 @@ uint64_t until_word(uint64_t until_ms, uint64_t identity) {
   return mix(mix(0x756E74696Cull, until), identity) >> kUntilBits << kUntilBits | until;
 }
 
-void publish(uint64_t* header, const uint64_t* body, long header_words) {
+// `check`: the check word of `body`.
+void publish(uint64_t* header, const uint64_t* body, long header_words, uint64_t check) {
   // INVALID carries the new sequence, so that a reader can tell a rewrite within its grant
   // from a new grant, and a recovery never loses the highest sequence.
   store(header, (kInvalid << kStateShift) | (body[0] & kSequenceMask));
@@ -67,7 +68,7 @@ void publish(uint64_t* header, const uint64_t* body, long header_words) {
   for (long i = 1; i < header_words; ++i) {
     if (i != kCheckWord) store(header + i, body[i]);
   }
-  store_release(header + kCheckWord, check_word(body, header_words));
+  store_release(header + kCheckWord, check);
   store_release(header, body[0]);
 }
 
@@ -114,7 +115,8 @@ PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
   uint64_t body[kHeaderWordsMax] = {0};
   body[3] = run->writer;
   body[4] = run->root | static_cast<uint64_t>(run->token_count) << 32;
-  uint64_t parent = run->parent, identity = run->first_identity, n = 0;
+  const bool alike = !run->first_identity && !run->token_count;  // but for their state words
+  uint64_t parent = run->parent, identity = run->first_identity, n = 0, check = 0;
   for (long e = 0; e < extent_count; ++e) {
     uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * words;
     for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += words) {
@@ -126,7 +128,8 @@ PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
       if (run->token_count) {
         std::memcpy(body + kTokensWord, tokens + n * run->token_count, 4 * run->token_count);
       }
-      publish(header, body, words);
+      if (!n || !alike) check = check_word(body, words);
+      publish(header, body, words, check);
     }
   }
   return 0;
