@@ -12,11 +12,11 @@ namespace {
 inline bool can_gate(long n) { return n % (2 * kLanes) == 0; }
 
 // Of a weight that cannot, as for any other.
-inline LinearPlan plan_gated(long rows, long n, bool narrow, int threads) {
-  if (!can_gate(n)) return plan_linear(rows, n, narrow, threads);
+inline LinearPlan plan_gated(long rows, long n, const Weights& weights, int threads) {
+  if (!can_gate(n)) return plan_linear(rows, n, weights, threads);
   // A pair is a panel of each half.
-  LinearPlan plan = plan_linear(rows, n / 2, false, threads, kUnitPanels / 2);
-  if (in_pairs(rows, narrow)) plan.apart = plan.panels;
+  LinearPlan plan = plan_linear(rows, n / 2, weights, 1, threads, kUnitPanels / 2);
+  if (in_pairs(rows, weights)) plan.apart = plan.panels;
   return plan;
 }
 
@@ -71,11 +71,11 @@ void gated_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& wo
   const Stream stream = stream_of(call);
   const long apart = plan.panels;
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
-    if (call.rows > kStreamRows) {
+    if (!in_stream(call.rows, call.weights)) {
       return gated_unit(call, Unit(plan, call.rows, unit), apart, carry, ahead);
     }
     float* ups = carry + kStreamRows * kLanes;
-    if (in_pairs(call.rows, call.weights.narrow())) {
+    if (in_pairs(call.rows, call.weights)) {
       stream.pair(call, unit, apart, carry, ahead);
     } else {
       stream.panel(call, unit, 1, carry, next_at(call.weights, apart + unit));

@@ -42,7 +42,9 @@ void linear_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& w
                   int team, float* carry, Next after) {
   const Stream stream = stream_of(call);
   share_units(call, plan, work, thread, team, after, [&](long unit, Next ahead) {
-    if (call.rows > kStreamRows) return block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
+    if (!in_stream(call.rows, call.weights)) {
+      return block_unit(call, Unit(plan, call.rows, unit), carry, ahead);
+    }
     const long panel = unit * plan.unit_panels;
     const bool pair = plan.unit_panels == 2 && panel + 1 < plan.panels;
     (pair ? stream.pair : stream.panel)(call, panel, 1, carry, ahead);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear_call.h"
+#include "slim_weights.h"
 
 namespace {
 
@@ -12,6 +13,21 @@ struct Panels {
   long stride;
 };
 
+// A slim panel over values [begin, end) of K, whole groups, to [K][16].
+inline void put_slim(const Weights& weights, long panel, long begin, long end, float* to) {
+  SlimPanel slim(weights, panel, begin);
+  V values[4];
+  const auto put = [&] {
+    for (int i = 0; i < 4; ++i, to += kLanes) store(to, values[i]);
+  };
+  for (long k = begin; k < end; k += pm::kSlimDepth) {
+    slim.take<0>(values);
+    put();
+    slim.take<1>(values);
+    put();
+  }
+}
+
 // Of P panels from `panel` on, over values [begin, end) of K: where they are, or in `room`,
 // [P][kBlockDepth][16].
 template <typename M, int P>
@@ -19,6 +35,12 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   const Weights& weights = call.weights;
   const char* first = weights.panel(panel) + begin * weights.row_bytes;
   if (!weights.narrow()) return {reinterpret_cast<const float*>(first), call.k * kLanes};
+  if (weights.slim()) {
+    for (long p = 0; p < P; ++p) {
+      put_slim(weights, panel + p, begin, end, room + p * kBlockDepth * kLanes);
+    }
+    return {room, kBlockDepth * kLanes};
+  }
   M::with_type(weights.type, [&](auto type) {
     using T = decltype(type);
     const long whole = (end - begin) / M::kStep * M::kStep;

@@ -12,12 +12,15 @@ namespace {
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640;
+constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
 constexpr long kBlockDepth = 192;
+constexpr int kSlimStreamRows = 5;
 #else
 constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
 constexpr long kBlockDepth = 192;
+constexpr int kSlimStreamRows = kStreamRows;
 #endif
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
 constexpr long kUnitRows = (256 + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
@@ -69,13 +72,20 @@ struct LinearPlan {
 
 inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
-inline bool in_pairs(long rows, bool narrow) { return narrow && rows <= kPairRows; }
+// Whether so few rows read `weights` once.
+inline bool in_stream(long rows, const Weights& weights) {
+  return rows <= (weights.slim() ? kSlimStreamRows : kStreamRows);
+}
 
-LinearPlan plan_linear(long rows, long n, bool narrow, int threads,
-                       long unit_panels = kUnitPanels) {
+inline bool in_pairs(long rows, const Weights& weights) {
+  return weights.narrow() && rows <= kPairRows;
+}
+
+// `width`: panels of a unit that is read once.
+LinearPlan plan_linear(long rows, long n, const Weights& weights, long width, int threads,
+                       long unit_panels) {
   const long panels = pieces(n, kLanes);
-  if (rows <= kStreamRows) {
-    const long width = in_pairs(rows, narrow) ? 2 : 1;
+  if (in_stream(rows, weights)) {
     return {panels, width, rows, 1, pieces(panels, width), 1};
   }
   const long row_blocks = pieces(rows, kUnitRows);
@@ -85,6 +95,10 @@ LinearPlan plan_linear(long rows, long n, bool narrow, int threads,
   }
   const long units = pieces(panels, unit_panels) * row_blocks;
   return {panels, unit_panels, unit_rows, row_blocks, units, 1};
+}
+
+LinearPlan plan_linear(long rows, long n, const Weights& weights, int threads) {
+  return plan_linear(rows, n, weights, in_pairs(rows, weights) ? 2 : 1, threads, kUnitPanels);
 }
 
 // What one unit carries from block to block, per thread.

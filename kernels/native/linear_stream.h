@@ -1,17 +1,19 @@
 // Products of few rows, which read the weight once, at memory speed.
 #pragma once
 
+#include <array>
 #include <type_traits>
 
 #include "linear_call.h"
+#include "slim_weights.h"
 
 namespace {
 
 template <long COUNT>
 using Count = std::integral_constant<long, COUNT>;
 
-// P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and at
-// their end in the next ones. Sums go to `carry`, [P][kStreamRows][16].
+// P panels from `panel` on, `apart` panels apart, for R rows, all of K. Fetches ahead in them, and
+// at their end in the next ones. Sums go to `carry`, [P][kStreamRows][16].
 template <typename T, typename M, int R, int P>
 void stream_panels(const LinearCall& call, long panel, long apart, float* carry, Next next) {
   constexpr long kRowBytes = kLanes * static_cast<long>(sizeof(typename T::Code));
@@ -61,43 +63,99 @@ void stream_panels(const LinearCall& call, long panel, long apart, float* carry,
 
 using StreamPanels = void (*)(const LinearCall&, long, long, float*, Next);
 
-template <typename T, typename M>
-StreamPanels stream_panel_of(long rows) {
-  switch (rows) {
-    case 1: return stream_panels<T, M, 1, 1>;
-#if PM_LEVEL > 0
-    case 2: return stream_panels<T, M, 2, 1>;
-    case 3: return stream_panels<T, M, 3, 1>;
-    case 4: return stream_panels<T, M, 4, 1>;
-    case 5: return stream_panels<T, M, 5, 1>;
-#endif
-#if PM_LEVEL >= 2
-    case 6: return stream_panels<T, M, 6, 1>;
-    case 7: return stream_panels<T, M, 7, 1>;
-    case 8: return stream_panels<T, M, 8, 1>;
-    case 9: return stream_panels<T, M, 9, 1>;
-    case 10: return stream_panels<T, M, 10, 1>;
-    case 11: return stream_panels<T, M, 11, 1>;
-    case 12: return stream_panels<T, M, 12, 1>;
-    case 13: return stream_panels<T, M, 13, 1>;
-    case 14: return stream_panels<T, M, 14, 1>;
-    case 15: return stream_panels<T, M, 15, 1>;
-#endif
-    default: return stream_panels<T, M, kStreamRows, 1>;
+// The same of slim weights, group by group.
+template <int R, int P>
+void stream_slim(const LinearCall& call, long panel, long apart, float* carry, Next next) {
+  constexpr long kLines = pm::kSlimGroupBytes / kLineBytes, kAhead = kAheadLines / kLines;
+  std::array<SlimPanel, P> panels = slim_panels<P>(call.weights, panel, apart);
+  V sum[R][P];
+  for (int r = 0; r < R; ++r) {
+    for (int p = 0; p < P; ++p) sum[r][p] = zero();
+  }
+  const float* x = call.x;
+  auto multiply = [&](auto half) {
+    for (int p = 0; p < P; ++p) {
+      V w[4];
+      panels[p].template take<half>(w);
+      for (int i = 0; i < 4; ++i) {
+        for (int r = 0; r < R; ++r) {
+          sum[r][p] = fma(splat(x[r * call.x_stride + i]), w[i], sum[r][p]);
+        }
+      }
+    }
+    x += 4;
+  };
+  const long whole = call.k / pm::kSlimDepth, own = whole > kAhead ? whole - kAhead : 0;
+  const char* first = next_at(call.weights, panel).at;
+  const char* ahead = first + (whole - own) * pm::kSlimGroupBytes;
+  long apart_bytes = apart * call.weights.panel_bytes, group = 0;
+  for (long end = own; group < whole; end = whole) {
+    for (; group < end; ++group, ahead += pm::kSlimGroupBytes) {
+      for (int p = 0; p < P; ++p) {
+        for (long i = 0; i < kLines; ++i) prefetch(ahead + p * apart_bytes + i * kLineBytes);
+      }
+      multiply(Count<0>{});
+      multiply(Count<1>{});
+    }
+    ahead = next.at ? next.at : first;
+    apart_bytes = next.at ? next.apart_bytes : apart_bytes;
+  }
+  for (int p = 0; p < P; ++p) {
+    float* sums = carry + p * kStreamRows * kLanes;
+    for (int r = 0; r < R; ++r) store(sums + r * kLanes, sum[r][p]);
+    if (!call.hold) finish_tile<R, 1>(call, 0, panel + p, sums);
   }
 }
 
+// What reads P panels of R rows.
 template <typename T, typename M>
-StreamPanels stream_pair_of(long rows) {
+struct Reader {
+  template <int R, int P>
+  static constexpr StreamPanels of = stream_panels<T, M, R, P>;
+};
+
+struct SlimReader {
+  template <int R, int P>
+  static constexpr StreamPanels of = stream_slim<R, P>;
+};
+
+template <typename READER>
+StreamPanels stream_panel_of(long rows) {
   switch (rows) {
-    case 1: return stream_panels<T, M, 1, 2>;
+    case 1: return READER::template of<1, 1>;
 #if PM_LEVEL > 0
-    case 2: return stream_panels<T, M, 2, 2>;
+    case 2: return READER::template of<2, 1>;
+    case 3: return READER::template of<3, 1>;
+    case 4: return READER::template of<4, 1>;
+    case 5: return READER::template of<5, 1>;
 #endif
 #if PM_LEVEL >= 2
-    case 3: return stream_panels<T, M, 3, 2>;
+    case 6: return READER::template of<6, 1>;
+    case 7: return READER::template of<7, 1>;
+    case 8: return READER::template of<8, 1>;
+    case 9: return READER::template of<9, 1>;
+    case 10: return READER::template of<10, 1>;
+    case 11: return READER::template of<11, 1>;
+    case 12: return READER::template of<12, 1>;
+    case 13: return READER::template of<13, 1>;
+    case 14: return READER::template of<14, 1>;
+    case 15: return READER::template of<15, 1>;
 #endif
-    default: return stream_panels<T, M, kPairRows, 2>;
+    default: return READER::template of<kStreamRows, 1>;
+  }
+}
+
+template <typename READER>
+StreamPanels stream_pair_of(long rows) {
+  switch (rows) {
+    case 1: return READER::template of<1, 2>;
+#if PM_LEVEL > 0
+    case 2: return READER::template of<2, 2>;
+#endif
+#if PM_LEVEL >= 2
+    case 3: return READER::template of<3, 2>;
+#endif
+    default: return READER::template of<kPairRows, 2>;
   }
 }
 
@@ -107,15 +165,18 @@ struct Stream {
 };
 
 Stream stream_of(const LinearCall& call) {
+  if (call.weights.slim()) {
+    return {stream_panel_of<SlimReader>(call.rows), stream_pair_of<SlimReader>(call.rows)};
+  }
   return with_rows_of(call, [&](auto rows) {
     using M = decltype(rows);
     return M::with_type(call.weights.type, [&](auto type) -> Stream {
       using T = decltype(type);
       StreamPanels pair = nullptr;
       if constexpr (sizeof(typename T::Code) < sizeof(float)) {
-        pair = stream_pair_of<T, M>(call.rows);
+        pair = stream_pair_of<Reader<T, M>>(call.rows);
       }
-      return {stream_panel_of<T, M>(call.rows), pair};
+      return {stream_panel_of<Reader<T, M>>(call.rows), pair};
     });
   });
 }

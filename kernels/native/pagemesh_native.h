@@ -80,11 +80,14 @@ void pm_words_same(const uint64_t* words, long word_count, const uint32_t* slots
 // --- Kernels (contracts: pagemesh/kernels/<operation>) -----------------------------------------
 // How the panels of a packed weight are kept (weights.h).
 enum PmWeightType { PM_WEIGHT_FLOAT32 = 0, PM_WEIGHT_INT8 = 1, PM_WEIGHT_BFLOAT16 = 2,
-                    PM_WEIGHT_FLOAT16 = 3 };
+                    PM_WEIGHT_FLOAT16 = 3, PM_WEIGHT_SLIM_BFLOAT16 = 4 };
 
 // Of elements of `item_bytes`, 2 or 4; `row_stride` in elements.
 void pm_linear_pack(const void* weight, long row_stride, void* packed, long n, long k,
                     long item_bytes);
+// bfloat16s as PM_WEIGHT_SLIM_BFLOAT16 (slim_layout.h). Returns 1, and what is in `packed` is of no
+// use, where they cannot be kept so; with `packed` null that is all it says.
+int pm_linear_pack_slim(const uint16_t* weight, long row_stride, void* packed, long n, long k);
 void pm_rms_norm(const float* x, long x_stride, const float* weight, float* out, long out_stride,
                  long rows, long width, float epsilon, int threads);
 void pm_rope(float* x, long row_stride, const float* cosine, const float* sine, long rows,
@@ -194,7 +197,7 @@ struct PmMatrix {
   const float* bias;  // or null
   long n, k;
   long weight_type;  // PmWeightType
-  long rounds_rows;  // to bfloat16; of bfloat16 and int8 alone
+  long rounds_rows;  // to bfloat16; of bfloat16 and int8 alone, of others it is not looked at
 };
 
 void pm_linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, long out_stride,

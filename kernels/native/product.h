@@ -18,17 +18,20 @@ namespace {
 // Up to so many rows the vectors keep up with memory, and need no splitting.
 constexpr long kVectorRows = 4;
 
-inline bool on_tiles(long rows, bool row_invariant) { return row_invariant || rows > kVectorRows; }
+// Slim weights are none that a machine with tiles prepares, and are all done on vectors.
+inline bool on_tiles(long rows, const PmMatrix& matrix, bool row_invariant) {
+  return (row_invariant || rows > kVectorRows) && matrix.weight_type != PM_WEIGHT_SLIM_BFLOAT16;
+}
 
 #else
 
-inline bool on_tiles(long, bool) { return false; }
+inline bool on_tiles(long, const PmMatrix&, bool) { return false; }
 
 #endif
 
-RowForm form_of(long rows, bool rounds, bool row_invariant) {
-  if (on_tiles(rows, row_invariant)) return RowForm::kTiled;
-  if (!rounds) return RowForm::kPlain;
+RowForm form_of(long rows, const PmMatrix& matrix, bool row_invariant) {
+  if (on_tiles(rows, matrix, row_invariant)) return RowForm::kTiled;
+  if (!weights_of(matrix).rounds_rows) return RowForm::kPlain;
   return PM_LEVEL >= 3 ? RowForm::kPaired : RowForm::kRounded;
 }
 
@@ -71,19 +74,19 @@ inline void form_row(const LinearCall& call, long row, float* memory) {
 
 LinearPlan plan_product(long rows, const PmMatrix& matrix, bool row_invariant, int threads) {
 #if PM_LEVEL == 4
-  if (on_tiles(rows, row_invariant)) return plan_tile_linear(rows, matrix.n, threads);
+  if (on_tiles(rows, matrix, row_invariant)) return plan_tile_linear(rows, matrix.n, threads);
 #endif
   (void)row_invariant;
-  return plan_linear(rows, matrix.n, weights_of(matrix).narrow(), threads);
+  return plan_linear(rows, matrix.n, weights_of(matrix), threads);
 }
 
 // Of both halves of a weight whose first half is a gate; see can_gate.
 LinearPlan plan_gated_product(long rows, const PmMatrix& matrix, bool row_invariant, int threads) {
   if (!can_gate(matrix.n)) return plan_product(rows, matrix, row_invariant, threads);
 #if PM_LEVEL == 4
-  if (on_tiles(rows, row_invariant)) return plan_tile_gated(rows, matrix.n, threads);
+  if (on_tiles(rows, matrix, row_invariant)) return plan_tile_gated(rows, matrix.n, threads);
 #endif
-  return plan_gated(rows, matrix.n, weights_of(matrix).narrow(), threads);
+  return plan_gated(rows, matrix.n, weights_of(matrix), threads);
 }
 
 // One thread's share of a product, gated when its sums are held; `memory` has what form_row put
@@ -106,7 +109,7 @@ void linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, l
             long rows, int row_invariant, int threads) {
   if (rows == 0) return;
   const long n = matrix->n, k = matrix->k;
-  const RowForm form = form_of(rows, matrix->rounds_rows, row_invariant);
+  const RowForm form = form_of(rows, *matrix, row_invariant);
   const LinearCall call{x, x_stride, weights_of(*matrix), matrix->bias, out, out_stride, rows, n,
                         k, false, false, form};
   if ((rows + kWeightWork) * n * k < kSerialWork) threads = 1;

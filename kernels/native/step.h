@@ -93,7 +93,7 @@ Next first_unit(const PmMatrix& matrix, long rows, const Hand& hand) {
 }
 
 RowForm form_of(long rows, const PmMatrix& matrix, const Hand& hand) {
-  return form_of(rows, matrix.rounds_rows, hand.row_invariant);
+  return form_of(rows, matrix, hand.row_invariant);
 }
 
 void run_product(Hand& hand, pm::Counter& work, const LinearCall& call, const LinearPlan& plan,

@@ -1,14 +1,15 @@
 // A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or
-// int8 codes with one float32 scale a column. A panel of int8 ends with its 16 scales, as four more rows
+// int8 codes with one float32 scale a column; or bfloat16 in twelve bits (slim_layout.h). A panel of int8 ends with its 16 scales, as four more rows
 // of bytes.
 //
 // Codes of all types are multiplied as the float32 numbers that they are, and of int8 a column's
 // finished sum by its scale: one multiplication an element, and the sum is the same chain of
 // multiply-adds whether codes became floats in registers or in a block of them beforehand. So what
-// half precision holds gives the same bits from two bytes as from four.
+// half precision holds gives the same bits from two bytes as from four, and from one and a half.
 #pragma once
 
 #include "kv_types.h"
+#include "slim_layout.h"
 
 namespace {
 
@@ -21,8 +22,10 @@ struct Weights {
   long k;
   long type;  // PmWeightType
   bool rounds_rows;
+  long rows_at;  // where in a panel its first row is
 
   bool scaled() const { return type == PM_WEIGHT_INT8; }
+  bool slim() const { return type == PM_WEIGHT_SLIM_BFLOAT16; }
   bool narrow() const { return type != PM_WEIGHT_FLOAT32; }  // fewer than four bytes
   const char* panel(long index) const { return panels + index * panel_bytes; }
   V scales(long index) const {
@@ -30,7 +33,7 @@ struct Weights {
   }
 };
 
-// Calls body(T{}) with the type of a weight.
+// Calls body(T{}) with the type of a weight that is not slim.
 template <typename Body>
 inline auto with_weight_type(long type, Body body) {
   switch (type) {
@@ -42,12 +45,17 @@ inline auto with_weight_type(long type, Body body) {
 }
 
 inline Weights weights_of(const PmMatrix& matrix) {
+  if (matrix.weight_type == PM_WEIGHT_SLIM_BFLOAT16) {
+    return {static_cast<const char*>(matrix.panels), pm::slim_panel_bytes(matrix.k),
+            pm::kSlimGroupBytes / pm::kSlimDepth, matrix.k, matrix.weight_type, false,
+            pm::slim_groups_at(matrix.k)};
+  }
   return with_weight_type(matrix.weight_type, [&](auto type) -> Weights {
     using T = decltype(type);
     const long row_bytes = kLanes * static_cast<long>(sizeof(typename T::Code));
     const long scales_bytes = T::kScaled ? kLanes * static_cast<long>(sizeof(float)) : 0;
     return {static_cast<const char*>(matrix.panels), matrix.k * row_bytes + scales_bytes,
-            row_bytes, matrix.k, matrix.weight_type, matrix.rounds_rows != 0};
+            row_bytes, matrix.k, matrix.weight_type, matrix.rounds_rows != 0, 0};
   });
 }
 
@@ -66,7 +74,8 @@ constexpr Next kNothingNext{nullptr, 0, 0};
 
 // What is read of `weights` from panel `panel` and row `k` on.
 inline Next next_at(const Weights& weights, long panel, long k = 0) {
-  return {weights.panel(panel) + k * weights.row_bytes, weights.panel_bytes, weights.row_bytes};
+  const char* at = weights.panel(panel) + weights.rows_at + k * weights.row_bytes;
+  return {at, weights.panel_bytes, weights.row_bytes};
 }
 
 }  // namespace

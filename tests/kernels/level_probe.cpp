@@ -2,6 +2,7 @@
 // line for each with a digest of the bits that came out (test_arm.py). Ends with 1 where what came
 // out is no number.
 #include "pagemesh_native.h"
+#include "slim_layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,28 @@ void products() {
   }
 }
 
+void slim_products() {
+  constexpr long n = 200, k = 328;
+  const std::vector<float> wide = numbers(n * k), bias = numbers(n);
+  std::vector<uint16_t> weight;
+  for (float each : wide) {
+    uint32_t code;
+    memcpy(&code, &each, sizeof code);
+    weight.push_back(static_cast<uint16_t>(code >> 16));
+  }
+  weight[5] = weight[n * k / 2] = 0x7149;  // strays
+  std::vector<uint8_t> panels((n + 15) / 16 * pm::slim_panel_bytes(k));
+  if (pm_linear_pack_slim(weight.data(), k, panels.data(), n, k)) exit(2);
+  say("slim pack", n, panels);
+  for (long rows : {1, 2, 3, 8, 70}) {
+    const std::vector<float> x = numbers(rows * k);
+    std::vector<float> out(static_cast<size_t>(rows * n));
+    const PmMatrix matrix = {panels.data(), bias.data(), n, k, PM_WEIGHT_SLIM_BFLOAT16, 0};
+    pm_linear(x.data(), k, &matrix, out.data(), n, rows, 0, 1);
+    say("slim linear", rows, out);
+  }
+}
+
 void attention(long kv_type) {
   constexpr long head_dim = 48, kv_heads = 2, page_size = 16, page_count = 8, q_heads = 6;
   constexpr long tokens = 100;
@@ -173,6 +196,7 @@ void draws() {
 int main(int argc, char** argv) {
   if (argc != 2 || pm_set_level(atoi(argv[1]))) return 1;
   products();
+  slim_products();
   for (long type : {PM_KV_FLOAT32, PM_KV_FLOAT16, PM_KV_BFLOAT16, PM_KV_INT8, PM_KV_E4M3}) {
     attention(type);
   }

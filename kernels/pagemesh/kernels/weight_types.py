@@ -2,6 +2,7 @@
 
 ``bfloat16``, ``float16``: half of the bytes; a product is the one with the float32 weights that
 they stand for, to the bit.
+``slim_bfloat16``: bfloat16 in twelve bits, of matrices that have few exponents, as most have.
 ``int8``: codes and one float32 scale for each output, weight = code * scale, where scale = the
 largest magnitude / 127.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-WeightType = Literal["float32", "int8", "bfloat16", "float16"]
+WeightType = Literal["float32", "int8", "bfloat16", "float16", "slim_bfloat16"]
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 """In the native library's order (``PmWeightType``)."""
 AskedType = Literal["float32", "int8", "bfloat16"]

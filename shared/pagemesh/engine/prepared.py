@@ -34,7 +34,8 @@ import torch
 
 from pagemesh.engine.checkpoint import Checkpoint, Progress
 from pagemesh.engine.files import locked
-from pagemesh.engine.weights import Recipe
+from pagemesh.engine.weights import Recipe, joined
+from pagemesh.kernels.linear import slim
 from pagemesh.kernels.linear.packed import exact_type
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.kernels.ops import pack_linear
@@ -45,8 +46,11 @@ _FORMATS: dict[AskedType, str] = {
     "float32": "exact-panels16-1", "int8": "i8-panels16-2", "bfloat16": "bf16-panels16-1",
 }  # fmt: skip
 """Part of the file's name: weights prepared in another way are another file."""
+_SLIM_FORMAT = "slim-panels16-1"
+"""In place of that of ``float32``, on machines that multiply with slim weights."""
 _STORED: dict[WeightType, tuple[str, int]] = {
     "float32": ("F32", 4), "int8": ("I8", 1), "bfloat16": ("BF16", 2), "float16": ("F16", 2),
+    "slim_bfloat16": ("U8", 1),
 }  # fmt: skip
 """What a type is called in a file, and the bytes of an element."""
 PREPARED_COUNT_MAX = 4
@@ -102,12 +106,17 @@ def kept_type(parts: Iterable[torch.Tensor], weight_type: AskedType) -> WeightTy
     """Of a matrix that is made of ``parts``, where ``weight_type`` was asked for."""
     if weight_type != "float32":
         return weight_type
-    return exact_type(*parts)
+    found = list(parts)
+    exact = exact_type(*found)
+    if exact != "bfloat16" or not slim.pays():
+        return exact
+    return "slim_bfloat16" if slim.fits(joined(found)) else exact
 
 
 def prepared_name(digest: bytes, weight_type: AskedType, made_by: str = "") -> str:
     """Of the file that ``load_or_write`` keeps; ``made_by`` tells apart what is named alike."""
-    return f"{digest.hex()[:32]}.{made_by}{_FORMATS[weight_type]}"
+    form = _SLIM_FORMAT if weight_type == "float32" and slim.pays() else _FORMATS[weight_type]
+    return f"{digest.hex()[:32]}.{made_by}{form}"
 
 
 def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict[str, torch.Tensor]:

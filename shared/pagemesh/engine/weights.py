@@ -63,8 +63,13 @@ class Recipe:
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor that ``parts``, in the recipe's order, make; one part is given back as it
         is where nothing changes."""
-        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        whole = joined(parts)
         return whole if self.factor == 1.0 else whole * self.factor
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """``parts`` along their first dimension; one part as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def recipes(config: DecoderConfig) -> Iterator[Recipe]:

@@ -4,7 +4,7 @@
 
 x       float32 [rows, K], rows contiguous (any row stride)
 packed  ``PackedLinear``: float32, bfloat16, float16 or int8 [ceil(N / 16)][K][16], padding
-        columns zero
+        columns zero; or bfloat16 in twelve bits (``slim``), padding columns anything
 out     float32 [rows, N]; written, returned; allocated when not given
 
 Native: an element's sum goes over k in one order, so a row's result is the same to the last bit

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pagemesh.kernels.dispatch import is_native, native
+from pagemesh.kernels.linear import slim
 from pagemesh.kernels.weight_types import WeightType
 
 PANEL = 16
@@ -14,7 +15,7 @@ _SCALE_ROWS = 4
 """Rows of sixteen bytes that a panel's sixteen scales take."""
 _DTYPES: dict[WeightType, torch.dtype] = {
     "float32": torch.float32, "int8": torch.int8, "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    "float16": torch.float16, "slim_bfloat16": torch.uint8,
 }  # fmt: skip
 TYPE_OF: dict[torch.dtype, WeightType] = {dtype: name for name, dtype in _DTYPES.items()}
 _HALVES: tuple[WeightType, ...] = ("bfloat16", "float16")
@@ -32,6 +33,7 @@ class PackedLinear:
 
     float32, bfloat16, float16   [ceil(n / 16), k, 16]
     int8   [ceil(n / 16), k + 4, 16]: the last four rows are the bytes of 16 float32 scales
+    slim_bfloat16   bytes, [ceil(n / 16), slim.panel_bytes(k)]
 
     With ``rounds_rows`` what it is multiplied with is rounded to bfloat16, to the nearest, ties to
     even; of bfloat16 and int8 alone.
@@ -64,8 +66,10 @@ class PackedLinear:
         return TYPE_OF[self.panels.dtype]
 
 
-def packed_shape(n: int, k: int, weight_type: WeightType = "float32") -> tuple[int, int, int]:
+def packed_shape(n: int, k: int, weight_type: WeightType = "float32") -> tuple[int, ...]:
     """Shape of the panels of a weight ``[n, k]``."""
+    if weight_type == "slim_bfloat16":
+        return (-(-n // PANEL), slim.panel_bytes(k))
     return (-(-n // PANEL), k + (_SCALE_ROWS if weight_type == "int8" else 0), PANEL)
 
 
@@ -81,7 +85,8 @@ def pack_linear(
     where that has fewer bits; into ``out`` when it is given.
 
     Weights that are multiplied with the same input (q, k and v; gate and up) are best joined
-    along ``n`` first. Raises ``ValueError`` on a wrong shape.
+    along ``n`` first. Raises ``ValueError`` on a wrong shape, and where ``slim_bfloat16`` cannot
+    hold it (``slim.fits``).
     """
     if weight.dim() != 2:
         raise ValueError(f"weight: expected [n, k], got {list(weight.shape)}")
@@ -92,6 +97,9 @@ def pack_linear(
     packed = PackedLinear(n, k, panels, plain_bias, rounds_rows)
     if packed.weight_type == "int8":
         _pack_codes(weight.detach(), panels)
+        return packed
+    if packed.weight_type == "slim_bfloat16":
+        slim.pack(weight.detach(), panels)
         return packed
     plain = weight.detach().to(panels.dtype)
     if is_native() and (k <= 1 or plain.stride(1) == 1):
@@ -152,7 +160,11 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def unpack_linear(packed: PackedLinear) -> torch.Tensor:
     """The weight ``[n, k]`` that was packed, as a float32 copy: of int8, what its codes mean."""
-    rows = packed.panels[:, : packed.k].transpose(1, 2).reshape(-1, packed.k).float()
+    if packed.weight_type == "slim_bfloat16":
+        values = slim.unpack(packed.panels, packed.k)
+    else:
+        values = packed.panels[:, : packed.k]
+    rows = values.transpose(1, 2).reshape(-1, packed.k).float()
     if packed.weight_type == "int8":
         scales = packed.panels[:, packed.k :].reshape(-1).view(torch.float32)
         rows *= scales[:, None]

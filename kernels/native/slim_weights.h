@@ -1,0 +1,151 @@
+// Reading panels of slim bfloat16 weights (slim_layout.h).
+#pragma once
+
+#include <array>
+
+#include "slim_layout.h"
+#include "weights.h"
+
+namespace {
+
+// The sixteen upper bytes of a panel, ready to be looked up.
+#if PM_LEVEL >= 2
+using Uppers = __m512i;
+inline Uppers uppers_of(const uint8_t* bytes) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Four values of K, the first or the last of a group.
+template <int HALF>
+inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
+  const __m512i lower = _mm512_loadu_si512(group + kLineBytes * HALF);
+  __m512i codes = _mm512_loadu_si512(group + pm::kSlimCodesAt);
+  if (HALF) codes = _mm512_srli_epi16(codes, 4);
+  const __m512i upper =
+      _mm512_shuffle_epi8(uppers, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
+  const __m512i zeros = _mm512_setzero_si512();
+  const __m512i first = _mm512_unpacklo_epi8(lower, upper);
+  const __m512i last = _mm512_unpackhi_epi8(lower, upper);
+  to[0] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zeros, first))};
+  to[1] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(zeros, first))};
+  to[2] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zeros, last))};
+  to[3] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(zeros, last))};
+}
+#elif PM_LEVEL == 1
+using Uppers = __m256i;
+inline Uppers uppers_of(const uint8_t* bytes) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+inline __m256i load_32_bytes(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// Half of the columns.
+template <int HALF>
+inline void decode_slim(const uint8_t* lowers, const uint8_t* group_codes, Uppers uppers,
+                        __m256* to) {
+  const __m256i lower = load_32_bytes(lowers);
+  __m256i codes = load_32_bytes(group_codes);
+  if (HALF) codes = _mm256_srli_epi16(codes, 4);
+  const __m256i upper =
+      _mm256_shuffle_epi8(uppers, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+  const __m256i zeros = _mm256_setzero_si256();
+  const __m256i first = _mm256_unpacklo_epi8(lower, upper);
+  const __m256i last = _mm256_unpackhi_epi8(lower, upper);
+  to[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zeros, first));
+  to[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zeros, first));
+  to[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zeros, last));
+  to[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zeros, last));
+}
+
+template <int HALF>
+inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
+  const uint8_t* lowers = group + kLineBytes * HALF;
+  const uint8_t* codes = group + pm::kSlimCodesAt;
+  __m256 left[4], right[4];
+  decode_slim<HALF>(lowers, codes, uppers, left);
+  decode_slim<HALF>(lowers + 32, codes + 32, uppers, right);
+  for (int i = 0; i < 4; ++i) to[i] = {left[i], right[i]};
+}
+#else
+using Uppers = const uint8_t*;
+inline Uppers uppers_of(const uint8_t* bytes) { return bytes; }
+
+template <int HALF>
+inline void decode_slim(const uint8_t* group, Uppers uppers, V* to) {
+  const uint8_t* lowers = group + kLineBytes * HALF;
+  const uint8_t* codes = group + pm::kSlimCodesAt;
+  float values[4][kLanes];
+  for (int lane = 0; lane < 4; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      for (int column = 0; column < 4; ++column) {
+        const int at = 16 * lane + 4 * i + column;
+        const uint32_t upper = uppers[codes[at] >> 4 * HALF & 15];
+        values[i][4 * lane + column] =
+            float_of(upper << 24 | static_cast<uint32_t>(lowers[at]) << 16);
+      }
+    }
+  }
+  for (int i = 0; i < 4; ++i) to[i] = load(values[i]);
+}
+#endif
+
+// A panel that is read from a value of K on, which is a group's first.
+class SlimPanel {
+ public:
+  SlimPanel(const Weights& weights, long panel, long begin) {
+    const char* at = weights.panel(panel);
+    const auto* head = reinterpret_cast<const pm::SlimHead*>(at);
+    group_ = reinterpret_cast<const uint8_t*>(at) + pm::slim_groups_at(weights.k) +
+             begin / pm::kSlimDepth * pm::kSlimGroupBytes;
+    uppers_ = uppers_of(head->uppers);
+    stray_ = reinterpret_cast<const pm::SlimStray*>(head + 1);
+    const long room = pm::slim_strays_max(weights.k);
+    last_ = stray_ + (head->stray_count < room ? head->stray_count : room);
+    first_ = static_cast<uint32_t>(begin * kLanes);
+    while (stray_ < last_ && stray_->at < first_) ++stray_;
+    due_ = stray_ < last_ ? stray_->at : kNever;
+  }
+
+  // The next four values of K: the first of a group, then the last of it.
+  template <int HALF>
+  void take(V* to) {
+    decode_slim<HALF>(group_, uppers_, to);
+    if (HALF) group_ += pm::kSlimGroupBytes;
+    const uint32_t end = first_ + 4 * kLanes;
+    if (__builtin_expect(due_ < end, 0)) {
+      float values[4 * kLanes];
+      for (int i = 0; i < 4; ++i) store(values + i * kLanes, to[i]);
+      put_strays(values, end);
+      for (int i = 0; i < 4; ++i) to[i] = load(values + i * kLanes);
+    }
+    first_ = end;
+  }
+
+ private:
+  static constexpr uint32_t kNever = UINT32_MAX;
+
+  const uint8_t* group_;
+  Uppers uppers_;
+  const pm::SlimStray* stray_;
+  const pm::SlimStray* last_;
+  uint32_t first_, due_;  // positions as a stray's
+
+  __attribute__((noinline)) void put_strays(float* values, uint32_t end) {
+    for (; stray_ < last_ && stray_->at < end; ++stray_) {
+      const uint32_t place = stray_->at - first_;  // of a damaged list, anywhere
+      if (place < 4 * kLanes) values[place] = float_of(stray_->bits);
+    }
+    due_ = stray_ < last_ ? stray_->at : kNever;
+  }
+};
+
+// P panels from `panel` on, `apart` panels apart.
+template <int P>
+inline std::array<SlimPanel, P> slim_panels(const Weights& weights, long panel, long apart) {
+  if constexpr (P == 1) return {SlimPanel(weights, panel, 0)};
+  else return {SlimPanel(weights, panel, 0), SlimPanel(weights, panel + apart, 0)};
+}
+
+}  // namespace

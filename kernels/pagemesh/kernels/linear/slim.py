@@ -1,0 +1,72 @@
+"""bfloat16 weights in twelve bits, as ``native/slim_layout.h`` has them.
+
+A panel's head is 64 bytes: sixteen upper bytes of a bfloat16, by code, and how many strays there
+are. Strays follow, eight bytes each: 16 * k + column and the bits of a float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagemesh.kernels.dispatch import is_native, native
+from pagemesh.kernels.native.library import CpuLevel, cpu_level
+
+DEPTH = 8
+"""Values of k in a group."""
+_PANEL, _LANES, _GROUP_BYTES, _HEAD_BYTES, _STRAY_BYTES = 16, 4, 192, 64, 8
+
+
+def pays() -> bool:
+    """Whether weights are kept so here: where products were found to be the quicker for it."""
+    return is_native() and cpu_level() is CpuLevel.AVX2
+
+
+def panel_bytes(k: int) -> int:
+    """Of a panel of ``k`` values a column."""
+    return _groups_at(k) + k // DEPTH * _GROUP_BYTES
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether ``weight``, bfloat16 values [n, k], can be kept so, in fewer bytes: groups are whole,
+    and in no panel has more than one of some 512 values an exponent that is none of its own."""
+    k = weight.shape[1]
+    return panel_bytes(k) < 2 * _PANEL * k and _pack(weight, None)
+
+
+def pack(weight: torch.Tensor, panels: torch.Tensor) -> None:
+    """Put ``weight``, bfloat16 values [n, k], into ``panels``. Raises ``ValueError`` where groups
+    are not whole or exponents too many."""
+    if weight.shape[1] % DEPTH:
+        raise ValueError(f"k: expected a multiple of {DEPTH}, got {weight.shape[1]}")
+    if not _pack(weight, panels):
+        raise ValueError("weight: expected few exponents, got too many for slim_bfloat16")
+
+
+def _pack(weight: torch.Tensor, panels: torch.Tensor | None) -> bool:
+    plain = weight.bfloat16().contiguous()
+    to = None if panels is None else panels.data_ptr()
+    return not native().pm_linear_pack_slim(plain.data_ptr(), plain.stride(0), to, *plain.shape)
+
+
+def unpack(panels: torch.Tensor, k: int) -> torch.Tensor:
+    """bfloat16 [panels, k, 16]."""
+    count, groups, at = len(panels), k // DEPTH, _groups_at(k)
+    data = panels[:, at:].view(count, groups, _GROUP_BYTES)
+    lowers, codes = data[..., : 2 * 64], data[..., 2 * 64 :]
+    halves = torch.stack([codes & 15, codes >> 4], 2).view(count, -1)
+    uppers = panels[:, :16].gather(1, halves.long())
+    words = uppers.to(torch.int16) << 8 | lowers.reshape(count, -1)
+    # [panel, group, half, lane, row, column of the lane]
+    lanes = words.view(count, groups, 2, _LANES, _LANES, _LANES)
+    values = lanes.transpose(3, 4).reshape(count, -1)
+    strays = panels[:, _HEAD_BYTES:at].view(torch.int32).view(count, -1, 2)
+    counts = panels[:, 16:20].view(torch.int32)
+    panel, number = torch.nonzero(torch.arange(strays.shape[1]) < counts, as_tuple=True)
+    places, bits = strays[panel, number].long().unbind(1)
+    values[panel, places] = (bits >> 16).to(torch.int16)
+    found: torch.Tensor = values.view(torch.bfloat16).view(count, k, _PANEL)
+    return found
+
+
+def _groups_at(k: int) -> int:
+    return _HEAD_BYTES + -(-k // 256) * 8 * _STRAY_BYTES
