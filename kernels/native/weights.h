@@ -1,6 +1,6 @@
 // A packed weight: panels of 16 columns, each stored as [K][16]; float32, bfloat16, float16, or
-// int8 codes with one float32 scale a column; or bfloat16 in twelve bits (slim_layout.h). A panel of int8 ends with its 16 scales, as four more rows
-// of bytes.
+// int8 codes with one float32 scale a column; or bfloat16 in twelve bits (slim_layout.h). A panel
+// of int8 ends with its 16 scales, as four more rows of bytes.
 //
 // Codes of all types are multiplied as the float32 numbers that they are, and of int8 a column's
 // finished sum by its scale: one multiplication an element, and the sum is the same chain of

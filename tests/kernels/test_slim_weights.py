@@ -112,7 +112,7 @@ def test_a_panel_holds_as_many_strays_as_it_has_room_for() -> None:
     assert not slim.fits(weight)
 
 
-def test_it_can_use_memory_of_others_and_columns_beyond_the_weight_are_of_no_use() -> None:
+def test_it_can_use_memory_of_others_and_takes_weights_of_any_stride() -> None:
     weight = drawn(37, 64)
     memory = torch.full(packed_shape(37, 64, "slim_bfloat16"), 7, dtype=torch.uint8)
     kept = pack_linear(weight, out=memory, weight_type="slim_bfloat16")

@@ -2,7 +2,7 @@
 
 ``bfloat16``, ``float16``: half of the bytes; a product is the one with the float32 weights that
 they stand for, to the bit.
-``slim_bfloat16``: bfloat16 in twelve bits, of matrices that have few exponents, as most have.
+``slim_bfloat16``: bfloat16 in twelve bits, of matrices that have few exponents.
 ``int8``: codes and one float32 scale for each output, weight = code * scale, where scale = the
 largest magnitude / 127.
 

@@ -7,8 +7,9 @@ holds them once. Tensors that the checkpoint already has as they are needed (flo
 packed) are mapped from there and are not written again, nor are the lean path's embeddings in half
 precision.
 
-Matrices are packed here, once: what a checkpoint has in half precision as that, which gives the
-results of float32; or as the type that was asked for. Everything else is float32.
+Matrices are packed here, once: what a checkpoint has in half precision as that, or bfloat16 in
+twelve bits, which gives the results of float32; or as the type that was asked for. Everything else
+is float32.
 
 The file is in safetensors format, written tensor by tensor so that no more than one is in
 memory. Its name is the digest of what it holds: it is never changed, only made or deleted.
