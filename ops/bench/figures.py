@@ -187,6 +187,11 @@ def _tiles(report: Report) -> Iterator[Figure]:
         )
 
 
+def _slim(report: Report) -> Iterator[Figure]:
+    name = f"{report['model']}, bfloat16 in twelve bits, 1 to 128 rows: time over that in sixteen"
+    yield _figure(name, [row["ratio"] for row in report["results"]], report["on"])
+
+
 def _latency(report: Report) -> Iterator[Figure]:
     for row in report["rows"]:
         name = f"{row['model']}, {row['setup']}: p99 ms between chunks under load"
@@ -326,6 +331,7 @@ _READERS: Mapping[str, Callable[[Report], Iterator[Figure]]] = {
     "sampling": _sampling,
     "serving": _serving,
     "share": _share,
+    "slim": _slim,
     "start": _start,
     "step": _step,
     "stream": _serving,
