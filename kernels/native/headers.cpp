@@ -17,6 +17,7 @@ constexpr int kWaitSpinsMax = 1 << 14;  // a rewrite takes well under a microsec
 constexpr int kScanTriesMax = 64;
 constexpr long kTokensWord = 8;
 constexpr long kHeaderWordsMax = kTokensWord + 128;  // of 256 tokens, the largest page
+constexpr long kUsualWords = kTokensWord + 8;        // of 16 tokens, as pages mostly have
 
 inline uint64_t load(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store(uint64_t* word, uint64_t value) {
@@ -43,7 +44,7 @@ inline uint64_t mix(uint64_t hash, uint64_t word) {
          0xD1B54A32D192ED03ull;
 }
 
-uint64_t check_word(const uint64_t* header, long header_words) {
+inline uint64_t check_word(const uint64_t* header, long header_words) {
   uint64_t hash = 0x706167656D657368ull;
   for (long i = 1; i < header_words; ++i) {
     // Until when a page is kept changes while its header stands; whether it ends at all does not.
@@ -60,7 +61,7 @@ uint64_t until_word(uint64_t until_ms, uint64_t identity) {
 }
 
 // `check`: the check word of `body`.
-void publish(uint64_t* header, const uint64_t* body, long header_words, uint64_t check) {
+inline void publish(uint64_t* header, const uint64_t* body, long header_words, uint64_t check) {
   // INVALID carries the new sequence, so that a reader can tell a rewrite within its grant
   // from a new grant, and a recovery never loses the highest sequence.
   store(header, (kInvalid << kStateShift) | (body[0] & kSequenceMask));
@@ -76,13 +77,49 @@ inline uint64_t state_word(uint64_t state, uint64_t sequence) {
   return (state << kStateShift) | (sequence & kSequenceMask);
 }
 
+// What a call is about: the extents it was given, or the one of `run`.
+struct Extents {
+  Extents(const PmHeaderRun* run, const uint32_t* given, long given_count)
+      : pairs(given ? given : run->one_extent), count(given ? given_count : 1) {}
+  const uint32_t* pairs;
+  long count;
+};
+
 // 0, or 1 + the index of the first extent that is not wholly in the pool.
-long first_bad(const uint32_t* extents, long extent_count, long page_count) {
-  for (long e = 0; e < extent_count; ++e) {
-    uint64_t end = static_cast<uint64_t>(extents[2 * e]) + extents[2 * e + 1];
+long first_bad(const Extents& extents, long page_count) {
+  for (long e = 0; e < extents.count; ++e) {
+    uint64_t end = static_cast<uint64_t>(extents.pairs[2 * e]) + extents.pairs[2 * e + 1];
     if (end > static_cast<uint64_t>(page_count)) return 1 + e;
   }
   return 0;
+}
+
+// `words_known`, if not 0, is the size of each header: known to the compiler, it unrolls what is done for
+// each word, and the check words of neighbours are made at the same time.
+template <long words_known>
+void write_headers(const PmHeaderRun* run, const Extents& extents, const uint64_t* sequences,
+                   const uint32_t* tokens) {
+  const long words = words_known ? words_known : run->header_words;
+  uint64_t body[words_known ? words_known : kHeaderWordsMax] = {0};
+  body[3] = run->writer;
+  body[4] = run->root | static_cast<uint64_t>(run->token_count) << 32;
+  const bool alike = !run->first_identity && !run->token_count;  // but for their state words
+  uint64_t parent = run->parent, identity = run->first_identity, n = 0, check = 0;
+  for (long e = 0; e < extents.count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents.pairs[2 * e]) * words;
+    for (uint32_t left = extents.pairs[2 * e + 1]; left; --left, ++n, header += words) {
+      body[0] = state_word(run->state, sequences ? sequences[n] : run->first_sequence + n);
+      body[1] = identity;
+      body[2] = parent;
+      body[kUntilWord] = until_word(run->until_ms, identity);
+      if (identity) parent = identity++;
+      if (run->token_count) {
+        std::memcpy(body + kTokensWord, tokens + n * run->token_count, 4 * run->token_count);
+      }
+      if (!n || !alike) check = check_word(body, words);
+      publish(header, body, words, check);
+    }
+  }
 }
 
 // True when a consistent copy was had: the state word did not change while the body was read.
@@ -106,42 +143,29 @@ PM_EXPORT uint64_t pm_check_word(const uint64_t* header, long header_words) {
   return check_word(header, header_words);
 }
 
-PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents,
-                                long extent_count, const uint64_t* sequences,
+PM_EXPORT long pm_headers_write(const PmHeaderRun* run, const uint32_t* given,
+                                long given_count, const uint64_t* sequences,
                                 const uint32_t* tokens) {
+  const Extents extents(run, given, given_count);
   const long words = run->header_words;
   if (words > kHeaderWordsMax || run->token_count > 2 * (words - kTokensWord)) return -1;
-  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
-  uint64_t body[kHeaderWordsMax] = {0};
-  body[3] = run->writer;
-  body[4] = run->root | static_cast<uint64_t>(run->token_count) << 32;
-  const bool alike = !run->first_identity && !run->token_count;  // but for their state words
-  uint64_t parent = run->parent, identity = run->first_identity, n = 0, check = 0;
-  for (long e = 0; e < extent_count; ++e) {
-    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * words;
-    for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += words) {
-      body[0] = state_word(run->state, sequences ? sequences[n] : run->first_sequence + n);
-      body[1] = identity;
-      body[2] = parent;
-      body[kUntilWord] = until_word(run->until_ms, identity);
-      if (identity) parent = identity++;
-      if (run->token_count) {
-        std::memcpy(body + kTokensWord, tokens + n * run->token_count, 4 * run->token_count);
-      }
-      if (!n || !alike) check = check_word(body, words);
-      publish(header, body, words, check);
-    }
+  if (long bad = first_bad(extents, run->page_count)) return bad;
+  if (words == kUsualWords) {
+    write_headers<kUsualWords>(run, extents, sequences, tokens);
+  } else {
+    write_headers<0>(run, extents, sequences, tokens);
   }
   return 0;
 }
 
-PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
+PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* given, long given_count,
                                const uint64_t* sequences) {
-  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
+  const Extents extents(run, given, given_count);
+  if (long bad = first_bad(extents, run->page_count)) return bad;
   uint64_t n = 0;
-  for (long e = 0; e < extent_count; ++e) {
-    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
-    for (uint32_t left = extents[2 * e + 1]; left; --left, ++n, header += run->header_words) {
+  for (long e = 0; e < extents.count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents.pairs[2 * e]) * run->header_words;
+    for (uint32_t left = extents.pairs[2 * e + 1]; left; --left, ++n, header += run->header_words) {
       uint64_t sequence = sequences ? sequences[n] : run->first_sequence + n;
       if (run->state == kFree && load(header + kUntilWord)) {
         for (long i = kTokensWord; i < run->header_words; ++i) store(header + i, 0);
@@ -152,12 +176,13 @@ PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, 
   return 0;
 }
 
-PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents,
-                               long extent_count, int ends) {
-  if (long bad = first_bad(extents, extent_count, run->page_count)) return bad;
-  for (long e = 0; e < extent_count; ++e) {
-    uint64_t* header = run->table + static_cast<long>(extents[2 * e]) * run->header_words;
-    for (uint32_t left = extents[2 * e + 1]; left; --left, header += run->header_words) {
+PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* given, long given_count,
+                               int ends) {
+  const Extents extents(run, given, given_count);
+  if (long bad = first_bad(extents, run->page_count)) return bad;
+  for (long e = 0; e < extents.count; ++e) {
+    uint64_t* header = run->table + static_cast<long>(extents.pairs[2 * e]) * run->header_words;
+    for (uint32_t left = extents.pairs[2 * e + 1]; left; --left, header += run->header_words) {
       uint64_t until = load(header + kUntilWord);
       if (!ends && (!until || (until & kUntilMask) >= run->until_ms)) continue;
       if (load(header) >> kStateShift != kCommitted) continue;

@@ -41,6 +41,7 @@ typedef struct {
   uint64_t root;
   long token_count;  // in each header
   uint64_t until_ms;  // until when committed pages are kept; 0: there is no end
+  uint32_t one_extent[2];  // what is meant where `extents` is null, as mostly
 } PmHeaderRun;
 // Writes the headers of `extents`, pairs of (first page, page count), one after the other:
 // INVALID, body, check word, state (release). `sequences`: one a page, or null. `tokens`:

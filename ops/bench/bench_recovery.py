@@ -74,7 +74,6 @@ class Filled:
         self._writer.write(
             pack_extents(pages), HeaderState.COMMITTED, range(first, first + count), writer=9,
             root=0, first_identity=first + count, parent=parent, tokens=tokens,
-            token_count=PAGE_SIZE,
         )  # fmt: skip
         return self._number
 

@@ -41,6 +41,7 @@ from ops.bench.pager_adapter import ROOT as CORE_ROOT
 
 from pagemesh.pager.events import Answer, Asked
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace
 from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
@@ -173,7 +174,7 @@ def _stores(count: int, dice: np.random.Generator) -> list[StorePages]:
     for first in range(0, count, BATCH_PAGES):
         tokens = dice.integers(0, 1 << 17, BATCH_PAGES * PAGE_SIZE, np.uint32).tobytes()
         chains = chain_keys(root_chain(ROOT), tokens, 0, len(tokens), 4 * PAGE_SIZE)
-        pages = range(BATCH_PAGES)
+        pages = Run(0, BATCH_PAGES)
         slots = tuple(range(first, first + BATCH_PAGES))
         stores.append(StorePages(pages, slots, tuple(pages), tuple(chains), ROOT, tokens))
     return stores

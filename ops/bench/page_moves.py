@@ -24,6 +24,7 @@ from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage.device_pages import DevicePages
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
@@ -77,7 +78,7 @@ def time_moves(facts: PoolFacts) -> list[dict[str, float]]:
             page = np.ones(facts.page_bytes, np.uint8)
 
             def fill(count: int) -> None:
-                filling = pages.filling(range(count), 1)
+                filling = pages.filling(Run(0, count), 1)
                 for at in range(count):
                     filling.row(at)[:] = page.data
                 filling.settle(count)
@@ -85,7 +86,7 @@ def time_moves(facts: PoolFacts) -> list[dict[str, float]]:
             found = [
                 {
                     "pages": count,
-                    "out_ms": _median_ms(lambda n=count: runner.run(pages.take(range(n)))),  # type: ignore[misc]
+                    "out_ms": _median_ms(lambda n=count: runner.run(pages.take(Run(0, n)))),  # type: ignore[misc]
                     "in_ms": _median_ms(lambda n=count: fill(n)),  # type: ignore[misc]
                 }
                 for count in PAGE_COUNTS

@@ -18,6 +18,9 @@ from pagemesh.wire.tokens import pack_extents
 PAGES = 64
 
 
+SOME = st.integers(0, PAGES - 1)
+
+
 def table_for(page_size: int = PAGE_SIZE) -> HeaderTable:
     form = PoolFormat(PAGES, page_size, 64)
     return HeaderTable(np.zeros(form.file_bytes, np.uint8), form)
@@ -33,7 +36,8 @@ def words_of(table: HeaderTable) -> NDArray[np.uint64]:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.integers(0, PAGES - 1), unique=True, max_size=20),
+    st.lists(st.integers(0, PAGES - 1), unique=True, max_size=20)
+    | st.builds(lambda first, count: [*range(PAGES)][first:][:count], SOME, SOME),
     st.sampled_from([1, 7, 16, 256]),
     st.booleans(),
     st.booleans(),
@@ -52,11 +56,12 @@ def test_a_list_of_headers_is_written_word_by_word_as_the_format_says(
     tokens = np.arange(count * page_size, dtype=np.uint32).reshape(count, page_size) + 5
     tokens *= np.uint32(filled)
     table = table_for(page_size)
+    is_run = count > 0 and ids == [*range(ids[0], ids[0] + count)]
     HeaderWriter(table).write(
-        pack_extents(pages), HeaderState.COMMITTED,
+        range(ids[0], ids[0] + count) if is_run else pack_extents(pages), HeaderState.COMMITTED,
         range(first, first + count) if counting else sequences, writer=9, root=3,
         first_identity=first + 100 if filled else 0, parent=7 if filled else 0,
-        tokens=tokens.tobytes() if filled else b"", token_count=page_size if filled else 0,
+        tokens=tokens.tobytes() if filled else b"",
         until_ms=until_ms,
     )  # fmt: skip
     wanted = table_for(page_size)
@@ -95,6 +100,8 @@ def test_pages_beyond_the_pool_are_refused_before_anything_is_written() -> None:
         writer.write(extents, HeaderState.HELD, range(1, 5), writer=1, root=0)
     with pytest.raises(IndexError):
         writer.mark(extents, HeaderState.FREE, range(1, 5))
+    with pytest.raises(IndexError, match=f"pages {PAGES - 1} to {PAGES + 1} are not all below"):
+        writer.keep(range(PAGES - 1, PAGES + 1), 5_000)
     assert not table.mapped.any()
 
 
@@ -103,14 +110,15 @@ def test_sequences_and_tokens_must_fit_the_pages() -> None:
     writer, extents = HeaderWriter(table), pack_extents([0, 1])
     with pytest.raises(ValueError, match="3 sequences for 2 pages"):
         writer.mark(extents, HeaderState.FREE, range(1, 4))
-    with pytest.raises(ValueError, match="8 bytes are not 2 tokens a page"):
-        writer.write(
-            extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(8), token_count=2
-        )
+    with pytest.raises(ValueError, match="12 bytes are not as many tokens for 2 pages"):
+        writer.write(extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(12))
+    with pytest.raises(ValueError, match="4 bytes are not as many tokens for 0 pages"):
+        writer.write(range(0), HeaderState.HELD, range(0), writer=1, root=0, tokens=bytes(4))
+    with pytest.raises(ValueError, match="12 bytes are no extents"):
+        writer.mark(bytes(12), HeaderState.FREE, range(1, 3))
     much = 2 * PAGE_SIZE
     with pytest.raises(ValueError, match="more tokens than a header holds"):
         writer.write(
-            extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(8 * much),
-            token_count=much,
-        )  # fmt: skip
+            extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(8 * much)
+        )
     assert not table.mapped.any()

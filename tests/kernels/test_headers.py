@@ -69,7 +69,6 @@ def test_an_odd_page_size_keeps_its_last_token(tmp_path: Path) -> None:
     table = HeaderTable(np.zeros(odd.file_bytes, np.uint8), odd)
     HeaderWriter(table).write(
         pack_extents([2]), HeaderState.HELD, range(1, 2), writer=1, root=0, tokens=pack(range(7)),
-        token_count=7,
     )  # fmt: skip
     found = table.scan()
     assert found.batch.tokens[2].tolist() == list(range(7))
@@ -187,7 +186,7 @@ def test_a_time_only_grows_and_what_has_no_end_or_is_not_committed_gets_none(
     write_headers(table, [3], sequence=OLD)
     writer.write(
         pack_extents([4]), HeaderState.COMMITTED, range(OLD, OLD + 1), writer=1, root=0,
-        first_identity=5, tokens=pack(range(PAGE_SIZE)), token_count=PAGE_SIZE,
+        first_identity=5, tokens=pack(range(PAGE_SIZE)),
     )  # fmt: skip
     writer.keep(pack_extents([1, 3, 4]), 9_000)
     writer.keep(pack_extents([1]), 8_000)
@@ -205,7 +204,7 @@ def test_tokens_of_what_had_an_end_are_wiped_before_it_is_free(pool: PoolFile) -
     write_headers(table, [0, 1], sequence=OLD, state=HeaderState.COMMITTED)
     writer.write(
         pack_extents([2]), HeaderState.COMMITTED, range(OLD, OLD + 1), writer=1, root=0,
-        tokens=pack([1] * PAGE_SIZE), token_count=PAGE_SIZE,
+        tokens=pack([1] * PAGE_SIZE),
     )  # fmt: skip
     writer.mark(pack_extents([1, 2]), HeaderState.FREE, range(OLD, OLD + 2))
     kept = [bool(raw(table, page)[8:].any()) for page in range(3)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from pagemesh.pager.events import (
     Command,
     Notify,
     PagesDropped,
-    Sequences,
     SetLeaseWord,
     SetStates,
     WriteHeaders,
@@ -32,8 +31,9 @@ from pagemesh.pager.leases.states import LeaseState, RevokeReason, SessionState
 from pagemesh.pager.leases.waiting import FIRST, Queues
 from pagemesh.pager.leases.waste import Waste, waste_of
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.pages.column import Numbers
 from pagemesh.pager.pages.pool import PagePool
-from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.pages.runs import Pages, part
 from pagemesh.pager.retention.root_lines import RootLines
 from pagemesh.pager.retention.roots import leave_retired, unhidden
 from pagemesh.pager.tiers.disk_tier import DiskTier
@@ -52,9 +52,12 @@ if TYPE_CHECKING:
     from pagemesh.pager.retention.pins import Pin
 
 # Members of enums, looked up once: each time that would take longer than a call.
-_HELD, _REVOKED, _ENDED = LeaseState.HELD, LeaseState.REVOKED, LeaseState.ENDED
-_OPEN = SessionState.OPEN
-_FREE_HEADER, _HELD_HEADER = HeaderState.FREE, HeaderState.HELD
+_HELD: Final = LeaseState.HELD
+_REVOKED: Final = LeaseState.REVOKED
+_ENDED: Final = LeaseState.ENDED
+_OPEN: Final = SessionState.OPEN
+_FREE_HEADER: Final = HeaderState.FREE
+_HELD_HEADER: Final = HeaderState.HELD
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
 _RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192
@@ -193,7 +196,7 @@ class Books:
             self.write_held(pages, sequences, writer, tree)
         return [pages for pages, _ in grants]
 
-    def write_held(self, pages: Pages, sequences: Sequences, writer: int, tree: Tree) -> None:
+    def write_held(self, pages: Pages, sequences: Numbers, writer: int, tree: Tree) -> None:
         """Publish ``pages`` as held by ``writer``."""
         if len(pages):
             self.out.append(WriteHeaders(pages, _HELD_HEADER, sequences, writer, tree.index))
@@ -311,7 +314,7 @@ class Books:
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
                 return
-            pages, parent = node.pages[len(node.pages) - count :], node.parent
+            pages, parent = part(node.pages, len(node.pages) - count, len(node.pages)), node.parent
             self.forest.trim(node, count, why)
             self.set_states(pages, HeaderState.FREE)
             self.tell_dropped(pages)

@@ -142,7 +142,7 @@ class Door:
 
     def _line(self, tree: Tree, node: Node, level: int, uses: int) -> CacheLine:
         books = self._books
-        committed = int(books.pool.identities[node.pages[-1]])
+        committed = books.pool.identity_of(int(node.pages[-1]))
         return CacheLine(
             root=tree.digest.hex(),
             level=level,

@@ -15,15 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.pager.pages.column import Numbers, U64Array
 from pagemesh.pager.pages.runs import Pages
 from pagemesh.pager.tiers.tier_events import TierCommand, TierEvent
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import U32
-
-U64Array = NDArray[np.uint64]
-Sequences = range | U64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class WriteHeaders(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     pages: Pages
     state: HeaderState
-    sequences: Sequences
+    sequences: Numbers
     writer: int
     root: int
     first_identity: int = 0
@@ -193,7 +191,7 @@ class SetStates(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     pages: Pages
     state: HeaderState
-    sequences: Sequences
+    sequences: Numbers
 
 
 class KeepUntil(msgspec.Struct, frozen=True, eq=False, gc=False):

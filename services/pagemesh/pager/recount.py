@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.states import LeaseState
-from pagemesh.pager.pages.runs import Pages, table_of, where
+from pagemesh.pager.pages.runs import Pages, Run, table_of, where
 from pagemesh.pager.tree.radix import Node
 from pagemesh.wire.pager_reports import LedgerFault
 from pagemesh.wire.pool_format import HeaderState
@@ -124,7 +124,7 @@ def _page_faults(books: Books, edges: Iterable[Node]) -> Iterator[LedgerFault]:
     due = np.frombuffer(marks, np.uint8)  # the state that its owner counts on
     twice = np.zeros(books.pool.total, bool)
     for _, pages, state in _parts(books, edges):
-        if type(pages) is range and marks.count(0, pages.start, pages.stop) == len(pages):
+        if isinstance(pages, Run) and marks.count(0, pages.start, pages.stop) == len(pages):
             marks[pages.start : pages.stop] = _BYTE_OF[state] * len(pages)
             continue
         at = where(pages)

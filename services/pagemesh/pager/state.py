@@ -39,7 +39,7 @@ from pagemesh.pager.leases.quotas import Quotas
 from pagemesh.pager.leases.sessions import Sessions
 from pagemesh.pager.leases.waterfall import Waterfalls
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.pages.runs import own
+from pagemesh.pager.pages.runs import last, own
 from pagemesh.pager.recovery import Recovery
 from pagemesh.pager.retention.ages import Ages
 from pagemesh.pager.retention.pins import Pins
@@ -215,7 +215,7 @@ class PagerCore:
         for node, ends in untold.items():
             pages, until_ms = node.pages, node.expires_ms
             if len(pages):
-                told = pages if ends or until_ms >= FOREVER_MS else own(pages[-1:])
+                told = pages if ends or until_ms >= FOREVER_MS else own(last(pages))
                 out.append(KeepUntil(told, until_ms, ends))
         untold.clear()
 

@@ -10,7 +10,7 @@ from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
-from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.pages.runs import Pages, table_of
 from pagemesh.pager.tiers.chain_keys import chain_keys, chain_over, root_chain
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
@@ -126,9 +126,7 @@ class DiskRig(Rig):
             case _:
                 super().perform(command)
 
-    def _check_pages(
-        self, pages: range | np.ndarray, tokens: bytes, indexes: Iterable[int]
-    ) -> None:
+    def _check_pages(self, pages: Pages, tokens: bytes, indexes: Iterable[int]) -> None:
         """The bytes are taken while the pages still hold what they are said to hold."""
         for page, index in zip(table_of(pages).tolist(), indexes, strict=True):
             part = tokens[index * self.width : (index + 1) * self.width]

@@ -32,7 +32,7 @@ def write(headers: HeaderTable, command: Command) -> None:
         headers.until_ms[pages] = np.maximum(kept_ms, command.until_ms)
         return
     headers.states[pages] = command.state
-    headers.sequences[pages] = command.sequences
+    headers.sequences[pages] = list(command.sequences)
     if isinstance(command, SetStates):
         if command.state == HeaderState.FREE:
             headers.tokens[pages[headers.until_ms[pages] < FOREVER_MS]] = 0

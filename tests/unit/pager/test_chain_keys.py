@@ -6,7 +6,7 @@ import pytest
 
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.leases.waiting import WaitList
-from pagemesh.pager.pages.runs import NO_PAGES
+from pagemesh.pager.pages.runs import NO_PAGES, Run
 from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, root_chain
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.node import Node
@@ -19,7 +19,7 @@ KEYS = list(chain_keys(root_chain(ROOT), TOKENS, 0, len(TOKENS), WIDTH))
 
 
 def edge(parent: Node, first: int, stop: int) -> Node:
-    return Node(parent, TOKENS[first * WIDTH : stop * WIDTH], range(first, stop))
+    return Node(parent, TOKENS[first * WIDTH : stop * WIDTH], Run(first, stop))
 
 
 @pytest.mark.parametrize("known", range(1, 5))

@@ -15,6 +15,7 @@ from pagemesh.pager.events import StoreRoot, WriteHeaders
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.measures import damaged_headers
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_opening import take_over
@@ -34,7 +35,7 @@ def store(tmp_path: Path) -> PoolStore:
     first = made.facts.epoch << EPOCH_SHIFT
     made.perform(
         WriteHeaders(
-            range(4), HeaderState.COMMITTED, range(first, first + 4), 7, 0, first + 10, 0,
+            Run(0, 4), HeaderState.COMMITTED, Run(first, first + 4), 7, 0, first + 10, 0,
             pack(range(16)),
         )
     )  # fmt: skip

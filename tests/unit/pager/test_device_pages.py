@@ -27,6 +27,7 @@ from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage import device_pages
 from pagemesh.pager.storage.device_pages import DevicePages
 from pagemesh.pager.storage.holders import Holders
@@ -134,7 +135,7 @@ def taken(host: Host, table: np.ndarray) -> np.ndarray:
 def test_pages_are_copied_out_wherever_they_lie(host: Host) -> None:
     pool = pool_of(host.worker("first"))
     assert np.array_equal(taken(host, SCATTERED), pool.numpy()[SCATTERED])
-    assert np.array_equal(asyncio.run(host.pages.take(range(3, 9))), pool.numpy()[3:9])
+    assert np.array_equal(asyncio.run(host.pages.take(Run(3, 9))), pool.numpy()[3:9])
 
 
 def test_pages_are_filled_in_order_and_only_those_that_are_settled(host: Host) -> None:
@@ -191,7 +192,7 @@ def started(work: Callable[[], None]) -> tuple[threading.Thread, list[Exception]
 def test_whoever_fills_pages_waits_until_the_worker_is_done(host: Host) -> None:
     slow = Gated()
     pool = pool_of(host.worker("first", slow))
-    filling = host.pages.filling(range(2), 1)
+    filling = host.pages.filling(Run(0, 2), 1)
     filling.row(0)[:] = b"x" * PAGE_BYTES
     thread, errors = started(lambda: filling.settle(1))
     assert slow.is_copying.wait(10)
@@ -206,7 +207,7 @@ def test_whoever_fills_pages_waits_until_the_worker_is_done(host: Host) -> None:
 def test_the_end_of_a_life_ends_the_wait(host: Host) -> None:
     slow = Gated()
     host.worker("first", slow)
-    filling = host.pages.filling(range(2), 1)
+    filling = host.pages.filling(Run(0, 2), 1)
     filling.row(0)
     thread, errors = started(lambda: filling.settle(1))
     assert slow.is_copying.wait(10)
@@ -224,7 +225,7 @@ def test_pages_of_a_worker_that_dies_are_let_go_when_its_process_has_ended(host:
     ) as worker:  # fmt: skip
         assert worker.stdout is not None and worker.stdout.readline() == "listening\n"
         host.join("second")
-        filling = host.pages.filling(range(2), 2)
+        filling = host.pages.filling(Run(0, 2), 2)
         filling.row(0)
         thread, errors = started(lambda: filling.settle(1))
         assert worker.stdout.readline() == "copying\n"
@@ -238,7 +239,7 @@ def test_pages_of_a_worker_that_dies_are_let_go_when_its_process_has_ended(host:
 
 def test_pages_for_a_worker_that_is_gone_are_not_filled(host: Host) -> None:
     host.worker("first")
-    filling = host.pages.filling(range(2), 9)
+    filling = host.pages.filling(Run(0, 2), 9)
     filling.row(0)
     with pytest.raises(Gone, match="has ended"):
         filling.settle(1)
@@ -256,7 +257,7 @@ def test_without_memory_to_move_pages_through_it_says_so(
     with pytest.raises(Busy, match="Too many open files"):
         taken(host, np.arange(4, dtype=np.uint32))
     with pytest.raises(Busy, match="Too many open files"):
-        host.pages.filling(range(2), 1).row(0)
+        host.pages.filling(Run(0, 2), 1).row(0)
 
 
 def test_a_patient_pager_waits_for_a_worker_that_others_would_leave_alone(
@@ -296,7 +297,7 @@ def test_a_pool_that_follows_another_is_moved_and_the_one_before_let_go(host: Ho
     host.memory.make(facts, "first")
     assert len(maps_of_pools()) == before + 1, "the mover has let go of it"
     pages = DevicePages(facts, host.memory, host.holders)
-    assert not asyncio.run(pages.take(range(4))).any(), "it is another"
+    assert not asyncio.run(pages.take(Run(0, 4))).any(), "it is another"
     pages.close()
     assert old.any()
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_of, store_of
 
-from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.pages.runs import Pages, Run
 from pagemesh.pager.storage.disk import Disk
 from pagemesh.pager.storage.disk_file import DiskPlace, Opener, PlainFile
 from pagemesh.pager.storage.page_bytes import MappedPages, PageBytes
@@ -300,7 +300,7 @@ async def test_handing_pages_over_counts_for_those_from_memory_and_from_disk_ali
         await disk.take(store_of((4, 5, 6)))
         assert await heard.next() == PagesWritten((4, 5, 6))
         stuck.gates[8].set()
-        disk.load(msgspec.structs.replace(filled_by(8, 1), slots=(4,), pages=range(5, 6)))
+        disk.load(msgspec.structs.replace(filled_by(8, 1), slots=(4,), pages=Run(5, 6)))
         assert isinstance(await heard.next(), PagesLoaded)  # it is in memory now, and 5 is not
         disk.load(filled_by(7, 2))
         assert await asyncio.to_thread(stuck.last.began.wait, 10)

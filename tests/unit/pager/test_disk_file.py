@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, PlainFile
 from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
@@ -29,12 +30,12 @@ def store_of(slots: tuple[int, ...], tokens: bytes = TOKENS, root: bytes = ROOT)
     """The first pages of ``tokens``, from pool pages 0 on, into ``slots``."""
     count = len(slots)
     chains = tuple(chain_keys(root_chain(root), tokens, 0, count * WIDTH, WIDTH))
-    return StorePages(range(count), slots, tuple(range(count)), chains, root, tokens)
+    return StorePages(Run(0, count), slots, tuple(range(count)), chains, root, tokens)
 
 
 def load_of(slots: tuple[int, ...], tokens: bytes = TOKENS, root: bytes = ROOT) -> LoadPages:
     """The same into pool pages 5 and on."""
-    return LoadPages(1, range(5, 5 + len(slots)), slots, root, tokens[: len(slots) * WIDTH], 0, 0)
+    return LoadPages(1, Run(5, 5 + len(slots)), slots, root, tokens[: len(slots) * WIDTH], 0, 0)
 
 
 @pytest.fixture

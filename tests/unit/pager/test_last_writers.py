@@ -9,6 +9,7 @@ from tests.unit.pager.rig import Rig, Worker, key_of
 
 from pagemesh.pager import last_writers
 from pagemesh.pager.events import WriteHeaders
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.tiers.load import PAGER
 from pagemesh.wire.messages import Ok
@@ -29,7 +30,7 @@ def test_faults_that_are_no_leases_name_the_last_writers_of_their_pages(
     for page, writer in enumerate((5, 5, GONE, PAGER)):
         store.perform(
             WriteHeaders(
-                range(page, page + 1), HeaderState.HELD, range(first + page, first + page + 1),
+                Run(page, page + 1), HeaderState.HELD, Run(first + page, first + page + 1),
                 writer, 0,
             )
         )  # fmt: skip

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from tests.unit.pager.test_eviction import Cache, steps
 
 from pagemesh.pager.eviction.learned import Learned
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.tree.radix import Node
 
 
@@ -47,7 +48,7 @@ def test_what_only_ends_is_counted_before_it_is_much() -> None:
     """As where an account loses a tree with many idle edges, and nothing is ever evicted."""
     policy = Learned(100_000)
     root = Cache(24, policy).forest.plant(b"another", 1).root
-    edges = [Node(root, bytes([n % 256, n // 256, 0, 0]), range(n, n + 1)) for n in range(2_000)]
+    edges = [Node(root, bytes([n % 256, n // 256, 0, 0]), Run(n, n + 1)) for n in range(2_000)]
     for edge in edges:
         policy.add(edge)
     policy.tidy()

@@ -10,6 +10,7 @@ from tests.unit.pager.test_recovery import declare, line
 from pagemesh.pager import books
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.tree.accounts import Accounts
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
@@ -252,7 +253,7 @@ def test_what_a_tick_had_no_time_for_is_reclaimed_by_a_later_one(
 
 def test_a_tick_reclaims_no_more_than_its_share_and_the_next_goes_on() -> None:
     lifetimes, root = Lifetimes(), planted()
-    nodes = [Node(root, bytes([number]), range(1)) for number in range(5)]
+    nodes = [Node(root, bytes([number]), Run(0, 1)) for number in range(5)]
     for node in nodes:
         node.expires_ms = 0
         lifetimes.keep(node, 3_000)
@@ -267,10 +268,10 @@ def test_a_tick_reclaims_no_more_than_its_share_and_the_next_goes_on() -> None:
 
 def test_what_is_looked_at_long_afterwards_is_found() -> None:
     lifetimes, root = Lifetimes(), planted()
-    node = Node(root, b"a", range(1))
+    node = Node(root, b"a", Run(0, 1))
     node.expires_ms = 0
     lifetimes.keep(node, 1_000)
-    lifetimes.keep(Node(root, b"b", range(1)), FOREVER_MS)
+    lifetimes.keep(Node(root, b"b", Run(0, 1)), FOREVER_MS)
     assert len(lifetimes) == 1
     late = [lifetimes.over(30 * 86_400_000, 8) for _ in range(2)]
     assert late == [[node], []]

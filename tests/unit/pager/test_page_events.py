@@ -7,19 +7,20 @@ import numpy as np
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.page_events import PageEvents
+from pagemesh.pager.pages.runs import Run
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.tokens import pack
 
 SECRET, ROOT, SIZE = b"s" * 32, b"r" * 32, 4
 PAGES = 64
-NONE = range(0)
+NONE = Run(0, 0)
 
 
 def stream() -> PageEvents:
     return PageEvents(PoolFacts("here", 1, 7, PAGES, SIZE, 256, b"l" * 32, "/pool"), SECRET)
 
 
-def stored(pages: range, after: range = NONE) -> PagesStored:
+def stored(pages: Run, after: Run = NONE) -> PagesStored:
     """Pages whose tokens are their own numbers."""
     tokens = [page for page in pages for _ in range(SIZE)]
     return PagesStored(ROOT, after, pages, pack(tokens))
@@ -37,8 +38,8 @@ def listed(packed: bytes) -> list[int]:
 
 def test_a_page_is_told_of_under_the_key_of_its_whole_prefix() -> None:
     events = stream()
-    events.note(stored(range(3)))
-    events.note(stored(range(3, 5), after=range(2, 3)))
+    events.note(stored(Run(0, 3)))
+    events.note(stored(Run(3, 5), after=Run(2, 3)))
     events.work(PAGES)
     changed = events.take()
     assert changed is not None and changed.sequence == 1 and not changed.removed
@@ -50,10 +51,8 @@ def test_a_page_is_told_of_under_the_key_of_its_whole_prefix() -> None:
 def test_what_a_restart_finds_is_told_a_part_at_a_time_and_in_order() -> None:
     events = stream()
     for first in range(0, 24, 8):
-        events.note(
-            stored(range(first, first + 8), after=range(first - 1, first) if first else NONE)
-        )
-    events.note(PagesDropped(range(20, 24)))
+        events.note(stored(Run(first, first + 8), after=Run(first - 1, first) if first else NONE))
+    events.note(PagesDropped(Run(20, 24)))
     told = []
     for _ in range(3):
         events.work(8)
@@ -69,8 +68,8 @@ def test_what_a_restart_finds_is_told_a_part_at_a_time_and_in_order() -> None:
 
 def test_a_page_that_came_and_went_between_two_events_is_told_of_as_gone() -> None:
     events = stream()
-    events.note(stored(range(2)))
-    events.note(PagesDropped(range(1, 2)))
+    events.note(stored(Run(0, 2)))
+    events.note(PagesDropped(Run(1, 2)))
     events.work(PAGES)
     changed = events.take()
     assert changed is not None
@@ -82,11 +81,11 @@ def test_a_page_that_came_and_went_between_two_events_is_told_of_as_gone() -> No
 
 def test_a_page_with_other_content_than_at_the_last_event_is_told_of_under_both_keys() -> None:
     events = stream()
-    events.note(stored(range(2)))
+    events.note(stored(Run(0, 2)))
     events.work(PAGES)
     events.take()
-    events.note(PagesDropped(range(2)))
-    events.note(PagesStored(ROOT, NONE, range(2), pack([9] * 2 * SIZE)))
+    events.note(PagesDropped(Run(0, 2)))
+    events.note(PagesStored(ROOT, NONE, Run(0, 2), pack([9] * 2 * SIZE)))
     events.work(PAGES)
     changed = events.take()
     assert changed is not None and listed(changed.removed) == keys_of(range(2))

@@ -7,6 +7,7 @@ import pytest
 
 from pagemesh.pager.pages.ledger_error import LedgerError
 from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.pages.runs import table_of
 from pagemesh.wire.pool_format import HeaderState
 
 
@@ -43,7 +44,7 @@ def test_a_fresh_pool_gives_contiguous_ascending_runs() -> None:
 def test_pages_that_came_back_in_disorder_go_out_in_order_after_tidying() -> None:
     pool = PagePool(16, 0)
     pages = pool.take(16)[0]
-    for page in np.random.default_rng(3).permutation(pages):
+    for page in np.random.default_rng(3).permutation(table_of(pages)):
         pool.give(np.array([page], np.uint32))
     pool.tidy()
     assert list(pool.take(16)[0]) == list(range(16))
@@ -74,7 +75,7 @@ def test_a_page_given_out_anew_has_a_larger_sequence_than_any_before() -> None:
     seen = 1 << 40
     for _ in range(5):
         pages = pool.take(4)[0]
-        assert int(pool.sequences[pages].min()) > seen
+        assert int(pool.sequences[table_of(pages)].min()) > seen
         seen = pool.last_sequence
         pool.give(pages)
 

@@ -10,6 +10,7 @@ import pytest
 
 from pagemesh.kernels.native.pool_file import PoolFile
 from pagemesh.pager.events import HeaderTable, KeepUntil, WriteHeaders
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.runtime.clock import HostTime
@@ -44,12 +45,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for page, until_ms in ((0, HOUR_MS), (2, HOUR_MS), (4, FOREVER_MS)):
         store.perform(
             WriteHeaders(
-                range(page, page + 2), HeaderState.COMMITTED, range(first + page, first + page + 2),
+                Run(page, page + 2), HeaderState.COMMITTED, Run(first + page, first + page + 2),
                 7, 0, first + 10 + page, 0, pack(range(8)), until_ms,
             )
         )  # fmt: skip
-    store.perform(KeepUntil(range(1, 2), 2 * HOUR_MS))
-    store.perform(KeepUntil(range(2, 6), FOREVER_MS))
+    store.perform(KeepUntil(Run(1, 2), 2 * HOUR_MS))
+    store.perform(KeepUntil(Run(2, 6), FOREVER_MS))
     store.close()
     yield tmp_path
     PoolFile.adopt(PoolStore.path_of(tmp_path, "host")).remove()
@@ -112,8 +113,8 @@ def test_a_header_that_was_damaged_is_not_believed(folder: Path) -> None:
 
 def test_pages_are_ended_whatever_their_headers_said(folder: Path) -> None:
     store = PoolStore.adopt(folder, "host", Host())
-    store.perform(KeepUntil(range(1, 5), HOUR_MS, ends=True))
-    store.perform(KeepUntil(range(2, 3), 2 * HOUR_MS))
+    store.perform(KeepUntil(Run(1, 5), HOUR_MS, ends=True))
+    store.perform(KeepUntil(Run(2, 3), 2 * HOUR_MS))
     store.close()
     times = [HOUR_MS, HOUR_MS, 2 * HOUR_MS, HOUR_MS, HOUR_MS, *[FOREVER_MS] * 3]
     assert found(folder, Host()).until_ms.tolist() == times

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.pages.pool import PagePool
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.tree.accounts import Accounts
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import EDGE_PAGES_MAX, Forest, Node, Tree
@@ -184,7 +185,7 @@ def test_an_edge_that_is_little_longer_than_what_is_wanted_goes_whole() -> None:
     garden.put(range(16))
     garden.put(range(100, 108))
     [(pages, _)], spare = garden.forest.reuse(3, 1)
-    assert (pages, spare) == (range(1, 4), [range(1)])
+    assert (pages, spare) == (Run(1, 4), [Run(0, 1)])
     garden.put(range(200, 240))
     garden.evict(2)
     [(part, _)], [beside] = garden.forest.reuse(1, 2)
@@ -198,11 +199,11 @@ def test_an_edge_that_is_evicted_whole_is_held_again_as_the_run_it_was() -> None
     garden.put(range(100, 124))
     before = garden.pool.last_sequence
     grants, spare = garden.forest.reuse(4, 0)
-    assert grants == [(range(4), range(before + 1, before + 5))] and spare == []
+    assert grants == [(Run(0, 4), Run(before + 1, before + 5))] and spare == []
     assert garden.pool.sequences[:4].tolist() == list(grants[0][1])
     assert (garden.pool.held, garden.pool.idle, garden.pool.free) == (4, 6, 6)
     grants, spare = garden.forest.reuse(2, 3)
-    assert [pages for pages, _ in grants] == [range(8, 10)] and spare == [range(5, 8)]
+    assert [pages for pages, _ in grants] == [Run(8, 10)] and spare == [Run(5, 8)]
     assert (garden.pool.held, garden.pool.idle, garden.pool.free) == (6, 1, 9)
     garden.check()
 

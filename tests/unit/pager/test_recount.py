@@ -11,6 +11,7 @@ from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager import audit, recount
 from pagemesh.pager.events import Asked
+from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.tree.node import Node
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Admit
@@ -111,7 +112,7 @@ def test_a_page_that_nobody_has_is_named(rig: Rig, worker: Worker, state: Header
     pool = rig.core.books.pool
     [page], _ = pool.take(1)
     if state is HeaderState.DRAINING:
-        pool.drain(range(page, page + 1))
+        pool.drain(Run(page, page + 1))
     [fault] = faults(rig)
     assert fault.what == f"pages are {state.name.lower()}, and nobody's"
     assert (fault.pages, fault.page_count) == ([page], 1)
@@ -136,7 +137,7 @@ def test_a_page_that_a_lease_counts_on_and_that_is_free_is_named_with_the_lease(
     rig: Rig, worker: Worker
 ) -> None:
     lease = worker.granted(1, range(8))
-    rig.core.books.pool.give(range(1, 2))
+    rig.core.books.pool.give(Run(1, 2))
     [fault] = faults(rig)
     assert fault.what == "pages that should be held are not"
     assert (fault.lease, fault.pages) == (lease.lease, [1])

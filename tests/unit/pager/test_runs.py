@@ -8,19 +8,22 @@ from hypothesis import strategies as st
 
 from pagemesh.pager.pages.runs import (
     Pages,
+    Run,
     join,
     join_all,
     join_extents,
+    last,
     last_extents,
     own,
     pack_runs,
+    part,
     table_of,
     where,
 )
 from pagemesh.wire.tokens import unpack_extents
 
 runs = st.builds(
-    lambda first, count: range(first, first + count), st.integers(0, 99), st.integers(0, 9)
+    lambda first, count: Run(first, first + count), st.integers(0, 99), st.integers(0, 9)
 )
 arrays = st.lists(st.integers(0, 99), max_size=9).map(lambda ids: np.array(ids, "<u4"))
 pages = runs | arrays
@@ -28,6 +31,22 @@ pages = runs | arrays
 
 def listed(extents: bytes) -> list[int]:
     return [int(page) for page in unpack_extents(extents, page_count_max=1_000)]
+
+
+@given(runs, st.integers(-12, 12), st.integers(-12, 12))
+def test_a_run_is_what_a_range_would_be(run: Run, start: int, stop: int) -> None:
+    same = range(run.start, run.stop)
+    assert (list(run), len(run)) == (list(same), len(same))
+    assert list(run[start:stop]) == list(same[start:stop])
+    assert [run[at] for at in range(-len(same), len(same))] == [*same, *same]
+    assert run == Run(run.start, run.stop) != Run(run.start, run.stop + 1)
+
+
+@given(pages, st.data())
+def test_a_part_is_a_slice(whole: Pages, data: st.DataObject) -> None:
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+    assert list(part(whole, start, stop)) == list(whole)[start:stop]
+    assert list(last(whole)) == list(whole)[-1:]
 
 
 @given(st.lists(pages, max_size=6))
@@ -53,13 +72,13 @@ def test_the_last_pages_of_a_packed_table_are_cut_off_exactly(
 
 
 def test_neighbouring_runs_are_one_extent() -> None:
-    assert len(pack_runs([range(4, 8), range(8, 20)])) == 8
-    assert len(join_extents(pack_runs([range(4, 8)]), pack_runs([range(8, 9)]))) == 8
-    assert join(range(4, 8), range(8, 9)) == range(4, 9)
+    assert len(pack_runs([Run(4, 8), Run(8, 20)])) == 8
+    assert len(join_extents(pack_runs([Run(4, 8)]), pack_runs([Run(8, 9)]))) == 8
+    assert join(Run(4, 8), Run(8, 9)) == Run(4, 9)
 
 
 @given(runs)
-def test_a_run_and_its_table_pick_the_same_of_the_pool(run: range) -> None:
+def test_a_run_and_its_table_pick_the_same_of_the_pool(run: Run) -> None:
     pool = np.arange(200) * 3
     assert pool[where(run)].tolist() == pool[where(table_of(run))].tolist() == [3 * i for i in run]
 
@@ -68,4 +87,4 @@ def test_what_is_kept_of_a_table_does_not_keep_all_of_it() -> None:
     table = np.array([1, 5, 9], "<u4")
     kept = own(table[1:])
     assert isinstance(kept, np.ndarray) and kept.base is None
-    assert table_of(own(range(3))).tolist() == [0, 1, 2]
+    assert table_of(own(Run(0, 3))).tolist() == [0, 1, 2]

@@ -6,11 +6,13 @@ know. Commit, release, offer and fork all take one; each checks it before anythi
 
 from __future__ import annotations
 
+from typing import Final
+
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.states import LeaseState
-from pagemesh.pager.pages.runs import Pages
+from pagemesh.pager.pages.runs import Pages, first_of, part
 from pagemesh.pager.retention.roots import hide
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS
@@ -20,7 +22,8 @@ from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
 from pagemesh.wire.pool_format import HeaderState
 
-_REVOKED, _COMMITTED = LeaseState.REVOKED, HeaderState.COMMITTED
+_REVOKED: Final = LeaseState.REVOKED
+_COMMITTED: Final = HeaderState.COMMITTED
 
 
 class Filling:
@@ -73,16 +76,16 @@ class Filling:
     def require(self, lease: Lease, fill: Fill) -> None:
         """Raises ``Malformed`` unless ``fill`` fits what is known of ``lease``."""
         known = end = lease.tokens_first + len(lease.tokens) // 4
-        slots = lease.page_count * self._page_size
+        slots, filled = lease.page_count * self._page_size, fill.filled_tokens
         if fill.first_token > known:
             raise Malformed(
                 f"tokens from {fill.first_token} on, but only {known} are known: send all others"
             )
         if fill.tokens:
             end = max(known, self._require_tokens(lease, fill, known))
-        if fill.filled_tokens > end or fill.filled_tokens > slots:
+        if filled > end or filled > slots:
             raise Malformed(
-                f"{fill.filled_tokens} filled of {end} known tokens and {slots} slots: send the "
+                f"{filled} filled of {end} known tokens and {slots} slots: send the "
                 "tokens of what is filled, and extend first"
             )
         if end > known and end > slots + self._page_size:
@@ -112,14 +115,15 @@ class Filling:
 
     def take(self, lease: Lease, fill: Fill) -> None:
         """Note what ``fill`` says (``require`` holds) and commit the full pages."""
-        if fill.tokens:
+        brought, filled = fill.tokens, fill.filled_tokens
+        if brought:
             skip = lease.known_tokens - fill.first_token
-            if 4 * skip < len(fill.tokens):
+            if 4 * skip < len(brought):
                 start = lease.committed_pages * self._page_size
-                lease.tokens = lease.known_from(start) + fill.tokens[4 * skip :]
+                lease.tokens = lease.known_from(start) + brought[4 * skip :]
                 lease.tokens_first = start
-        if fill.filled_tokens > lease.filled_tokens:
-            lease.filled_tokens = fill.filled_tokens
+        if filled > lease.filled_tokens:
+            lease.filled_tokens = filled
         count = lease.filled_tokens // self._page_size - lease.anchor.depth
         if count > 0:
             self._commit_pages(lease, count)
@@ -157,7 +161,7 @@ class Filling:
         if account.waiting.places:
             books.freed = True  # who shares what is cached now needs less
         if known:
-            lease.copies.append(run[:known])
+            lease.copies.append(part(run, 0, known))
         if lease.prompt_pages:
             if books.disk is not None:
                 done_pages = lease.committed_pages - lease.matched_pages
@@ -166,7 +170,7 @@ class Filling:
             books.in_flight.committed(lease, books.now_ms)
         if known < count:
             if known:
-                run, tokens = run[known:], tokens[known * self._width :]
+                run, tokens = part(run, known, count), tokens[known * self._width :]
             self._publish(lease, inserted, run, tokens)
 
     def _publish(self, lease: Lease, inserted: Inserted, pages: Pages, tokens: bytes) -> None:
@@ -176,7 +180,7 @@ class Filling:
             WriteHeaders(
                 pages, _COMMITTED, books.pool.sequences_of(pages), lease.incarnation,
                 tree.index, inserted.first_identity,
-                books.pool.identities.item(after[0]) if len(after) else 0,
+                books.pool.identity_of(first_of(after)) if len(after) else 0,
                 tokens, books.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS,
             )
         )  # fmt: skip

@@ -17,7 +17,15 @@ from pagemesh.pager.leases.states import (
     SessionState,
     TicketState,
 )
-from pagemesh.pager.pages.runs import Pages, follows, join, join_all, join_extents, pack_runs
+from pagemesh.pager.pages.runs import (
+    Pages,
+    follows,
+    join,
+    join_all,
+    join_extents,
+    pack_runs,
+    part,
+)
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Node, Tree
 from pagemesh.wire.messages import Order, SequenceKey
@@ -200,14 +208,15 @@ class Lease:
         """Cut off the first ``count`` writable pages; there are so many."""
         parts, taken = self.writable, []
         while count:
-            part = parts[0]
-            if len(part) > count:
-                parts[0] = part[count:]
-                part = part[:count]
+            first = parts[0]
+            size = len(first)
+            if size > count:
+                parts[0] = part(first, count, size)
+                first, size = part(first, 0, count), count
             else:
                 del parts[0]
-            taken.append(part)
-            count -= len(part)
+            taken.append(first)
+            count -= size
         return taken[0] if len(taken) == 1 else join_all(taken)
 
     def forget(self) -> None:

@@ -7,15 +7,17 @@ so that they do not tear the runs. ``tidy`` makes runs of what has come together
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pagemesh.pager.pages.runs import Pages, run_of, table_of
+from pagemesh.pager.pages.runs import Pages, Run, first_of, run_of, table_of
 from pagemesh.wire.tokens import U32
 
 _Borders = NDArray[np.int64]
-RUN_PAGES_MIN = 8
-_LOOK_RUNS_MAX = 4
+RUN_PAGES_MIN: Final = 8
+_LOOK_RUNS_MAX: Final = 4
 _TIDY_PAGES_MAX = 1 << 14
 _TIDY_RUNS_MAX = 1 << 10
 
@@ -29,7 +31,7 @@ class FreePages:
         """All of ``page_count`` pages are free."""
         self.count = page_count
         # The top of each stack is its end.
-        self._runs = [range(page_count)] if page_count else []
+        self._runs = [Run(0, page_count)] if page_count else []
         self._odd: U32 = np.empty(page_count, "<u4")
         self._odd_count = 0
         self._untidy = False
@@ -46,11 +48,11 @@ class FreePages:
             return
         self.count += count
         self._untidy = True
-        if type(pages) is range and count >= RUN_PAGES_MIN:
+        if isinstance(pages, Run) and count >= RUN_PAGES_MIN:
             self._runs.append(pages)
             return
         if count == 1:
-            self._odd[self._odd_count] = pages[0]
+            self._odd[self._odd_count] = first_of(pages)
         else:
             self._odd[self._odd_count : self._odd_count + count] = table_of(pages)[::-1]
         self._odd_count += count
@@ -61,18 +63,16 @@ class FreePages:
         if count < RUN_PAGES_MIN and self._odd_count >= count:
             if count == 1:  # most of the time: an answer grows
                 self._odd_count = at = self._odd_count - 1
-                return range(page := self._odd.item(at), page + 1)
+                return Run(page := self._odd.item(at), page + 1)
             return run_of(np.sort(self._pop_odd(count)))
         runs = self._runs
-        if runs and len(run := runs[-1]) > count:  # so it mostly is
-            runs[-1] = run[count:]
-            return run[:count]
         for index in range(-1, -1 - min(len(runs), _LOOK_RUNS_MAX), -1):
             run = runs[index]
-            if len(run) > count:
-                runs[index] = run[count:]
-                return run[:count]
-            if len(run) == count:
+            cut = run.start + count
+            if cut < run.stop:  # so it mostly is, with the first that is looked at
+                runs[index] = Run(cut, run.stop)
+                return Run(run.start, cut)
+            if cut == run.stop:
                 del runs[index]
                 return run
         return self._gather(count)
@@ -119,7 +119,7 @@ class FreePages:
         counts = stops - starts
         long = counts >= RUN_PAGES_MIN
         borders = zip(starts[long].tolist(), stops[long].tolist(), strict=True)
-        self._runs += [range(*border) for border in borders][::-1]
+        self._runs += [Run(*border) for border in borders][::-1]
         starts, counts = starts[~long], counts[~long]
         firsts = np.repeat(starts - np.cumsum(counts) + counts, counts)
         odd = (firsts + np.arange(len(firsts)))[::-1]

@@ -20,25 +20,27 @@ checked as a slice: its length hardly matters.
 
 from __future__ import annotations
 
+from array import array
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pagemesh.pager.pages.column import Column, Numbers, U64Array
 from pagemesh.pager.pages.free_pages import FreePages
 from pagemesh.pager.pages.ledger_error import LedgerError
-from pagemesh.pager.pages.runs import Pages, table_of, where
+from pagemesh.pager.pages.runs import Pages, Run, first_of, table_of, where
 from pagemesh.wire.pool_format import HeaderState
 
-_U64 = NDArray[np.uint64]
-
-_FREE = int(HeaderState.FREE)
-_HELD = int(HeaderState.HELD)
-_COMMITTED = int(HeaderState.COMMITTED)
-_DRAINING = int(HeaderState.DRAINING)
-_BYTE_OF = [bytes([state]) for state in range(5)]
-_RAMP_COUNT = 4_096
+_FREE: Final = int(HeaderState.FREE)
+_HELD: Final = int(HeaderState.HELD)
+_COMMITTED: Final = int(HeaderState.COMMITTED)
+_DRAINING: Final = int(HeaderState.DRAINING)
+_AS_BYTE: Final = [bytearray([state]) for state in range(5)]
+_RAMP_COUNT: Final = 4_096
 
 
-Grant = tuple[Pages, range]
+Grant = tuple[Pages, Run]
 """Pages that are held now, and their new sequences."""
 
 
@@ -50,37 +52,24 @@ class PagePool:
     """
 
     __slots__ = (
-        "_free",
-        "_ramp",
-        "_ramp_first",
-        "_states",
-        "_view",
-        "draining",
-        "evicted",
-        "free",
-        "held",
-        "identities",
-        "idle",
-        "last_sequence",
-        "pinned",
-        "sequences",
-        "total",
-    )
+        "_free", "_identities", "_ramp", "_ramp_first", "_ramp_numbers", "_sequences", "_states",
+        "_view", "draining", "evicted", "free", "held", "idle", "last_sequence", "pinned", "total",
+    )  # fmt: skip
 
     def __init__(self, page_count: int, first_sequence: int) -> None:
         self.total = self.free = page_count
         self.held = self.pinned = self.idle = self.draining = 0
         self.evicted = 0
         self.last_sequence = first_sequence
-        self.sequences: _U64 = np.zeros(page_count, np.uint64)
-        self.identities: _U64 = np.zeros(page_count, np.uint64)
+        self._sequences, self._identities = Column(page_count), Column(page_count)
         # The same bytes twice: runs are counted and set as bytes, other lists through numpy.
         self._states = bytearray(page_count)
         self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
         self._free = FreePages(page_count)
         # Numbers that are likely to be given out next: copying some is cheaper than making them.
         self._ramp_first = 0
-        self._ramp: _U64 = np.arange(_RAMP_COUNT, dtype=np.uint64)
+        self._ramp = array("Q", range(_RAMP_COUNT))
+        self._ramp_numbers: U64Array = np.frombuffer(self._ramp, np.uint64)
 
     @property
     def states(self) -> NDArray[np.uint8]:
@@ -89,46 +78,54 @@ class PagePool:
         view.setflags(write=False)
         return view
 
+    @property
+    def sequences(self) -> U64Array:
+        """Of each page, to look at and, before anything is granted, to set."""
+        return self._sequences.numbers
+
+    @property
+    def identities(self) -> U64Array:
+        """Of each page, likewise."""
+        return self._identities.numbers
+
+    def identity_of(self, page: int) -> int:
+        return self._identities.one(page)
+
     def number(self, count: int = 1) -> int:
         """Reserve ``count`` ledger numbers and return the first of them."""
         first = self.last_sequence + 1
         self.last_sequence += count
         return first
 
-    def renumber(self, pages: Pages) -> range:
+    def renumber(self, pages: Pages) -> Run:
         """Give ``pages`` new, larger sequences, one after the other, and return these: whoever
         had the pages is fenced off."""
-        return self._count_up(self.sequences, pages)
+        return self._count_up(self._sequences, pages)
 
-    def _count_up(self, column: _U64, pages: Pages) -> range:
+    def _count_up(self, column: Column, pages: Pages) -> Run:
         count = len(pages)
         first = self.last_sequence + 1
         self.last_sequence += count
         stop = first + count
         if count == 1:
-            column[pages[0]] = first
-        else:
-            at = first - self._ramp_first
-            if at + count > _RAMP_COUNT:
-                self._ramp += at  # it starts at ``first`` now; in place it stays in the cache
-                at, self._ramp_first = 0, first
-            numbers = self._ramp[at : at + count]
-            if count > _RAMP_COUNT:
-                numbers = np.arange(first, stop, dtype=np.uint64)
-            if type(pages) is range:
-                column[pages.start : pages.stop] = numbers
-            else:
-                column[where(pages)] = numbers
-        return range(first, stop)
+            column.put_one(first_of(pages), first)
+        elif count:
+            column.put(pages, self._numbers(first, count))
+        return Run(first, stop)
 
-    def sequences_of(self, pages: Pages) -> range | _U64:
+    def _numbers(self, first: int, count: int) -> array[int]:
+        """``count`` numbers from ``first`` on, which is beyond all that were asked for before."""
+        if count > _RAMP_COUNT:
+            return array("Q", np.arange(first, first + count, dtype=np.uint64).tobytes())
+        at = first - self._ramp_first
+        if at + count > _RAMP_COUNT:
+            self._ramp_numbers += at  # the ramp starts at ``first`` now
+            at, self._ramp_first = 0, first
+        return self._ramp[at : at + count]
+
+    def sequences_of(self, pages: Pages) -> Numbers:
         """The sequences of ``pages`` as they are now."""
-        if len(pages) == 1:
-            one = self.sequences.item(pages[0])
-            return range(one, one + 1)
-        if type(pages) is range:
-            return self.sequences[pages.start : pages.stop].copy()
-        return self.sequences[where(pages)]  # picking makes a copy
+        return self._sequences.of(pages)
 
     # Moves of pages, named as in the drawing above
 
@@ -140,7 +137,7 @@ class PagePool:
         self._move(pages, _FREE, _HELD)
         self.free -= count
         self.held += count
-        return pages, self._count_up(self.sequences, pages)
+        return pages, self._count_up(self._sequences, pages)
 
     def give(self, pages: Pages) -> None:
         """Held pages become free."""
@@ -158,7 +155,7 @@ class PagePool:
         self._move(pages, _HELD, _COMMITTED)
         self.held -= count
         self.pinned += count
-        return self._count_up(self.identities, pages).start
+        return self._count_up(self._identities, pages).start
 
     def pin(self, count: int) -> None:
         """``count`` idle pages are now referenced."""
@@ -179,7 +176,7 @@ class PagePool:
         self.evicted += count
         self._free.push(pages)
 
-    def reuse(self, pages: Pages) -> range:
+    def reuse(self, pages: Pages) -> Run:
         """Idle committed pages are evicted and taken in one: held under new sequences, which
         are returned."""
         self._move(pages, _COMMITTED, _HELD)
@@ -238,16 +235,16 @@ class PagePool:
 
     def _move(self, pages: Pages, source: int, target: int) -> None:
         count = len(pages)
-        if type(pages) is range:
+        if isinstance(pages, Run):
             first, stop = pages.start, pages.stop
             if count == 1 and self._states[first] == source:
                 self._states[first] = target
                 return
-            # Bytes are counted in one pass, which is what makes this check affordable; pages
-            # beyond the pool are none.
-            if self._states.count(source, first, stop) != count:
+            # Compared in one go, which is what makes this check affordable; of pages beyond the
+            # pool there are no bytes.
+            if self._states[first:stop] != _AS_BYTE[source] * count:
                 raise self._not_all(pages, source)
-            self._states[first:stop] = _BYTE_OF[target] * count
+            self._states[first:stop] = _AS_BYTE[target] * count
             return
         index = where(pages)
         if self._view[index].tobytes().count(source) != count:

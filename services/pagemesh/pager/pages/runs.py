@@ -1,4 +1,4 @@
-"""Lists of pages. One contiguous run is a ``range``, anything else a uint32 array.
+"""Lists of pages. One contiguous run is a ``Run``, anything else a uint32 array.
 
 Grants are mostly one run, and a run costs the same whatever its length: cutting, joining and
 packing it are a few integers, and the ledger's arrays take it as a slice. An array costs one
@@ -8,28 +8,73 @@ vectorised operation. Neither costs a step of Python a page.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Final, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.wire.tokens import EMPTY, U32, pack_extents
 
-Pages = range | U32
-NO_PAGES: Pages = range(0)
-_EXTENT = struct.Struct("<II")
+_EXTENT: Final = struct.Struct("<II")
+
+
+@final
+class Run:
+    """Numbers from ``start`` up to ``stop``, one after the other: pages, or what the ledger gave
+    them. What a ``range`` would be, but when compiled it is made in a quarter of the time, its
+    ends are read without a look-up, and it takes half the memory."""
+
+    __slots__ = ("start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start: Final = start
+        self.stop: Final = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.stop))
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Run: ...
+    def __getitem__(self, at: int | slice) -> int | Run:
+        if isinstance(at, int):
+            number = at + (self.start if at >= 0 else self.stop)
+            if not self.start <= number < self.stop:
+                raise IndexError(f"no place {at} in {self}")
+            return number
+        picked = range(self.start, self.stop)[at]
+        assert picked.step == 1, "a run has no gaps"
+        return Run(picked.start, max(picked.start, picked.stop))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and (self.start, self.stop) == (other.start, other.stop)
+
+    def __hash__(self) -> int:
+        return hash((self.start, self.stop))
+
+    def __repr__(self) -> str:
+        return f"Run({self.start}, {self.stop})"
+
+
+Pages = Run | U32
+NO_PAGES: Final = Run(0, 0)
 
 
 def where(pages: Pages) -> slice | NDArray[np.intp]:
     """What picks ``pages`` out of an array with an entry for each page of the pool."""
-    if type(pages) is range:
+    if isinstance(pages, Run):
         return slice(pages.start, pages.stop)
     return table_of(pages).astype(np.intp)  # numpy takes it four times as quickly as uint32
 
 
 def table_of(pages: Pages) -> U32:
     """``pages`` one by one."""
-    if isinstance(pages, range):
+    if isinstance(pages, Run):
         return np.arange(pages.start, pages.stop, dtype="<u4")
     return pages
 
@@ -40,12 +85,12 @@ def run_of(table: U32) -> Pages:
     if not count:
         return NO_PAGES
     first = int(table[0])
-    return range(first, first + count) if int(table[-1]) - first == count - 1 else table
+    return Run(first, first + count) if int(table[-1]) - first == count - 1 else table
 
 
 def as_run(pages: Pages) -> Pages:
     """``pages`` as a run, if they are one."""
-    if type(pages) is range:
+    if isinstance(pages, Run):
         return pages
     table = table_of(pages)
     if not len(table) or int(table[-1]) - int(table[0]) != len(table) - 1:
@@ -55,12 +100,32 @@ def as_run(pages: Pages) -> Pages:
 
 def own(pages: Pages) -> Pages:
     """``pages`` as something to keep: a part of an array would keep all of it alive."""
-    return pages if type(pages) is range else table_of(pages).copy()
+    return pages if isinstance(pages, Run) else pages.copy()
+
+
+def part(pages: Pages, start: int, stop: int) -> Pages:
+    """``pages[start:stop]``, where ``0 <= start <= stop <= len(pages)``."""
+    if isinstance(pages, Run):
+        return Run(pages.start + start, pages.start + stop)
+    return pages[start:stop]
+
+
+def first_of(pages: Pages) -> int:
+    """The first of ``pages``; there is one."""
+    return pages.start if isinstance(pages, Run) else int(pages[0])
+
+
+def last(pages: Pages) -> Pages:
+    """The last of ``pages``, or none."""
+    if not isinstance(pages, Run):
+        return pages[-1:]
+    stop = pages.stop
+    return Run(stop - 1, stop) if stop > pages.start else pages
 
 
 def follows(left: Pages, right: Pages) -> bool:
     """Whether ``left`` and ``right`` are runs that are one run together."""
-    return type(left) is range and type(right) is range and left.stop == right.start
+    return isinstance(left, Run) and isinstance(right, Run) and left.stop == right.start
 
 
 def join(left: Pages, right: Pages) -> Pages:
@@ -69,34 +134,33 @@ def join(left: Pages, right: Pages) -> Pages:
         return right
     if not len(right):
         return left
-    if type(left) is range and type(right) is range and left.stop == right.start:
-        return range(left.start, right.stop)
+    if isinstance(left, Run) and isinstance(right, Run) and left.stop == right.start:
+        return Run(left.start, right.stop)
     return np.concatenate([table_of(left), table_of(right)])
 
 
 def join_all(parts: Iterable[Pages]) -> U32:
     """All of ``parts``, one by one."""
-    tables = [table_of(part) for part in parts]
+    tables = [table_of(piece) for piece in parts]
     return np.concatenate(tables) if tables else EMPTY
 
 
-def pack_runs(parts: Iterable[Pages]) -> bytes:
+def pack_runs(parts: list[Pages]) -> bytes:
     """``parts``, one after the other, as packed extents (see ``wire.tokens``); runs that
     follow each other become one extent."""
     packed: list[bytes] = []
     start = stop = 0
-    for part in parts:
-        if type(part) is range:
-            if part.start == stop:
-                stop = part.stop
-                continue
-            if stop > start:
-                packed.append(_EXTENT.pack(start, stop - start))
-            start, stop = part.start, part.stop
+    for piece in parts:
+        if isinstance(piece, Run):
+            if piece.start != stop:
+                if stop > start:
+                    packed.append(_EXTENT.pack(start, stop - start))
+                start = piece.start
+            stop = piece.stop
         else:
             if stop > start:
                 packed.append(_EXTENT.pack(start, stop - start))
-            packed.append(pack_extents(table_of(part)))
+            packed.append(pack_extents(table_of(piece)))
             start = stop = 0
     if stop > start:
         packed.append(_EXTENT.pack(start, stop - start))

@@ -100,7 +100,7 @@ class Sweeps:
 
     def _free(self, sweep: _Sweep, node: Node) -> None:
         books = self._books
-        if int(books.pool.identities[node.pages[-1]]) <= sweep.newest:
+        if books.pool.identity_of(int(node.pages[-1])) <= sweep.newest:
             books.drop(node, node.depth - len(node.pages), Why.INVALIDATED)
 
 

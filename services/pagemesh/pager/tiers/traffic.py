@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
-from pagemesh.pager.pages.runs import Pages, as_run, join, join_all
+from pagemesh.pager.pages.runs import Pages, as_run, first_of, join, join_all
 from pagemesh.pager.retention.roots import leave_retired
 from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over
 from pagemesh.pager.tiers.damage import Damage
@@ -286,7 +286,7 @@ class Tiers:
                 WriteHeaders(
                     fresh, HeaderState.COMMITTED, books.pool.sequences_of(fresh), PAGER,
                     tree.index, inserted.first_identity,
-                    int(books.pool.identities[after[0]]) if len(after) else 0, fresh_tokens,
+                    books.pool.identity_of(first_of(after)) if len(after) else 0, fresh_tokens,
                 )
             )  # fmt: skip
             books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))

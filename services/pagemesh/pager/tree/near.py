@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import Final
 
-_SIBLINGS_MAX = 8
+_SIBLINGS_MAX: Final = 8
 
 
 def nearest(pages: Iterable[bytes], rest: bytes) -> int:

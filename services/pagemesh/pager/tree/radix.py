@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pagemesh.pager.pages.pool import Grant, PagePool
-from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, own
+from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, last, own, part
 from pagemesh.pager.tree.accounts import Accounts
 from pagemesh.pager.tree.leaving import Leaver, Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
@@ -51,8 +51,8 @@ class Match:
     def last_page(self) -> Pages:
         """The page where it ends, or none."""
         if self.edge_pages:
-            return self.edge.pages[self.edge_pages - 1 : self.edge_pages]
-        return self.node.pages[-1:]
+            return part(self.edge.pages, self.edge_pages - 1, self.edge_pages)
+        return last(self.node.pages)
 
 
 class Inserted:
@@ -248,7 +248,7 @@ class Forest:
         match = self.match(anchor, tokens, len(pages), is_over_too=True)
         known, after = match.pages - anchor.depth, match.last_page
         if known:
-            pages, tokens = pages[known:], tokens[known * self._width :]
+            pages, tokens = part(pages, known, len(pages)), tokens[known * self._width :]
         fresh, fresh_count = own(pages), len(pages)
         first = self._pool.commit(fresh) if fresh_count else 0
         anchor.account.used_pages += fresh_count
@@ -295,13 +295,14 @@ class Forest:
         account, others = self.accounts.richest()
         while count:
             node, pages_max = account.policy.victim()
-            run = node.pages[-min(len(node.pages), pages_max, count + spare_pages_max) :]
+            size = len(node.pages)
+            run = part(node.pages, size - min(size, pages_max, count + spare_pages_max), size)
             self._cut_off(node, len(run), Why.QUOTA if account.is_over else why)
             beyond = max(0, len(run) - count)
             if beyond:
-                self._pool.evict(run[:beyond])
-                spare.append(run[:beyond])
-                run = run[beyond:]
+                self._pool.evict(part(run, 0, beyond))
+                spare.append(part(run, 0, beyond))
+                run = part(run, beyond, len(run))
             taken = as_run(run)
             grants.append((taken, self._pool.reuse(taken)))
             count -= len(taken)
@@ -327,7 +328,7 @@ class Forest:
 
     def trim(self, node: Node, count: int, why: Why) -> None:
         """Free the last ``count`` pages of an idle leaf."""
-        pages = node.pages[len(node.pages) - count :]
+        pages = part(node.pages, len(node.pages) - count, len(node.pages))
         self._cut_off(node, count, why)
         self._pool.evict(pages)
 
@@ -344,7 +345,7 @@ class Forest:
         node.account.part(node, keep)
         if keep:
             node.tokens = node.tokens[: keep * self._width]
-            node.pages = own(node.pages[:keep])
+            node.pages = own(part(node.pages, 0, keep))
             node.depth -= count
             self.lifetimes.shortened(node)
         else:
@@ -362,10 +363,11 @@ class Forest:
         """
         lower.account.policy.tidy()  # what it was told is of the edge as it is
         parent, cut = lower.parent, keep * self._width
-        upper = Node(parent, lower.tokens[:cut], own(lower.pages[:keep]))
+        upper = Node(parent, lower.tokens[:cut], own(part(lower.pages, 0, keep)))
         parent.put_child(lower.tokens[: self._width], upper)
         lower.parent = upper
-        lower.tokens, lower.pages = lower.tokens[cut:], own(lower.pages[keep:])
+        lower.tokens = lower.tokens[cut:]
+        lower.pages = own(part(lower.pages, keep, len(lower.pages)))
         upper.put_child(lower.tokens[: self._width], lower)
         upper.rank = lower.rank
         upper.account.policy.cut(upper, lower)
