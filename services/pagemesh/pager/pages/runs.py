@@ -22,8 +22,8 @@ _EXTENT: Final = struct.Struct("<II")
 @final
 class Run:
     """Numbers from ``start`` up to ``stop``, one after the other: pages, or what the ledger gave
-    them. What a ``range`` would be, but when compiled it is made in a quarter of the time, its
-    ends are read without a look-up, and it takes half the memory."""
+    them. What a ``range`` would be, but when compiled its ends are read without a look-up, and are
+    no objects."""
 
     __slots__ = ("start", "stop")
 
