@@ -41,9 +41,10 @@ typedef struct {
   uint64_t root;
   long token_count;  // in each header
   uint64_t until_ms;  // until when committed pages are kept; 0: there is no end
-  uint32_t one_extent[2];  // what is meant where `extents` is null, as mostly
+  uint32_t one_extent[2];  // first page, page count
 } PmHeaderRun;
-// Writes the headers of `extents`, pairs of (first page, page count), one after the other:
+// Writes the headers of `extents`, pairs of (first page, page count), or of the run's own where they are
+// null (so in the next two calls), one after the other:
 // INVALID, body, check word, state (release). `sequences`: one a page, or null. `tokens`:
 // token_count a page. Returns 0; -1 when the tokens do not fit; 1 + the index of the first extent
 // that is not in the pool. Then nothing is written.

@@ -114,6 +114,13 @@ def test_sequences_and_tokens_must_fit_the_pages() -> None:
         writer.write(extents, HeaderState.HELD, range(1, 3), writer=1, root=0, tokens=bytes(12))
     with pytest.raises(ValueError, match="4 bytes are not as many tokens for 0 pages"):
         writer.write(range(0), HeaderState.HELD, range(0), writer=1, root=0, tokens=bytes(4))
+    with pytest.raises(ValueError, match="8 bytes are not 2 sequences of 64 bits"):
+        writer.mark(extents, HeaderState.FREE, np.array([1, 2], np.uint32))
+    with pytest.raises(ValueError, match="have gaps"):
+        writer.mark(extents, HeaderState.FREE, range(9, 5, -2))
+    for pages in (range(-1, 1), range(1 << 32, (1 << 32) + 2), range(0, 4, 2)):
+        with pytest.raises(IndexError, match="no run of a pool's pages"):
+            writer.mark(pages, HeaderState.FREE, range(1, 3))
     with pytest.raises(ValueError, match="12 bytes are no extents"):
         writer.mark(bytes(12), HeaderState.FREE, range(1, 3))
     much = 2 * PAGE_SIZE

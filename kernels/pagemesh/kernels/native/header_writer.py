@@ -22,10 +22,12 @@ U64 = NDArray[np.uint64]
 
 
 class Counting(Protocol):
-    """Numbers from ``start`` on, one after the other: a ``range``, or the like."""
+    """Numbers from ``start`` up to ``stop``, one after the other: a ``range``, or the like."""
 
     @property
     def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
     def __len__(self) -> int: ...
 
 
@@ -34,6 +36,7 @@ Pages: TypeAlias = "Counting | bytes"
 Numbers: TypeAlias = "Counting | array[int] | U64"
 """One ledger number a page."""
 _LISTS = (array, np.ndarray)
+_PAGES_MAX = 0xFFFF_FFFF
 _RUN = struct.Struct("<QqqQQQQQQqQII")  # PmHeaderRun of pagemesh_native.h
 
 
@@ -115,7 +118,10 @@ class HeaderWriter:
 def _list(pages: Pages) -> tuple[int, int, bytes | None]:
     """First page and page count of a run, or 0, the count and the extents."""
     if not isinstance(pages, bytes):
-        return pages.start, len(pages), None
+        first, count = pages.start, len(pages)
+        if first < 0 or pages.stop != first + count or pages.stop > _PAGES_MAX:
+            raise IndexError(f"pages {first} to {pages.stop} are no run of a pool's pages")
+        return first, count, None
     if len(pages) % 8:
         raise ValueError(f"{len(pages)} bytes are no extents")
     return 0, sum(struct.unpack(f"<{len(pages) // 4}I", pages)[1::2]), pages
@@ -126,5 +132,10 @@ def _numbers(sequences: Numbers, count: int) -> tuple[int, bytes | None]:
     if len(sequences) != count:
         raise ValueError(f"{len(sequences)} sequences for {count} pages")
     if isinstance(sequences, _LISTS):
-        return 0, sequences.tobytes()
+        packed = sequences.tobytes()
+        if len(packed) != 8 * count:
+            raise ValueError(f"{len(packed)} bytes are not {count} sequences of 64 bits")
+        return 0, packed
+    if sequences.stop != sequences.start + count:
+        raise ValueError(f"sequences {sequences.start} to {sequences.stop} have gaps")
     return sequences.start, None

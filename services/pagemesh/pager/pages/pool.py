@@ -62,7 +62,7 @@ class PagePool:
         self.evicted = 0
         self.last_sequence = first_sequence
         self._sequences, self._identities = Column(page_count), Column(page_count)
-        # The same bytes twice: runs are counted and set as bytes, other lists through numpy.
+        # The same bytes twice: runs are compared and set as bytes, other lists through numpy.
         self._states = bytearray(page_count)
         self._view: NDArray[np.uint8] = np.frombuffer(self._states, np.uint8)
         self._free = FreePages(page_count)
@@ -240,8 +240,7 @@ class PagePool:
             if count == 1 and self._states[first] == source:
                 self._states[first] = target
                 return
-            # Compared in one go, which is what makes this check affordable; of pages beyond the
-            # pool there are no bytes.
+            # Compared in one go, which is what makes this check affordable.
             if self._states[first:stop] != _AS_BYTE[source] * count:
                 raise self._not_all(pages, source)
             self._states[first:stop] = _AS_BYTE[target] * count
