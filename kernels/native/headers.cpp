@@ -94,8 +94,8 @@ long first_bad(const Extents& extents, long page_count) {
   return 0;
 }
 
-// `words_known`, if not 0, is the size of each header: known to the compiler, it unrolls what is done for
-// each word, and the check words of neighbours are made at the same time.
+// `words_known`, if not 0, is the size of each header: known to the compiler, it unrolls what is
+// done for each word, and the check words of neighbours are made at the same time.
 template <long words_known>
 void write_headers(const PmHeaderRun* run, const Extents& extents, const uint64_t* sequences,
                    const uint32_t* tokens) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,6 +93,16 @@ def test_a_mark_changes_states_and_sequences_and_leaves_the_rest() -> None:
     assert found.sequences[[3, 4, 9]].tolist() == [20, 21, 40]
     assert found.writers[[3, 4, 9]].tolist() == [5, 5, 5]
     assert not table.scan().torn.any()
+
+
+def test_numbers_of_any_list_are_those_that_are_written() -> None:
+    table = table_for()
+    writer = HeaderWriter(table)
+    writer.write(range(3, 6), HeaderState.HELD, array("Q", [9, 7, 8]), writer=5, root=1)
+    assert table.scan().batch.sequences[3:6].tolist() == [9, 7, 8]
+    before = table.mapped.copy()
+    writer.write(range(7, 7), HeaderState.HELD, range(1, 1), writer=5, root=1)
+    assert np.array_equal(table.mapped, before)
 
 
 def test_pages_beyond_the_pool_are_refused_before_anything_is_written() -> None:

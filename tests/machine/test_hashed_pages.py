@@ -21,6 +21,7 @@ from tests.machine.prompts import ROOTS, picks
 from tests.unit.pager.rig import PAGE_SIZE, Worker, fill_of, table_of
 
 from pagemesh.pager.events import Command, PagesDropped
+from pagemesh.pager.pages.runs import part
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_messages import Committed, Forked, Granted, Queued, Revoke
 from pagemesh.wire.tokens import pack
@@ -209,7 +210,7 @@ class HashedPagesMachine(RuleBasedStateMachine):
                 match = forest.match(
                     forest.trees[root].root, pack(tokens), len(tokens) // PAGE_SIZE
                 )
-                found = [*forest.table(match.node), *match.edge.pages[: match.edge_pages]]
+                found = [*forest.table(match.node), *part(match.edge.pages, 0, match.edge_pages)]
             assert found == self.index.match(root, tokens), tokens
 
 

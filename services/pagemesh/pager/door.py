@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 
 from pagemesh.pager.books import Books
+from pagemesh.pager.pages.runs import last_of
 from pagemesh.pager.retention.ages import Ages
 from pagemesh.pager.retention.pins import Pin, Pins
 from pagemesh.pager.retention.retiring import Retired, Retiring
@@ -142,7 +143,7 @@ class Door:
 
     def _line(self, tree: Tree, node: Node, level: int, uses: int) -> CacheLine:
         books = self._books
-        committed = books.pool.identity_of(int(node.pages[-1]))
+        committed = books.pool.identity_of(last_of(node.pages))
         return CacheLine(
             root=tree.digest.hex(),
             level=level,

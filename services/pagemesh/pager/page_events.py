@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.events import PagesDropped, PagesStored
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.pages.runs import where
+from pagemesh.pager.pages.runs import first_of, where
 from pagemesh.wire.identity import prefix_keys
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
@@ -99,7 +99,7 @@ class PageEvents:
         )
 
     def _stored(self, command: PagesStored) -> None:
-        parent = int(self._keys[command.after[0]]) if len(command.after) else 0
+        parent = int(self._keys[first_of(command.after)]) if len(command.after) else 0
         keys = prefix_keys(
             self._secret, command.root, np.frombuffer(command.tokens, "<u4"),
             self._facts.page_size, parent=parent,

@@ -33,7 +33,6 @@ _EDGES_MAX = 50_000
 _ROOT_DIGITS = 12
 _HELD, _DRAINING = int(HeaderState.HELD), int(HeaderState.DRAINING)
 _COMMITTED, _FREE = int(HeaderState.COMMITTED), int(HeaderState.FREE)
-_BYTE_OF = {state: bytes([state]) for state in (_HELD, _DRAINING, _COMMITTED)}
 _NAMES = {_FREE: "free", _HELD: "held", _COMMITTED: "cached", _DRAINING: "draining"}
 
 Owner = Lease | Node | None
@@ -125,7 +124,7 @@ def _page_faults(books: Books, edges: Iterable[Node]) -> Iterator[LedgerFault]:
     twice = np.zeros(books.pool.total, bool)
     for _, pages, state in _parts(books, edges):
         if isinstance(pages, Run) and marks.count(0, pages.start, pages.stop) == len(pages):
-            marks[pages.start : pages.stop] = _BYTE_OF[state] * len(pages)
+            marks[pages.start : pages.stop] = bytes([state]) * len(pages)
             continue
         at = where(pages)
         twice[table_of(pages)[due[at] != 0]] = True

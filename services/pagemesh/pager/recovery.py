@@ -27,7 +27,7 @@ from pagemesh.pager.leases.lease import Declaration, Lease, Lifecycle, Session
 from pagemesh.pager.leases.sessions import Sessions
 from pagemesh.pager.leases.states import SESSION_MOVES, LeaseState, SessionState, TicketState
 from pagemesh.pager.leases.waiting import require_own
-from pagemesh.pager.pages.runs import run_of, table_of, where
+from pagemesh.pager.pages.runs import last, part, run_of, table_of, where
 from pagemesh.pager.regrow import by_last_use, regrow
 from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.retiring import Retiring
@@ -97,7 +97,7 @@ class Recovery:
         for edge in edges:
             node = edge.node
             books.late.append(
-                PagesStored(edge.tree.digest, node.parent.pages[-1:], node.pages, node.tokens)
+                PagesStored(edge.tree.digest, last(node.parent.pages), node.pages, node.tokens)
             )
         self._pins.restore(event.pins, edges)  # it cuts edges
         books.settle()
@@ -264,7 +264,7 @@ class Recovery:
             tree.model, tree.terms = session.model, held.terms
         match = books.forest.match(tree.root, held.tokens, filled // size, is_over_too=True)
         above = books.forest.table(match.node)
-        path = np.concatenate([above, table_of(match.edge.pages[: match.edge_pages])])
+        path = np.concatenate([above, table_of(part(match.edge.pages, 0, match.edge_pages))])
         shared = np.zeros(len(pages), bool)
         shared[: len(path)] = pages[: len(path)] == path
         own = pages[~shared]

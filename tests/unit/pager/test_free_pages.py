@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemesh.pager.pages.free_pages import RUN_PAGES_MIN, FreePages
-from pagemesh.pager.pages.runs import Run, run_of
+from pagemesh.pager.pages.runs import Run, part, run_of
 
 
 def test_a_fresh_pool_gives_contiguous_ascending_runs() -> None:
@@ -78,8 +78,8 @@ def test_no_page_is_lost_or_given_out_twice(moves: list[tuple[str, int]]) -> Non
         elif move == "give" and out:
             pages = out.pop(count % len(out))
             cut = count % (len(pages) + 1)
-            free.push(pages[:cut])
-            free.push(pages[cut:])
+            free.push(part(pages, 0, cut))
+            free.push(part(pages, cut, len(pages)))
         elif move == "tidy":
             free.tidy()
         elif move == "reset":

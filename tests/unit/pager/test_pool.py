@@ -7,7 +7,7 @@ import pytest
 
 from pagemesh.pager.pages.ledger_error import LedgerError
 from pagemesh.pager.pages.pool import PagePool
-from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.pages.runs import Run, part, table_of
 from pagemesh.wire.pool_format import HeaderState
 
 
@@ -20,18 +20,18 @@ def test_a_page_goes_round_its_states_and_the_sum_stays() -> None:
     pool = PagePool(8, 0)
     pages = pool.take(3)[0]
     assert counts(pool) == (5, 3, 0, 0, 0)
-    pool.commit(pages[:2])
+    pool.commit(part(pages, 0, 2))
     assert counts(pool) == (5, 1, 2, 0, 0)
     pool.unpin(2)
     assert counts(pool) == (5, 1, 0, 2, 0)
     pool.pin(1)
     pool.unpin(1)
-    pool.drain(pages[2:])
+    pool.drain(part(pages, 2, len(pages)))
     assert counts(pool) == (5, 0, 0, 2, 1)
-    pool.resume(pages[2:])
-    pool.drain(pages[2:])
-    pool.settle(pages[2:])
-    pool.evict(pages[:2])
+    pool.resume(part(pages, 2, len(pages)))
+    pool.drain(part(pages, 2, len(pages)))
+    pool.settle(part(pages, 2, len(pages)))
+    pool.evict(part(pages, 0, 2))
     assert counts(pool) == (8, 0, 0, 0, 0) and pool.evicted == 2
 
 
@@ -63,6 +63,15 @@ def test_giving_a_page_back_twice_is_a_bug_that_shows() -> None:
     pool.give(pages)
     with pytest.raises(LedgerError):
         pool.give(pages)
+
+
+def test_pages_beyond_the_pool_are_none_of_it() -> None:
+    pool = PagePool(4, 0)
+    pool.take(4)
+    for pages in (Run(3, 6), Run(4, 5), Run(4, 20)):
+        with pytest.raises(LedgerError, match=r"pages Run\(\d, \d+\) are"):
+            pool.give(pages)
+    pool.check()
 
 
 def test_more_than_is_free_cannot_be_taken() -> None:

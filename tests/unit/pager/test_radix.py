@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagemesh.pager.audit import check_forest
 from pagemesh.pager.eviction import Lru
 from pagemesh.pager.pages.pool import PagePool
-from pagemesh.pager.pages.runs import Run
+from pagemesh.pager.pages.runs import Run, part
 from pagemesh.pager.tree.accounts import Accounts
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.radix import EDGE_PAGES_MAX, Forest, Node, Tree
@@ -40,7 +40,7 @@ class Garden:
         made = self.forest.insert(self.tree.root, pack(tokens[: count * SIZE]), pages, grow=False)
         self.forest.unpin(self.tree.root)
         if made.known_pages:
-            self.pool.give(pages[: made.known_pages])
+            self.pool.give(part(pages, 0, made.known_pages))
         if pinned:
             self.anchors.append(made.node)
         else:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagemesh.pager.pages.runs import (
     Pages,
     Run,
+    first_of,
     join,
     join_all,
     join_extents,
     last,
     last_extents,
+    last_of,
     own,
     pack_runs,
     part,
@@ -33,13 +36,16 @@ def listed(extents: bytes) -> list[int]:
     return [int(page) for page in unpack_extents(extents, page_count_max=1_000)]
 
 
-@given(runs, st.integers(-12, 12), st.integers(-12, 12))
-def test_a_run_is_what_a_range_would_be(run: Run, start: int, stop: int) -> None:
+@given(runs)
+def test_a_run_holds_what_a_range_would(run: Run) -> None:
     same = range(run.start, run.stop)
     assert (list(run), len(run)) == (list(same), len(same))
-    assert list(run[start:stop]) == list(same[start:stop])
     assert [run[at] for at in range(-len(same), len(same))] == [*same, *same]
+    for beyond in (len(same), -len(same) - 1):
+        with pytest.raises(IndexError, match=f"no place {beyond} in Run"):
+            run[beyond]
     assert run == Run(run.start, run.stop) != Run(run.start, run.stop + 1)
+    assert len({run, Run(run.start, run.stop)}) == 1
 
 
 @given(pages, st.data())
@@ -47,6 +53,9 @@ def test_a_part_is_a_slice(whole: Pages, data: st.DataObject) -> None:
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
     assert list(part(whole, start, stop)) == list(whole)[start:stop]
     assert list(last(whole)) == list(whole)[-1:]
+    if len(whole):
+        ends = first_of(whole), last_of(whole)
+        assert ends == (int(whole[0]), int(whole[-1])) and {*map(type, ends)} == {int}
 
 
 @given(st.lists(pages, max_size=6))

@@ -31,9 +31,9 @@ class Counting(Protocol):
     def __len__(self) -> int: ...
 
 
-Pages: TypeAlias = "Counting | bytes"
+PageList: TypeAlias = "Counting | bytes"
 """One run, as most lists are, or packed extents: pairs (first page, page count) of uint32."""
-Numbers: TypeAlias = "Counting | array[int] | U64"
+SequenceList: TypeAlias = "Counting | array[int] | U64"
 """One ledger number a page."""
 _LISTS = (array, np.ndarray)
 _PAGES_MAX = 0xFFFF_FFFF
@@ -53,59 +53,51 @@ class HeaderWriter:
         self._keep = native.pm_headers_keep
 
     def write(
-        self, pages: Pages, state: HeaderState, sequences: Numbers, *, writer: int, root: int,
-        first_identity: int = 0, parent: int = 0, tokens: bytes = b"", until_ms: int = 0,
+        self, pages: PageList, state: HeaderState, sequences: SequenceList, *, writer: int,
+        root: int, first_identity: int = 0, parent: int = 0, tokens: bytes = b"",
+        until_ms: int = 0,
     ) -> None:  # fmt: skip
         """Write whole headers. Identities count up from ``first_identity`` (0: there are none),
         each page's parent is the one before it, that of the first is ``parent``; ``tokens`` are
         packed, as many for each page; all are kept ``until_ms`` (0: there is no end). Raises
         ``IndexError`` for pages that are not in the pool, ``ValueError`` when tokens or sequences
         do not fit the pages; then nothing is written."""
-        page, count, extents = _list(pages)
+        page, count, extents = _page_list(pages)
         first, listed = _numbers(sequences, count)
-        each = 0
+        token_count = 0
         if tokens:
-            each, odd = divmod(len(tokens), 4 * count) if count else (0, 1)
+            token_count, odd = divmod(len(tokens), 4 * count) if count else (0, 1)
             if odd:
                 raise ValueError(f"{len(tokens)} bytes are not as many tokens for {count} pages")
         run = _RUN.pack(
-            *self._place,
-            state,
-            first,
-            first_identity,
-            parent,
-            writer,
-            root,
-            each,
-            until_ms,
-            page,
-            count,
-        )
+            *self._place, state, first, first_identity, parent, writer, root, token_count,
+            until_ms, page, count,
+        )  # fmt: skip
         bad = self._write(run, extents, len(extents or b"") // 8, listed, tokens)
         if bad:
             self._refuse(bad, pages)
 
-    def mark(self, pages: Pages, state: HeaderState, sequences: Numbers) -> None:
+    def mark(self, pages: PageList, state: HeaderState, sequences: SequenceList) -> None:
         """Change state words only: bodies stay as they are, but for the tokens of what had an end
         and is FREE. Raises like ``write``."""
-        page, count, extents = _list(pages)
+        page, count, extents = _page_list(pages)
         first, listed = _numbers(sequences, count)
         run = _RUN.pack(*self._place, state, first, 0, 0, 0, 0, 0, 0, page, count)
         bad = self._mark(run, extents, len(extents or b"") // 8, listed)
         if bad:
             self._refuse(bad, pages)
 
-    def keep(self, pages: Pages, until_ms: int, *, ends: bool = False) -> None:
+    def keep(self, pages: PageList, until_ms: int, *, ends: bool = False) -> None:
         """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before;
         if it ``ends``, all that is COMMITTED, and no longer. Raises ``IndexError`` like
         ``write``."""
-        page, count, extents = _list(pages)
+        page, count, extents = _page_list(pages)
         run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms, page, count)
         bad = self._keep(run, extents, len(extents or b"") // 8, ends)
         if bad:
             self._refuse(bad, pages)
 
-    def _refuse(self, bad: int, pages: Pages) -> None:
+    def _refuse(self, bad: int, pages: PageList) -> None:
         if bad < 0:
             raise ValueError("there are more tokens than a header holds")
         if isinstance(pages, bytes):
@@ -115,7 +107,7 @@ class HeaderWriter:
         raise IndexError(f"pages {first} to {first + count} are not all below {self._place[2]}")
 
 
-def _list(pages: Pages) -> tuple[int, int, bytes | None]:
+def _page_list(pages: PageList) -> tuple[int, int, bytes | None]:
     """First page and page count of a run, or 0, the count and the extents."""
     if not isinstance(pages, bytes):
         first, count = pages.start, len(pages)
@@ -127,7 +119,7 @@ def _list(pages: Pages) -> tuple[int, int, bytes | None]:
     return 0, sum(struct.unpack(f"<{len(pages) // 4}I", pages)[1::2]), pages
 
 
-def _numbers(sequences: Numbers, count: int) -> tuple[int, bytes | None]:
+def _numbers(sequences: SequenceList, count: int) -> tuple[int, bytes | None]:
     """The first of ``count`` sequences and, unless they count up, all of them packed."""
     if len(sequences) != count:
         raise ValueError(f"{len(sequences)} sequences for {count} pages")

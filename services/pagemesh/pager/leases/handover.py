@@ -14,6 +14,7 @@ from pagemesh.pager.leases.admission import Admission
 from pagemesh.pager.leases.filling import Filling
 from pagemesh.pager.leases.lease import NO_WATERFALL, Lease, Session, Ticket
 from pagemesh.pager.leases.states import LeaseState, TicketState
+from pagemesh.pager.pages.runs import first_of
 from pagemesh.wire.errors import Busy, Gone, Malformed, NoCapacity, Stale
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -258,7 +259,7 @@ class Handover:
         child.forked_from, child.ttl_ms = parent.id, parent.ttl_ms
         if known:
             child.copied = (
-                PageCopy(source_page=int(parent.writable[0][0]), target_page=int(fresh[0][0])),
+                PageCopy(source_page=first_of(parent.writable[0]), target_page=first_of(fresh[0])),
             )
         books.hold(child, session)
         return child

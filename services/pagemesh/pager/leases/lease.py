@@ -208,14 +208,14 @@ class Lease:
         """Cut off the first ``count`` writable pages; there are so many."""
         parts, taken = self.writable, []
         while count:
-            first = parts[0]
-            size = len(first)
+            pages = parts[0]
+            size = len(pages)
             if size > count:
-                parts[0] = part(first, count, size)
-                first, size = part(first, 0, count), count
+                parts[0] = part(pages, count, size)
+                pages, size = part(pages, 0, count), count
             else:
                 del parts[0]
-            taken.append(first)
+            taken.append(pages)
             count -= size
         return taken[0] if len(taken) == 1 else join_all(taken)
 

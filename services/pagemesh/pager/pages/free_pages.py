@@ -106,11 +106,11 @@ class FreePages:
         parts: list[U32] = []
         while count and self._runs:
             run = self._runs.pop()
-            if len(run) > count:
-                self._runs.append(run[count:])
-                run = run[:count]
-            parts.append(table_of(run))
-            count -= len(run)
+            taken = min(len(run), count)
+            if taken < len(run):
+                self._runs.append(Run(run.start + taken, run.stop))
+            parts.append(table_of(Run(run.start, run.start + taken)))
+            count -= taken
         parts.append(self._pop_odd(count))
         return run_of(np.sort(np.concatenate(parts)))
 

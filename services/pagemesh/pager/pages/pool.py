@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pagemesh.pager.pages.column import Column, Numbers, U64Array
 from pagemesh.pager.pages.free_pages import FreePages
 from pagemesh.pager.pages.ledger_error import LedgerError
-from pagemesh.pager.pages.runs import Pages, Run, first_of, table_of, where
+from pagemesh.pager.pages.runs import Pages, Run, first_of, part, where
 from pagemesh.wire.pool_format import HeaderState
 
 _FREE: Final = int(HeaderState.FREE)
@@ -38,6 +38,7 @@ _COMMITTED: Final = int(HeaderState.COMMITTED)
 _DRAINING: Final = int(HeaderState.DRAINING)
 _AS_BYTE: Final = [bytearray([state]) for state in range(5)]
 _RAMP_COUNT: Final = 4_096
+_TOLD_MAX = 8
 
 
 Grant = tuple[Pages, Run]
@@ -237,7 +238,7 @@ class PagePool:
         count = len(pages)
         if isinstance(pages, Run):
             first, stop = pages.start, pages.stop
-            if count == 1 and self._states[first] == source:
+            if count == 1 and first < self.total and self._states[first] == source:
                 self._states[first] = target
                 return
             # Compared in one go, which is what makes this check affordable.
@@ -251,5 +252,6 @@ class PagePool:
         self._view[index] = target
 
     def _not_all(self, pages: Pages, source: int) -> LedgerError:
-        found = self._view[table_of(pages)].tolist()
-        return LedgerError(f"pages {pages[:8]} are {found[:8]!r}, not all {source}")
+        some = part(pages, 0, min(len(pages), _TOLD_MAX))
+        found = [self._states[page] for page in some if page < self.total]
+        return LedgerError(f"pages {some} are {found!r}, not all {source}")

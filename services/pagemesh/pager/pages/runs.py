@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Final, final, overload
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ _EXTENT: Final = struct.Struct("<II")
 @final
 class Run:
     """Numbers from ``start`` up to ``stop``, one after the other: pages, or what the ledger gave
-    them. What a ``range`` would be, but when compiled its ends are read without a look-up, and are
-    no objects."""
+    them; a part of it is cut by ``part``. What a ``range`` would be, but when compiled its ends are
+    read without a look-up, and are no objects."""
 
     __slots__ = ("start", "stop")
 
@@ -37,19 +37,11 @@ class Run:
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.start, self.stop))
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> Run: ...
-    def __getitem__(self, at: int | slice) -> int | Run:
-        if isinstance(at, int):
-            number = at + (self.start if at >= 0 else self.stop)
-            if not self.start <= number < self.stop:
-                raise IndexError(f"no place {at} in {self}")
-            return number
-        picked = range(self.start, self.stop)[at]
-        assert picked.step == 1, "a run has no gaps"
-        return Run(picked.start, max(picked.start, picked.stop))
+    def __getitem__(self, at: int) -> int:
+        number = at + (self.start if at >= 0 else self.stop)
+        if not self.start <= number < self.stop:
+            raise IndexError(f"no place {at} in {self}")
+        return number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and (self.start, self.stop) == (other.start, other.stop)
@@ -113,6 +105,11 @@ def part(pages: Pages, start: int, stop: int) -> Pages:
 def first_of(pages: Pages) -> int:
     """The first of ``pages``; there is one."""
     return pages.start if isinstance(pages, Run) else int(pages[0])
+
+
+def last_of(pages: Pages) -> int:
+    """The last of ``pages``; there is one."""
+    return pages.stop - 1 if isinstance(pages, Run) else int(pages[-1])
 
 
 def last(pages: Pages) -> Pages:

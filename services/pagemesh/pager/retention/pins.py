@@ -22,7 +22,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import KeptPin, StorePins
 from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.states import LeaseState
-from pagemesh.pager.pages.runs import where
+from pagemesh.pager.pages.runs import last_of, where
 from pagemesh.pager.regrow import Edge
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Match, Node, Tree
@@ -191,12 +191,12 @@ class Pins:
 
     def _keep(self) -> None:
         books = self._books
-        identities, now_ms = books.pool.identities, books.now_ms
+        pool, now_ms = books.pool, books.now_ms
         books.out.append(
             StorePins(
                 tuple(
                     KeptPin(
-                        pin.name, pin.tree.digest, int(identities[pin.anchor.pages[-1]]),
+                        pin.name, pin.tree.digest, pool.identity_of(last_of(pin.anchor.pages)),
                         pin.anchor.depth,
                         None if pin.expires_ms is None else max(0, pin.expires_ms - now_ms),
                     )
@@ -241,5 +241,5 @@ def _ends(books: Books, wanted: list[KeptPin], edges: list[Edge]) -> dict[int, t
                 parts.append(node.tokens)
                 node = node.parent
             page = int(edge.node.pages[at])
-            found[int(identities[page])] = (edge.tree, b"".join(reversed(parts)))
+            found[books.pool.identity_of(page)] = (edge.tree, b"".join(reversed(parts)))
     return found

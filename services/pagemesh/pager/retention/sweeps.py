@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pagemesh.pager.books import Books
+from pagemesh.pager.pages.runs import last_of
 from pagemesh.pager.retention.roots import uproot
 from pagemesh.pager.tiers.traffic import Tiers
 from pagemesh.pager.tree.leaving import Why
@@ -100,7 +101,7 @@ class Sweeps:
 
     def _free(self, sweep: _Sweep, node: Node) -> None:
         books = self._books
-        if books.pool.identity_of(int(node.pages[-1])) <= sweep.newest:
+        if books.pool.identity_of(last_of(node.pages)) <= sweep.newest:
             books.drop(node, node.depth - len(node.pages), Why.INVALIDATED)
 
 

@@ -113,19 +113,19 @@ class PoolStore:
 
     def _write_headers(self, command: WriteHeaders) -> None:
         self._writer.write(
-            _list(command.pages), command.state, command.sequences, writer=command.writer,
+            _page_list(command.pages), command.state, command.sequences, writer=command.writer,
             root=command.root, first_identity=command.first_identity, parent=command.parent,
             tokens=command.tokens,
             until_ms=0 if command.until_ms >= FOREVER_MS else self._time.kept_ms(command.until_ms),
         )  # fmt: skip
 
     def _set_states(self, command: SetStates) -> None:
-        self._writer.mark(_list(command.pages), command.state, command.sequences)
+        self._writer.mark(_page_list(command.pages), command.state, command.sequences)
 
     def _keep_until(self, command: KeepUntil) -> None:
         forever = command.until_ms >= FOREVER_MS
         until_ms = UNTIL_FOREVER_MS if forever else self._time.kept_ms(command.until_ms)
-        self._writer.keep(_list(command.pages), until_ms, ends=command.ends)
+        self._writer.keep(_page_list(command.pages), until_ms, ends=command.ends)
 
     def _set_lease_word(self, command: SetLeaseWord) -> None:
         self.file.headers.set_lease_word(command.slot, command.value)
@@ -186,7 +186,7 @@ class PoolStore:
         return until_ms
 
 
-def _list(pages: Pages) -> Run | bytes:
+def _page_list(pages: Pages) -> Run | bytes:
     """``pages`` as a header writer takes them."""
     return pages if isinstance(pages, Run) else pack_runs([pages])
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from pagemesh.pager.books import Books
-from pagemesh.pager.pages.runs import own, table_of
+from pagemesh.pager.pages.runs import own, part, table_of
 from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over, root_chain
 from pagemesh.pager.tiers.damage import Damage
 from pagemesh.pager.tiers.disk_shelves import Record
@@ -113,7 +113,7 @@ class Storing:
         self._damage.mended(root, chains)
         if not places:
             return
-        pages = node.pages[first : first + count]
+        pages = part(node.pages, first, first + count)
         if len(places) < count:
             pages = table_of(pages)[places]
         index = node.depth - len(node.pages) + first

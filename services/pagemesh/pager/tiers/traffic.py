@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
-from pagemesh.pager.pages.runs import Pages, as_run, first_of, join, join_all
+from pagemesh.pager.pages.runs import Pages, as_run, first_of, join, join_all, part
 from pagemesh.pager.retention.roots import leave_retired
 from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over
 from pagemesh.pager.tiers.damage import Damage
@@ -249,9 +249,9 @@ class Tiers:
             disk.counts.from_memory += event.memory_count
         load.tree.root.account.used_pages -= len(load.pages)
         good = 0 if load.is_unwanted else event.page_count
-        rest = load.pages[good:]
+        rest = part(load.pages, good, len(load.pages))
         if good:
-            rest = self._commit(load, load.pages[:good], rest)
+            rest = self._commit(load, part(load.pages, 0, good), rest)
         books.pool.give(rest)
         books.set_states(rest, HeaderState.FREE)
         if load.prompt_pages:
@@ -279,7 +279,7 @@ class Tiers:
         books.forest.unpin(before)
         load.anchor = inserted.node
         known, after = inserted.known_pages, inserted.after
-        fresh = pages[known:]
+        fresh = part(pages, known, len(pages))
         if len(fresh):
             fresh_tokens = tokens[known * self._width :]
             books.out.append(
@@ -290,7 +290,7 @@ class Tiers:
                 )
             )  # fmt: skip
             books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
-        return join(pages[:known], rest)
+        return join(part(pages, 0, known), rest)
 
     def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> bool:
         """What is not what it should be is never tried again, nor what follows it: that is computed
