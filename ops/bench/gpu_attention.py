@@ -138,42 +138,54 @@ def attention_items(rig: Rig) -> dict[str, Item]:
     return {case.name: _item(rig, case.fitted(rig)) for case in cases()}
 
 
+class Attention:
+    """A case, ready to be asked for as often as one likes."""
+
+    def __init__(self, rig: Rig, case: Case) -> None:
+        from pagemesh.kernels.paged_attention.triton import span_count
+        from pagemesh.kernels.paged_prefill.triton import row_blocks
+
+        self._case = case
+        self.pool, batch = filled(rig, case)
+        self.batch = rig.placed(batch)
+        self.q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
+        blocks = row_blocks(batch.row_indptr.numpy(), case.group)
+        self._blocks = torch.from_numpy(blocks).to(self.q.device)
+        self._spans = span_count(case.context)
+
+    def __call__(self) -> Tensor:
+        from pagemesh.kernels.paged_attention.triton import paged_attention
+        from pagemesh.kernels.paged_prefill.triton import paged_prefill
+
+        case = self._case
+        if case.kind == "decode":
+            return paged_attention(
+                self.q, self.pool, 0, self.batch, case.scale, soft_cap=case.soft_cap,
+                window_tokens=case.window_tokens, spans=self._spans,
+            )  # fmt: skip
+        return paged_prefill(
+            self.q, self.pool, 0, self.batch, case.scale, soft_cap=case.soft_cap,
+            window_tokens=case.window_tokens, blocks=self._blocks,
+        )  # fmt: skip
+
+
 def _item(rig: Rig, case: Case) -> Item:
     def run(best: Limits) -> Result:
-        from pagemesh.kernels.paged_attention.triton import paged_attention, span_count
-        from pagemesh.kernels.paged_prefill.triton import paged_prefill, row_blocks
-
-        pool, batch = filled(rig, case)
-        own = rig.placed(batch)
-        q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
-        blocks = torch.from_numpy(row_blocks(batch.row_indptr.numpy(), case.group)).to(q.device)
-        spans = span_count(case.context)
-
-        def attend() -> Tensor:
-            if case.kind == "decode":
-                return paged_attention(
-                    q, pool, 0, own, case.scale, soft_cap=case.soft_cap,
-                    window_tokens=case.window_tokens, spans=spans,
-                )  # fmt: skip
-            return paged_prefill(
-                q, pool, 0, own, case.scale, soft_cap=case.soft_cap,
-                window_tokens=case.window_tokens, blocks=blocks,
-            )  # fmt: skip
-
-        k, v = contiguous(pool, own, case)
-        error = difference(attend(), exact(case, q, k, v))
+        attend = Attention(rig, case)
+        k, v = contiguous(attend.pool, attend.batch, case)
+        error = difference(attend(), exact(case, attend.q, k, v))
         ms = rig.timed_ms(attend)
         beside_ms = 0.0
         if case.is_plain:
-            by_torch = TorchAttention(case, q, k, v)
-            error = max(error, _apart(case, by_torch(), exact(case, q, k, v)))
+            by_torch = TorchAttention(case, attend.q, k, v)
+            error = max(error, _apart(case, by_torch(), exact(case, attend.q, k, v)))
             beside_ms = rig.timed_ms(by_torch)
         read_tokens = case.sequences * min(case.context, case.window_tokens + case.rows - 1)
         flops = 4 * case.sequences * case.heads * case.head_dim * case.seen
         rate = best.float32_flops_per_s if case.queries is torch.float32 else best.flops_per_s
         return Result(
             error, case.error_max(rig), ms,
-            read_tokens * pool.layout.token_bytes / ms * 1e3 / best.bandwidth_bytes,
+            read_tokens * attend.pool.layout.token_bytes / ms * 1e3 / best.bandwidth_bytes,
             flops / ms * 1e3 / rate, beside_ms,
         )  # fmt: skip
 

@@ -50,22 +50,26 @@ class MeshCase:
     pool_bytes: int = _POOL_BYTES
     output_tokens: int = _OUTPUT_TOKENS
     prompt_count: int = _PROMPT_COUNT
+    prefill: int = 1
+    """Workers beside the one that decodes, which does both where there are none."""
     workloads: Mapping[str, Workload] | None = None
 
     @property
     def name(self) -> str:
-        return f"mesh {self.model} {self.dtype}"
+        return f"mesh {self.model} {self.dtype}{'' if self.prefill else ' one worker'}"
 
 
 CASES = (
     MeshCase("S", "float32", 1e-4),
-    MeshCase("S", "bfloat16", 0.03),
+    MeshCase("S", "bfloat16", 0.03, prefill=0),
     MeshCase("M", "float32", 1e-4),
     MeshCase("M", "bfloat16", 0.03),
+    MeshCase("M", "bfloat16", 0.03, prefill=0),
+    MeshCase("L", "bfloat16", 0.03, prefill=0),
 )
 TRIAL = MeshCase(
     "S", "float32", 1e-4, "interpreter", 64 << 20, 2, 2,
-    {"one": Workload(1, 1, 0, 16, 0, 2, 1.0)},
+    workloads={"one": Workload(1, 1, 0, 16, 0, 2, 1.0)},
 )  # fmt: skip
 
 
@@ -115,7 +119,9 @@ def started(case: MeshCase, model: Path) -> Iterator[Mesh]:
         pool_dir.mkdir(mode=0o700)
         kv_dtype = "float32" if case.dtype == "float32" else "bfloat16"
         flags = ("--device", case.device, "--dtype", case.dtype, "--kv-dtype", kv_dtype)
-        with Mesh(pool_dir, model=model, pool_bytes=case.pool_bytes, flags=flags) as mesh:
+        with Mesh(
+            pool_dir, model=model, prefill=case.prefill, pool_bytes=case.pool_bytes, flags=flags
+        ) as mesh:
             yield mesh
 
 

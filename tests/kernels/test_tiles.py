@@ -79,7 +79,9 @@ def test_blocks_on_their_way_fit_into_shared_memory(tile_of: TileOf, head_dim: i
 
 
 @HEADS
-def test_wider_heads_and_more_bits_take_no_larger_tiles(head_dim: int) -> None:
+def test_wider_heads_and_more_passes_take_no_larger_tiles(head_dim: int) -> None:
+    """Those of 16 bits have registers to spare, and are what is fastest."""
+
     def area(queries: torch.dtype, pages: KvDtype, width: int) -> int:
         layout = PageLayout(1, 1, width, 16, pages)
         tile = prefill_tile(queries, layout, 1, has_e4m3=True)
@@ -88,7 +90,6 @@ def test_wider_heads_and_more_bits_take_no_larger_tiles(head_dim: int) -> None:
 
     exact = area(torch.float32, "float32", head_dim)
     assert exact <= area(torch.bfloat16, "float32", head_dim)
-    assert area(torch.bfloat16, "float32", head_dim) <= area(torch.bfloat16, "bfloat16", head_dim)
     assert area(torch.float32, "float32", min(2 * head_dim, 512)) <= exact
 
 

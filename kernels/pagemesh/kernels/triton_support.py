@@ -77,6 +77,7 @@ def _page_shape(layout: PageLayout, native: bool) -> PageShape:
     )
 
 
+@functools.cache  # asked for at every launch, and the answer is far
 def has_e4m3() -> bool:
     """Whether the device that kernels run on converts e4m3 by itself."""
     return not is_interpreted() and triton.runtime.driver.active.get_current_target().arch >= 89
@@ -99,6 +100,7 @@ def _without_e4m3(elements: torch.Tensor) -> torch.Tensor:
     return elements.view(torch.uint8) if elements.dtype is torch.float8_e4m3fn else elements
 
 
+@functools.cache
 def is_interpreted() -> bool:
     """Whether kernels run in the interpreter, on a CPU."""
     return bool(triton.knobs.runtime.interpret)

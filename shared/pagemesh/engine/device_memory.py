@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -51,6 +52,11 @@ class MemoryMaker(Protocol):
         ``RuntimeError``."""
         ...
 
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Have the device reach ``memory`` of the host (uint8) by itself, where it can; to be
+        undone by what comes back, before the memory is unmapped."""
+        ...
+
     def copying(self) -> AbstractContextManager[None]:
         """Copies that are begun within are beside what else the device does, and over, seen by
         every process, when it is left, by an exception too."""
@@ -78,8 +84,9 @@ class PageMover:
     def __init__(self, maker: MemoryMaker) -> None:
         self._maker = maker
         self._pool: tuple[int, MappedMemory] | None = None
-        self._staging: OrderedDict[tuple[int, int], HostMemory] = OrderedDict()
-        """By file, the least recently used first."""
+        self._staging: OrderedDict[tuple[int, int], tuple[HostMemory, Callable[[], None]]]
+        self._staging = OrderedDict()
+        """By file, with what undoes its pinning; the least recently used first."""
 
     def move(self, message: MovePages, memory: int, staging: int) -> None:
         """Copy between the pool's ``memory`` and ``staging``, descriptors of the caller's. Raises
@@ -98,9 +105,9 @@ class PageMover:
             for first, count in unpack(message.extents).reshape(-1, 2).tolist():
                 inside, outside = pages[first : first + count], rows[at : at + count]
                 if message.direction == "in":
-                    inside.copy_(outside)
+                    inside.copy_(outside, non_blocking=True)
                 else:
-                    outside.copy_(inside)
+                    outside.copy_(inside, non_blocking=True)
                 at += count
 
     def keep_only(self, pool: int) -> None:
@@ -113,7 +120,12 @@ class PageMover:
         """Unmap everything."""
         self.keep_only(-1)
         while self._staging:
-            self._staging.popitem()[1].close()
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        mapped, unpin = self._staging.popitem(last=False)[1]
+        unpin()
+        mapped.close()
 
     def _pages(self, message: MovePages, memory: int) -> torch.Tensor:
         self.keep_only(message.pool_incarnation)
@@ -125,10 +137,11 @@ class PageMover:
     def _rows(self, staging: int) -> torch.Tensor:
         found = os.fstat(staging)
         file = found.st_dev, found.st_ino  # its own as long as it is mapped
-        mapped = self._staging.pop(file, None)
-        if mapped is None:
-            mapped = HostMemory(staging, found.st_size)
+        kept = self._staging.pop(file, None)
+        if kept is None:
             while len(self._staging) >= _STAGING_KEPT_MAX:
-                self._staging.popitem(last=False)[1].close()
-        self._staging[file] = mapped
-        return mapped.bytes
+                self._drop_oldest()
+            mapped = HostMemory(staging, found.st_size)
+            kept = mapped, self._maker.pin(mapped.bytes)
+        self._staging[file] = kept
+        return kept[0].bytes

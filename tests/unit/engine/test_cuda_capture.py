@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.engine.fake_cuda import FakeCuda
@@ -68,6 +69,69 @@ def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_
     assert decode_steps(cpu, device, twin, starts) < TOLERANCE
     assert len(cuda.graphs) == 3, "of 1, 2 and 4 rows, each captured once"
     assert cuda.made == [cuda.streams[0]] and len({id(one) for one in cuda.streams}) == 1
+
+
+def mixed_steps(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
+                steps: list[list[tuple[int, int]]]) -> float:  # fmt: skip
+    """Steps of (start, tokens) by sequence on both; the largest difference of logits and of what
+    is in the pages, by the widest."""
+    decoder, own_pool = cpu
+    pages = Pages(own_pool)
+    tables = [pages.table(64) for _ in range(max(map(len, steps)))]
+    worst = 0.0
+    for step, parts in enumerate(steps):
+        tokens, batch, every = rows_of(
+            own_pool,
+            [
+                (table, some_tokens(count, vocab=VOCAB, seed=100 * step + start), start)
+                for table, (start, count) in zip(tables, parts, strict=False)
+            ],
+        )
+        wanted = every[np.cumsum([count for _, count in parts]) - 1]
+        expected = decoder.logits(decoder.hidden(tokens, batch, wanted, own_pool))
+        hidden, got = device.step(tokens, batch, wanted, pool, logits=True)
+        assert got is not None and got.shape == expected.shape and len(hidden) == len(wanted)
+        worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
+    written = own_pool.memory.view(torch.float32), pool.memory.view(torch.float32)
+    return max(worst, float((written[0] - written[1]).abs().max() / written[0].abs().max()))
+
+
+def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    pool.memory.view(torch.float32).normal_()
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=3)
+    steps = [
+        [(0, 20)],  # one prompt
+        [(20, 1), (0, 9), (0, 5)],  # beside an answer
+        [(21, 1), (9, 2), (5, 30)],  # a short rest goes by itself
+        [(22, 1), (11, 1), (35, 6)],  # captured before
+        [(23, 4), (12, 7)],  # prompts alone, captured before
+    ]
+    assert mixed_steps(cpu, device, twin, steps) < TOLERANCE
+    assert [len(graph.calls) for graph in cuda.graphs] == [1] * 4
+    assert mixed_steps(cpu, device, twin, [[(0, 1)] * 17 + [(0, 5)] * 3]) < TOLERANCE, (
+        "more rows than the worker takes"
+    )
+    assert len(cuda.graphs) == 4
+
+
+def test_a_prompt_that_is_scored_goes_without_a_graph(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True)
+    table = Pages(pool).table(64)
+    tokens, batch, every = rows_of(pool, [(table, some_tokens(40, vocab=VOCAB, seed=1), 0)])
+    expected = decoder.hidden(tokens, batch, every, pool)
+    got, logits = device.step(tokens, batch, every, twin, logits=False)
+    assert logits is None and cuda.graphs == []
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_steps_of_more_rows_than_a_worker_takes_go_without_a_graph(

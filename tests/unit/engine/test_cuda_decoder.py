@@ -14,8 +14,8 @@ from tests.unit.engine.models import VOCAB, save_twin, twins
 from pagemesh.engine.checkpoint import Checkpoint
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.forward import DeviceForward
-from pagemesh.engine.cuda.graphs import bucket_of
-from pagemesh.engine.cuda.launches import Launch
+from pagemesh.engine.cuda.graphs import Bucket, bucket_of
+from pagemesh.engine.cuda.launches import NO_BLOCKS, Launch, StepRows
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.forward import Decoder
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 """Of the widest logit: float32 in another order of summation."""
-NO_BLOCKS = np.empty((0, 2), np.int32)
 
 
 def save_small(folder: Path, name: str) -> None:
@@ -111,9 +110,10 @@ def test_padding_to_a_bucket_changes_no_row_and_writes_no_page(tmp_path: Path) -
     assert bucket is not None
     assert bucket.rows == 4
     results = []
-    exact, padded = exact_shape(batch, 3, 0), bucket.shape(batch.tables.shape[0])
+    exact, padded = exact_shape(batch, 3, 0), bucket.shape(batch.tables.shape[0], 64)
     for shape, own_pool in ((exact, pool), (padded, twin)):
-        words = torch.from_numpy(pack(shape, tokens, batch, wanted, NO_BLOCKS))
+        split = StepRows(None, (Launch(0, 3, bucket.spans),), NO_BLOCKS)
+        words = torch.from_numpy(pack(shape, tokens, batch, wanted, split))
         rows = unpack(shape, words, (Launch(0, shape.rows, bucket.spans),))
         results.append(forward.hidden(rows, own_pool))
     torch.testing.assert_close(results[1][:3], results[0], rtol=1e-5, atol=1e-6)
@@ -126,7 +126,7 @@ def test_a_step_comes_out_of_one_array_as_it_went_in() -> None:
     tokens, wanted = torch.arange(10, 16), torch.tensor([1, 5])
     blocks = np.array([[0, 2], [2, 6]], np.int32)
     shape = exact_shape(batch, 2, 2)
-    words = torch.from_numpy(pack(shape, tokens, batch, wanted, blocks))
+    words = torch.from_numpy(pack(shape, tokens, batch, wanted, StepRows(None, (), blocks)))
     got = unpack(shape, words, ())
     assert got.tokens.tolist() == tokens.tolist()
     assert got.batch.slots.tolist() == batch.slots.tolist()
@@ -136,6 +136,27 @@ def test_a_step_comes_out_of_one_array_as_it_went_in() -> None:
     assert got.batch.tables.tolist() == [7, 3, 9, 2]
     assert got.blocks.tolist() == blocks.tolist()
     assert got.wanted.tolist() == [1, 5]
+
+
+def test_rows_of_prompts_begin_where_a_graph_has_room_for_them() -> None:
+    tables = [np.array([7, 3], np.uint32), np.array([2], np.uint32), np.array([5], np.uint32)]
+    batch = ragged_batch(tables, [0, 9, 4], [5, 1, 1], 16)
+    tokens, wanted = torch.arange(10, 17), torch.tensor([4, 5, 6])
+    order = np.array([5, 6, 0, 1, 2, 3, 4])
+    split = StepRows(order, (Launch(0, 2, 1),), np.array([[2, 7]], np.int32))
+    bucket = bucket_of(2, 1, 5)
+    assert bucket == Bucket(8, 1, 16)
+    shape = bucket.shape(4, 64)
+    words = torch.from_numpy(pack(shape, tokens, batch, wanted, split, room=bucket.rows))
+    got = unpack(shape, words, bucket.launches)
+    assert got.tokens.tolist() == [15, 16, *[0] * 6, *range(10, 15), *[0] * 11]
+    assert got.batch.row_position.tolist() == [9, 4, *[-1] * 6, *range(5), *[-1] * 11]
+    assert got.batch.slots.tolist()[:2] == [2 * 16 + 9, 5 * 16 + 4]
+    assert got.batch.slots.tolist()[8:13] == [7 * 16 + slot for slot in range(5)]
+    assert set(got.batch.slots.tolist()[2:8] + got.batch.slots.tolist()[13:]) == {-1}
+    assert got.blocks.tolist() == [[8, 13], *[[0, 0]] * (shape.blocks - 1)]
+    assert got.wanted.tolist()[:3] == [12, 0, 1]
+    assert [(one.part, one.spans) for one in got.alone] == [(slice(0, 8), 1)]
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])
@@ -221,8 +242,8 @@ def test_every_kernel_of_a_step_is_tried_in_one_page(
 
 def test_a_step_larger_than_its_bucket_is_refused() -> None:
     batch = ragged_batch([np.array([1], np.uint32)] * 3, [0] * 3, [1] * 3, 16)
-    three = torch.arange(3)
+    three, split = torch.arange(3), StepRows(None, (Launch(0, 3, 1),), NO_BLOCKS)
     with pytest.raises(ValueError, match="3 rows in a step with room for 2"):
-        pack(RowsShape(2, 3, 0, 3, 3), three, batch, three, NO_BLOCKS)
+        pack(RowsShape(2, 3, 0, 3, 3), three, batch, three, split)
     with pytest.raises(ValueError, match="3 pages in a step with room for 2"):
-        pack(RowsShape(3, 3, 0, 3, 2), three, batch, three, NO_BLOCKS)
+        pack(RowsShape(3, 3, 0, 3, 2), three, batch, three, split)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pagemesh.engine.cuda.graph_bytes import GRAPH_COUNT_MAX, ROWS_MAX, graph_bytes_max
+from pagemesh.engine.cuda.graph_bytes import (
+    CHUNK_ROWS_MAX,
+    GRAPH_COUNT_MAX,
+    PROMPTS_MAX,
+    ROWS_MAX,
+    graph_bytes_max,
+    rows_held,
+)
 from pagemesh.engine.cuda.graphs import (
     WANTED_MIN,
     Bucket,
-    DecodeGraphs,
     Step,
+    StepGraphs,
     bucket_of,
     common_buckets,
 )
+from pagemesh.engine.cuda.launches import Launch
 
 
 class Captures:
@@ -46,8 +55,30 @@ def test_a_bucket_holds_its_step_and_not_much_more(rows: int) -> None:
     bucket = bucket_of(rows, 4)
     assert bucket is not None
     assert rows <= bucket.rows < max(2 * rows, rows + 8, rows + 16 * (rows > 64))
-    shape = bucket.shape(77)
+    shape = bucket.shape(77, 64)
     assert (shape.rows, shape.wanted, shape.pages) == (bucket.rows, bucket.rows, 77)
+    assert (shape.blocks, bucket.launches) == (0, (Launch(0, bucket.rows, 4),))
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 17, 64, 65, 300, 700, CHUNK_ROWS_MAX])
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 100, ROWS_MAX])
+def test_a_bucket_holds_prompts_beside_rows_of_others(rows: int, chunk: int) -> None:
+    bucket = bucket_of(rows, 4, chunk)
+    assert bucket is not None
+    assert chunk <= bucket.chunk < max(1.5 * chunk, chunk + 16)
+    assert rows <= bucket.rows < max(2 * rows, rows + 8)
+    shape = bucket.shape(77, 32)
+    assert shape.rows == bucket.rows + bucket.chunk
+    assert shape.wanted == shape.sequences == bucket.rows + PROMPTS_MAX
+    starts = np.linspace(0, chunk, min(chunk, PROMPTS_MAX) + 1).astype(int)
+    assert sum(-(-count // 32) for count in np.diff(starts)) <= shape.blocks
+    assert bucket.launches == ((Launch(0, bucket.rows, 4),) if rows else ())
+
+
+def test_no_graph_has_more_rows_of_prompts_than_it_is_worth() -> None:
+    assert bucket_of(3, 1, CHUNK_ROWS_MAX + 1) is None
+    assert bucket_of(ROWS_MAX + 1, 1, 16) is None
+    assert bucket_of(0, 16, 5) == bucket_of(0, 1, 5), "of rows that there are none"
 
 
 def test_steps_of_many_lengths_share_few_buckets() -> None:
@@ -58,13 +89,17 @@ def test_steps_of_many_lengths_share_few_buckets() -> None:
 
 def test_common_buckets_are_fewer_than_there_may_be_and_none_larger_than_steps_are() -> None:
     common = common_buckets(ROWS_MAX, 512)
-    assert len(common) == len(set(common)) == 33 < GRAPH_COUNT_MAX
-    assert common_buckets(3, 2) == [Bucket(rows, spans) for rows in (1, 2, 4) for spans in (1, 4)]
+    assert len(common) == len(set(common)) == 45 < GRAPH_COUNT_MAX
+    few = [bucket for bucket in common_buckets(3, 2) if not bucket.chunk]
+    assert few == [Bucket(rows, spans) for rows in (1, 2, 4) for spans in (1, 4)]
+    prompts = [bucket for bucket in common if bucket.chunk]
+    assert prompts == sorted(prompts, key=lambda bucket: bucket.chunk)
+    assert {(bucket.rows, bucket.spans) for bucket in prompts} == {(0, 1)}
 
 
 def test_a_graph_that_was_captured_serves_again() -> None:
     captures = Captures()
-    graphs = DecodeGraphs(captures)
+    graphs = StepGraphs(captures)
     [bucket] = buckets(1)
     assert graphs.step_for(bucket) is graphs.step_for(bucket) is not None
     assert captures.done == [bucket]
@@ -72,7 +107,7 @@ def test_a_graph_that_was_captured_serves_again() -> None:
 
 def test_the_least_recently_used_makes_room_for_what_is_wanted_often() -> None:
     captures = Captures()
-    graphs = DecodeGraphs(captures, count_max=3)
+    graphs = StepGraphs(captures, count_max=3)
     first, second, third, new = buckets(4)
     for bucket in (first, second, third, first):
         assert graphs.step_for(bucket) is not None
@@ -87,7 +122,7 @@ def test_the_least_recently_used_makes_room_for_what_is_wanted_often() -> None:
 
 
 def test_a_load_that_changes_for_good_runs_on_graphs_again() -> None:
-    graphs = DecodeGraphs(Captures(), count_max=4)
+    graphs = StepGraphs(Captures(), count_max=4)
     every = buckets(8)
     missed = [0, 0]
     for phase, own in enumerate((every[:4], every[4:])):
@@ -98,7 +133,7 @@ def test_a_load_that_changes_for_good_runs_on_graphs_again() -> None:
 
 def test_without_memory_for_another_steps_go_on_with_the_graphs_there_are() -> None:
     captures = Captures(room=2)
-    graphs = DecodeGraphs(captures)
+    graphs = StepGraphs(captures)
     first, second, third = buckets(3)
     assert graphs.step_for(first) is not None and graphs.step_for(second) is not None
     for _ in range(WANTED_MIN - 1):
@@ -109,7 +144,7 @@ def test_without_memory_for_another_steps_go_on_with_the_graphs_there_are() -> N
 
 def test_without_memory_for_any_no_further_capture_is_tried() -> None:
     captures = Captures(room=0)
-    graphs = DecodeGraphs(captures)
+    graphs = StepGraphs(captures)
     assert [graphs.step_for(bucket) for bucket in buckets(3) for _ in range(50)] == [None] * 150
     captures.room = 10
     assert [graphs.step_for(bucket) for bucket in buckets(3) for _ in range(50)] == [None] * 150
@@ -117,9 +152,9 @@ def test_without_memory_for_any_no_further_capture_is_tried() -> None:
 
 def test_what_is_captured_before_work_is_bounded_in_time_and_number() -> None:
     seconds = itertools.count()
-    graphs = DecodeGraphs(Captures())
+    graphs = StepGraphs(Captures())
     assert graphs.prepare(buckets(20), seconds_max=5.0, now_s=lambda: float(next(seconds))) == 4
-    few: Any = DecodeGraphs(Captures(), count_max=3)
+    few: Any = StepGraphs(Captures(), count_max=3)
     assert few.prepare(buckets(20), seconds_max=5.0, now_s=lambda: 0.0) == 3
 
 
@@ -127,7 +162,14 @@ def test_logits_are_most_of_what_graphs_take_and_are_counted_once() -> None:
     sizes = {"hidden_size": 4096, "item_bytes": 2}
     large = graph_bytes_max(sequence_count_max=256, vocab_tokens=128_000, **sizes)
     small = graph_bytes_max(sequence_count_max=256, vocab_tokens=0, **sizes)
-    assert large - small == 256 * 128_000 * 6
-    assert large < 1 << 29
+    assert large - small == (256 + PROMPTS_MAX) * 128_000 * 6
+    assert large < 1 << 30
     beyond = graph_bytes_max(sequence_count_max=4096, vocab_tokens=128_000, **sizes)
     assert beyond == large, "no graph has more rows"
+
+
+def test_there_is_room_for_the_rows_of_every_bucket() -> None:
+    for rows in range(1, ROWS_MAX + 1):
+        alone, beside = bucket_of(rows, 1), bucket_of(rows, 1, 1)
+        assert alone is not None and beside is not None
+        assert max(alone.rows, beside.rows) <= rows_held(rows)

@@ -336,6 +336,7 @@ def paged_attention(
     _attend_span[(rows, pool.layout.kv_heads, spans)](
         q, elements_to_read(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
         batch.row_position, states, lse, q.stride(0), at,
-        num_warps=tile.warps, num_stages=min(tile.stages, 2 if at.window or at.soft_cap else 3),
+        num_warps=tile.warps,
+        num_stages=min(tile.stages, 2) if at.window or at.soft_cap else tile.stages,
     )  # fmt: skip
     return merge_states(states, lse, out)

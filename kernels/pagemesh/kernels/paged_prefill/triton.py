@@ -93,7 +93,7 @@ def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]
 
     ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
     """
-    rows = _rows_of_block(group)
+    rows = block_rows(group)
     found = [
         (first, min(first + rows, end))
         for start, end in itertools.pairwise(row_indptr.tolist())
@@ -102,7 +102,8 @@ def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]
     return np.array(found, np.int32).reshape(-1, 2)
 
 
-def _rows_of_block(group: int) -> int:
+def block_rows(group: int) -> int:
+    """Rows of a block; ``group``: query heads that share a KV head."""
     return max(PAIRS // group, 1)
 
 
@@ -132,7 +133,7 @@ def paged_prefill(
     if blocks is None:
         made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
         blocks = torch.from_numpy(made).to(q.device)
-    parts = triton.cdiv(_rows_of_block(at.group), at.rows // at.group)
+    parts = triton.cdiv(block_rows(at.group), at.rows // at.group)
     if len(blocks):
         _attend_rows[(len(blocks) * parts, pool.layout.kv_heads)](
             q, elements_to_read(pool, layer), batch.tables, batch.table_indptr,

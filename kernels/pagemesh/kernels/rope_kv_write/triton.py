@@ -53,18 +53,19 @@ def _prepare_heads(
     joined, cosine, sine, query_norm, key_norm, pages, slots, row_stride, epsilon,
     at: tl.constexpr,
 ):  # fmt: skip
+    page: tl.constexpr = at.page  # by this name it may be handed on, by Triton 3.6 too
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
-    place = slot % at.page.page_size
+    place = slot % page.page_size
     d = tl.arange(0, at.block_half)
     kept = d < at.half
-    own = joined + row * row_stride + head * at.page.head_dim + d
+    own = joined + row * row_stride + head * page.head_dim + d
     low = tl.load(own, mask=kept, other=0.0).to(tl.float32)
     high = tl.load(own + at.half, mask=kept, other=0.0).to(tl.float32)
-    if head < at.heads + at.page.kv_heads:
+    if head < at.heads + page.kv_heads:
         is_query = head < at.heads
         if at.has_norms:
-            mean = tl.sum(low * low + high * high, 0) / at.page.head_dim
+            mean = tl.sum(low * low + high * high, 0) / page.head_dim
             weight = query_norm + d if is_query else key_norm + d
             factor = tl.rsqrt(mean + epsilon)
             low *= factor * tl.load(weight, mask=kept, other=0.0).to(tl.float32)
@@ -76,13 +77,13 @@ def _prepare_heads(
             tl.store(own, low, mask=kept)
             tl.store(own + at.half, high, mask=kept)
         elif slot >= 0:
-            k = pages + head_offset(slot, head - at.heads, at.page)
-            places = place + d * at.page.page_size
-            _store_head(k, low, high, places, at.half * at.page.page_size, place, kept, at.page)
+            k = pages + head_offset(slot, head - at.heads, page)
+            places = place + d * page.page_size
+            _store_head(k, low, high, places, at.half * page.page_size, place, kept, page)
     elif slot >= 0:
-        v = pages + head_offset(slot, head - at.heads - at.page.kv_heads, at.page)
-        v += at.page.value_offset
-        _store_head(v, low, high, place * at.page.head_dim + d, at.half, place, kept, at.page)
+        v = pages + head_offset(slot, head - at.heads - page.kv_heads, page)
+        v += page.value_offset
+        _store_head(v, low, high, place * page.head_dim + d, at.half, place, kept, page)
 
 
 def rope_kv_write(

@@ -13,19 +13,24 @@ import numpy as np
 import torch
 
 from pagemesh.engine.cuda.forward import DeviceForward
-from pagemesh.engine.cuda.graph_bytes import ROWS_MAX
+from pagemesh.engine.cuda.graph_bytes import ROWS_MAX, rows_held
 from pagemesh.engine.cuda.graphs import (
-    Bucket,
     CapturedStep,
-    DecodeGraphs,
     GraphMemory,
     Step,
+    StepGraphs,
     bucket_of,
     common_buckets,
     warn_of_memory,
 )
-from pagemesh.engine.cuda.launches import SPANS_STEPS, Launch, StepRows, split_rows
-from pagemesh.engine.cuda.rows import DeviceRows, exact_shape, pack, unpack
+from pagemesh.engine.cuda.launches import (
+    NO_BLOCKS,
+    SPANS_STEPS,
+    Launch,
+    StepRows,
+    split_rows,
+)
+from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
 from pagemesh.engine.cuda.weights import DeviceWeights
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
@@ -35,7 +40,6 @@ Tensor = torch.Tensor
 PREPARE_S_MAX = 15.0
 """For graphs that are captured before there is work; the others are captured when wanted."""
 _WARM_UP_ROWS = 4
-_NO_BLOCKS = np.empty((0, 2), np.int32)
 _log = get_logger(__name__)
 
 
@@ -50,16 +54,17 @@ class CudaDecoder:
         with_graphs: bool,
         sequence_count_max: int = ROWS_MAX,
     ) -> None:
-        """``with_graphs``: decode steps, of up to ``sequence_count_max`` rows, are captured; needs
-        a CUDA device."""
+        """``with_graphs``: steps, of up to ``sequence_count_max`` rows beside those of prompts,
+        are captured; needs a CUDA device."""
         from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS
-        from pagemesh.kernels.paged_prefill.triton import row_blocks
+        from pagemesh.kernels.paged_prefill.triton import block_rows, row_blocks
 
         self._span_tokens, self._row_blocks = SPAN_TOKENS, row_blocks
+        self._block_rows = block_rows(config.head_count // config.kv_head_count)
         self.config = config
         self._forward = DeviceForward(config, weights)
         self._pool: KvPool | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         self._graph_rows_max = 0
         self._side: Any = None
         if with_graphs:
@@ -80,12 +85,14 @@ class CudaDecoder:
         ``batch``. Writes K and V of all T rows to ``pool``."""
         self._use(pool)
         split = self._split(batch)
-        if logits and batch.rows == batch.sequences == len(wanted):
-            replayed = self._replay(tokens, batch, wanted, split)
-            if replayed is not None:
-                return replayed
+        found = self._graph_of(batch, len(wanted), split)
+        if found is not None:
+            shape, room, captured = found
+            padded = self._staged(pack(shape, tokens, batch, wanted, split, room=room))
+            hidden, all_logits = captured(padded, len(wanted))
+            return hidden, all_logits if logits else None
         shape = exact_shape(batch, len(wanted), len(split.blocks))
-        words = self._staged(pack(shape, tokens, batch, wanted, split.blocks, split.order))
+        words = self._staged(pack(shape, tokens, batch, wanted, split))
         on_device = words.to(self._forward.device, non_blocking=True)
         hidden = self._forward.hidden(unpack(shape, on_device, split.launches), pool)
         return hidden, self.logits(hidden) if logits else None
@@ -102,13 +109,15 @@ class CudaDecoder:
         batch = ragged_batch([np.zeros(1, np.uint32)], [0], [rows], size)
         every = torch.arange(rows)
         # Numbers of spans that kernels are compiled for: 1, a multiple of 16, neither.
-        launches = [(Launch(0, rows, int(spans)),) for spans in SPANS_STEPS[:3]]
-        blocks = self._blocks_of(np.array([0, rows], np.int64))
+        tried = [
+            StepRows(None, (Launch(0, rows, int(spans)),), NO_BLOCKS) for spans in SPANS_STEPS[:3]
+        ]
+        tried.append(StepRows(None, (), self._blocks_of(np.array([0, rows], np.int64))))
         with torch.inference_mode():
-            for alone, own_blocks in [*((one, _NO_BLOCKS) for one in launches), ((), blocks)]:
-                shape = exact_shape(batch, rows, len(own_blocks))
-                words = torch.from_numpy(pack(shape, every, batch, every, own_blocks))
-                made = unpack(shape, words.to(self._forward.device), alone)
+            for split in tried:
+                shape = exact_shape(batch, rows, len(split.blocks))
+                words = torch.from_numpy(pack(shape, every, batch, every, split))
+                made = unpack(shape, words.to(self._forward.device), split.launches)
                 self.logits(self._forward.hidden(made, pool))
 
     def prepare(self, pool: KvPool) -> None:
@@ -151,42 +160,43 @@ class CudaDecoder:
         self._table_pages_max = min(pages, pool.page_count)
         try:
             memory = GraphMemory(
-                self._forward.device, self._side, rows_max=self._graph_rows_max,
-                table_pages_max=self._table_pages_max, hidden_size=self.config.hidden_size,
+                self._forward.device, self._side, rows_max=rows_held(self._graph_rows_max),
+                table_pages_max=self._table_pages_max, block_rows=self._block_rows,
+                hidden_size=self.config.hidden_size,
                 vocab_tokens=self.config.vocab_tokens, dtype=self._forward.weights.embedding.dtype,
             )  # fmt: skip
         except torch.cuda.OutOfMemoryError:
             warn_of_memory(0)
             return
-        self._graphs = DecodeGraphs(lambda bucket: CapturedStep(bucket, self._body, memory))
+        self._graphs = StepGraphs(lambda bucket: CapturedStep(bucket, self._body, memory))
 
     def _body(self, rows: DeviceRows, hidden: Tensor, logits: Tensor) -> None:
         assert self._pool is not None
         hidden.copy_(self._forward.hidden(rows, self._pool))
         logits.copy_(self._forward.weights.head(hidden))
 
-    def _replay(
-        self, tokens: Tensor, batch: RaggedBatch, wanted: Tensor, split: StepRows
-    ) -> tuple[Tensor, Tensor] | None:
-        found = self._graph_of(batch, split)
-        if found is None:
+    def _graph_of(
+        self, batch: RaggedBatch, wanted_count: int, split: StepRows
+    ) -> tuple[RowsShape, int, Step] | None:
+        """The sections of a graph that holds a step, where rows of prompts begin, and the graph;
+        None: there is no such, or none is captured of it."""
+        if self._graphs is None or len(split.launches) > 1:
             return None
-        bucket, captured = found
-        shape = bucket.shape(batch.tables.shape[0])
-        words = pack(shape, tokens, batch, wanted, _NO_BLOCKS)
-        return captured(self._staged(words), batch.rows)
-
-    def _graph_of(self, batch: RaggedBatch, split: StepRows) -> tuple[Bucket, Step] | None:
-        """None: a step that no graph holds, or none is captured of."""
-        if self._graphs is None or split.order is not None or len(split.launches) != 1:
+        alone = split.alone_count
+        spans = split.launches[0].spans if alone else 1
+        bucket = bucket_of(alone, spans, batch.rows - alone)
+        if bucket is None or alone > self._graph_rows_max:
             return None
-        bucket = bucket_of(batch.rows, split.launches[0].spans)
-        if bucket is None or bucket.rows > self._graph_rows_max:
-            return None
-        if batch.tables.shape[0] > bucket.rows * self._table_pages_max:
+        pages = batch.tables.shape[0]
+        shape = bucket.shape(pages, self._block_rows)
+        if (
+            max(batch.sequences, wanted_count) > bucket.sequences
+            or len(split.blocks) > shape.blocks
+            or pages > bucket.sequences * self._table_pages_max
+        ):
             return None
         captured = self._graphs.step_for(bucket)
-        return None if captured is None else (bucket, captured)
+        return None if captured is None else (shape, bucket.rows, captured)
 
     def _staged(self, words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
         """``words`` where a copy to the device does not wait for the host."""

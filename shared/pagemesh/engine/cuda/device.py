@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,13 @@ from pagemesh.engine.device_memory import HostMemory, MappedMemory, MemoryMaker
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
 from pagemesh.kernels.ops import KvPool
 from pagemesh.kernels.page_copy import check_copies
+from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import NoCapacity
 
 I64 = NDArray[np.int64]
 INTERPRETER = "interpreter"
 """The place of memory on the CPU that is shared like a GPU's."""
+_log = get_logger(__name__)
 
 
 class GpuDevice:
@@ -86,6 +89,26 @@ class CudaMaker:
     def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
         return DeviceMemory.adopt(descriptor, size_bytes, self._index)
 
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """See ``MemoryMaker``. Where the driver refuses, copies go through memory of its own."""
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = memory.data_ptr()
+        with driver.WHOLE_DEVICE:
+            refused = int(runtime.cudaHostRegister(address, memory.numel(), 0))
+        if refused:
+            _log.warning(
+                "worker.staging_not_pinned", error=refused, bytes=memory.numel(),
+                why="the driver refused to pin memory that pages are copied through",
+                remedy="none is needed; copies take longer",
+            )  # fmt: skip
+            return _nothing
+
+        def unpin() -> None:
+            with driver.WHOLE_DEVICE:
+                runtime.cudaHostUnregister(address)
+
+        return unpin
+
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """See ``MemoryMaker``: on a stream of its own, which steps do not wait for."""
@@ -117,5 +140,11 @@ class SharedMaker:
     def map(self, descriptor: int, size_bytes: int) -> MappedMemory:
         return HostMemory(descriptor, size_bytes)
 
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        return _nothing
+
     def copying(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+
+def _nothing() -> None: ...

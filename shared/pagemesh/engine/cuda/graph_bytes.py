@@ -4,10 +4,16 @@ only plan.
 
 from __future__ import annotations
 
-GRAPH_COUNT_MAX = 48
+GRAPH_COUNT_MAX = 96
 """Captured at once."""
 ROWS_MAX = 256
-"""Of a step that is captured."""
+"""Of a step that is captured, by themselves."""
+ROWS_BESIDE_MIN = 8
+"""What a step that has prompts too is captured for at least."""
+CHUNK_ROWS_MAX = 1024
+"""Of prompts in a step that is captured: more keep a device busy while the host launches them."""
+PROMPTS_MAX = 16
+"""Prompts in a step that is captured."""
 STATES_BYTES_MAX = 128 << 20
 """What attention may keep of a launch's spans until they are merged."""
 _GRAPH_BYTES = 2 << 20
@@ -15,6 +21,13 @@ _GRAPH_BYTES = 2 << 20
 _LAYER_ROWS = 16
 """Rows as wide as the hidden state that are alive at once in a layer, its MLP's included: about
 what the widest of the families that we know have."""
+
+
+def rows_held(sequence_count_max: int) -> int:
+    """For how many rows by themselves there is room: a power of two, since steps that have prompts
+    too are captured for such numbers."""
+    rows = min(max(sequence_count_max, ROWS_BESIDE_MIN), ROWS_MAX)
+    return 1 << (rows - 1).bit_length()
 
 
 def graph_bytes_max(
@@ -25,7 +38,7 @@ def graph_bytes_max(
     ``sequence_count_max``: in a step; ``item_bytes``: of an activation. The logits are kept in
     float32, and once more as they come out of the product.
     """
-    rows = min(sequence_count_max, ROWS_MAX)
-    logits = rows * vocab_tokens * (4 + item_bytes)
-    activations = rows * hidden_size * item_bytes * _LAYER_ROWS
+    rows = rows_held(sequence_count_max)
+    logits = (rows + PROMPTS_MAX) * vocab_tokens * (4 + item_bytes)
+    activations = (rows + CHUNK_ROWS_MAX) * hidden_size * item_bytes * _LAYER_ROWS
     return logits + activations + STATES_BYTES_MAX + GRAPH_COUNT_MAX * _GRAPH_BYTES

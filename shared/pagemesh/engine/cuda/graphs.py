@@ -1,11 +1,11 @@
-"""Decode steps as CUDA graphs: one launch instead of hundreds.
+"""Steps as CUDA graphs: one launch instead of hundreds.
 
 A graph replays the same kernels at the same addresses, so one is captured for each bucket of
-(rows, spans of context), and a step is padded to the smallest bucket that holds it. A small
-model's decode step on a GPU is otherwise bound by launching: ten kernels a layer, some
-microseconds each.
+(rows by themselves, spans of their context, rows of prompts), and a step is padded to the smallest
+bucket that holds it. A step that does not keep the device busy for long is otherwise bound by
+launching: ten kernels a layer, which take the host 0.4 ms.
 
-Common buckets are captured before the first step (``DecodeGraphs.prepare``), others when a step
+Common buckets are captured before the first step (``StepGraphs.prepare``), others when a step
 wants them. When there are as many as there may be, the one whose last use is longest ago makes room
 for one that was wanted often enough to be worth it. What goes in and comes out is the same memory
 for all of them, since only one runs at a time.
@@ -13,6 +13,7 @@ for all of them, since only one runs at a time.
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,13 @@ from typing import Any
 import torch
 
 from pagemesh.engine.cuda import driver
-from pagemesh.engine.cuda.graph_bytes import GRAPH_COUNT_MAX, ROWS_MAX
+from pagemesh.engine.cuda.graph_bytes import (
+    CHUNK_ROWS_MAX,
+    GRAPH_COUNT_MAX,
+    PROMPTS_MAX,
+    ROWS_BESIDE_MIN,
+    ROWS_MAX,
+)
 from pagemesh.engine.cuda.launches import Launch
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, unpack
 from pagemesh.runtime.logs import get_logger
@@ -32,11 +39,14 @@ capture one takes as long as some ten steps save by it."""
 _WARM_UP_RUNS = 2
 _COMMON_ROWS_MAX = 64
 _COMMON_SPANS = (1, 4, 16)
+_CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, CHUNK_ROWS_MAX)
+"""Rows of prompts that graphs are captured for: a third of them at most, or 15, are padding."""
 _log = get_logger(__name__)
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Hidden states and logits of the first so many rows, of words as ``rows.pack`` makes them."""
+"""Hidden states and logits of the first so many wanted rows, of words as ``rows.pack`` makes
+them."""
 Body = Callable[[DeviceRows, Tensor, Tensor], None]
 """Puts hidden states and logits of rows into the tensors given."""
 
@@ -46,25 +56,40 @@ class Bucket:
     """What a graph is captured for: each number is the most a step may have."""
 
     rows: int
+    """By themselves."""
     spans: int
-
-    def shape(self, pages: int) -> RowsShape:
-        """One row a sequence, every row wanted, page tables of ``pages`` together."""
-        return RowsShape(self.rows, self.rows, 0, self.rows, pages)
+    chunk: int = 0
+    """Rows of prompts, in blocks."""
 
     @property
-    def launch(self) -> Launch:
-        return Launch(0, self.rows, self.spans)
+    def sequences(self) -> int:
+        """As many rows are wanted."""
+        return self.rows + (PROMPTS_MAX if self.chunk else 0)
+
+    def shape(self, pages: int, block_rows: int) -> RowsShape:
+        """With page tables of ``pages`` together, and blocks of ``block_rows`` rows."""
+        blocks = -(-self.chunk // block_rows) + PROMPTS_MAX if self.chunk else 0
+        return RowsShape(self.rows + self.chunk, self.sequences, blocks, self.sequences, pages)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return (Launch(0, self.rows, self.spans),) if self.rows else ()
 
 
-def bucket_of(rows: int, spans: int) -> Bucket | None:
-    """The smallest bucket that holds a decode step, None when no graph is worth it.
+def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
+    """The smallest bucket that holds a step, None when no graph is worth it.
 
-    Rows go by powers of two up to 8, by eights up to 64 and by sixteens above, so that at most
-    half of them, or 15, are padding; ``spans`` are coarse already (``launches.SPANS_STEPS``).
+    Without prompts rows go by powers of two up to 8, by eights up to 64 and by sixteens above, so
+    that at most half of them, or 15, are padding; beside prompts by powers of two from 8 on.
+    ``spans`` are coarse already (``launches.SPANS_STEPS``).
     """
-    if rows < 1 or rows > ROWS_MAX:
+    if rows + chunk < 1 or rows > ROWS_MAX or chunk > CHUNK_ROWS_MAX:
         return None
+    if chunk:
+        chunk = _CHUNKS[bisect.bisect_left(_CHUNKS, chunk)]
+        if not rows:
+            return Bucket(0, 1, chunk)
+        return Bucket(max(1 << (rows - 1).bit_length(), ROWS_BESIDE_MIN), spans, chunk)
     if rows <= 8:
         return Bucket(1 << (rows - 1).bit_length(), spans)
     step = 8 if rows <= 64 else 16
@@ -72,14 +97,15 @@ def bucket_of(rows: int, spans: int) -> Bucket | None:
 
 
 def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
-    """Those that most steps are of, the smallest first; none for more rows or spans than that."""
+    """Those that most steps are of, the smallest first, and single prompts; none for more rows or
+    spans than that."""
     found: dict[Bucket, None] = {}
     for rows in range(1, min(rows_max, _COMMON_ROWS_MAX) + 1):
         for spans in _COMMON_SPANS:
             bucket = bucket_of(rows, spans)
             if bucket is not None and spans < 4 * spans_max:
                 found[bucket] = None
-    return list(found)
+    return [*found, *(Bucket(0, 1, chunk) for chunk in _CHUNKS)]
 
 
 def warn_of_memory(graph_count: int) -> None:
@@ -96,17 +122,23 @@ class GraphMemory:
 
     def __init__(
         self, device: torch.device, stream: Any, *, rows_max: int, table_pages_max: int,
-        hidden_size: int, vocab_tokens: int, dtype: torch.dtype,
+        block_rows: int, hidden_size: int, vocab_tokens: int, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """``stream``: a ``torch.cuda.Stream`` to capture on; ``table_pages_max``: of a row."""
+        """``stream``: a ``torch.cuda.Stream`` to capture on; ``table_pages_max``: of a sequence;
+        ``block_rows``: rows of a block of prompts."""
         self.stream = stream
         self.table_pages_max = table_pages_max
+        self.block_rows = block_rows
         self.handle: Any = torch.cuda.graph_pool_handle()
-        words = RowsShape(rows_max, rows_max, 0, rows_max, rows_max * table_pages_max).words
+        widest = Bucket(rows_max, 1, CHUNK_ROWS_MAX)
         with torch.inference_mode(False):  # written to by steps in that mode and by others
-            self.words = torch.zeros(words, dtype=torch.int32, device=device)
-            self.hidden = torch.zeros((rows_max, hidden_size), dtype=dtype, device=device)
-            self.logits = torch.zeros((rows_max, vocab_tokens), device=device)
+            self.words = torch.zeros(self.shape(widest).words, dtype=torch.int32, device=device)
+            self.hidden = torch.zeros((widest.sequences, hidden_size), dtype=dtype, device=device)
+            self.logits = torch.zeros((widest.sequences, vocab_tokens), device=device)
+
+    def shape(self, bucket: Bucket) -> RowsShape:
+        """With page tables as long as they may be."""
+        return bucket.shape(bucket.sequences * self.table_pages_max, self.block_rows)
 
 
 class CapturedStep:
@@ -114,10 +146,10 @@ class CapturedStep:
 
     def __init__(self, bucket: Bucket, body: Body, memory: GraphMemory) -> None:
         """Captures ``body``. Raises ``torch.cuda.OutOfMemoryError``."""
-        shape = bucket.shape(bucket.rows * memory.table_pages_max)
+        shape, wanted = memory.shape(bucket), bucket.sequences
         self._words = memory.words[: shape.words]
-        self._hidden, self._logits = memory.hidden[: bucket.rows], memory.logits[: bucket.rows]
-        rows = unpack(shape, self._words, (bucket.launch,))
+        self._hidden, self._logits = memory.hidden[:wanted], memory.logits[:wanted]
+        rows = unpack(shape, self._words, bucket.launches)
         self._words.zero_()
         rows.batch.row_position.fill_(-1)
         rows.batch.slots.fill_(-1)
@@ -141,14 +173,15 @@ class CapturedStep:
             body(rows, self._hidden, self._logits)
 
     def __call__(self, words: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Hidden states and logits of the first ``count`` rows; the next step, of whatever graph,
-        overwrites them. ``words``: int32 on the host, pinned, as ``rows.pack`` makes them."""
+        """Hidden states and logits of the first ``count`` wanted rows; the next step, of whatever
+        graph, overwrites them. ``words``: int32 on the host, pinned, as ``rows.pack`` makes
+        them."""
         self._words[: len(words)].copy_(words, non_blocking=True)
         self._graph.replay()
         return self._hidden[:count], self._logits[:count]
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Graphs by bucket, the least recently used first."""
 
     def __init__(self, capture: Callable[[Bucket], Step], count_max: int = GRAPH_COUNT_MAX) -> None:

@@ -32,7 +32,7 @@ ALIGNED_ROWS = 4
 once for arrays that are so aligned, and again for those that are not."""
 SPANS_STEPS = 4 ** np.arange(16, dtype=np.int64)
 """What a launch has room for: kernels are compiled, and graphs captured, for few such numbers."""
-_NO_BLOCKS = np.empty((0, 2), np.int32)
+NO_BLOCKS = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class StepRows:
     launches: tuple[Launch, ...]
     blocks: I32
 
+    @property
+    def alone_count(self) -> int:
+        """Rows that go by themselves."""
+        return self.launches[-1].end if self.launches else 0
+
 
 def split_rows(
     batch: RaggedBatch, *, span_tokens: int, span_bytes: int, blocks_of: Callable[[I64], I32]
@@ -76,12 +81,12 @@ def split_rows(
     if not is_chunk.any():
         whole = Launch(0, batch.rows, int(needs.max(initial=1)))
         if _fits(whole, int(needs.sum()), span_bytes):
-            return StepRows(None, (whole,), _NO_BLOCKS)
+            return StepRows(None, (whole,), NO_BLOCKS)
     in_chunk = np.repeat(is_chunk, counts)
     alone, others = np.flatnonzero(~in_chunk), np.flatnonzero(in_chunk)
     alone = alone[np.argsort(-needs[alone], kind="stable")]
     launches = _cut(needs[alone], span_bytes) if len(alone) else ()
-    blocks = _NO_BLOCKS
+    blocks = NO_BLOCKS
     if len(others):
         blocks = blocks_of(len(alone) + np.concatenate(([0], np.cumsum(counts[is_chunk]))))
     return StepRows(np.concatenate((alone, others)), launches, blocks)

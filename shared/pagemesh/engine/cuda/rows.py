@@ -16,7 +16,8 @@ of arguments that do and do not, and a combination that comes up first in the mi
 would take it seconds. Page tables are last, so that no other place depends on how many there are.
 
 A captured graph reads fixed addresses, so its sections have the size of its bucket: rows
-beyond the real ones are padding (position and slot -1), which kernels skip.
+beyond the real ones, of those by themselves and of those of prompts, are padding (position and slot
+-1), which kernels skip.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagemesh.engine.cuda.launches import Launch
+from pagemesh.engine.cuda.launches import Launch, StepRows
 from pagemesh.kernels.ops import RaggedBatch
 
 I32 = NDArray[np.int32]
@@ -104,27 +105,37 @@ def pack(
     tokens: torch.Tensor,
     batch: RaggedBatch,
     wanted: torch.Tensor,
-    blocks: I32,
-    order: I64 | None = None,
+    split: StepRows,
+    *,
+    room: int = 0,
 ) -> I32:
     """int32 ``[shape.words]``, on the host. ``tokens``: int64 [rows]; ``wanted``: int64 [n], rows
-    of the batch; ``order``: see ``launches.StepRows``, and ``blocks`` are in it.
+    of the batch; ``room``: where rows of prompts begin, behind those by themselves and padding.
 
     Raises ``ValueError`` when the step does not fit into ``shape``.
     """
     by_row = [tokens, batch.row_position, batch.row_sequence, batch.slots]
     token, position, sequence, slots = (values.numpy() for values in by_row)
-    at = wanted.numpy()
+    at, order = wanted.numpy(), split.order
     if order is not None:
         token, position, sequence, slots = (
             values[order] for values in (token, position, sequence, slots)
         )
         at = np.argsort(order)[at]
+    blocks, alone = split.blocks, split.alone_count
+    gap = max(room - alone, 0)
+    if gap:
+        at = np.where(at < alone, at, at + gap)
+        blocks = blocks + gap
+
+    def spread(values: NDArray[np.integer], rest: int) -> NDArray[np.integer]:
+        return np.insert(values, alone, np.full(gap, rest)) if gap else values
+
     parts: dict[str, tuple[NDArray[np.integer], int, str]] = {
-        "slots": (slots, -1, "rows"),
-        "tokens": (token, 0, "rows"),
-        "position": (position, -1, "rows"),
-        "sequence": (sequence, 0, "rows"),
+        "slots": (spread(slots, -1), -1, "rows"),
+        "tokens": (spread(token, 0), 0, "rows"),
+        "position": (spread(position, -1), -1, "rows"),
+        "sequence": (spread(sequence, 0), 0, "rows"),
         "indptr": (batch.table_indptr.numpy(), 0, "sequences"),
         "blocks": (blocks.reshape(-1), 0, "blocks"),
         "wanted": (at, 0, "wanted rows"),

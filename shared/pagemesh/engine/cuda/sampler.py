@@ -53,10 +53,12 @@ def _draw_on_host(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple
 
 
 def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
-    best = logits.argmax(-1)
-    finite = logits.gather(1, best[:, None])[:, 0].isfinite()
-    places = _on(logits, rows)
-    tokens, sound = best[places], finite[places]
+    top, tokens = logits.max(-1)
+    sound = top.isfinite()
+    places = None
+    if not np.array_equal(rows, np.arange(len(logits))):
+        places = _on(logits, rows)
+        tokens, sound = tokens[places], sound[places]
     rest = [
         index
         for index, sample in enumerate(samples)
@@ -67,11 +69,12 @@ def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tup
         part = rest[start : start + block]
         own = [samples[index] for index in part]
         at = _on(logits, np.array(part))
-        tokens[at], sound[at] = _draw_block(logits[places[at]], own)
-    back = torch.stack((tokens, sound.long())).cpu().numpy()  # the one that waits
+        work = logits[at if places is None else places[at]]
+        tokens[at], sound[at] = _draw_block(work, own)
+    back = torch.where(sound, tokens, ~tokens).tolist()  # the one that waits
     return tuple(
-        Drawn(sample.key, token, poisoned=not whole)
-        for sample, token, whole in zip(samples, back[0].tolist(), back[1].tolist(), strict=True)
+        Drawn(sample.key, max(token, ~token), poisoned=token < 0)
+        for sample, token in zip(samples, back, strict=True)
     )
 
 

@@ -1,0 +1,149 @@
+"""Which tiles of attention are fastest on this GPU (``paged_attention.tiles``).
+
+    python -m ops.bench.gpu_tiles --out FOLDER [--only NAME] [--processes 14]
+
+Every candidate is compiled by one of many processes, then timed by one alone, its numbers beside
+those of the tile that is in use. ``FOLDER/gpu_tiles.json`` has them by case, the fastest first;
+candidates that a multiprocessor has no room for are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from ops.bench.gpu_attention import Attention, Case, TorchAttention, cases, contiguous
+from ops.bench.gpu_rig import Rig, difference
+from ops.bench.hardware import describe
+
+from pagemesh.kernels.paged_attention.tiles import Tile, decode_tile, prefill_tile
+
+_BLOCKS, _STAGES = (32, 64, 128), (2, 3, 4)
+_WARPS = {"decode": (2, 4, 8), "prefill": (4, 8)}
+_PREFILL_ROWS = (64, 128)
+_APART_MAX = 0.02
+_PLACES = {
+    "decode": "pagemesh.kernels.paged_attention.triton.decode_tile",
+    "prefill": "pagemesh.kernels.paged_prefill.triton.prefill_tile",
+}
+Line = dict[str, Any]
+
+
+def candidates(case: Case, own: Tile) -> list[Tile]:
+    """The tile in use first."""
+    rows = (own.rows,) if case.kind == "decode" else _PREFILL_ROWS
+    made = (
+        replace(own, rows=each, block=block, warps=warps, stages=stages)
+        for each, block, warps, stages in itertools.product(
+            rows, _BLOCKS, _WARPS[case.kind], _STAGES
+        )
+    )
+    return [own, *(tile for tile in made if tile != own)]
+
+
+def own_tile(case: Case, attention: Attention) -> Tile:
+    """What the case has now."""
+    chosen = decode_tile if case.kind == "decode" else prefill_tile
+    return chosen(case.queries, attention.pool.layout, case.group, has_e4m3=True)
+
+
+@contextmanager
+def tile_of(case: Case, tile: Tile) -> Iterator[None]:
+    with patch(_PLACES[case.kind], lambda *_given, **_named: tile):
+        yield
+
+
+def compile_one(asked: tuple[Case, Tile]) -> None:
+    """In a process of its own, which others do not wait for; the result is kept on disk."""
+    case, tile = asked
+    small = replace(case, sequences=1, past=min(case.past, 600), rows=min(case.rows, 40))
+    try:
+        with torch.inference_mode(), tile_of(case, tile):
+            Attention(Rig(), small)()
+    except Exception:  # too large for a multiprocessor; said when it is timed
+        return
+
+
+def timed(case: Case) -> Line:
+    """Candidates, the fastest first."""
+    rig = Rig()
+    attend = Attention(rig, case)
+    own = own_tile(case, attend)
+    with torch.inference_mode():
+        expected = attend()
+        lines = []
+        for tile in candidates(case, own):
+            try:
+                with tile_of(case, tile):
+                    apart = difference(attend(), expected)
+                    ms = rig.timed_ms(attend)
+            except Exception as error:
+                lines.append({**asdict(tile), "ms": None, "why": str(error)[:80]})
+                continue
+            lines.append({**asdict(tile), "ms": round(ms, 4), "ok": apart <= _APART_MAX})
+        torch_ms = 0.0
+        if case.is_plain:
+            k, v = contiguous(attend.pool, attend.batch, case)
+            torch_ms = round(rig.timed_ms(TorchAttention(case, attend.q, k, v)), 4)
+    ran = [line for line in lines if line["ms"] is not None]
+    return {
+        "item": case.name, "own": ran[0], "torch_ms": torch_ms,
+        "tiles": sorted(ran, key=lambda line: float(line["ms"])),
+        "too_large": len(lines) - len(ran),
+    }  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("ops/bench/results"))
+    parser.add_argument("--only", nargs="+", default=[], help="cases of exactly these names")
+    parser.add_argument("--processes", type=int, default=8)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    if not torch.cuda.is_available():
+        print("gpu_tiles: torch finds no CUDA device; run this where there is one", file=sys.stderr)
+        return 2
+    chosen = [case for case in cases() if not options.only or case.name in options.only]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        asked = [
+            (case, tile)
+            for case in chosen
+            for tile in candidates(case, own_tile(case, Attention(Rig(), case)))
+        ]
+        print(f"{len(asked)} candidates of {len(chosen)} cases", flush=True)
+        for _ in pool.imap_unordered(compile_one, asked):
+            pass
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for case in chosen:
+        line = timed(case)
+        results.append(line)
+        best = line["tiles"][0]
+        print(
+            f"{case.name}: {line['own']['ms']} ms, best {best}, torch {line['torch_ms']}",
+            flush=True,
+        )
+        head = {"benchmark": "gpu_tiles", **describe(), "device": torch.cuda.get_device_name()}
+        (options.out / "gpu_tiles.json").write_text(
+            json.dumps(head | {"results": results}, indent=1)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
