@@ -216,6 +216,34 @@ def _layout(report: Report) -> Iterator[Figure]:
         yield _figure(f"{variant}: of a stream", [row["attend_of_stream"] for row in rows], report)
 
 
+def _gpu(report: Report) -> Iterator[Figure]:
+    """Of one GPU, which names the machine."""
+    on = {"cpu": report["device"], "commit": report.get("commit", "")}
+    lines = [line for line in report["results"] if line["ok"]]
+    beside = [line for line in lines if line.get("torch_ms")]
+    for kind, title in (
+        ("decode attention", "decode attention, times as fast as torch's"),
+        ("prefill attention", "prefill attention, times as fast as torch's"),
+        ("decode step", "decode steps, times as fast as without graphs"),
+    ):
+        own = [line for line in beside if line["item"].startswith(kind)]
+        if own:
+            yield _figure(title, [line["torch_ms"] / line["ms"] for line in own], on)
+    for line in lines:
+        parts = [part for part in line.values() if isinstance(part, Mapping)]
+        rounds = [part for part in parts if "first_ms" in part]
+        if rounds:
+            yield _figure(f"{line['item']}: first text, ms", [r["first_ms"] for r in rounds], on)
+            speeds = [r["output_tokens_s"] for r in rounds]
+            yield _figure(f"{line['item']}: tokens/s", speeds, on)
+
+
+def _gpu_tiles(report: Report) -> Iterator[Figure]:
+    on = {"cpu": report["device"], "commit": report.get("commit", "")}
+    times = [line["tiles"][0]["ms"] / line["own"]["ms"] for line in report["results"]]
+    yield _figure("attention on the fastest tiles over those of then", times, on)
+
+
 # Pager and mesh ----------------------------------------------------------------------------------
 
 
@@ -309,6 +337,8 @@ def _bus(report: Report) -> Iterator[Figure]:
 
 
 _READERS: Mapping[str, Callable[[Report], Iterator[Figure]]] = {
+    "gpu": _gpu,
+    "gpu_tiles": _gpu_tiles,
     "attention": _attention,
     "bus": _bus,
     "cache": _cache,

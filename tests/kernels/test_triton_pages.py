@@ -236,9 +236,9 @@ def test_very_large_scores_do_not_overflow(attend: Attend) -> None:
 
 
 def test_a_block_of_rows_is_of_one_sequence_and_holds_what_a_program_takes() -> None:
-    assert row_blocks(np.array([0, 70, 70, 73]), group=2).tolist() == [[0, 64], [64, 70], [70, 73]]
+    assert row_blocks(np.array([0, 70, 70, 73]), group=2).tolist() == [[70, 73], [64, 70], [0, 64]]
     assert row_blocks(np.array([0]), group=1).shape == (0, 2)
-    assert row_blocks(np.array([0, 3]), group=200).tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert row_blocks(np.array([0, 3]), group=200).tolist() == [[2, 3], [1, 2], [0, 1]]
 
 
 def test_a_context_has_at_least_one_span() -> None:

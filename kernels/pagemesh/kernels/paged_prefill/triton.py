@@ -89,7 +89,8 @@ def _attend_rows(
 
 
 def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
-    """int32 [blocks, 2]: first and end row of each block of rows, none of two sequences.
+    """int32 [blocks, 2]: first and end row of each block of rows, none of two sequences; last rows
+    first, since they look at most and what begins late with much to do keeps all waiting.
 
     ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
     """
@@ -99,7 +100,7 @@ def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]
         for start, end in itertools.pairwise(row_indptr.tolist())
         for first in range(start, end, rows)
     ]
-    return np.array(found, np.int32).reshape(-1, 2)
+    return np.array(found[::-1], np.int32).reshape(-1, 2)
 
 
 def block_rows(group: int) -> int:

@@ -54,9 +54,12 @@ class DeviceForward:
         angles = (self._cosine[position], self._sine[position])
         x = self.weights.embedding[rows.tokens]
         normed = self._rms_norm(x, layers[0].attention_norm, config.norm_epsilon)
+        # Every layer writes its attention here. Padding among prompts is written by none: zeros
+        # stay numbers, what memory holds may not.
+        mixed = x.new_zeros((x.shape[0], config.head_count, config.head_dim))
         for index, layer in enumerate(layers):
-            mixed = self._attended(index, layer, normed, angles, rows, pool)
-            normed = self._joined(x, layer.output(mixed), layer.mlp_norm)
+            self._attend(index, layer, normed, angles, rows, pool, mixed)
+            normed = self._joined(x, layer.output(mixed.flatten(1)), layer.mlp_norm)
             gated = self._silu_mul(layer.gate_up(normed))
             last = index + 1 == len(layers)
             next_norm = self.weights.norm if last else layers[index + 1].attention_norm
@@ -70,7 +73,7 @@ class DeviceForward:
     def _joined(self, x: Tensor, addend: Tensor, norm: Tensor) -> Tensor:
         return self._add_rms_norm(x, addend, norm, self.config.norm_epsilon)
 
-    def _attended(
+    def _attend(
         self,
         index: int,
         layer: DeviceLayer,
@@ -78,19 +81,18 @@ class DeviceForward:
         angles: tuple[Tensor, Tensor],
         rows: DeviceRows,
         pool: KvPool,
-    ) -> Tensor:
-        """[T, heads * head_dim]: K and V written, q attending to what is in the pages."""
+        mixed: Tensor,
+    ) -> None:
+        """K and V written, q attending to what is in the pages: ``mixed`` [T, heads, head_dim]."""
         config, count = self.config, normed.shape[0]
         joined = layer.qkv(normed).view(count, -1, config.head_dim)
         self._rope_kv_write(
             joined, angles, pool, index, rows.batch.slots, layer.norms, config.norm_epsilon
         )
         q, scale = joined[:, : config.head_count], config.attention_scale
-        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
         for own in rows.alone:
             self._paged_attention(
                 q[own.part], pool, index, own.batch, scale, mixed[own.part], spans=own.spans
             )
         if len(rows.blocks):
             self._paged_prefill(q, pool, index, rows.batch, scale, mixed, blocks=rows.blocks)
-        return mixed.view(count, config.query_size)

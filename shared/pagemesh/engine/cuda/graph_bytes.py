@@ -17,7 +17,8 @@ PROMPTS_MAX = 16
 STATES_BYTES_MAX = 128 << 20
 """What attention may keep of a launch's spans until they are merged."""
 _GRAPH_BYTES = 2 << 20
-"""Of a graph's own, for its kernels and their arguments: assumed, not measured."""
+"""Of a graph's own, for its kernels and their arguments: the most that one may take. On an H100 45
+of a model of 24 layers took 66 MiB with all that they share."""
 _LAYER_ROWS = 16
 """Rows as wide as the hidden state that are alive at once in a layer, its MLP's included: about
 what the widest of the families that we know have."""

@@ -6,8 +6,6 @@
 The descriptor travels over a Unix socket. It holds the memory by itself: whoever keeps it open
 keeps the pages, also when the process that made them is gone, which is what a pool must
 outlive. (CUDA's older IPC handles free the memory with its maker, so they are not used.)
-
-Unrun on a GPU: written from the driver's documentation.
 """
 
 from __future__ import annotations
