@@ -145,7 +145,7 @@ def test_rows_of_prompts_begin_where_a_graph_has_room_for_them() -> None:
     order = np.array([5, 6, 0, 1, 2, 3, 4])
     split = StepRows(order, (Launch(0, 2, 1),), np.array([[2, 7]], np.int32))
     bucket = bucket_of(2, 1, 5)
-    assert bucket == Bucket(8, 1, 16)
+    assert bucket == Bucket(8, 4, 16)
     shape = bucket.shape(4, 64)
     words = torch.from_numpy(pack(shape, tokens, batch, wanted, split, room=bucket.rows))
     got = unpack(shape, words, bucket.launches)
@@ -156,7 +156,7 @@ def test_rows_of_prompts_begin_where_a_graph_has_room_for_them() -> None:
     assert set(got.batch.slots.tolist()[2:8] + got.batch.slots.tolist()[13:]) == {-1}
     assert got.blocks.tolist() == [[8, 13], *[[0, 0]] * (shape.blocks - 1)]
     assert got.wanted.tolist()[:3] == [12, 0, 1]
-    assert [(one.part, one.spans) for one in got.alone] == [(slice(0, 8), 1)]
+    assert [(one.part, one.spans) for one in got.alone] == [(slice(0, 8), 4)]
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])

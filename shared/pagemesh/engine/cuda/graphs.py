@@ -40,7 +40,11 @@ _WARM_UP_RUNS = 2
 _COMMON_ROWS_MAX = 64
 _COMMON_SPANS = (1, 4, 16)
 _CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, CHUNK_ROWS_MAX)
-"""Rows of prompts that graphs are captured for: a third of them at most, or 15, are padding."""
+"""Rows of prompts alone that graphs are captured for: a third at most, or 15, are padding."""
+_CHUNKS_BESIDE = (16, 64, 128, 256, 512, CHUNK_ROWS_MAX)
+_SPANS_BESIDE_MIN = 4
+"""Beside others they are fewer: most come up when somebody waits, and to capture one takes longer
+than all that its padding will."""
 _log = get_logger(__name__)
 
 Tensor = torch.Tensor
@@ -80,16 +84,19 @@ def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
     """The smallest bucket that holds a step, None when no graph is worth it.
 
     Without prompts rows go by powers of two up to 8, by eights up to 64 and by sixteens above, so
-    that at most half of them, or 15, are padding; beside prompts by powers of two from 8 on.
-    ``spans`` are coarse already (``launches.SPANS_STEPS``).
+    that at most half of them, or 15, are padding; beside prompts by powers of two from 8 on, and
+    prompts in fewer steps. ``spans`` are coarse already (``launches.SPANS_STEPS``).
     """
     if rows + chunk < 1 or rows > ROWS_MAX or chunk > CHUNK_ROWS_MAX:
         return None
+    if chunk and not rows:
+        return Bucket(0, 1, _CHUNKS[bisect.bisect_left(_CHUNKS, chunk)])
     if chunk:
-        chunk = _CHUNKS[bisect.bisect_left(_CHUNKS, chunk)]
-        if not rows:
-            return Bucket(0, 1, chunk)
-        return Bucket(max(1 << (rows - 1).bit_length(), ROWS_BESIDE_MIN), spans, chunk)
+        return Bucket(
+            max(1 << (rows - 1).bit_length(), ROWS_BESIDE_MIN),
+            max(spans, _SPANS_BESIDE_MIN),
+            _CHUNKS_BESIDE[bisect.bisect_left(_CHUNKS_BESIDE, chunk)],
+        )
     if rows <= 8:
         return Bucket(1 << (rows - 1).bit_length(), spans)
     step = 8 if rows <= 64 else 16
