@@ -76,7 +76,7 @@ def test_attention_loads_k_and_v_eight_elements_at_a_time(
     """A K that is loaded element by element was a mask or a page number that the compiler
     could not see through: eight times the instructions, and no copy ahead of time."""
     found = {kernel.case: kernel for kernel in compiled[1] if kernel.kernel == "_attend_span"}
-    tile_loads = 128 * 64 // (8 * 4 * 32)  # elements of K, or of V, over those of a load
+    tile_loads = 128 * 32 // (8 * 2 * 32)  # elements of K, or of V, over those of a load
     assert found["decode, bfloat16"].wide_loads >= 2 * tile_loads
     assert found["decode, int8"].half_wide_loads >= 2 * tile_loads
 

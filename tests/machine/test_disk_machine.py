@@ -10,7 +10,7 @@ still may do so long after the pager that asked has died.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 from hypothesis import strategies as st
@@ -48,6 +48,15 @@ STAGED_LIMITS = replace(LIMITS, staged_bytes_max=2 << 12)
 """Of what leaves at once more than fits may have to wait to be written."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """``contexts``: what a page held when its bytes were taken; ``age``: how often its root had
+    been invalidated by then."""
+
+    contexts: list[Context | None]
+    age: int
+
+
 class MachineDisk(Evicting, DiskRig):
     """Keeps what pages held when they were stored, and gives it back."""
 
@@ -58,10 +67,10 @@ class MachineDisk(Evicting, DiskRig):
     """What there was to be forgotten when it began to open: it reads that first."""
 
     def __init__(self) -> None:
-        self.copied: dict[int, list[Context | None]] = {}
-        """By slot: what the page held when its bytes were taken."""
-        self.lives: dict[int, int] = {}
-        """By slot: how often its root had been invalidated by then."""
+        self.copied: dict[int, Copied] = {}
+        """What is in each slot."""
+        self.staged: dict[int, Copied] = {}
+        """What is to be written to it: lost, unlike what is there already, with the pager."""
         super().__init__(PAGES, SLOTS, limits=STAGED_LIMITS)
 
     def evict_by(self, eviction: str) -> None:
@@ -82,25 +91,40 @@ class MachineDisk(Evicting, DiskRig):
     def perform(self, command: Command) -> None:
         if isinstance(command, StorePages):
             assert self.memory is not None
+            age = self.memory.ages.get(command.root, 0)
             for page, slot in zip(table_of(command.pages).tolist(), command.slots, strict=True):
-                self.lives[slot] = self.memory.ages.get(command.root, 0)
-                self.copied[slot] = [self.memory.read([page], at) for at in range(PAGE_SIZE)]
-                ages = {context[1] for context in self.copied[slot] if context is not None}
-                assert ages == {self.lives[slot]}, "it is stored after it was invalidated"
+                held = [self.memory.read([page], at) for at in range(PAGE_SIZE)]
+                self.staged[slot] = Copied(held, age)
+                ages = {context[1] for context in held if context is not None}
+                assert ages == {age}, "it is stored after it was invalidated"
         elif isinstance(command, LoadPages):
             assert self.memory is not None
-            lives = {self.lives[slot] for slot in command.slots}
-            assert lives == {self.memory.ages.get(command.root, 0)}, "it was invalidated"
+            ages = {self.held(slot).age for slot in command.slots}
+            assert ages == {self.memory.ages.get(command.root, 0)}, "it was invalidated"
         elif isinstance(command, ForgetSlots):
             writing = {slot for store in self.stores for slot in store.slots}
             assert not writing & set(command.slots), "it would be there again"
         super().perform(command)
 
+    def held(self, slot: int) -> Copied:
+        """What a read of ``slot`` gives."""
+        return self.staged.get(slot) or self.copied[slot]
+
+    def write(self, *, dies: bool = False) -> None:
+        for store in self.stores:
+            self.copied |= {slot: self.staged.pop(slot) for slot in store.slots}
+        super().write(dies=dies)
+
+    def forget_writes(self) -> None:
+        """What had not been written is lost."""
+        self.stores = []
+        self.staged.clear()
+
     def read(self, load: LoadPages, good: int) -> None:
         """The first ``good`` pages are read, and one more that is damaged."""
         assert self.memory is not None
         for page, slot in list(zip(table_of(load.pages).tolist(), load.slots, strict=True))[:good]:
-            for at, context in enumerate(self.copied[slot]):
+            for at, context in enumerate(self.held(slot).contexts):
                 assert context is not None, "a page was stored that was not full"
                 self.memory.write([page], at, context, load.mover)
         bad = load.slots[good] if good < len(load.slots) else None
@@ -109,17 +133,21 @@ class MachineDisk(Evicting, DiskRig):
     def lose(self) -> None:
         """The bytes of what was last to be stored cannot be had."""
         slots = self.stores.pop().slots
+        for slot in slots:
+            del self.staged[slot]
         self.handle(PagesNotTaken(slots))
 
     def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
         """What the disk had not written yet is lost; what it was reading, it reads no more."""
-        self.stores, self.loads = [], []
+        self.forget_writes()
+        self.loads = []
         super().restart(holders, after_ms)
         self.begin_to_open()
 
     def lose_all_but_the_disk(self) -> None:
         """The machine was switched off; its next pager makes a new pool."""
-        self.stores, self.loads = [], []
+        self.forget_writes()
+        self.loads = []
         self.epoch += 1
         self.headers = blank(self.page_count, self.page_size)
         self.words[:] = 0
@@ -178,7 +206,7 @@ class DiskMachine(PagerMachine):
     @rule(pick=picks)
     def disk_fails(self, pick: int) -> None:
         if pick % 16 == 0:
-            self.rig.stores = []
+            self.rig.forget_writes()
             self.rig.fail()
             self.pass_on()
 

@@ -1,4 +1,4 @@
-"""Captured decode steps, streams and locks of a GPU, over a CUDA that only plays its part."""
+"""Captured steps, streams and locks of a GPU, over a CUDA that only plays its part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tests.unit.engine.harness import Pages, load_decoder, some_tokens
 from tests.unit.engine.models import VOCAB
 from tests.unit.engine.test_cuda_decoder import TOLERANCE, device_weights, rows_of, save_small
 
-from pagemesh.engine.cuda import driver, memory
+from pagemesh.engine.cuda import driver, launches, memory
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.device import CudaMaker, GpuDevice
-from pagemesh.engine.cuda.graphs import Bucket
+from pagemesh.engine.cuda.graph_bytes import PROMPTS_MAX
+from pagemesh.engine.cuda.graphs import Bucket, StepGraphs
 from pagemesh.engine.cuda.memory import DeviceMemory
 from pagemesh.engine.forward import Decoder
 from pagemesh.kernels.ops import KvPool
@@ -109,7 +110,7 @@ def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
         [(20, 1), (0, 9), (0, 5)],  # beside an answer
         [(21, 1), (9, 2), (5, 30)],  # a short rest goes by itself
         [(22, 1), (11, 1), (35, 6)],  # captured before
-        [(23, 4), (12, 7)],  # prompts alone, captured before
+        [(23, 4), (12, 7)],  # prompts alone, fewer
     ]
     assert mixed_steps(cpu, device, twin, steps) < TOLERANCE
     assert [len(graph.calls) for graph in cuda.graphs] == [1] * 4
@@ -117,6 +118,58 @@ def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
         "more rows than the worker takes"
     )
     assert len(cuda.graphs) == 4
+
+
+def test_a_chunk_of_which_nothing_is_wanted_is_replayed_and_gives_nothing(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    device = CudaDecoder(
+        decoder.config, device_weights(tmp_path / "model", decoder), with_graphs=True
+    )
+    table, none = Pages(pool).table(64), torch.empty(0, dtype=torch.int64)
+    tokens, batch, every = rows_of(pool, [(table, some_tokens(9, vocab=VOCAB, seed=1), 0)])
+    decoder.hidden(tokens, batch, every, pool)
+    hidden, logits = device.step(tokens, batch, none, twin, logits=True)
+    assert logits is not None and len(hidden) == len(logits) == 0
+    hidden, logits = device.step(tokens, batch, every[-1:], twin, logits=False)
+    assert logits is None and len(hidden) == 1 and len(cuda.graphs) == 1
+    written = pool.memory.view(torch.float32), twin.memory.view(torch.float32)
+    torch.testing.assert_close(written[1], written[0], rtol=1e-3, atol=1e-3)
+
+
+def test_what_no_graph_has_room_for_goes_without_one(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, pool = cpu
+    device = CudaDecoder(
+        decoder.config, device_weights(tmp_path / "model", decoder), with_graphs=True
+    )
+    captured: list[Bucket] = []
+    monkeypatch.setattr(StepGraphs, "step_for", lambda _self, bucket: captured.append(bucket))
+    device._use(pool)
+    pages = Pages(pool)
+
+    def graph_of(parts: list[tuple[int, int]], wanted_count: int) -> list[Bucket]:
+        """Of sequences with so many tokens from a place on."""
+        captured.clear()
+        own = [
+            (pages.table(48), some_tokens(count, vocab=VOCAB, seed=1), start)
+            for start, count in parts
+        ]
+        _, batch, _ = rows_of(pool, own)
+        device._graph_of(batch, wanted_count, device._split(batch))
+        return list(captured)
+
+    assert graph_of([(40, 1), (0, 5)], 2) == [Bucket(8, 4, 16)]
+    assert graph_of([(0, 40)], PROMPTS_MAX) == [Bucket(0, 1, 48)]
+    assert graph_of([(0, 40)], PROMPTS_MAX + 1) == [], "more are wanted than it gives"
+    assert graph_of([(0, 4)] * (PROMPTS_MAX + 1), 1) == [], "more prompts than it takes"
+    monkeypatch.setattr(launches, "STATES_BYTES_MAX", 8 * 4 * device._span_bytes - 1)
+    assert graph_of([(40, 1), (0, 5)], 2) == [], "its padding would take too much"
+    device._table_pages_max = 0
+    assert graph_of([(0, 40)], 1) == [], "longer page tables than there is room for"
 
 
 def test_a_prompt_that_is_scored_goes_without_a_graph(

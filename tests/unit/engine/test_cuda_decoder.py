@@ -147,7 +147,7 @@ def test_rows_of_prompts_begin_where_a_graph_has_room_for_them() -> None:
     bucket = bucket_of(2, 1, 5)
     assert bucket == Bucket(8, 4, 16)
     shape = bucket.shape(4, 64)
-    words = torch.from_numpy(pack(shape, tokens, batch, wanted, split, room=bucket.rows))
+    words = torch.from_numpy(pack(shape, tokens, batch, wanted, split, prompts_from=bucket.rows))
     got = unpack(shape, words, bucket.launches)
     assert got.tokens.tolist() == [15, 16, *[0] * 6, *range(10, 15), *[0] * 11]
     assert got.batch.row_position.tolist() == [9, 4, *[-1] * 6, *range(5), *[-1] * 11]

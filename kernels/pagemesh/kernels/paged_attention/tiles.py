@@ -3,9 +3,10 @@
 What bounds them is what a thread holds: a row's queries, its mixed values, and the K and V at
 hand have 255 registers, and blocks on their way have 163 KB of shared memory on sm_80. They are
 chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
-(``tests/kernels/compiled_attention.py``). Of those, ``half`` up to 128 wide, and of decode up to
-256, are the fastest of 27 or 36 on an H100, over codes the fastest but for a hundredth that spills
-on neither (``ops.bench.gpu_tiles``); the others were not compared.
+(``tests/kernels/compiled_attention.py``). On an H100 27 or 36 were timed (``ops.bench.gpu_tiles``)
+for bfloat16 queries, four to a KV head: of decode over bfloat16 64 to 256 wide and over codes 128
+wide, of prompts over bfloat16 64 and 128 wide and over int8 128 wide. These are the fastest, or
+within a hundredth of it where that spills on sm_80; the others were not compared.
 
 How products are taken follows from the types, and bounds them most:
 
@@ -77,10 +78,11 @@ _PREFILL: dict[Product, tuple[Tile, ...]] = {
         Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
     ),
 }  # fmt: skip
-_PREFILL_CODES: tuple[Tile, ...] = (
-    Tile(128, 32, 8, 3), Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2),
-)  # fmt: skip
-"""``half`` over codes, which become numbers in registers: the fewer programs, the fewer times."""
+_PREFILL_CODES: dict[Product, tuple[Tile, ...]] = {
+    "half": (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
+    "tf32x2": _PREFILL["tf32x2"],
+}
+"""Codes become numbers in registers: the fewer programs take them, the fewer times."""
 
 
 def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
@@ -100,7 +102,8 @@ def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m
 
 def prefill_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
     """For chunks of rows."""
-    return _fitted(_PREFILL, queries, layout, group, has_e4m3)
+    tiles = _PREFILL_CODES if layout.is_scaled else _PREFILL
+    return _fitted(tiles, queries, layout, group, has_e4m3)
 
 
 def _fitted(
@@ -113,14 +116,12 @@ def _fitted(
     width = bisect.bisect_left(WIDTHS, layout.head_dim)
     product = product_of(queries, layout.dtype)
     tile = tiles[product][width]
-    if product == "half" and layout.is_scaled and tiles is _PREFILL:
-        tile = _PREFILL_CODES[width]
     by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
     if by_arithmetic or (layout.is_scaled and width >= _WIDE):
         # Codes and what they stand for are in registers at once.
-        block = 16 if width > _WIDE and tiles is _PREFILL else 32
+        block = 16 if width > _WIDE and tiles is not _DECODE else 32
         tile = replace(tile, block=min(tile.block, block))
-    if product == "half" and queries is torch.float32 and tiles is _PREFILL:
+    if product == "half" and queries is torch.float32 and tiles is not _DECODE:
         tile = replace(tile, block=32)  # they come in, and go out, at twice the size
     rows = max(tile.rows, 1 << (group - 1).bit_length())
     if rows > tile.rows and product in ("tf32x2", "tf32x3"):

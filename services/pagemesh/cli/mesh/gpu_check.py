@@ -82,7 +82,7 @@ def check_gpu_room(
     weights: Weights | None,
     worker_count: int,
 ) -> None:
-    """Whether the pool fits beside the weights of ``worker_count`` workers and what their decode
+    """Whether the pool fits beside the weights of ``worker_count`` workers and what their
     steps take as CUDA graphs. ``model``: its config.json; ``weights``: as each worker keeps them,
     None when nothing says how large they are. Raises ``ConfigError``."""
     own = decoder_part(model)
@@ -101,7 +101,7 @@ def check_gpu_room(
     raise ConfigError(
         f"PAGEMESH_POOL_BYTES={pool} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; beside the "
         f"pool it has to hold {shown_binary(weights_bytes)} of weights and up to "
-        f"{shown_binary(graphs)} of decode steps {each}; lower it, or use fewer workers"
+        f"{shown_binary(graphs)} of captured steps {each}; lower it, or use fewer workers"
     )
 
 

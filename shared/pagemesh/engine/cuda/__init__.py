@@ -4,11 +4,11 @@
     rows       a step's rows in one transfer, padded to a bucket where a graph wants that
     launches   which rows attend by themselves, and which by blocks
     forward    the forward pass
-    graphs     decode steps captured once per bucket, replayed (graph_bytes: what they take)
+    graphs     steps captured once per bucket, replayed (graph_bytes: what they take)
     decoder    ``step`` and ``logits``, as ``engine.forward.Decoder`` has them
     toolchain  what Triton needs of a machine
     driver, memory   device memory that several processes map
 
 Nothing here touches CUDA at import. What can run on a CPU (all but graphs and memory) is tested
-there, through Triton's interpreter; none of it has run on a GPU yet.
+there, through Triton's interpreter; all of it has run on an H100 (``ops.bench.gpu``).
 """

@@ -28,6 +28,7 @@ from pagemesh.engine.cuda.launches import (
     SPANS_STEPS,
     Launch,
     StepRows,
+    is_small_enough,
     split_rows,
 )
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
@@ -61,6 +62,7 @@ class CudaDecoder:
 
         self._span_tokens, self._row_blocks = SPAN_TOKENS, row_blocks
         self._block_rows = block_rows(config.head_count // config.kv_head_count)
+        self._span_bytes = 4 * config.head_count * (config.head_dim + 1)
         self.config = config
         self._forward = DeviceForward(config, weights)
         self._pool: KvPool | None = None
@@ -87,8 +89,10 @@ class CudaDecoder:
         split = self._split(batch)
         found = self._graph_of(batch, len(wanted), split)
         if found is not None:
-            shape, room, captured = found
-            padded = self._staged(pack(shape, tokens, batch, wanted, split, room=room))
+            shape, prompts_from, captured = found
+            padded = self._staged(
+                pack(shape, tokens, batch, wanted, split, prompts_from=prompts_from)
+            )
             hidden, all_logits = captured(padded, len(wanted))
             return hidden, all_logits if logits else None
         shape = exact_shape(batch, len(wanted), len(split.blocks))
@@ -139,11 +143,10 @@ class CudaDecoder:
         )
 
     def _split(self, batch: RaggedBatch) -> StepRows:
-        config = self.config
         return split_rows(
             batch,
             span_tokens=self._span_tokens,
-            span_bytes=4 * config.head_count * (config.head_dim + 1),
+            span_bytes=self._span_bytes,
             blocks_of=self._blocks_of,
         )
 
@@ -187,6 +190,10 @@ class CudaDecoder:
         bucket = bucket_of(alone, spans, batch.rows - alone)
         if bucket is None or alone > self._graph_rows_max:
             return None
+        if bucket.chunk and not all(
+            is_small_enough(launch, alone, self._span_bytes) for launch in bucket.launches
+        ):
+            return None  # long contexts, padded to more rows than there are
         pages = batch.tables.shape[0]
         shape = bucket.shape(pages, self._block_rows)
         if (

@@ -7,10 +7,10 @@ a GPU's, and the same kernels in Triton's interpreter. It is for tests, and very
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pagemesh.engine import sampler
 from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda import sampler as device_sampler
-from pagemesh.engine.cuda.memory import DeviceMemory
+from pagemesh.engine.cuda.memory import DeviceMemory, enter_context
 from pagemesh.engine.device_memory import HostMemory, MappedMemory, MemoryMaker
 from pagemesh.engine.worker.plan import Drawn, Sample, TokenScores
 from pagemesh.kernels.ops import KvPool
@@ -91,21 +91,24 @@ class CudaMaker:
 
     def pin(self, memory: torch.Tensor) -> Callable[[], None]:
         """See ``MemoryMaker``. Where the driver refuses, copies go through memory of its own."""
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = memory.data_ptr()
+        # Through the driver: the runtime would keep an error for whoever asks it next.
+        address = ctypes.c_void_p(memory.data_ptr())
         with driver.WHOLE_DEVICE:
-            refused = int(runtime.cudaHostRegister(address, memory.numel(), 0))
-        if refused:
-            _log.warning(
-                "worker.staging_not_pinned", error=refused, bytes=memory.numel(),
-                why="the driver refused to pin memory that pages are copied through",
-                remedy="none is needed; copies take longer",
-            )  # fmt: skip
-            return _nothing
+            enter_context(self._index)
+            try:
+                size = ctypes.c_size_t(memory.numel())
+                driver.call("cuMemHostRegister_v2", address, size, ctypes.c_uint(0))
+            except RuntimeError as error:
+                _log.warning(
+                    "worker.staging_not_pinned", why=str(error), bytes=memory.numel(),
+                    remedy="none is needed; pages take longer to leave the device and to come back",
+                )  # fmt: skip
+                return _nothing
 
         def unpin() -> None:
             with driver.WHOLE_DEVICE:
-                runtime.cudaHostUnregister(address)
+                enter_context(self._index)
+                driver.call("cuMemHostUnregister", address)
 
         return unpin
 

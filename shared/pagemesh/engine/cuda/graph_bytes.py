@@ -10,16 +10,17 @@ ROWS_MAX = 256
 """Of a step that is captured, by themselves."""
 ROWS_BESIDE_MIN = 8
 """What a step that has prompts too is captured for at least."""
-CHUNK_ROWS_MAX = 1024
-"""Of prompts in a step that is captured: more keep a device busy while the host launches them."""
+CHUNK_ROWS_MAX = 768
+"""Of prompts in a step that is captured: more are in none by default, and keep a device busy while
+the host launches them."""
 PROMPTS_MAX = 16
 """Prompts in a step that is captured."""
 STATES_BYTES_MAX = 128 << 20
 """What attention may keep of a launch's spans until they are merged."""
 _GRAPH_BYTES = 2 << 20
-"""Of a graph's own, for its kernels and their arguments: the most that one may take. On an H100 45
-of a model of 24 layers took 66 MiB with all that they share."""
-_LAYER_ROWS = 16
+"""Of a graph's own, for its kernels and their arguments: assumed. On an H100 45 of a model of 24
+layers took 66 MiB with all that they share."""
+_LAYER_ROWS = 21
 """Rows as wide as the hidden state that are alive at once in a layer, its MLP's included: about
 what the widest of the families that we know have."""
 
@@ -41,5 +42,6 @@ def graph_bytes_max(
     """
     rows = rows_held(sequence_count_max)
     logits = (rows + PROMPTS_MAX) * vocab_tokens * (4 + item_bytes)
-    activations = (rows + CHUNK_ROWS_MAX) * hidden_size * item_bytes * _LAYER_ROWS
+    # Twice: graphs have memory of their own, and what is tried before a capture takes as much.
+    activations = 2 * (rows + CHUNK_ROWS_MAX) * hidden_size * item_bytes * _LAYER_ROWS
     return logits + activations + STATES_BYTES_MAX + GRAPH_COUNT_MAX * _GRAPH_BYTES

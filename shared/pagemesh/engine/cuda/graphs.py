@@ -39,12 +39,12 @@ capture one takes as long as some ten steps save by it."""
 _WARM_UP_RUNS = 2
 _COMMON_ROWS_MAX = 64
 _COMMON_SPANS = (1, 4, 16)
-_CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, CHUNK_ROWS_MAX)
+_CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, CHUNK_ROWS_MAX)
 """Rows of prompts alone that graphs are captured for: a third at most, or 15, are padding."""
 _CHUNKS_BESIDE = (16, 64, 128, 256, 512, CHUNK_ROWS_MAX)
+"""The same beside rows by themselves. They are fewer, as their spans are, since such steps come in
+many combinations, most of them seldom, and each is captured while somebody waits."""
 _SPANS_BESIDE_MIN = 4
-"""Beside others they are fewer: most come up when somebody waits, and to capture one takes longer
-than all that its padding will."""
 _log = get_logger(__name__)
 
 Tensor = torch.Tensor
@@ -104,15 +104,15 @@ def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
 
 
 def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
-    """Those that most steps are of, the smallest first, and single prompts; none for more rows or
-    spans than that."""
+    """Those that most steps are of; none for more rows or spans than that. Prompts come first and
+    the largest of them before all, in whose memory the others find room."""
     found: dict[Bucket, None] = {}
     for rows in range(1, min(rows_max, _COMMON_ROWS_MAX) + 1):
         for spans in _COMMON_SPANS:
             bucket = bucket_of(rows, spans)
             if bucket is not None and spans < 4 * spans_max:
                 found[bucket] = None
-    return [*found, *(Bucket(0, 1, chunk) for chunk in _CHUNKS)]
+    return [*(Bucket(0, 1, chunk) for chunk in reversed(_CHUNKS)), *found]
 
 
 def warn_of_memory(graph_count: int) -> None:

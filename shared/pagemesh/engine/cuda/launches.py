@@ -105,6 +105,12 @@ def _fits(launch: Launch, needed: int, span_bytes: int) -> bool:
     return is_small and launch.room - needed <= IDLE_SPANS_MAX
 
 
+def is_small_enough(launch: Launch, row_count: int, span_bytes: int) -> bool:
+    """Whether a launch that ``row_count`` of its rows were padded to is still within the limits."""
+    idle = launch.room - row_count
+    return launch.room * span_bytes <= STATES_BYTES_MAX and idle <= IDLE_SPANS_MAX
+
+
 def _cut(needs: I64, span_bytes: int) -> tuple[Launch, ...]:
     """Launches over rows that need so many spans each, falling."""
     sums = np.concatenate(([0], np.cumsum(needs)))

@@ -118,6 +118,13 @@ class _Region:
         }  # fmt: skip
 
 
+def enter_context(device_index: int) -> None:
+    """Have this thread's calls of the driver go to torch's context. Raises ``ConfigError`` without
+    a driver."""
+    driver.library()  # before torch looks for a device: says so in one line where there is none
+    torch.zeros(1, device=f"cuda:{device_index}")
+
+
 def rounded_up(size_bytes: int, granularity_bytes: int) -> int:
     """The smallest multiple of ``granularity_bytes`` that holds ``size_bytes``."""
     return -(-size_bytes // granularity_bytes) * granularity_bytes
@@ -137,8 +144,7 @@ def _properties(device_index: int) -> driver.AllocationProperties:
 
 def _granularity_bytes(device_index: int) -> int:
     found = ctypes.c_size_t()
-    driver.library()  # before torch looks for a device: says so in one line where there is none
-    torch.zeros(1, device=f"cuda:{device_index}")  # torch's context is the one to map in
+    enter_context(device_index)
     driver.call(
         "cuMemGetAllocationGranularity", ctypes.byref(found),
         ctypes.byref(_properties(device_index)), ctypes.c_int(driver.GRANULARITY_RECOMMENDED),

@@ -107,10 +107,11 @@ def pack(
     wanted: torch.Tensor,
     split: StepRows,
     *,
-    room: int = 0,
+    prompts_from: int | None = None,
 ) -> I32:
     """int32 ``[shape.words]``, on the host. ``tokens``: int64 [rows]; ``wanted``: int64 [n], rows
-    of the batch; ``room``: where rows of prompts begin, behind those by themselves and padding.
+    of the batch; ``prompts_from``: the row of the step at which those of prompts begin, behind
+    those by themselves and padding; None: right behind them.
 
     Raises ``ValueError`` when the step does not fit into ``shape``.
     """
@@ -123,7 +124,7 @@ def pack(
         )
         at = np.argsort(order)[at]
     blocks, alone = split.blocks, split.alone_count
-    gap = max(room - alone, 0)
+    gap = prompts_from - alone if prompts_from is not None and len(blocks) else 0
     if gap:
         at = np.where(at < alone, at, at + gap)
         blocks = blocks + gap
