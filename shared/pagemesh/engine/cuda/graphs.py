@@ -119,7 +119,7 @@ def warn_of_memory(graph_count: int) -> None:
     """There are so many graphs, and no memory for more."""
     _log.warning(
         "worker.graphs_limited", graphs=graph_count,
-        why="the device has no memory for another; decode steps without one take longer",
+        why="the device has no memory for another; steps without one take longer",
         remedy="lower PAGEMESH_POOL_BYTES, or PAGEMESH_SEQUENCE_COUNT_MAX",
     )  # fmt: skip
 
