@@ -43,10 +43,11 @@ typedef struct {
   uint64_t until_ms;  // until when committed pages are kept; 0: there is no end
   uint32_t one_extent[2];  // first page, page count
 } PmHeaderRun;
-// Writes the headers of `extents`, pairs of (first page, page count), or of the run's own where they
-// are null (so in the next two calls), one after the other: INVALID, body, check word, state
-// (release). `sequences`: one a page, or null. `tokens`: token_count a page. Returns 0; -1 when the tokens do not fit; 1 + the index of the first extent
-// that is not in the pool. Then nothing is written.
+// Writes the headers of `extents`, pairs of (first page, page count), or of the run's own where
+// they are null (so in the next two calls), one after the other: INVALID, body, check word, state
+// (release). `sequences`: one a page, or null. `tokens`: token_count a page. Returns 0; -1 when the
+// tokens do not fit; 1 + the index of the first extent that is not in the pool. Then nothing is
+// written.
 long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                       const uint64_t* sequences, const uint32_t* tokens);
 // The same for state words alone (release). Bodies stay, but for the tokens of what is kept until

@@ -38,41 +38,7 @@ def cpu(tmp_path: Path) -> tuple[Decoder, KvPool]:
     return load_decoder(tmp_path / "model", deterministic=False)
 
 
-def decode_steps(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
-                 starts: list[list[int]]) -> float:  # fmt: skip
-    """Steps of single tokens on both; the largest difference of logits, by the widest."""
-    decoder, own_pool = cpu
-    pages = Pages(own_pool)
-    tables = [pages.table(64) for _ in range(max(map(len, starts)))]
-    worst = 0.0
-    for step, own in enumerate(starts):
-        parts = [
-            (table, some_tokens(1, vocab=VOCAB, seed=100 * step + start), start)
-            for table, start in zip(tables, own, strict=False)
-        ]
-        tokens, batch, wanted = rows_of(own_pool, parts)
-        expected = decoder.logits(decoder.hidden(tokens, batch, wanted, own_pool))
-        _, got = device.step(tokens, batch, wanted, pool, logits=True)
-        assert got is not None and got.shape == expected.shape
-        worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
-    return worst
-
-
-def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_cpu(
-    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
-) -> None:
-    decoder, pool = cpu
-    pool.memory.view(torch.float32).normal_()
-    twin = KvPool(pool.layout, pool.memory.numpy().copy())
-    weights = device_weights(tmp_path / "model", decoder)
-    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=3)
-    starts = [[5, 40, 17], [6, 41, 18], [50], [7, 42], [8, 43, 19]]
-    assert decode_steps(cpu, device, twin, starts) < TOLERANCE
-    assert len(cuda.graphs) == 3, "of 1, 2 and 4 rows, each captured once"
-    assert cuda.made == [cuda.streams[0]] and len({id(one) for one in cuda.streams}) == 1
-
-
-def mixed_steps(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
+def steps_apart(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
                 steps: list[list[tuple[int, int]]]) -> float:  # fmt: skip
     """Steps of (start, tokens) by sequence on both; the largest difference of logits and of what
     is in the pages, by the widest."""
@@ -97,6 +63,31 @@ def mixed_steps(cpu: tuple[Decoder, KvPool], device: CudaDecoder, pool: KvPool,
     return max(worst, float((written[0] - written[1]).abs().max() / written[0].abs().max()))
 
 
+def answers(*starts: int) -> list[tuple[int, int]]:
+    """A token each, at those positions."""
+    return [(start, 1) for start in starts]
+
+
+def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_cpu(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+) -> None:
+    decoder, pool = cpu
+    pool.memory.view(torch.float32).normal_()
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=3)
+    steps = [
+        answers(5, 40, 17),
+        answers(6, 41, 18),
+        answers(50),
+        answers(7, 42),
+        answers(8, 43, 19),
+    ]
+    assert steps_apart(cpu, device, twin, steps) < TOLERANCE
+    assert len(cuda.graphs) == 3, "of 1, 2 and 4 rows, each captured once"
+    assert cuda.made == [cuda.streams[0]] and len({id(one) for one in cuda.streams}) == 1
+
+
 def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
     cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
 ) -> None:
@@ -112,9 +103,9 @@ def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
         [(22, 1), (11, 1), (35, 6)],  # captured before
         [(23, 4), (12, 7)],  # prompts alone, fewer
     ]
-    assert mixed_steps(cpu, device, twin, steps) < TOLERANCE
+    assert steps_apart(cpu, device, twin, steps) < TOLERANCE
     assert [len(graph.calls) for graph in cuda.graphs] == [1] * 4
-    assert mixed_steps(cpu, device, twin, [[(0, 1)] * 5 + [(0, 5)]]) < TOLERANCE, (
+    assert steps_apart(cpu, device, twin, [[(0, 1)] * 5 + [(0, 5)]]) < TOLERANCE, (
         "more rows than the worker takes"
     )
     assert len(cuda.graphs) == 4
@@ -194,7 +185,7 @@ def test_steps_of_more_rows_than_a_worker_takes_go_without_a_graph(
     twin = KvPool(pool.layout, pool.memory.numpy().copy())
     weights = device_weights(tmp_path / "model", decoder)
     device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=2)
-    assert decode_steps(cpu, device, twin, [[5, 40, 17]]) < TOLERANCE
+    assert steps_apart(cpu, device, twin, [answers(5, 40, 17)]) < TOLERANCE
     assert cuda.graphs == []
 
 
@@ -213,7 +204,7 @@ def test_common_graphs_are_captured_with_the_first_pool_and_touch_none_of_its_pa
     assert len(cuda.graphs) == 2
     assert torch.equal(pool.memory, before)
     twin = KvPool(pool.layout, pool.memory.numpy().copy())
-    assert decode_steps(cpu, device, pool, [[5], [6, 8]]) < TOLERANCE
+    assert steps_apart(cpu, device, pool, [answers(5), answers(6, 8)]) < TOLERANCE
     assert len(cuda.graphs) == 2, "both were there"
     device.prepare(twin)
     assert len(cuda.graphs) == 2, "with a later pool answers may be waiting"
@@ -232,7 +223,7 @@ def test_without_memory_for_what_graphs_share_steps_go_on_without_any(
 
     monkeypatch.setattr("pagemesh.engine.cuda.decoder.GraphMemory", full)
     device.prepare(twin)
-    assert decode_steps(cpu, device, twin, [[5, 40]]) < TOLERANCE
+    assert steps_apart(cpu, device, twin, [answers(5, 40)]) < TOLERANCE
     assert cuda.graphs == []
 
 

@@ -71,17 +71,16 @@ _DECODE: dict[Product, tuple[Tile, ...]] = {
 _PREFILL: dict[Product, tuple[Tile, ...]] = {
     "half": (Tile(64, 32, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
     "tf32": (Tile(128, 32, 8, 2), Tile(128, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2)),
-    "tf32x2": (
-        Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
-    ),
     "tf32x3": (
         Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
     ),
 }  # fmt: skip
 _PREFILL_CODES: dict[Product, tuple[Tile, ...]] = {
     "half": (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
-    "tf32x2": _PREFILL["tf32x2"],
-}
+    "tf32x2": (
+        Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
+    ),
+}  # fmt: skip
 """Codes become numbers in registers: the fewer programs take them, the fewer times."""
 
 
@@ -97,13 +96,13 @@ def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
 def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
     """For single rows; ``group``: query heads that share a KV head, all in one tile.
     ``has_e4m3``: whether the device has instructions for e4m3."""
-    return _fitted(_DECODE, queries, layout, group, has_e4m3)
+    return _fitted(_DECODE, queries, layout, group, has_e4m3, of_prompts=False)
 
 
 def prefill_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
     """For chunks of rows."""
     tiles = _PREFILL_CODES if layout.is_scaled else _PREFILL
-    return _fitted(tiles, queries, layout, group, has_e4m3)
+    return _fitted(tiles, queries, layout, group, has_e4m3, of_prompts=True)
 
 
 def _fitted(
@@ -112,6 +111,8 @@ def _fitted(
     layout: PageLayout,
     group: int,
     has_e4m3: bool,
+    *,
+    of_prompts: bool,
 ) -> Tile:
     width = bisect.bisect_left(WIDTHS, layout.head_dim)
     product = product_of(queries, layout.dtype)
@@ -119,9 +120,9 @@ def _fitted(
     by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
     if by_arithmetic or (layout.is_scaled and width >= _WIDE):
         # Codes and what they stand for are in registers at once.
-        block = 16 if width > _WIDE and tiles is not _DECODE else 32
+        block = 16 if width > _WIDE and of_prompts else 32
         tile = replace(tile, block=min(tile.block, block))
-    if product == "half" and queries is torch.float32 and tiles is not _DECODE:
+    if product == "half" and queries is torch.float32 and of_prompts:
         tile = replace(tile, block=32)  # they come in, and go out, at twice the size
     rows = max(tile.rows, 1 << (group - 1).bit_length())
     if rows > tile.rows and product in ("tf32x2", "tf32x3"):

@@ -28,7 +28,7 @@ from pagemesh.engine.cuda.launches import (
     SPANS_STEPS,
     Launch,
     StepRows,
-    is_small_enough,
+    is_within_limits,
     split_rows,
 )
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
@@ -191,7 +191,7 @@ class CudaDecoder:
         if bucket is None or alone > self._graph_rows_max:
             return None
         if bucket.chunk and not all(
-            is_small_enough(launch, alone, self._span_bytes) for launch in bucket.launches
+            is_within_limits(launch, alone, self._span_bytes) for launch in bucket.launches
         ):
             return None  # long contexts, padded to more rows than there are
         pages = batch.tables.shape[0]

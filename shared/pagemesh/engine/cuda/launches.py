@@ -99,16 +99,15 @@ def _spans_needed(position: NDArray[np.integer], span_tokens: int) -> I64:
 
 def _fits(launch: Launch, needed: int, span_bytes: int) -> bool:
     """Whether one launch is right for rows that together need so many of its (row, span) pairs."""
-    if launch.end - launch.first <= ALIGNED_ROWS:
-        return True
+    few = launch.end - launch.first <= ALIGNED_ROWS
+    return few or is_within_limits(launch, needed, span_bytes)
+
+
+def is_within_limits(launch: Launch, needed: int, span_bytes: int) -> bool:
+    """Whether a launch of whose (row, span) pairs ``needed`` have use takes no more memory, and
+    leaves no more without, than it may."""
     is_small = launch.room * span_bytes <= STATES_BYTES_MAX
     return is_small and launch.room - needed <= IDLE_SPANS_MAX
-
-
-def is_small_enough(launch: Launch, row_count: int, span_bytes: int) -> bool:
-    """Whether a launch that ``row_count`` of its rows were padded to is still within the limits."""
-    idle = launch.room - row_count
-    return launch.room * span_bytes <= STATES_BYTES_MAX and idle <= IDLE_SPANS_MAX
 
 
 def _cut(needs: I64, span_bytes: int) -> tuple[Launch, ...]:

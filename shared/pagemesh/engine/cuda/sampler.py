@@ -71,7 +71,8 @@ def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tup
         at = _on(logits, np.array(part))
         work = logits[at if places is None else places[at]]
         tokens[at], sound[at] = _draw_block(work, own)
-    back = torch.where(sound, tokens, ~tokens).tolist()  # the one that waits
+    # A token that is not sound comes back below 0: one transfer, the one that waits, for both.
+    back = torch.where(sound, tokens, ~tokens).tolist()
     return tuple(
         Drawn(sample.key, max(token, ~token), poisoned=token < 0)
         for sample, token in zip(samples, back, strict=True)
