@@ -225,6 +225,7 @@ def _gpu(report: Report) -> Iterator[Figure]:
         ("decode attention", "decode attention, times as fast as torch's"),
         ("prefill attention", "prefill attention, times as fast as torch's"),
         ("decode step", "decode steps, times as fast as without graphs"),
+        ("step of", "steps with prompts, times as fast as without graphs"),
     ):
         own = [line for line in beside if line["item"].startswith(kind)]
         if own:
@@ -337,14 +338,14 @@ def _bus(report: Report) -> Iterator[Figure]:
 
 
 _READERS: Mapping[str, Callable[[Report], Iterator[Figure]]] = {
-    "gpu": _gpu,
-    "gpu_tiles": _gpu_tiles,
     "attention": _attention,
     "bus": _bus,
     "cache": _cache,
     "disaggregate": _serving,
     "drafts": _drafts,
     "eviction": _eviction,
+    "gpu": _gpu,
+    "gpu_tiles": _gpu_tiles,
     "invalidate": _invalidate,
     "kernels": _kernels,
     "latency": _latency,

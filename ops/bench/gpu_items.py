@@ -20,28 +20,34 @@ _KV_HEADS, _HEAD_DIM = 8, 128
 def items(rig: Rig) -> dict[str, Item]:
     """Every item by name: each kernel there is for a GPU, then whole decode steps."""
     steps = {
-        f"decode step batch {batch}, graphs against none": _step(rig, batch)
+        f"decode step batch {batch}, graphs against none": _step(rig, answers=batch)
         for batch in (1, 16, 64)
     }
+    for answers, prompt in ((0, 16), (0, 256), (16, 64), (16, 256), (64, 256)):
+        name = f"step of {answers} answers and a prompt of {prompt}, graphs against none"
+        steps[name] = _step(rig, answers=answers, prompt=prompt)
     return attention_items(rig) | page_items(rig) | row_items(rig) | steps
 
 
-def _step(rig: Rig, batch: int) -> Item:
+def _step(rig: Rig, *, answers: int, prompt: int = 0) -> Item:
     """A random model of 1.5 billion parameters: a step's time against reading its weights, K and V;
     ``torch_ms`` is the same step without a graph. A trial has no graphs."""
 
     def run(best: Limits) -> Result:
         config, weights = _random_model(rig)
-        rows_count = rig.size(batch, 2)
-        pages = rig.size(64, 2)
+        counts = [1] * min(answers, rig.size(answers, 2))
+        if prompt:
+            counts.append(rig.size(prompt, 5))
+        pages, sequences = rig.size(64, 2), len(counts)
         pool = rig.pool(
-            "bfloat16", pages * rows_count, kv_heads=config.kv_head_count,
+            "bfloat16", pages * sequences, kv_heads=config.kv_head_count,
             head_dim=config.head_dim, layers=config.layer_count,
         )  # fmt: skip
-        tables = [np.arange(pages * i, pages * (i + 1), dtype=np.uint32) for i in range(rows_count)]
+        tables = [np.arange(pages * i, pages * (i + 1), dtype=np.uint32) for i in range(sequences)]
         past = pages * PAGE_SIZE // 2
-        rows = ragged_batch(tables, [past] * rows_count, [1] * rows_count, PAGE_SIZE)
-        tokens, wanted = torch.arange(rows_count), torch.arange(rows_count)
+        rows = ragged_batch(tables, [past] * sequences, counts, PAGE_SIZE)
+        tokens = torch.arange(rows.rows) % config.vocab_tokens
+        wanted = torch.from_numpy(np.cumsum(counts) - 1)
         with_graphs = CudaDecoder(config, weights, with_graphs=not rig.is_trial)
         without = CudaDecoder(config, weights, with_graphs=False)
 
@@ -56,7 +62,7 @@ def _step(rig: Rig, batch: int) -> Item:
         linear = [(d.qkv, d.output, d.gate_up, d.down) for d in weights.layers]
         read_bytes = sum(one.weight.nbytes for layer in linear for one in layer)
         read_bytes += weights.head.weight.nbytes
-        read_bytes += rows_count * (past + 1) * pool.layout.token_bytes
+        read_bytes += (past * sequences + rows.rows) * pool.layout.token_bytes
         fraction = read_bytes / ms * 1e3 / best.bandwidth_bytes
         return Result(error, 0.02, ms, fraction, beside_ms=plain_ms)
 

@@ -42,13 +42,11 @@ def page_items(rig: Rig) -> dict[str, Item]:
     return found
 
 
-def _pools(rig: Rig, dtype: KvDtype) -> tuple[KvPool, KvPool, Tensor]:
-    """Two alike, and some slots of theirs, in no order."""
+def _pool(rig: Rig, dtype: KvDtype) -> tuple[KvPool, Tensor]:
+    """And some slots of it, in no order."""
     pages, rows, kv_heads = rig.size(1024, 2), rig.size(8192, 4), rig.size(8, 2)
-    first, second = (
-        rig.pool(dtype, pages, kv_heads=kv_heads, head_dim=_HEAD_DIM) for _ in range(2)
-    )
-    return first, second, torch.randperm(pages * PAGE_SIZE, device=rig.device)[:rows]
+    pool = rig.pool(dtype, pages, kv_heads=kv_heads, head_dim=_HEAD_DIM)
+    return pool, torch.randperm(pages * PAGE_SIZE, device=rig.device)[:rows]
 
 
 def _kv_write(rig: Rig, dtype: KvDtype) -> Item:
@@ -56,7 +54,7 @@ def _kv_write(rig: Rig, dtype: KvDtype) -> Item:
         from pagemesh.kernels.kv_write import reference
         from pagemesh.kernels.kv_write.triton import kv_write
 
-        pool, _, slots = _pools(rig, dtype)
+        pool, slots = _pool(rig, dtype)
         k, v = (
             rig.rows(len(slots), pool.layout.kv_heads, _HEAD_DIM, dtype=torch.float32)
             for _ in range(2)
@@ -82,7 +80,8 @@ def _rope_kv_write(rig: Rig, dtype: KvDtype, *, with_norms: bool) -> Item:
         from pagemesh.kernels.rope_kv_write import reference
         from pagemesh.kernels.rope_kv_write.triton import rope_kv_write
 
-        pool, twin, slots = _pools(rig, dtype)
+        pool, slots = _pool(rig, dtype)
+        twin = KvPool(pool.layout, torch.zeros_like(pool.memory))
         rows = len(slots)
         kv_heads = pool.layout.kv_heads
         heads = 4 * kv_heads

@@ -1,6 +1,6 @@
 """Which tiles of attention are fastest on this GPU (``paged_attention.tiles``).
 
-    python -m ops.bench.gpu_tiles --out FOLDER [--only NAME] [--processes 14]
+    python -m ops.bench.gpu_tiles --out FOLDER [--only NAME ...] [--processes 8]
 
 Every candidate is compiled by one of many processes, then timed by one alone, its numbers beside
 those of the tile that is in use. ``FOLDER/gpu_tiles.json`` has them by case, the fastest first;
@@ -23,10 +23,11 @@ from unittest.mock import patch
 
 import torch
 from ops.bench.gpu_attention import Attention, Case, TorchAttention, cases, contiguous
-from ops.bench.gpu_rig import Rig, difference
+from ops.bench.gpu_rig import PAGE_SIZE, Rig, difference
 from ops.bench.hardware import describe
 from triton.runtime.errors import OutOfResources
 
+from pagemesh.kernels.layout import PageLayout
 from pagemesh.kernels.paged_attention.tiles import Tile, decode_tile, prefill_tile
 from pagemesh.kernels.triton_support import has_e4m3
 
@@ -53,10 +54,11 @@ def candidates(case: Case, own: Tile) -> list[Tile]:
     return [own, *(tile for tile in made if tile != own)]
 
 
-def own_tile(case: Case, attention: Attention) -> Tile:
+def own_tile(case: Case) -> Tile:
     """What the case has now."""
     chosen = decode_tile if case.kind == "decode" else prefill_tile
-    return chosen(case.queries, attention.pool.layout, case.group, has_e4m3=has_e4m3())
+    layout = PageLayout(1, case.kv_heads, case.head_dim, PAGE_SIZE, case.pages)
+    return chosen(case.queries, layout, case.group, has_e4m3=has_e4m3())
 
 
 @contextmanager
@@ -80,7 +82,7 @@ def timed(case: Case) -> Line:
     """Candidates, the fastest first. Raises what the tile in use raises."""
     rig = Rig()
     attend = Attention(rig, case)
-    own = own_tile(case, attend)
+    own = own_tile(case)
     lines: list[Line] = []
     too_large = 0
     with torch.inference_mode():
@@ -125,11 +127,7 @@ def main() -> int:
         return 2
     chosen = [case for case in cases() if not options.only or case.name in options.only]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        asked = [
-            (case, tile)
-            for case in chosen
-            for tile in candidates(case, own_tile(case, Attention(Rig(), case)))
-        ]
+        asked = [(case, tile) for case in chosen for tile in candidates(case, own_tile(case))]
         print(f"{len(asked)} candidates of {len(chosen)} cases", flush=True)
         for _ in pool.imap_unordered(compile_one, asked):
             pass
