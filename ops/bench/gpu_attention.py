@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference
-from torch.nn.attention.bias import causal_lower_right
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_codes import decode
@@ -47,6 +46,8 @@ class Case:
             parts.append(f"batch {self.sequences} context {self.context}")
         else:
             parts.append(f"past {self.past} rows {self.rows}")
+            if self.sequences > 1:
+                parts.append(f"batch {self.sequences}")
         if self.queries is not torch.bfloat16:
             parts.append(f"queries {str(self.queries).removeprefix('torch.')}")
         if self.head_dim != 128:
@@ -127,6 +128,8 @@ def cases() -> list[Case]:
             replace(one, window_tokens=1024),
             replace(one, soft_cap=30.0),
         ]
+    found += [Case("prefill", "bfloat16", 1, past, 16) for past in (512, 8192)]
+    found += [Case("prefill", "bfloat16", sequences, 8192, 64) for sequences in (1, 8)]
     return found
 
 
@@ -142,6 +145,7 @@ class Attention:
     """A case, ready to be asked for as often as one likes."""
 
     def __init__(self, rig: Rig, case: Case) -> None:
+        from pagemesh.engine.cuda.launches import SPANS_STEPS
         from pagemesh.kernels.paged_attention.triton import span_count
         from pagemesh.kernels.paged_prefill.triton import row_blocks
 
@@ -151,7 +155,8 @@ class Attention:
         self.q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
         blocks = row_blocks(batch.row_indptr.numpy(), case.group)
         self._blocks = torch.from_numpy(blocks).to(self.q.device)
-        self._spans = span_count(case.context)
+        # As much room as steps have (``cuda.launches``).
+        self._spans = int(SPANS_STEPS[np.searchsorted(SPANS_STEPS, span_count(case.context))])
 
     def __call__(self) -> Tensor:
         from pagemesh.kernels.paged_attention.triton import paged_attention
@@ -249,6 +254,9 @@ class TorchAttention:
     """
 
     def __init__(self, case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
+        # It imports Triton, which has to know before whether it is to interpret.
+        from torch.nn.attention.bias import causal_lower_right
+
         self._case = case
         by_head = q.view(case.sequences, case.rows, case.heads, case.head_dim).transpose(1, 2)
         self._q, self._k, self._v = by_head, k.to(q.dtype), v.to(q.dtype)

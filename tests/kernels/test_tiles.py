@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -19,7 +20,15 @@ from pagemesh.kernels.paged_attention.tiles import (
 
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHARED_BYTES_MAX = 163 << 10
-KINDS = pytest.mark.parametrize("tile_of", [decode_tile, prefill_tile], ids=["decode", "prefill"])
+KINDS = pytest.mark.parametrize(
+    "tile_of",
+    [
+        decode_tile,
+        functools.partial(prefill_tile, has_wide_products=False),
+        functools.partial(prefill_tile, has_wide_products=True),
+    ],
+    ids=["decode", "prefill", "prefill with wide products"],
+)
 HEADS = pytest.mark.parametrize("head_dim", [1, 18, 64, 80, 128, 192, 256, 512])
 
 
@@ -30,8 +39,8 @@ def tiles(tile_of: TileOf, head_dim: int, group: int) -> list[tuple[PageLayout, 
     """Of all types."""
     layouts = [PageLayout(1, 1, head_dim, 16, dtype) for dtype in KV_DTYPES]
     return [
-        (layout, tile_of(queries, layout, group, has_e4m3=has_e4m3))
-        for queries, layout, has_e4m3 in itertools.product(ROW_TYPES, layouts, (False, True))
+        (layout, tile_of(queries, layout, group))
+        for queries, layout in itertools.product(ROW_TYPES, layouts)
     ]
 
 
@@ -84,7 +93,7 @@ def test_wider_heads_and_more_passes_take_no_larger_tiles(head_dim: int) -> None
 
     def area(queries: torch.dtype, pages: KvDtype, width: int) -> int:
         layout = PageLayout(1, 1, width, 16, pages)
-        tile = prefill_tile(queries, layout, 1, has_e4m3=True)
+        tile = prefill_tile(queries, layout, 1, has_wide_products=False)
         assert tile.rows <= PAIRS
         return tile.rows * tile.block
 

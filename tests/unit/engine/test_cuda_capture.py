@@ -69,8 +69,9 @@ def answers(*starts: int) -> list[tuple[int, int]]:
 
 
 def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_cpu(
-    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Bucket, "stands_in", lambda *_: False)
     decoder, pool = cpu
     pool.memory.view(torch.float32).normal_()
     twin = KvPool(pool.layout, pool.memory.numpy().copy())
@@ -89,8 +90,9 @@ def test_replayed_steps_of_every_size_share_input_and_output_and_agree_with_the_
 
 
 def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
-    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Bucket, "stands_in", lambda *_: False)
     decoder, pool = cpu
     pool.memory.view(torch.float32).normal_()
     twin = KvPool(pool.layout, pool.memory.numpy().copy())
@@ -109,6 +111,29 @@ def test_prompts_and_prompts_beside_answers_are_replayed_and_agree_with_the_cpu(
         "more rows than the worker takes"
     )
     assert len(cuda.graphs) == 4
+
+
+def test_steps_that_a_larger_graph_stands_in_for_agree_with_the_cpu(
+    cuda: FakeCuda, cpu: tuple[Decoder, KvPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, pool = cpu
+    pool.memory.view(torch.float32).normal_()
+    twin = KvPool(pool.layout, pool.memory.numpy().copy())
+    weights = device_weights(tmp_path / "model", decoder)
+    device = CudaDecoder(decoder.config, weights, with_graphs=True, sequence_count_max=16)
+    larger = [Bucket(16, 4, 64), Bucket(0, 1, 64), Bucket(16, 4)]
+    monkeypatch.setattr("pagemesh.engine.cuda.decoder.common_buckets", lambda *_: larger)
+    device.prepare(twin)
+    steps = [
+        [(0, 20)],
+        [(20, 1), (0, 9), (0, 5)],
+        [(21, 1), (9, 1), (5, 30)],
+        [(22, 4), (10, 17)],
+        answers(26, 27, 35),
+        answers(27),
+    ]
+    assert steps_apart(cpu, device, twin, steps) < TOLERANCE
+    assert len(cuda.graphs) == 3, "none was captured beside those that were there"
 
 
 def test_a_chunk_of_which_nothing_is_wanted_is_replayed_and_gives_nothing(
@@ -138,7 +163,7 @@ def test_what_no_graph_has_room_for_goes_without_one(
         decoder.config, device_weights(tmp_path / "model", decoder), with_graphs=True
     )
     captured: list[Bucket] = []
-    monkeypatch.setattr(StepGraphs, "step_for", lambda _self, bucket: captured.append(bucket))
+    monkeypatch.setattr(StepGraphs, "step_for", lambda _self, one, _may: captured.append(one))
     device._use(pool)
     pages = Pages(pool)
 

@@ -196,9 +196,9 @@ def test_single_tokens_beside_a_chunk_are_those_of_the_cpu_and_take_kernels_of_t
         launched.append(("rows", len(q)))
         return attend(q, *given, **named)
 
-    def by_blocks(*given: Any, blocks: torch.Tensor) -> torch.Tensor:
+    def by_blocks(*given: Any, blocks: torch.Tensor, first_row: int) -> torch.Tensor:
         launched.append(("blocks", len(blocks)))
-        return prefill(*given, blocks=blocks)
+        return prefill(*given, blocks=blocks, first_row=first_row)
 
     monkeypatch.setattr(forward, "_paged_attention", one_by_one)
     monkeypatch.setattr(forward, "_paged_prefill", by_blocks)

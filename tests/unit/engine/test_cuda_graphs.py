@@ -18,6 +18,7 @@ from pagemesh.engine.cuda.graph_bytes import (
     rows_held,
 )
 from pagemesh.engine.cuda.graphs import (
+    STOOD_IN_MIN,
     WANTED_MIN,
     Bucket,
     Step,
@@ -47,7 +48,8 @@ class Captures:
 
 
 def buckets(count: int) -> list[Bucket]:
-    return [Bucket(8 * (index + 1), 1) for index in range(count)]
+    """Of which none stands in for another."""
+    return [Bucket(8 * (index + 1), 4 ** (count - index)) for index in range(count)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 17, 63, 64, 65, 200, ROWS_MAX])
@@ -90,19 +92,76 @@ def test_steps_of_many_lengths_share_few_buckets() -> None:
 
 def test_common_buckets_are_fewer_than_there_may_be_and_none_larger_than_steps_are() -> None:
     common = common_buckets(ROWS_MAX, 512)
-    assert len(common) == len(set(common)) == 44 < GRAPH_COUNT_MAX
+    assert len(common) == len(set(common)) == 76 < GRAPH_COUNT_MAX
     few = [bucket for bucket in common_buckets(3, 2) if not bucket.chunk]
     assert few == [Bucket(rows, spans) for rows in (1, 2, 4) for spans in (1, 4)]
-    prompts = [bucket for bucket in common if bucket.chunk]
-    assert common[: len(prompts)] == sorted(prompts, key=lambda bucket: -bucket.chunk)
-    assert {(bucket.rows, bucket.spans) for bucket in prompts} == {(0, 1)}
+    beside = [bucket for bucket in common_buckets(3, 2) if bucket.chunk and bucket.rows]
+    assert beside == [Bucket(8, 4, chunk) for chunk in (CHUNK_ROWS_MAX, 512, 256, 64)]
+    prompts = [bucket for bucket in common if bucket.chunk and not bucket.rows]
+    assert prompts == sorted(prompts, key=lambda bucket: -bucket.chunk)
+    assert common[0] == Bucket(ROWS_MAX, 4, CHUNK_ROWS_MAX), "in whose memory others find room"
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 100, 300, CHUNK_ROWS_MAX])
+@pytest.mark.parametrize("rows", [1, 9, 40, 100, ROWS_MAX])
+@pytest.mark.parametrize("spans", [1, 4, 16])
+def test_a_step_with_prompts_beside_others_never_waits_for_its_graph(
+    rows: int, chunk: int, spans: int
+) -> None:
+    captures = Captures()
+    graphs = StepGraphs(captures)
+    graphs.prepare(common_buckets(ROWS_MAX, 512), seconds_max=1.0, now_s=lambda: 0.0)
+    captures.room = 0
+    bucket = bucket_of(rows, spans, chunk)
+    assert bucket is not None
+    found = graphs.step_for(bucket)
+    assert found is not None
+    assert found[0] == bucket or found[0].stands_in(bucket)
+
+
+def test_one_stands_in_for_smaller_ones_of_its_kind_that_are_not_much_smaller() -> None:
+    one = Bucket(32, 4, 256)
+    assert one.stands_in(Bucket(8, 4, 64)) and one.stands_in(Bucket(32, 1, 256))
+    assert not one.stands_in(Bucket(64, 4, 64)) and not one.stands_in(Bucket(8, 4, 512))
+    assert not one.stands_in(Bucket(8, 16, 64)), "longer contexts"
+    assert not one.stands_in(Bucket(0, 1, 256)) and not one.stands_in(Bucket(32, 4))
+    assert not Bucket(8, 4, CHUNK_ROWS_MAX).stands_in(Bucket(8, 4, 64)), "mostly padding"
+
+
+def test_the_smallest_one_stands_in_until_a_bucket_is_wanted_often() -> None:
+    captures = Captures()
+    graphs = StepGraphs(captures)
+    large, larger, own = Bucket(32, 4, 64), Bucket(128, 4, 64), Bucket(16, 4, 64)
+    graphs.prepare([larger, large], seconds_max=1.0, now_s=lambda: 0.0)
+    found = [graphs.step_for(own) for _ in range(STOOD_IN_MIN)]
+    assert [one[0] for one in found if one] == [large] * (STOOD_IN_MIN - 1) + [own]
+    assert captures.done == [larger, large, own]
+
+
+def test_one_that_may_not_stand_in_does_not() -> None:
+    captures = Captures()
+    graphs = StepGraphs(captures)
+    large, own = Bucket(32, 4, 64), Bucket(16, 4, 64)
+    graphs.prepare([large], seconds_max=1.0, now_s=lambda: 0.0)
+    found = graphs.step_for(own, lambda bucket: bucket != large)
+    assert found is not None and found[0] == own
+
+
+def test_without_memory_for_its_own_graph_a_larger_one_goes_on_standing_in() -> None:
+    graphs = StepGraphs(Captures(room=1))
+    large, own = Bucket(32, 4, 64), Bucket(16, 4, 64)
+    graphs.prepare([large], seconds_max=1.0, now_s=lambda: 0.0)
+    found = [graphs.step_for(own) for _ in range(STOOD_IN_MIN)]
+    assert {one and one[0] for one in found} == {large}
+    assert graphs.step_for(large) is not None and len(graphs) == 1
 
 
 def test_a_graph_that_was_captured_serves_again() -> None:
     captures = Captures()
     graphs = StepGraphs(captures)
     [bucket] = buckets(1)
-    assert graphs.step_for(bucket) is graphs.step_for(bucket) is not None
+    found = graphs.step_for(bucket)
+    assert found is not None and graphs.step_for(bucket) == found
     assert captures.done == [bucket]
 
 

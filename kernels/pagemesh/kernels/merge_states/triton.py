@@ -8,22 +8,28 @@ import triton.language as tl
 
 from pagemesh.kernels.triton_support import expect_device, expect_heads
 
-_PARTS = 16
+_FEW, _MANY = 4, 16
 """Parts merged at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _merge(
-    states, lse, out, parts, head_dim, out_stride, block: tl.constexpr, parts_block: tl.constexpr
-):
+    states, lse, out, position, parts, head_dim, out_stride, block: tl.constexpr,
+    parts_block: tl.constexpr,
+):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = (row * tl.num_programs(1) + head) * parts
+    count = parts
+    if position is not None:
+        if tl.load(lse + first) == float("inf"):
+            return
+        count = tl.where(tl.load(position + row) < 0, 0, parts)
     d = tl.arange(0, block)
     top, total = float("-inf"), 0.0
     merged = tl.zeros([block], tl.float32)
-    for start in range(0, parts, parts_block):
+    for start in range(0, count, parts_block):
         part = start + tl.arange(0, parts_block)
-        own = tl.load(lse + first + part, mask=part < parts, other=float("-inf"))
+        own = tl.load(lse + first + part, mask=part < count, other=float("-inf"))
         higher = tl.maximum(top, tl.max(own, 0))
         # Minus infinity less itself is no number: until there is a part, nothing weighs.
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -40,9 +46,14 @@ def _merge(
 
 
 def merge_states(
-    states: torch.Tensor, lse: torch.Tensor, out: torch.Tensor | None = None
+    states: torch.Tensor,
+    lse: torch.Tensor,
+    out: torch.Tensor | None = None,
+    position: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See the package; ``out`` is float32 when it is not given. Raises ``ValueError``."""
+    """See the package; ``out`` is float32 when it is not given. With a ``position`` (int32 [rows])
+    rows at one below 0 have no states that count, and those whose first state weighs infinitely
+    have their result in ``out`` already. Raises ``ValueError``."""
     rows, heads, parts, head_dim = states.shape
     for name, given, shape in (("states", states, states.shape), ("lse", lse, states.shape[:3])):
         expect_device(name, given)
@@ -55,8 +66,10 @@ def merge_states(
         out = torch.empty((rows, heads, head_dim), dtype=torch.float32, device=states.device)
     expect_heads("out", out, rows_count=rows, head_dim=head_dim)
     if out.numel():
+        is_small = parts <= _FEW
         _merge[(rows, heads)](
-            states, lse, out, parts, head_dim, out.stride(0), triton.next_power_of_2(head_dim),
-            _PARTS, num_warps=4,
+            states, lse, out, position, parts, head_dim, out.stride(0),
+            triton.next_power_of_2(head_dim), _FEW if is_small else _MANY,
+            num_warps=1 if is_small else 4,
         )  # fmt: skip
     return out

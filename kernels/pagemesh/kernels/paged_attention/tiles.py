@@ -76,12 +76,15 @@ _PREFILL: dict[Product, tuple[Tile, ...]] = {
     ),
 }  # fmt: skip
 _PREFILL_CODES: dict[Product, tuple[Tile, ...]] = {
-    "half": (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
+    "half": (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
     "tf32x2": (
         Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
     ),
 }  # fmt: skip
 """Codes become numbers in registers: the fewer programs take them, the fewer times."""
+_PREFILL_WIDE = Tile(128, 32, 8, 3)
+"""Over pages of 16 bits with queries of 16 bits, 256 wide, where four warps take a product together
+from shared memory (sm_90): elsewhere its factors would not fit into registers."""
 
 
 def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
@@ -93,16 +96,20 @@ def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
     return "half"
 
 
-def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
-    """For single rows; ``group``: query heads that share a KV head, all in one tile.
-    ``has_e4m3``: whether the device has instructions for e4m3."""
-    return _fitted(_DECODE, queries, layout, group, has_e4m3, of_prompts=False)
+def decode_tile(queries: torch.dtype, layout: PageLayout, group: int) -> Tile:
+    """For single rows; ``group``: query heads that share a KV head, all in one tile."""
+    return _fitted(_DECODE, queries, layout, group, of_prompts=False)
 
 
-def prefill_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
-    """For chunks of rows."""
+def prefill_tile(
+    queries: torch.dtype, layout: PageLayout, group: int, *, has_wide_products: bool
+) -> Tile:
+    """For chunks of rows; ``has_wide_products``: whether the device is an sm_90."""
+    is_half = queries.itemsize == 2 and layout.dtype in ("float16", "bfloat16")
+    if has_wide_products and is_half and WIDTHS[_WIDE - 1] < layout.head_dim <= WIDTHS[_WIDE]:
+        return _PREFILL_WIDE
     tiles = _PREFILL_CODES if layout.is_scaled else _PREFILL
-    return _fitted(tiles, queries, layout, group, has_e4m3, of_prompts=True)
+    return _fitted(tiles, queries, layout, group, of_prompts=True)
 
 
 def _fitted(
@@ -110,15 +117,13 @@ def _fitted(
     queries: torch.dtype,
     layout: PageLayout,
     group: int,
-    has_e4m3: bool,
     *,
     of_prompts: bool,
 ) -> Tile:
     width = bisect.bisect_left(WIDTHS, layout.head_dim)
     product = product_of(queries, layout.dtype)
     tile = tiles[product][width]
-    by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
-    if by_arithmetic or (layout.is_scaled and width >= _WIDE):
+    if layout.is_scaled and width >= _WIDE:
         # Codes and what they stand for are in registers at once.
         block = 16 if width > _WIDE and of_prompts else 32
         tile = replace(tile, block=min(tile.block, block))

@@ -1,10 +1,9 @@
 """``paged_attention`` on a GPU: the context in spans, then ``merge_states``.
 
-One program takes one row, one KV head and one span of ``SPAN_TOKENS`` positions: the query
-heads that share the KV head are the rows of its matrix products, so K and V are read once for
-all of them. Spans have fixed borders, so a row's result is the same to the last bit whatever
-the batch and however many spans the launch has room for (Flash-Decoding, Dao et al., 2023; the
-online softmax is that of Milakov and Gimelshein, 2018).
+One program takes one row, one KV head and one span of ``SPAN_TOKENS`` positions, or of a quarter
+of them where there are few: the query heads that share the KV head are the rows of its matrix
+products, so K and V are read once for all of them (Flash-Decoding, Dao et al., 2023; the online
+softmax is that of Milakov and Gimelshein, 2018).
 
 A row at a position below 0 is padding: its result is 0.
 
@@ -25,18 +24,25 @@ from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
 from pagemesh.kernels.paged_attention import check_limits, check_sharing
 from pagemesh.kernels.paged_attention.tiles import Product, Tile, decode_tile, product_of
-from pagemesh.kernels.quantise.triton import numbers_of
+from pagemesh.kernels.quantise.triton import numbers_of, packed_numbers
 from pagemesh.kernels.triton_support import (
     PageShape,
     dot_type,
-    elements_to_read,
+    elements_of,
     expect_heads,
     expect_integers,
-    has_e4m3,
+    is_interpreted,
     page_shape,
 )
 
 SPAN_TOKENS = 256
+PIECES_MAX = 4
+"""Of a span, of which each program takes one or several. What it does one after the other takes a
+microsecond a block, however little the rest of the device has to do."""
+_PIECE_TOKENS = tl.constexpr(SPAN_TOKENS // PIECES_MAX)
+_PROGRAMS = 1024
+"""As many are enough, those that have nothing to do included."""
+_FLOAT16_TOP = tl.constexpr(65504.0)
 _LN2 = math.log(2.0)
 
 
@@ -56,7 +62,6 @@ class AttentionShape:
     """Dimensions of a head whose queries are held (``Tile.chunk``); a power of two."""
     page_run: int
     """Of an aligned block of positions, how many in a row are sure to lie in one page."""
-    span: int
     scale: float
     window: int
     """Positions a row sees, itself included; 0: all before it."""
@@ -69,9 +74,9 @@ class AttentionShape:
 def attention_shape(
     q: torch.Tensor, pool: KvPool, tile: Tile, *, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """Products are taken in the pages' type, or in that of ``q`` where pages have codes. Raises
-    ``ValueError`` when the heads of ``q`` do not share the pool's, or for a cap or window that
-    is none."""
+    """Products are taken in the pages' type; where those have codes, in float32 for ``q`` of that
+    type, else in float16, which has all bits of codes and of bfloat16. Raises ``ValueError`` when
+    the heads of ``q`` do not share the pool's, or for a cap or window that is none."""
     at = pool.layout
     check_sharing(q.shape[1], pool)
     check_limits(soft_cap, window_tokens)
@@ -84,13 +89,16 @@ def attention_shape(
         block=tile.block,
         chunk=min(tile.chunk, page.block_dim),
         page_run=math.gcd(at.page_size, tile.block),
-        span=SPAN_TOKENS,
         scale=scale / _LN2,
         window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
         soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
-        dot=dot_type(q.dtype if at.is_scaled else pool.keys(0).dtype),
+        dot=dot_type(_product_type(q.dtype) if at.is_scaled else pool.keys(0).dtype),
         product=product_of(q.dtype, at.dtype),
     )
+
+
+def _product_type(queries: torch.dtype) -> torch.dtype:
+    return torch.float32 if queries is torch.float32 else torch.float16
 
 
 @triton.jit
@@ -114,25 +122,34 @@ def pages_of(table, index, low, end, at: tl.constexpr):
 
 
 @triton.jit
+def _numbers(elements, at: tl.constexpr):
+    """Elements of pages as products take them."""
+    kind: tl.constexpr = at.page.kind
+    if at.page.packed:
+        numbers = packed_numbers(elements, kind)
+    else:
+        numbers = numbers_of(elements, kind)
+    return numbers.to(at.dot)
+
+
+@triton.jit
 def load_keys(pages, own, n, end, part: tl.constexpr, at: tl.constexpr):
     """K of positions ``n``, dimensions from ``part * at.chunk`` on: [chunk, block]. What lies
     from ``end`` on in the last page comes along: a mask that cuts through a page would make
     each element a load of its own, and ``seen`` hides those scores anyway."""
-    kind: tl.constexpr = at.page.kind
     d = part * at.chunk + tl.arange(0, at.chunk)
     at_k = own + n % at.page.page_size
     kept = ((n // at.page.page_size) * at.page.page_size < end)[None, :]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[:, None]
     at_k = at_k[None, :] + (d * at.page.page_size)[:, None]
-    return numbers_of(tl.load(pages + at_k, mask=kept, other=0.0), kind).to(at.dot)
+    return _numbers(tl.load(pages + at_k, mask=kept, other=0), at)
 
 
 @triton.jit
 def load_values(pages, own, n, low, end, at: tl.constexpr):
     """V of positions ``n``, [block, block_dim]; 0 before ``low`` and from ``end`` on, where
     memory may hold what is no number."""
-    kind: tl.constexpr = at.page.kind
     d = tl.arange(0, at.page.block_dim)
     at_v = own + at.page.value_offset + (n % at.page.page_size) * at.page.head_dim
     kept = (n < end)[:, None]
@@ -141,7 +158,7 @@ def load_values(pages, own, n, low, end, at: tl.constexpr):
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
     at_v = at_v[:, None] + d[None, :]
-    return numbers_of(tl.load(pages + at_v, mask=kept, other=0.0), kind).to(at.dot)
+    return _numbers(tl.load(pages + at_v, mask=kept, other=0), at)
 
 
 @triton.jit
@@ -152,7 +169,15 @@ def load_queries(heads, own_rows, part: tl.constexpr, at: tl.constexpr):
     kept = own_rows[:, None]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
-    return tl.load(heads[:, None] + d[None, :], mask=kept, other=0.0).to(at.dot)
+    return to_dot(tl.load(heads[:, None] + d[None, :], mask=kept, other=0.0), at)
+
+
+@triton.jit
+def to_dot(x, at: tl.constexpr):
+    """Queries or weights as products take them: those of codes within what float16 has."""
+    if at.page.kind != "float" and at.dot == tl.float16:
+        x = tl.clamp(x.to(tl.float32), -_FLOAT16_TOP, _FLOAT16_TOP, tl.PropagateNan.ALL)
+    return x.to(at.dot)
 
 
 @triton.jit
@@ -218,10 +243,11 @@ def scores_of(queries, pages, own, n, index, end, at: tl.constexpr):
 @triton.jit
 def attend_block(
     queries, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
-    masked: tl.constexpr,
+    masked: tl.constexpr, parted: tl.constexpr,
 ):  # fmt: skip
     """The positions of block ``index`` into ``state``. Those from ``low`` to ``end`` are in
-    pages; with ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone.
+    pages; with ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone,
+    which with ``parted`` may be none up to here.
 
     ``queries`` are those of the first chunk of dimensions, where each row's heads begin, and
     which rows are the program's own. The state is highest score, sum, mixed values and the
@@ -241,7 +267,7 @@ def attend_block(
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     base = higher
-    if at.window > 0:  # a row may have seen nothing yet, and -inf - -inf is no number
+    if parted or at.window > 0:  # -inf - -inf is no number
         base = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - base[:, None])
     old = tl.exp2(top - base)
@@ -249,7 +275,7 @@ def attend_block(
     if at.page.kind != "float":
         weights *= load_scales(pages, own + at.page.value_offset, n, low, end, at)[None, :]
     v = load_values(pages, own, n, low, end, at)
-    mixed = add_product(weights.to(at.dot), v, mixed * old[:, None], at)
+    mixed = add_product(to_dot(weights, at), v, mixed * old[:, None], at)
     return higher, total, mixed, pages_of(table, index + 1, low, end, at)
 
 
@@ -262,10 +288,10 @@ def no_state(table, index, low, end, at: tl.constexpr):
     return top, total, mixed, pages_of(table, index, low, end, at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces_each"])
 def _attend_span(
     q, pages, tables, table_indptr, row_sequence, row_position, states, lse, q_stride,
-    at: tl.constexpr,
+    pieces_each, at: tl.constexpr,
 ):  # fmt: skip
     row, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     m = tl.arange(0, at.rows)
@@ -277,8 +303,8 @@ def _attend_span(
     first = 0
     if at.window > 0:
         first = tl.maximum(end - at.window, 0)
-    low = tl.maximum(span * at.span, first)
-    high = tl.minimum(span * at.span + at.span, end)
+    low = tl.maximum(span * _PIECE_TOKENS * pieces_each, first)
+    high = tl.minimum((span * _PIECE_TOKENS + _PIECE_TOKENS) * pieces_each, end)
     if low >= high:
         tl.store(lse + part, tl.full([at.rows], float("-inf"), tl.float32), mask=own_heads)
         return
@@ -291,12 +317,32 @@ def _attend_span(
     # to the compiler, or it loads K element by element.
     for index in range(low // at.block, (high + at.block - 1) // at.block):
         state = attend_block(
-            queries, pages, table, head, index, low, high, low, high - 1, state, at, True
+            queries,
+            pages,
+            table,
+            head,
+            index,
+            low,
+            high,
+            low,
+            high - 1,
+            state,
+            at,
+            True,
+            False,
         )
     top, total, mixed, _ = state
     at_state = part[:, None] * at.page.head_dim + d[None, :]
     tl.store(states + at_state, mixed / total[:, None], mask=kept)
     tl.store(lse + part, (top + tl.log2(total)) * 0.6931471805599453, mask=own_heads)
+
+
+def pieces_of(spans: int) -> int:
+    """Programs a span of a launch that has room for so many (row, KV head, span) triples."""
+    pieces = 1 if is_interpreted() else PIECES_MAX  # one program after the other
+    while pieces > 1 and pieces * spans > _PROGRAMS:
+        pieces //= 2
+    return pieces
 
 
 def span_count(tokens_max: int) -> int:
@@ -325,17 +371,19 @@ def paged_attention(
         expect_heads(name, given, rows_count=rows, head_dim=head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
     group = max(heads // pool.layout.kv_heads, 1)
-    tile = decode_tile(q.dtype, pool.layout, group, has_e4m3=has_e4m3())
+    tile = decode_tile(q.dtype, pool.layout, group)
     at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if not rows:
         return out
     if spans is None:
         spans = span_count(int(batch.row_position.max()) + 1)
-    states = torch.empty((rows, heads, spans, head_dim), dtype=torch.float32, device=q.device)
-    lse = torch.empty((rows, heads, spans), dtype=torch.float32, device=q.device)
-    _attend_span[(rows, pool.layout.kv_heads, spans)](
-        q, elements_to_read(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
-        batch.row_position, states, lse, q.stride(0), at,
+    pieces = pieces_of(rows * pool.layout.kv_heads * spans)
+    parts = pieces * spans
+    states = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((rows, heads, parts), dtype=torch.float32, device=q.device)
+    _attend_span[(rows, pool.layout.kv_heads, parts)](
+        q, elements_of(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
+        batch.row_position, states, lse, q.stride(0), PIECES_MAX // pieces, at,
         num_warps=tile.warps,
         num_stages=min(tile.stages, 2) if at.window or at.soft_cap else tile.stages,
     )  # fmt: skip

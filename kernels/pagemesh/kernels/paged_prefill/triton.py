@@ -4,10 +4,8 @@ One program takes one KV head and a block of (row, query head) pairs of one sequ
 of it where types or the width of a head leave room for fewer (``paged_attention.tiles``), and
 goes through the context from its first position on: past pages and the chunk's own alike, since
 the chunk's K and V are in their pages already. Only blocks of positions that reach into the
-chunk are masked. (The tiling is that of FlashAttention-2, Dao, 2023.)
-
-A row's sums are taken in the same order whatever the chunking, but not in the order of
-``paged_attention``: the two agree within rounding.
+chunk are masked. (The tiling is that of FlashAttention-2, Dao, 2023.) Few rows make few programs,
+however long what comes before them is: there the context is parted, as in ``paged_attention``.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
+from pagemesh.kernels.merge_states.triton import merge_states
 from pagemesh.kernels.paged_attention.tiles import PAIRS, prefill_tile
 from pagemesh.kernels.paged_attention.triton import (
     attend_block,
@@ -31,19 +30,27 @@ from pagemesh.kernels.paged_attention.triton import (
     no_state,
 )
 from pagemesh.kernels.triton_support import (
-    elements_to_read,
+    elements_of,
     expect_heads,
     expect_integers,
-    has_e4m3,
+    has_wide_products,
+    is_interpreted,
 )
+
+SPLITS_MAX = 32
+_SPLIT_TOKENS_MIN = tl.constexpr(256)
+"""A part of a context has no fewer: to merge it takes as long as to go through them."""
+_PROGRAMS = 256
+"""Two for each multiprocessor of a large GPU: fewer leave it idle."""
 
 
 @triton.jit
 def _attend_rows(
-    q, pages, tables, table_indptr, row_sequence, row_position, blocks, out, q_stride,
-    out_stride, parts, at: tl.constexpr,
+    q, pages, tables, table_indptr, row_sequence, row_position, blocks, out, states, lse, q_stride,
+    out_stride, parts, first_of_all, at: tl.constexpr,
 ):  # fmt: skip
     block, head = tl.program_id(0) // parts, tl.program_id(1)
+    split, splits = tl.program_id(2), tl.num_programs(2)
     rows_each: tl.constexpr = at.rows // at.group
     first_row = tl.load(blocks + 2 * block) + tl.program_id(0) % parts * rows_each
     end_row = tl.minimum(tl.load(blocks + 2 * block + 1), first_row + rows_each)
@@ -65,27 +72,45 @@ def _attend_rows(
     low = past * 0
     if at.window > 0:
         low = tl.maximum(past + 1 - at.window, 0)
-    begin = low // at.block
+    begin, all_end = low // at.block, (end + at.block - 1) // at.block
+    each = tl.maximum((all_end - begin + splits - 1) // splits, _SPLIT_TOKENS_MIN // at.block)
+    is_whole = all_end - begin <= each
+    if is_whole and split > 0:
+        return
+    begin = tl.minimum(begin + split * each, all_end)
+    own_end = tl.minimum(begin + each, all_end)
     state = no_state(table, begin, low, end, at)
     middle = begin
     if at.window == 0:
         # Up to here every row sees every position: nothing to mask.
-        middle = (past + 1) // at.block
+        middle = tl.maximum(begin, tl.minimum((past + 1) // at.block, own_end))
         for index in range(begin, middle):
             state = attend_block(
-                queries, pages, table, head, index, low, end, 0, end, state, at, False
+                queries, pages, table, head, index, low, end, 0, end, state, at, False, False
             )
     last = position[:, None]
     first = last * 0
     if at.window > 0:
         first = last - at.window + 1
-    for index in range(middle, (end + at.block - 1) // at.block):
+    for index in range(middle, own_end):
         state = attend_block(
-            queries, pages, table, head, index, low, end, first, last, state, at, True
+            queries, pages, table, head, index, low, end, first, last, state, at, True, True
         )
-    _, total, mixed, _ = state
-    at_out = (wide_row * out_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
-    tl.store(out + at_out, mixed / total[:, None], mask=kept)
+    top, total, mixed, _ = state
+    if is_whole:
+        at_out = (wide_row * out_stride + query_head * at.page.head_dim)[:, None] + d[None, :]
+        tl.store(out + at_out, mixed / total[:, None], mask=kept)
+        if splits > 1:
+            at_lse = ((wide_row - first_of_all) * at.page.kv_heads * at.group + query_head) * splits
+            tl.store(lse + at_lse, float("inf"), mask=own_rows)
+    else:
+        at_lse = ((wide_row - first_of_all) * at.page.kv_heads * at.group + query_head) * splits
+        at_lse += split
+        at_state = at_lse[:, None] * at.page.head_dim + d[None, :]
+        seen = total != 0  # a row sees nothing in a part that begins behind it
+        tl.store(states + at_state, mixed / tl.where(seen, total, 1.0)[:, None], mask=kept)
+        own_lse = (top + tl.log2(total)) * 0.6931471805599453
+        tl.store(lse + at_lse, tl.where(seen, own_lse, float("-inf")), mask=own_rows)
 
 
 def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
@@ -108,6 +133,16 @@ def block_rows(group: int) -> int:
     return max(PAIRS // group, 1)
 
 
+def split_count(programs: int) -> int:
+    """Parts of the context, each a program's, where there are so many programs without."""
+    splits = 1
+    if is_interpreted():
+        return splits  # one program after the other
+    while splits < SPLITS_MAX and 2 * splits * programs <= _PROGRAMS:
+        splits *= 2
+    return splits
+
+
 def paged_prefill(
     q: torch.Tensor,
     pool: KvPool,
@@ -119,26 +154,38 @@ def paged_prefill(
     soft_cap: float = math.inf,
     window_tokens: int = WINDOW_TOKENS_MAX,
     blocks: torch.Tensor | None = None,
+    first_row: int = 0,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``blocks``: int32
     ``row_blocks`` on the device; made from the batch (which waits for the device) when it is
-    not given. Raises ``ValueError``."""
+    not given. Rows before ``first_row`` are in none, those at a position below 0 may be in none: of
+    these the result is 0 or what was in ``out``. Raises ``ValueError``."""
     rows = batch.rows
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, given in (("q", q), ("out", out)):
         expect_heads(name, given, rows_count=rows, head_dim=pool.layout.head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
     group = max(q.shape[1] // pool.layout.kv_heads, 1)
-    tile = prefill_tile(q.dtype, pool.layout, group, has_e4m3=has_e4m3())
+    tile = prefill_tile(q.dtype, pool.layout, group, has_wide_products=has_wide_products())
     at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if blocks is None:
         made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
         blocks = torch.from_numpy(made).to(q.device)
-    parts = triton.cdiv(block_rows(at.group), at.rows // at.group)
-    if len(blocks):
-        _attend_rows[(len(blocks) * parts, pool.layout.kv_heads)](
-            q, elements_to_read(pool, layer), batch.tables, batch.table_indptr,
-            batch.row_sequence, batch.row_position, blocks, out, q.stride(0), out.stride(0), parts,
-            at, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+    if not len(blocks):
+        return out
+    rows_each, kv_heads = at.rows // at.group, pool.layout.kv_heads
+    parts = triton.cdiv(block_rows(at.group), rows_each)
+    splits = split_count(triton.cdiv(rows - first_row, rows_each) * kv_heads)
+    states, lse = out, out
+    if splits > 1:
+        shape = (rows - first_row, q.shape[1], splits)
+        states = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _attend_rows[(len(blocks) * parts, kv_heads, splits)](
+        q, elements_of(pool, layer), batch.tables, batch.table_indptr,
+        batch.row_sequence, batch.row_position, blocks, out, states, lse, q.stride(0),
+        out.stride(0), parts, first_row, at, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits > 1:
+        merge_states(states, lse, out[first_row:], batch.row_position[first_row:])
     return out

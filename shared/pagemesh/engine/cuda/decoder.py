@@ -15,6 +15,7 @@ import torch
 from pagemesh.engine.cuda.forward import DeviceForward
 from pagemesh.engine.cuda.graph_bytes import ROWS_MAX, rows_held
 from pagemesh.engine.cuda.graphs import (
+    Bucket,
     CapturedStep,
     GraphMemory,
     Step,
@@ -190,20 +191,26 @@ class CudaDecoder:
         bucket = bucket_of(alone, spans, batch.rows - alone)
         if bucket is None or alone > self._graph_rows_max:
             return None
-        if bucket.chunk and not all(
-            is_within_limits(launch, alone, self._span_bytes) for launch in bucket.launches
-        ):
-            return None  # long contexts, padded to more rows than there are
         pages = batch.tables.shape[0]
-        shape = bucket.shape(pages, self._block_rows)
-        if (
-            max(batch.sequences, wanted_count) > bucket.sequences
-            or len(split.blocks) > shape.blocks
-            or pages > bucket.sequences * self._table_pages_max
-        ):
+
+        def holds(bucket: Bucket) -> bool:
+            return (
+                max(batch.sequences, wanted_count) <= bucket.sequences
+                and len(split.blocks) <= bucket.shape(pages, self._block_rows).blocks
+                and pages <= bucket.sequences * self._table_pages_max
+            )
+
+        def is_light(bucket: Bucket) -> bool:  # long contexts, padded to more rows than there are
+            launches = bucket.launches
+            return all(is_within_limits(one, alone, self._span_bytes) for one in launches)
+
+        if not holds(bucket) or (bucket.chunk and not is_light(bucket)):
             return None
-        captured = self._graphs.step_for(bucket)
-        return None if captured is None else (shape, bucket.rows, captured)
+        found = self._graphs.step_for(bucket, lambda larger: holds(larger) and is_light(larger))
+        if found is None:
+            return None
+        held, captured = found
+        return held.shape(pages, self._block_rows), held.rows, captured
 
     def _staged(self, words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
         """``words`` where a copy to the device does not wait for the host."""

@@ -95,4 +95,7 @@ class DeviceForward:
                 q[own.part], pool, index, own.batch, scale, mixed[own.part], spans=own.spans
             )
         if len(rows.blocks):
-            self._paged_prefill(q, pool, index, rows.batch, scale, mixed, blocks=rows.blocks)
+            first = rows.alone[-1].part.stop if rows.alone else 0
+            self._paged_prefill(
+                q, pool, index, rows.batch, scale, mixed, blocks=rows.blocks, first_row=first
+            )

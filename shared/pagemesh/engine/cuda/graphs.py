@@ -5,10 +5,11 @@ A graph replays the same kernels at the same addresses, so one is captured for e
 bucket that holds it. A step that does not keep the device busy for long is otherwise bound by
 launching: ten kernels a layer, which take the host 0.4 ms.
 
-Common buckets are captured before the first step (``StepGraphs.prepare``), others when a step
-wants them. When there are as many as there may be, the one whose last use is longest ago makes room
-for one that was wanted often enough to be worth it. What goes in and comes out is the same memory
-for all of them, since only one runs at a time.
+Common buckets are captured before the first step (``StepGraphs.prepare``), others when steps want
+them often: until then the smallest one that holds such a step stands in, since to capture one takes
+longer than some steps with padding. When there are as many as there may be, the one whose last use
+is longest ago makes room for one that was wanted often enough to be worth it. What goes in and
+comes out is the same memory for all of them, since only one runs at a time.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from pagemesh.engine.cuda.graph_bytes import (
     PROMPTS_MAX,
     ROWS_BESIDE_MIN,
     ROWS_MAX,
+    rows_held,
 )
 from pagemesh.engine.cuda.launches import Launch
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, unpack
 from pagemesh.runtime.logs import get_logger
 
 WANTED_MIN = 16
-"""Steps that went without a graph of their bucket before another has to make room for it: to
+"""Steps that went without a graph before one is captured for which another has to make room: to
 capture one takes as long as some ten steps save by it."""
-_WARM_UP_RUNS = 2
+STOOD_IN_MIN = 64
+"""Steps that another graph stood in for before they get their own: those lose less."""
 _COMMON_ROWS_MAX = 64
 _COMMON_SPANS = (1, 4, 16)
 _CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, CHUNK_ROWS_MAX)
@@ -45,6 +48,14 @@ _CHUNKS_BESIDE = (16, 64, 128, 256, 512, CHUNK_ROWS_MAX)
 """The same beside rows by themselves. They are fewer, as their spans are, since such steps come in
 many combinations, most of them seldom, and each is captured while somebody waits."""
 _SPANS_BESIDE_MIN = 4
+_STAND_IN_ROWS = (8, 32, 128, ROWS_MAX)
+_STAND_IN_CHUNKS = (64, 256, 512, CHUNK_ROWS_MAX)
+_STAND_IN_SPANS = (4, 16)
+"""Of steps with prompts beside others these are common: each such step has one that holds it."""
+_PADDING_TIMES_MAX = 4
+"""One that stands in has so many times the rows of a step's own bucket at most, and
+``_PADDING_ROWS`` on top, which cost a step next to nothing."""
+_PADDING_ROWS = 64
 _log = get_logger(__name__)
 
 Tensor = torch.Tensor
@@ -79,6 +90,15 @@ class Bucket:
     def launches(self) -> tuple[Launch, ...]:
         return (Launch(0, self.rows, self.spans),) if self.rows else ()
 
+    def stands_in(self, other: Bucket) -> bool:
+        """Whether steps of ``other`` may be padded to this one."""
+        is_alike = bool(self.rows) == bool(other.rows) and bool(self.chunk) == bool(other.chunk)
+        is_larger = (
+            self.rows >= other.rows and self.spans >= other.spans and self.chunk >= other.chunk
+        )
+        padded_max = _PADDING_TIMES_MAX * (other.rows + other.chunk) + _PADDING_ROWS
+        return is_alike and is_larger and self.rows + self.chunk <= padded_max
+
 
 def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
     """The smallest bucket that holds a step, None when no graph is worth it.
@@ -104,15 +124,24 @@ def bucket_of(rows: int, spans: int, chunk: int = 0) -> Bucket | None:
 
 
 def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
-    """Those that most steps are of; none for more rows or spans than that. Prompts come first and
-    the largest of them before all, in whose memory the others find room."""
-    found: dict[Bucket, None] = {}
-    for rows in range(1, min(rows_max, _COMMON_ROWS_MAX) + 1):
-        for spans in _COMMON_SPANS:
-            bucket = bucket_of(rows, spans)
-            if bucket is not None and spans < 4 * spans_max:
-                found[bucket] = None
-    return [*(Bucket(0, 1, chunk) for chunk in reversed(_CHUNKS)), *found]
+    """Those that most steps are of, or that stand in for others; none for more rows or spans than
+    that. The largest that have prompts come first, in whose memory the others find room."""
+    spans_there = [spans for spans in _COMMON_SPANS if spans < 4 * spans_max]
+    beside = [
+        bucket_of(rows, spans, chunk)
+        for chunk in reversed(_STAND_IN_CHUNKS)
+        for rows in reversed(_STAND_IN_ROWS)
+        for spans in _STAND_IN_SPANS
+        if spans in spans_there and rows <= rows_held(rows_max)
+    ]
+    prompts = [Bucket(0, 1, chunk) for chunk in reversed(_CHUNKS)]
+    alone = [
+        bucket_of(rows, spans)
+        for rows in range(1, min(rows_max, _COMMON_ROWS_MAX) + 1)
+        for spans in spans_there
+    ]
+    found = [*beside, *prompts, *alone]
+    return list(dict.fromkeys(bucket for bucket in found if bucket is not None))
 
 
 def warn_of_memory(graph_count: int) -> None:
@@ -161,12 +190,11 @@ class CapturedStep:
         rows.batch.row_position.fill_(-1)
         rows.batch.slots.fill_(-1)
         current = torch.cuda.current_stream(self._words.device)
-        # Once or twice without capture: kernels are compiled and libraries set up here, which
-        # a capture does not allow. All rows are padding, so no page is touched.
+        # Once without capture: kernels are compiled and libraries set up here, which a capture
+        # does not allow. All rows are padding, so no page is touched.
         memory.stream.wait_stream(current)
         with torch.cuda.stream(memory.stream):
-            for _ in range(_WARM_UP_RUNS):
-                body(rows, self._hidden, self._logits)
+            body(rows, self._hidden, self._logits)
         current.wait_stream(memory.stream)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may go on, with copies of pages, but for what waits for all of the device.
@@ -202,18 +230,25 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def step_for(self, bucket: Bucket) -> Step | None:
-        """The graph of ``bucket``; None when there is no room for it, or not yet."""
-        found = self._steps.get(bucket)
-        if found is not None:
-            self._steps.move_to_end(bucket)
-            return found
-        if len(self._steps) >= self._count_max:
+    def step_for(
+        self, bucket: Bucket, may_stand_in: Callable[[Bucket], bool] = lambda _: True
+    ) -> tuple[Bucket, Step] | None:
+        """A graph for a step of ``bucket``, and what it was captured for: that or, until it is
+        wanted often, a larger one that ``may_stand_in``. None when there is no room for it, or not
+        yet."""
+        if bucket not in self._steps:
             self._missed[bucket] = self._missed.get(bucket, 0) + 1
-            if not self._steps or self._missed[bucket] < WANTED_MIN:
-                return None
-            self._steps.popitem(last=False)
-        return self._captured(bucket)
+            larger = [one for one in self._steps if one.stands_in(bucket) and may_stand_in(one)]
+            can_be_now = not larger and len(self._steps) < self._count_max
+            if can_be_now or self._missed[bucket] >= (STOOD_IN_MIN if larger else WANTED_MIN):
+                self._keep(bucket)
+            if bucket not in self._steps:
+                larger = [one for one in larger if one in self._steps]
+                if not larger:
+                    return None
+                bucket = min(larger, key=lambda one: (one.rows + one.chunk, one.spans))
+        self._steps.move_to_end(bucket)
+        return bucket, self._steps[bucket]
 
     def prepare(
         self, buckets: Sequence[Bucket], *, seconds_max: float, now_s: Callable[[], float]
@@ -224,16 +259,19 @@ class StepGraphs:
         for bucket in buckets:
             if now_s() >= until_s or len(self._steps) >= self._count_max:
                 break
-            self.step_for(bucket)
+            self._keep(bucket)
         return len(self._steps)
 
-    def _captured(self, bucket: Bucket) -> Step | None:
+    def _keep(self, bucket: Bucket) -> None:
+        """Capture ``bucket``, in the place of another when there are as many as there may be, if
+        there is memory for it."""
         self._missed.pop(bucket, None)
+        if len(self._steps) >= self._count_max:
+            if not self._steps:
+                return
+            self._steps.popitem(last=False)
         try:
-            step = self._capture(bucket)
+            self._steps[bucket] = self._capture(bucket)
         except torch.cuda.OutOfMemoryError:
             self._count_max = len(self._steps)
             warn_of_memory(self._count_max)
-            return None
-        self._steps[bucket] = step
-        return step
