@@ -17,6 +17,7 @@ from pagemesh.kernels.kv_write.reference import kv_write
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, ragged_batch
 from pagemesh.kernels.paged_attention.tiles import Product, product_of
+from pagemesh.kernels.paged_prefill.blocks import row_blocks, with_contexts
 
 _ERROR_MAX: dict[Product, float] = {"half": 0.03, "tf32": 5e-3, "tf32x2": 1e-4, "tf32x3": 1e-4}
 _ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 0.0}
@@ -147,13 +148,17 @@ class Attention:
     def __init__(self, rig: Rig, case: Case) -> None:
         from pagemesh.engine.cuda.launches import SPANS_STEPS
         from pagemesh.kernels.paged_attention.triton import span_count
-        from pagemesh.kernels.paged_prefill.triton import row_blocks
 
         self._case = case
         self.pool, batch = filled(rig, case)
         self.batch = rig.placed(batch)
         self.q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
-        blocks = row_blocks(batch.row_indptr.numpy(), case.group)
+        blocks = with_contexts(
+            row_blocks(batch.row_indptr.numpy(), case.group),
+            batch.row_position.numpy(),
+            batch.row_sequence.numpy(),
+            batch.table_indptr.numpy(),
+        )
         self._blocks = torch.from_numpy(blocks).to(self.q.device)
         # As much room as steps have (``cuda.launches``).
         self._spans = int(SPANS_STEPS[np.searchsorted(SPANS_STEPS, span_count(case.context))])

@@ -5,8 +5,8 @@ hand have 255 registers, and blocks on their way have 163 KB of shared memory on
 chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
 (``tests/kernels/compiled_attention.py``). On an H100 27 or 36 were timed (``ops.bench.gpu_tiles``)
 for bfloat16 queries, four to a KV head: of decode over bfloat16 64 to 256 wide and over codes 128
-wide, of prompts over bfloat16 64 and 128 wide and over int8 128 wide. These are the fastest, or
-within a hundredth of it where that spills on sm_80; the others were not compared.
+wide, of prompts over bfloat16 64 and 128 wide; on an H200 of prompts over int8 128 wide. These are
+the fastest, or the fastest that do not spill; the others were not compared.
 
 How products are taken follows from the types, and bounds them most:
 

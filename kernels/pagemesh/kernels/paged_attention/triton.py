@@ -42,6 +42,8 @@ microsecond a block, however little the rest of the device has to do."""
 _PIECE_TOKENS = tl.constexpr(SPAN_TOKENS // PIECES_MAX)
 _PROGRAMS = 1024
 """As many are enough, those that have nothing to do included."""
+SEES_ALL, SEES_SOME, SEES_MAYBE_NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Of the positions of a block, or of all up to it, a row."""
 _FLOAT16_TOP = tl.constexpr(65504.0)
 _LN2 = math.log(2.0)
 
@@ -243,11 +245,11 @@ def scores_of(queries, pages, own, n, index, end, at: tl.constexpr):
 @triton.jit
 def attend_block(
     queries, pages, table, head, index, low, end, first, last, state, at: tl.constexpr,
-    masked: tl.constexpr, parted: tl.constexpr,
+    sees: tl.constexpr,
 ):  # fmt: skip
     """The positions of block ``index`` into ``state``. Those from ``low`` to ``end`` are in
-    pages; with ``masked``, a row looks at ``first`` to ``last`` ([rows, 1] or a number) alone,
-    which with ``parted`` may be none up to here.
+    pages; unless it ``sees`` all of them, a row looks at ``first`` to ``last`` ([rows, 1] or a
+    number) alone.
 
     ``queries`` are those of the first chunk of dimensions, where each row's heads begin, and
     which rows are the program's own. The state is highest score, sum, mixed values and the
@@ -262,12 +264,12 @@ def attend_block(
     if at.page.kind != "float":
         scores *= load_scales(pages, own, n, low, end, at)[None, :]
     scores = capped(scores * at.scale, at)
-    if masked:
+    if sees != SEES_ALL:
         seen = (n[None, :] >= first) & (n[None, :] <= last)
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     base = higher
-    if parted or at.window > 0:  # -inf - -inf is no number
+    if sees == SEES_MAYBE_NONE or at.window > 0:  # -inf - -inf is no number
         base = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - base[:, None])
     old = tl.exp2(top - base)
@@ -317,19 +319,7 @@ def _attend_span(
     # to the compiler, or it loads K element by element.
     for index in range(low // at.block, (high + at.block - 1) // at.block):
         state = attend_block(
-            queries,
-            pages,
-            table,
-            head,
-            index,
-            low,
-            high,
-            low,
-            high - 1,
-            state,
-            at,
-            True,
-            False,
+            queries, pages, table, head, index, low, high, low, high - 1, state, at, SEES_SOME
         )
     top, total, mixed, _ = state
     at_state = part[:, None] * at.page.head_dim + d[None, :]

@@ -10,25 +10,25 @@ however long what comes before them is: there the context is parted, as in ``pag
 
 from __future__ import annotations
 
-import itertools
 import math
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
-from pagemesh.kernels.paged_attention.tiles import PAIRS, prefill_tile
+from pagemesh.kernels.paged_attention.tiles import prefill_tile
 from pagemesh.kernels.paged_attention.triton import (
+    SEES_ALL,
+    SEES_MAYBE_NONE,
     attend_block,
     attention_shape,
     load_queries,
     no_state,
 )
+from pagemesh.kernels.paged_prefill.blocks import block_rows, row_blocks, with_contexts
 from pagemesh.kernels.triton_support import (
     elements_of,
     expect_heads,
@@ -46,14 +46,15 @@ _PROGRAMS = 256
 
 @triton.jit
 def _attend_rows(
-    q, pages, tables, table_indptr, row_sequence, row_position, blocks, out, states, lse, q_stride,
-    out_stride, parts, first_of_all, at: tl.constexpr,
+    q, pages, tables, blocks, out, states, lse, q_stride, out_stride, parts, first_of_all,
+    at: tl.constexpr,
 ):  # fmt: skip
-    block, head = tl.program_id(0) // parts, tl.program_id(1)
+    block, head = blocks + 4 * (tl.program_id(0) // parts), tl.program_id(1)
     split, splits = tl.program_id(2), tl.num_programs(2)
     rows_each: tl.constexpr = at.rows // at.group
-    first_row = tl.load(blocks + 2 * block) + tl.program_id(0) % parts * rows_each
-    end_row = tl.minimum(tl.load(blocks + 2 * block + 1), first_row + rows_each)
+    skipped = tl.program_id(0) % parts * rows_each
+    first_row = tl.load(block) + skipped
+    end_row = tl.minimum(tl.load(block + 1), first_row + rows_each)
     if first_row >= end_row:
         return
     m = tl.arange(0, at.rows)
@@ -65,8 +66,7 @@ def _attend_rows(
     wide_row = row.to(tl.int64)
     heads = q + wide_row * q_stride + query_head * at.page.head_dim
     queries = load_queries(heads, own_rows, 0, at), heads, own_rows
-    table = tables + tl.load(table_indptr + tl.load(row_sequence + first_row))
-    past = tl.load(row_position + first_row)
+    past, table = tl.load(block + 2) + skipped, tables + tl.load(block + 3)
     position = past + row - first_row
     end = past + end_row - first_row
     low = past * 0
@@ -86,7 +86,7 @@ def _attend_rows(
         middle = tl.maximum(begin, tl.minimum((past + 1) // at.block, own_end))
         for index in range(begin, middle):
             state = attend_block(
-                queries, pages, table, head, index, low, end, 0, end, state, at, False, False
+                queries, pages, table, head, index, low, end, 0, end, state, at, SEES_ALL
             )
     last = position[:, None]
     first = last * 0
@@ -94,7 +94,7 @@ def _attend_rows(
         first = last - at.window + 1
     for index in range(middle, own_end):
         state = attend_block(
-            queries, pages, table, head, index, low, end, first, last, state, at, True, True
+            queries, pages, table, head, index, low, end, first, last, state, at, SEES_MAYBE_NONE
         )
     top, total, mixed, _ = state
     if is_whole:
@@ -111,26 +111,6 @@ def _attend_rows(
         tl.store(states + at_state, mixed / tl.where(seen, total, 1.0)[:, None], mask=kept)
         own_lse = (top + tl.log2(total)) * 0.6931471805599453
         tl.store(lse + at_lse, tl.where(seen, own_lse, float("-inf")), mask=own_rows)
-
-
-def row_blocks(row_indptr: NDArray[np.integer], group: int) -> NDArray[np.int32]:
-    """int32 [blocks, 2]: first and end row of each block of rows, none of two sequences; last rows
-    first, since they look at most and what begins late with much to do keeps all waiting.
-
-    ``row_indptr``: [sequences + 1]; ``group``: query heads that share a KV head.
-    """
-    rows = block_rows(group)
-    found = [
-        (first, min(first + rows, end))
-        for start, end in itertools.pairwise(row_indptr.tolist())
-        for first in range(start, end, rows)
-    ]
-    return np.array(found[::-1], np.int32).reshape(-1, 2)
-
-
-def block_rows(group: int) -> int:
-    """Rows of a block; ``group``: query heads that share a KV head."""
-    return max(PAIRS // group, 1)
 
 
 def split_count(programs: int) -> int:
@@ -157,9 +137,9 @@ def paged_prefill(
     first_row: int = 0,
 ) -> torch.Tensor:
     """See the package; q and out may be float32, float16 or bfloat16. ``blocks``: int32
-    ``row_blocks`` on the device; made from the batch (which waits for the device) when it is
-    not given. Rows before ``first_row`` are in none, those at a position below 0 may be in none: of
-    these the result is 0 or what was in ``out``. Raises ``ValueError``."""
+    ``row_blocks`` ``with_contexts`` on the device; made from the batch (which waits for the
+    device) when it is not given. Rows before ``first_row`` are in none, those at a position below
+    0 may be in none: of these the result is 0 or what was in ``out``. Raises ``ValueError``."""
     rows = batch.rows
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, given in (("q", q), ("out", out)):
@@ -169,7 +149,12 @@ def paged_prefill(
     tile = prefill_tile(q.dtype, pool.layout, group, has_wide_products=has_wide_products())
     at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if blocks is None:
-        made = row_blocks(batch.row_indptr.cpu().numpy(), at.group)
+        made = with_contexts(
+            row_blocks(batch.row_indptr.cpu().numpy(), at.group),
+            batch.row_position.cpu().numpy(),
+            batch.row_sequence.cpu().numpy(),
+            batch.table_indptr.cpu().numpy(),
+        )
         blocks = torch.from_numpy(made).to(q.device)
     if not len(blocks):
         return out
@@ -182,8 +167,7 @@ def paged_prefill(
         states = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _attend_rows[(len(blocks) * parts, kv_heads, splits)](
-        q, elements_of(pool, layer), batch.tables, batch.table_indptr,
-        batch.row_sequence, batch.row_position, blocks, out, states, lse, q.stride(0),
+        q, elements_of(pool, layer), batch.tables, blocks, out, states, lse, q.stride(0),
         out.stride(0), parts, first_row, at, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:

@@ -36,6 +36,7 @@ from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, 
 from pagemesh.engine.cuda.weights import DeviceWeights
 from pagemesh.engine.model import DecoderConfig
 from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
+from pagemesh.kernels.paged_prefill.blocks import block_rows, row_blocks
 from pagemesh.runtime.logs import get_logger
 
 Tensor = torch.Tensor
@@ -59,9 +60,8 @@ class CudaDecoder:
         """``with_graphs``: steps, of up to ``sequence_count_max`` rows beside those of prompts,
         are captured; needs a CUDA device."""
         from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS
-        from pagemesh.kernels.paged_prefill.triton import block_rows, row_blocks
 
-        self._span_tokens, self._row_blocks = SPAN_TOKENS, row_blocks
+        self._span_tokens = SPAN_TOKENS
         self._block_rows = block_rows(config.head_count // config.kv_head_count)
         self._span_bytes = 4 * config.head_count * (config.head_dim + 1)
         self.config = config
@@ -152,7 +152,7 @@ class CudaDecoder:
         )
 
     def _blocks_of(self, starts: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-        return self._row_blocks(starts, self.config.head_count // self.config.kv_head_count)
+        return row_blocks(starts, self.config.head_count // self.config.kv_head_count)
 
     def _use(self, pool: KvPool) -> None:
         """Graphs name the addresses of one memory, which a pager that was restarted serves on."""

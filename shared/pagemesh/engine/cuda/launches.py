@@ -52,7 +52,7 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """``order`` int64 [rows]: the rows of the batch in the order in which they are computed, None:
-    as they are. ``launches`` and ``blocks`` (int32 [n, 2], see ``paged_prefill.row_blocks``) are in
+    as they are. ``launches`` and ``blocks`` (int32 [n, 2], see ``paged_prefill.blocks``) are in
     that order."""
 
     order: I64 | None

@@ -7,7 +7,7 @@ All integers of a step go through one array of int32, cut into sections:
     position    rows
     sequence    rows
     indptr      sequences + 1 where each sequence's page table starts
-    blocks      2 * blocks    see ``paged_prefill.row_blocks``; none where a step only decodes
+    blocks      4 * blocks    see ``paged_prefill.blocks``; none where a step only decodes
     wanted      wanted        rows whose hidden states are asked for
     tables      pages         page tables, joined
 
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from pagemesh.engine.cuda.launches import Launch, StepRows
 from pagemesh.kernels.ops import RaggedBatch
+from pagemesh.kernels.paged_prefill.blocks import BLOCK_WORDS, with_contexts
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -61,7 +62,7 @@ class RowsShape:
             ("position", self.rows),
             ("sequence", self.rows),
             ("indptr", self.sequences + 1),
-            ("blocks", 2 * self.blocks),
+            ("blocks", BLOCK_WORDS * self.blocks),
             ("wanted", self.wanted),
             ("tables", self.pages),
         )
@@ -123,11 +124,12 @@ def pack(
             values[order] for values in (token, position, sequence, slots)
         )
         at = np.argsort(order)[at]
-    blocks, alone = split.blocks, split.alone_count
+    indptr, alone = batch.table_indptr.numpy(), split.alone_count
+    blocks = with_contexts(split.blocks, position, sequence, indptr)
     gap = prompts_from - alone if prompts_from is not None and len(blocks) else 0
     if gap:
         at = np.where(at < alone, at, at + gap)
-        blocks = blocks + gap
+        blocks[:, :2] += gap
 
     def spread(values: NDArray[np.integer], rest: int) -> NDArray[np.integer]:
         return np.insert(values, alone, np.full(gap, rest)) if gap else values
@@ -137,7 +139,7 @@ def pack(
         "tokens": (spread(token, 0), 0, "rows"),
         "position": (spread(position, -1), -1, "rows"),
         "sequence": (spread(sequence, 0), 0, "rows"),
-        "indptr": (batch.table_indptr.numpy(), 0, "sequences"),
+        "indptr": (indptr, 0, "sequences"),
         "blocks": (blocks.reshape(-1), 0, "blocks"),
         "wanted": (at, 0, "wanted rows"),
         "tables": (batch.tables.numpy(), 0, "pages"),
@@ -172,7 +174,9 @@ def unpack(shape: RowsShape, words: torch.Tensor, launches: Sequence[Launch]) ->
         slots=part["slots"].view(torch.int64),
     )
     alone = tuple(_alone(batch, launch) for launch in launches)
-    return DeviceRows(part["tokens"], batch, part["blocks"].view(-1, 2), part["wanted"], alone)
+    return DeviceRows(
+        part["tokens"], batch, part["blocks"].view(-1, BLOCK_WORDS), part["wanted"], alone
+    )
 
 
 def _alone(batch: RaggedBatch, launch: Launch) -> AloneRows:
