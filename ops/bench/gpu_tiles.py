@@ -29,7 +29,7 @@ from triton.runtime.errors import OutOfResources
 
 from pagemesh.kernels.layout import PageLayout
 from pagemesh.kernels.paged_attention.tiles import Tile, decode_tile, prefill_tile
-from pagemesh.kernels.triton_support import has_wide_products
+from pagemesh.kernels.triton_support import has_e4m3, has_wide_products
 
 _BLOCKS, _STAGES = (32, 64, 128), (2, 3, 4)
 _WARPS = {"decode": (2, 4, 8), "prefill": (4, 8)}
@@ -58,9 +58,11 @@ def own_tile(case: Case) -> Tile:
     """What the case has now."""
     layout = PageLayout(1, case.kv_heads, case.head_dim, PAGE_SIZE, case.pages)
     if case.kind == "decode":
-        return decode_tile(case.queries, layout, case.group)
-    wide = has_wide_products()
-    return prefill_tile(case.queries, layout, case.group, has_wide_products=wide)
+        return decode_tile(case.queries, layout, case.group, has_e4m3=has_e4m3())
+    return prefill_tile(
+        case.queries, layout, case.group, has_e4m3=has_e4m3(),
+        has_wide_products=has_wide_products(),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -39,8 +39,8 @@ def tiles(tile_of: TileOf, head_dim: int, group: int) -> list[tuple[PageLayout, 
     """Of all types."""
     layouts = [PageLayout(1, 1, head_dim, 16, dtype) for dtype in KV_DTYPES]
     return [
-        (layout, tile_of(queries, layout, group))
-        for queries, layout in itertools.product(ROW_TYPES, layouts)
+        (layout, tile_of(queries, layout, group, has_e4m3=has_e4m3))
+        for queries, layout, has_e4m3 in itertools.product(ROW_TYPES, layouts, (False, True))
     ]
 
 
@@ -93,7 +93,7 @@ def test_wider_heads_and_more_passes_take_no_larger_tiles(head_dim: int) -> None
 
     def area(queries: torch.dtype, pages: KvDtype, width: int) -> int:
         layout = PageLayout(1, 1, width, 16, pages)
-        tile = prefill_tile(queries, layout, 1, has_wide_products=False)
+        tile = prefill_tile(queries, layout, 1, has_e4m3=True, has_wide_products=False)
         assert tile.rows <= PAIRS
         return tile.rows * tile.block
 

@@ -50,16 +50,20 @@ class PageShape:
     scale_offset: int
     """Elements (bytes) from codes of K, or of V, to their float32 scales, one a slot."""
     kind: str
-    """``float``; or ``int8`` or ``e4m3`` for codes with scales."""
-    packed: bool
-    """Whether codes become numbers four at a time, which the interpreter cannot."""
+    """``float``; or ``int8``, ``e4m3`` (by integer arithmetic) or ``e4m3_native`` (by the
+    instructions of sm_89 and later) for codes with scales."""
     block_dim: int
     """``head_dim`` rounded up to a power of two that a matrix instruction takes."""
 
 
-@functools.cache
 def page_shape(layout: PageLayout) -> PageShape:
     """The shape that kernels over pages of ``layout`` are compiled for."""
+    return _page_shape(layout, has_e4m3())
+
+
+@functools.cache
+def _page_shape(layout: PageLayout, native: bool) -> PageShape:
+    kind: str = layout.dtype if layout.is_scaled else "float"
     return PageShape(
         page_size=layout.page_size,
         head_dim=layout.head_dim,
@@ -68,23 +72,42 @@ def page_shape(layout: PageLayout) -> PageShape:
         head_stride=layout.head_stride,
         value_offset=layout.value_offset,
         scale_offset=layout.scale_offset_bytes,
-        kind=layout.dtype if layout.is_scaled else "float",
-        packed=layout.is_scaled and not is_interpreted(),
+        kind="e4m3_native" if kind == "e4m3" and native else kind,
         block_dim=max(DOT_SIDE_MIN, triton.next_power_of_2(layout.head_dim)),
     )
 
 
-def elements_of(pool: KvPool, layer: int) -> torch.Tensor:
-    """The pool's elements from the first of ``layer`` in page 0 on, one dimension; e4m3 as bytes:
-    kernels convert from and to it themselves, the same everywhere."""
-    elements = pool.keys(layer).as_strided((1,), (1,))
-    return elements.view(torch.uint8) if elements.dtype is torch.float8_e4m3fn else elements
+def has_e4m3() -> bool:
+    """Whether the device that kernels run on converts e4m3 by itself."""
+    return _architecture() >= 89
+
+
+def has_wide_products() -> bool:
+    """Whether four warps of the device together take a product from shared memory."""
+    return _architecture() == 90
 
 
 @functools.cache  # asked for at every launch, and the answer is far
-def has_wide_products() -> bool:
-    """Whether four warps of the device together take a product from shared memory."""
-    return not is_interpreted() and triton.runtime.driver.active.get_current_target().arch == 90
+def _architecture() -> int:
+    """90 for sm_90; 0 in the interpreter."""
+    return 0 if is_interpreted() else triton.runtime.driver.active.get_current_target().arch
+
+
+def elements_to_read(pool: KvPool, layer: int) -> torch.Tensor:
+    """The pool's elements from the first of ``layer`` in page 0 on, one dimension; e4m3 as
+    bytes where the device does not know it."""
+    elements = pool.keys(layer).as_strided((1,), (1,))
+    return elements if has_e4m3() else _without_e4m3(elements)
+
+
+def elements_to_write(pool: KvPool, layer: int) -> torch.Tensor:
+    """Like ``elements_to_read``, but e4m3 always as bytes: kernels round to it themselves, the
+    same everywhere."""
+    return _without_e4m3(pool.keys(layer).as_strided((1,), (1,)))
+
+
+def _without_e4m3(elements: torch.Tensor) -> torch.Tensor:
+    return elements.view(torch.uint8) if elements.dtype is torch.float8_e4m3fn else elements
 
 
 @functools.cache

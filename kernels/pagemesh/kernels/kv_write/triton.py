@@ -15,7 +15,7 @@ from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.quantise.triton import codes_of, largest_of, scale_of
 from pagemesh.kernels.triton_support import (
     PageShape,
-    elements_of,
+    elements_to_write,
     expect_heads,
     expect_integers,
     page_shape,
@@ -75,5 +75,5 @@ def kv_write(
             raise ValueError(f"{name}: expected {at.kv_heads} heads, got {given.shape[1]}")
     if rows:
         _write_heads[(rows, at.kv_heads)](
-            k, v, elements_of(pool, layer), slots, k.stride(0), v.stride(0), at, num_warps=1
+            k, v, elements_to_write(pool, layer), slots, k.stride(0), v.stride(0), at, num_warps=1
         )

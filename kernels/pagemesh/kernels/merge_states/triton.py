@@ -12,7 +12,7 @@ _FEW, _MANY = 4, 16
 """Parts merged at a time."""
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["position"])
 def _merge(
     states, lse, out, position, parts, head_dim, out_stride, block: tl.constexpr,
     parts_block: tl.constexpr,
@@ -21,7 +21,7 @@ def _merge(
     first = (row * tl.num_programs(1) + head) * parts
     count = parts
     if position is not None:
-        if tl.load(lse + first) == float("inf"):
+        if tl.load(lse + first) == float("inf"):  # it was not parted: its result is there
             return
         count = tl.where(tl.load(position + row) < 0, 0, parts)
     d = tl.arange(0, block)

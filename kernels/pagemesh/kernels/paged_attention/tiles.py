@@ -5,8 +5,9 @@ hand have 255 registers, and blocks on their way have 163 KB of shared memory on
 chosen so that nothing spills when they are compiled ahead of time for sm_80 and sm_90
 (``tests/kernels/compiled_attention.py``). On an H100 27 or 36 were timed (``ops.bench.gpu_tiles``)
 for bfloat16 queries, four to a KV head: of decode over bfloat16 64 to 256 wide and over codes 128
-wide, of prompts over bfloat16 64 and 128 wide; on an H200 of prompts over int8 128 wide. These are
-the fastest, or the fastest that do not spill; the others were not compared.
+wide, of prompts over bfloat16 64 and 128 wide and over int8 128 wide. These are the fastest, or
+within a hundredth of it where that spills on sm_80; the others were not compared, but for four
+of prompts over bfloat16 256 wide, on an H200.
 
 How products are taken follows from the types, and bounds them most:
 
@@ -76,7 +77,7 @@ _PREFILL: dict[Product, tuple[Tile, ...]] = {
     ),
 }  # fmt: skip
 _PREFILL_CODES: dict[Product, tuple[Tile, ...]] = {
-    "half": (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
+    "half": (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
     "tf32x2": (
         Tile(64, 16, 4, 2), Tile(32, 32, 4, 2), Tile(32, 16, 8, 2, 64), Tile(16, 16, 8, 2, 64),
     ),
@@ -96,20 +97,21 @@ def product_of(queries: torch.dtype, pages: KvDtype) -> Product:
     return "half"
 
 
-def decode_tile(queries: torch.dtype, layout: PageLayout, group: int) -> Tile:
-    """For single rows; ``group``: query heads that share a KV head, all in one tile."""
-    return _fitted(_DECODE, queries, layout, group, of_prompts=False)
+def decode_tile(queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool) -> Tile:
+    """For single rows; ``group``: query heads that share a KV head, all in one tile.
+    ``has_e4m3``: whether the device has instructions for e4m3."""
+    return _fitted(_DECODE, queries, layout, group, has_e4m3, of_prompts=False)
 
 
 def prefill_tile(
-    queries: torch.dtype, layout: PageLayout, group: int, *, has_wide_products: bool
+    queries: torch.dtype, layout: PageLayout, group: int, *, has_e4m3: bool, has_wide_products: bool
 ) -> Tile:
     """For chunks of rows; ``has_wide_products``: whether the device is an sm_90."""
     is_half = queries.itemsize == 2 and layout.dtype in ("float16", "bfloat16")
     if has_wide_products and is_half and WIDTHS[_WIDE - 1] < layout.head_dim <= WIDTHS[_WIDE]:
         return _PREFILL_WIDE
     tiles = _PREFILL_CODES if layout.is_scaled else _PREFILL
-    return _fitted(tiles, queries, layout, group, of_prompts=True)
+    return _fitted(tiles, queries, layout, group, has_e4m3, of_prompts=True)
 
 
 def _fitted(
@@ -117,13 +119,15 @@ def _fitted(
     queries: torch.dtype,
     layout: PageLayout,
     group: int,
+    has_e4m3: bool,
     *,
     of_prompts: bool,
 ) -> Tile:
     width = bisect.bisect_left(WIDTHS, layout.head_dim)
     product = product_of(queries, layout.dtype)
     tile = tiles[product][width]
-    if layout.is_scaled and width >= _WIDE:
+    by_arithmetic = layout.dtype == "e4m3" and not has_e4m3
+    if by_arithmetic or (layout.is_scaled and width >= _WIDE):
         # Codes and what they stand for are in registers at once.
         block = 16 if width > _WIDE and of_prompts else 32
         tile = replace(tile, block=min(tile.block, block))

@@ -24,13 +24,14 @@ from pagemesh.kernels.kv_pool import KvPool
 from pagemesh.kernels.merge_states.triton import merge_states
 from pagemesh.kernels.paged_attention import check_limits, check_sharing
 from pagemesh.kernels.paged_attention.tiles import Product, Tile, decode_tile, product_of
-from pagemesh.kernels.quantise.triton import numbers_of, packed_numbers
+from pagemesh.kernels.quantise.triton import numbers_of
 from pagemesh.kernels.triton_support import (
     PageShape,
     dot_type,
-    elements_of,
+    elements_to_read,
     expect_heads,
     expect_integers,
+    has_e4m3,
     is_interpreted,
     page_shape,
 )
@@ -40,11 +41,14 @@ PIECES_MAX = 4
 """Of a span, of which each program takes one or several. What it does one after the other takes a
 microsecond a block, however little the rest of the device has to do."""
 _PIECE_TOKENS = tl.constexpr(SPAN_TOKENS // PIECES_MAX)
-_PROGRAMS = 1024
+_PROGRAMS_MAX = 1024
 """As many are enough, those that have nothing to do included."""
-SEES_ALL, SEES_SOME, SEES_MAYBE_NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Of the positions of a block, or of all up to it, a row."""
-_FLOAT16_TOP = tl.constexpr(65504.0)
+SEES_ALL = tl.constexpr(0)
+"""Each row, of the positions of a block."""
+SEES_SOME = tl.constexpr(1)
+"""Each row, of those up to the end of a block, at least one."""
+SEES_MAYBE_NONE = tl.constexpr(2)
+"""Rows may have seen nothing when a block ends."""
 _LN2 = math.log(2.0)
 
 
@@ -76,9 +80,9 @@ class AttentionShape:
 def attention_shape(
     q: torch.Tensor, pool: KvPool, tile: Tile, *, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """Products are taken in the pages' type; where those have codes, in float32 for ``q`` of that
-    type, else in float16, which has all bits of codes and of bfloat16. Raises ``ValueError`` when
-    the heads of ``q`` do not share the pool's, or for a cap or window that is none."""
+    """Products are taken in the pages' type, or in that of ``q`` where pages have codes. Raises
+    ``ValueError`` when the heads of ``q`` do not share the pool's, or for a cap or window that
+    is none."""
     at = pool.layout
     check_sharing(q.shape[1], pool)
     check_limits(soft_cap, window_tokens)
@@ -94,13 +98,9 @@ def attention_shape(
         scale=scale / _LN2,
         window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
         soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
-        dot=dot_type(_product_type(q.dtype) if at.is_scaled else pool.keys(0).dtype),
+        dot=dot_type(q.dtype if at.is_scaled else pool.keys(0).dtype),
         product=product_of(q.dtype, at.dtype),
     )
-
-
-def _product_type(queries: torch.dtype) -> torch.dtype:
-    return torch.float32 if queries is torch.float32 else torch.float16
 
 
 @triton.jit
@@ -124,34 +124,25 @@ def pages_of(table, index, low, end, at: tl.constexpr):
 
 
 @triton.jit
-def _numbers(elements, at: tl.constexpr):
-    """Elements of pages as products take them."""
-    kind: tl.constexpr = at.page.kind
-    if at.page.packed:
-        numbers = packed_numbers(elements, kind)
-    else:
-        numbers = numbers_of(elements, kind)
-    return numbers.to(at.dot)
-
-
-@triton.jit
 def load_keys(pages, own, n, end, part: tl.constexpr, at: tl.constexpr):
     """K of positions ``n``, dimensions from ``part * at.chunk`` on: [chunk, block]. What lies
     from ``end`` on in the last page comes along: a mask that cuts through a page would make
     each element a load of its own, and ``seen`` hides those scores anyway."""
+    kind: tl.constexpr = at.page.kind
     d = part * at.chunk + tl.arange(0, at.chunk)
     at_k = own + n % at.page.page_size
     kept = ((n // at.page.page_size) * at.page.page_size < end)[None, :]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[:, None]
     at_k = at_k[None, :] + (d * at.page.page_size)[:, None]
-    return _numbers(tl.load(pages + at_k, mask=kept, other=0), at)
+    return numbers_of(tl.load(pages + at_k, mask=kept, other=0.0), kind).to(at.dot)
 
 
 @triton.jit
 def load_values(pages, own, n, low, end, at: tl.constexpr):
     """V of positions ``n``, [block, block_dim]; 0 before ``low`` and from ``end`` on, where
     memory may hold what is no number."""
+    kind: tl.constexpr = at.page.kind
     d = tl.arange(0, at.page.block_dim)
     at_v = own + at.page.value_offset + (n % at.page.page_size) * at.page.head_dim
     kept = (n < end)[:, None]
@@ -160,7 +151,7 @@ def load_values(pages, own, n, low, end, at: tl.constexpr):
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
     at_v = at_v[:, None] + d[None, :]
-    return _numbers(tl.load(pages + at_v, mask=kept, other=0), at)
+    return numbers_of(tl.load(pages + at_v, mask=kept, other=0.0), kind).to(at.dot)
 
 
 @triton.jit
@@ -171,15 +162,7 @@ def load_queries(heads, own_rows, part: tl.constexpr, at: tl.constexpr):
     kept = own_rows[:, None]
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
-    return to_dot(tl.load(heads[:, None] + d[None, :], mask=kept, other=0.0), at)
-
-
-@triton.jit
-def to_dot(x, at: tl.constexpr):
-    """Queries or weights as products take them: those of codes within what float16 has."""
-    if at.page.kind != "float" and at.dot == tl.float16:
-        x = tl.clamp(x.to(tl.float32), -_FLOAT16_TOP, _FLOAT16_TOP, tl.PropagateNan.ALL)
-    return x.to(at.dot)
+    return tl.load(heads[:, None] + d[None, :], mask=kept, other=0.0).to(at.dot)
 
 
 @triton.jit
@@ -277,7 +260,7 @@ def attend_block(
     if at.page.kind != "float":
         weights *= load_scales(pages, own + at.page.value_offset, n, low, end, at)[None, :]
     v = load_values(pages, own, n, low, end, at)
-    mixed = add_product(to_dot(weights, at), v, mixed * old[:, None], at)
+    mixed = add_product(weights.to(at.dot), v, mixed * old[:, None], at)
     return higher, total, mixed, pages_of(table, index + 1, low, end, at)
 
 
@@ -329,8 +312,10 @@ def _attend_span(
 
 def pieces_of(spans: int) -> int:
     """Programs a span of a launch that has room for so many (row, KV head, span) triples."""
-    pieces = 1 if is_interpreted() else PIECES_MAX  # one program after the other
-    while pieces > 1 and pieces * spans > _PROGRAMS:
+    if is_interpreted():
+        return 1  # one program after the other
+    pieces = PIECES_MAX
+    while pieces > 1 and pieces * spans > _PROGRAMS_MAX:
         pieces //= 2
     return pieces
 
@@ -361,7 +346,7 @@ def paged_attention(
         expect_heads(name, given, rows_count=rows, head_dim=head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
     group = max(heads // pool.layout.kv_heads, 1)
-    tile = decode_tile(q.dtype, pool.layout, group)
+    tile = decode_tile(q.dtype, pool.layout, group, has_e4m3=has_e4m3())
     at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if not rows:
         return out
@@ -372,7 +357,7 @@ def paged_attention(
     states = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((rows, heads, parts), dtype=torch.float32, device=q.device)
     _attend_span[(rows, pool.layout.kv_heads, parts)](
-        q, elements_of(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
+        q, elements_to_read(pool, layer), batch.tables, batch.table_indptr, batch.row_sequence,
         batch.row_position, states, lse, q.stride(0), PIECES_MAX // pieces, at,
         num_warps=tile.warps,
         num_stages=min(tile.stages, 2) if at.window or at.soft_cap else tile.stages,

@@ -28,28 +28,30 @@ from pagemesh.kernels.paged_attention.triton import (
     load_queries,
     no_state,
 )
-from pagemesh.kernels.paged_prefill.blocks import block_rows, row_blocks, with_contexts
+from pagemesh.kernels.paged_prefill.blocks import BLOCK_WORDS, block_rows, row_blocks, with_contexts
 from pagemesh.kernels.triton_support import (
-    elements_of,
+    elements_to_read,
     expect_heads,
     expect_integers,
+    has_e4m3,
     has_wide_products,
     is_interpreted,
 )
 
+_BLOCK_WORDS = tl.constexpr(BLOCK_WORDS)
 SPLITS_MAX = 32
 _SPLIT_TOKENS_MIN = tl.constexpr(256)
 """A part of a context has no fewer: to merge it takes as long as to go through them."""
-_PROGRAMS = 256
+_PROGRAMS_MAX = 256
 """Two for each multiprocessor of a large GPU: fewer leave it idle."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_of_all"])
 def _attend_rows(
     q, pages, tables, blocks, out, states, lse, q_stride, out_stride, parts, first_of_all,
     at: tl.constexpr,
 ):  # fmt: skip
-    block, head = blocks + 4 * (tl.program_id(0) // parts), tl.program_id(1)
+    block, head = blocks + _BLOCK_WORDS * (tl.program_id(0) // parts), tl.program_id(1)
     split, splits = tl.program_id(2), tl.num_programs(2)
     rows_each: tl.constexpr = at.rows // at.group
     skipped = tl.program_id(0) % parts * rows_each
@@ -115,10 +117,10 @@ def _attend_rows(
 
 def split_count(programs: int) -> int:
     """Parts of the context, each a program's, where there are so many programs without."""
-    splits = 1
     if is_interpreted():
-        return splits  # one program after the other
-    while splits < SPLITS_MAX and 2 * splits * programs <= _PROGRAMS:
+        return 1  # one program after the other
+    splits = 1
+    while splits < SPLITS_MAX and 2 * splits * programs <= _PROGRAMS_MAX:
         splits *= 2
     return splits
 
@@ -146,7 +148,9 @@ def paged_prefill(
         expect_heads(name, given, rows_count=rows, head_dim=pool.layout.head_dim)
     expect_integers("row_position", batch.row_position, torch.int32, rows)
     group = max(q.shape[1] // pool.layout.kv_heads, 1)
-    tile = prefill_tile(q.dtype, pool.layout, group, has_wide_products=has_wide_products())
+    tile = prefill_tile(
+        q.dtype, pool.layout, group, has_e4m3=has_e4m3(), has_wide_products=has_wide_products()
+    )
     at = attention_shape(q, pool, tile, scale=scale, window_tokens=window_tokens, soft_cap=soft_cap)
     if blocks is None:
         made = with_contexts(
@@ -161,13 +165,12 @@ def paged_prefill(
     rows_each, kv_heads = at.rows // at.group, pool.layout.kv_heads
     parts = triton.cdiv(block_rows(at.group), rows_each)
     splits = split_count(triton.cdiv(rows - first_row, rows_each) * kv_heads)
-    states, lse = out, out
-    if splits > 1:
-        shape = (rows - first_row, q.shape[1], splits)
-        states = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
-        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    # None of one part, but of the same type: else the kernel would be compiled once more.
+    shape = (rows - first_row if splits > 1 else 0, q.shape[1], splits)
+    states = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)
+    lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _attend_rows[(len(blocks) * parts, kv_heads, splits)](
-        q, elements_of(pool, layer), batch.tables, blocks, out, states, lse, q.stride(0),
+        q, elements_to_read(pool, layer), batch.tables, blocks, out, states, lse, q.stride(0),
         out.stride(0), parts, first_row, at, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:

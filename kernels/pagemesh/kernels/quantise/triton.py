@@ -1,8 +1,8 @@
 """``quantise`` and ``dequantise`` on a GPU, and codes and scales for the kernels over pages.
 
 e4m3 is stored and read as its byte, by integer arithmetic: that runs on every architecture
-(sm_80 has no instruction for it) and in the interpreter. Where codes are read at memory speed
-(attention), four become numbers at a time (``packed_numbers``).
+(sm_80 has no instruction for it) and in the interpreter. Where a byte is read at memory speed
+(attention), the instruction is used from sm_89 on.
 
     e4m3 byte  s eeee mmm, bias 7      normal: 2 ** (e - 7) * (1 + m / 8), at least 2 ** -6
                                        subnormal: m * 2 ** -9
@@ -59,52 +59,6 @@ def from_e4m3(byte):
     wide = byte.to(tl.int16)
     moved = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     return moved.to(tl.float16, bitcast=True) * _HALF_BIASES
-
-
-@triton.jit
-def packed_numbers(codes, kind: tl.constexpr):
-    """``numbers_of``, float16, four in a few instructions; to convert one by one takes several
-    times as long. ``codes`` are bytes.
-
-    int8: 128 more than a code, as the lower byte of float16 1024, adds just itself. e4m3: moved to
-    where float16 has exponent and mantissa, like ``from_e4m3``."""
-    if kind == "int8":
-        return tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 moved, offset;
-                xor.b32 moved, $2, 0x80808080;
-                mov.b32 offset, 0x64806480;
-                prmt.b32 $0, moved, 0x64646464, 0x4140;
-                prmt.b32 $1, moved, 0x64646464, 0x4342;
-                sub.f16x2 $0, $0, offset;
-                sub.f16x2 $1, $1, offset;
-            }
-            """,
-            "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 low, high, biases, signs;
-                mov.b32 biases, 0x5c005c00;
-                prmt.b32 low, $2, 0, 0x1404;
-                prmt.b32 high, $2, 0, 0x3424;
-                and.b32 signs, low, 0x80008000;
-                and.b32 low, low, 0x7f007f00;
-                shr.b32 low, low, 1;
-                or.b32 low, low, signs;
-                and.b32 signs, high, 0x80008000;
-                and.b32 high, high, 0x7f007f00;
-                shr.b32 high, high, 1;
-                or.b32 high, high, signs;
-                mul.f16x2 $0, low, biases;
-                mul.f16x2 $1, high, biases;
-            }
-            """,
-            "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
 
 
 @triton.jit

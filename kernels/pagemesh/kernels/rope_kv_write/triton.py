@@ -14,7 +14,7 @@ from pagemesh.kernels.quantise.triton import codes_of, largest_of, scale_of
 from pagemesh.kernels.rope.triton import turned
 from pagemesh.kernels.triton_support import (
     PageShape,
-    elements_of,
+    elements_to_write,
     expect_heads,
     expect_integers,
     expect_rows,
@@ -111,6 +111,6 @@ def rope_kv_write(
     query_norm, key_norm = norms if norms is not None else angles  # not read without norms
     at = JoinedShape(page, heads, half, triton.next_power_of_2(half), norms is not None)
     _prepare_heads[(rows, joined.shape[1])](
-        joined, *angles, query_norm, key_norm, elements_of(pool, layer), slots,
+        joined, *angles, query_norm, key_norm, elements_to_write(pool, layer), slots,
         joined.stride(0), epsilon, at, num_warps=1,
     )  # fmt: skip

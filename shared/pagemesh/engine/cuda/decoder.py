@@ -113,7 +113,7 @@ class CudaDecoder:
         rows = min(_WARM_UP_ROWS, size)
         batch = ragged_batch([np.zeros(1, np.uint32)], [0], [rows], size)
         every = torch.arange(rows)
-        # Numbers of spans that kernels are compiled for: 1, a multiple of 16, neither.
+        # Rooms with few and with many parts to merge.
         tried = [
             StepRows(None, (Launch(0, rows, int(spans)),), NO_BLOCKS) for spans in SPANS_STEPS[:3]
         ]
@@ -124,6 +124,7 @@ class CudaDecoder:
                 words = torch.from_numpy(pack(shape, every, batch, every, split))
                 made = unpack(shape, words.to(self._forward.device), split.launches)
                 self.logits(self._forward.hidden(made, pool))
+            self._forward.warm_up_merges()
 
     def prepare(self, pool: KvPool) -> None:
         """Capture the graphs of common steps over ``pool``, once: those of a later pool are
@@ -136,8 +137,9 @@ class CudaDecoder:
         spans_max = -(-self.config.context_tokens_max // self._span_tokens)
         with torch.inference_mode():
             count = self._graphs.prepare(
-                common_buckets(self._graph_rows_max, spans_max), seconds_max=PREPARE_S_MAX,
-                now_s=time.monotonic,
+                [one for one in common_buckets(self._graph_rows_max, spans_max)
+                 if not one.chunk or self._is_light(one, one.rows)],
+                seconds_max=PREPARE_S_MAX, now_s=time.monotonic,
             )  # fmt: skip
         _log.info(
             "worker.graphs_captured", graphs=count, seconds=round(time.monotonic() - began_s, 2)
@@ -200,17 +202,20 @@ class CudaDecoder:
                 and pages <= bucket.sequences * self._table_pages_max
             )
 
-        def is_light(bucket: Bucket) -> bool:  # long contexts, padded to more rows than there are
-            launches = bucket.launches
-            return all(is_within_limits(one, alone, self._span_bytes) for one in launches)
+        def may_stand_in(larger: Bucket) -> bool:
+            return holds(larger) and self._is_light(larger, alone)
 
-        if not holds(bucket) or (bucket.chunk and not is_light(bucket)):
+        if not holds(bucket) or (bucket.chunk and not self._is_light(bucket, alone)):
             return None
-        found = self._graphs.step_for(bucket, lambda larger: holds(larger) and is_light(larger))
+        found = self._graphs.step_for(bucket, may_stand_in)
         if found is None:
             return None
         held, captured = found
         return held.shape(pages, self._block_rows), held.rows, captured
+
+    def _is_light(self, bucket: Bucket, alone: int) -> bool:
+        """Whether ``alone`` rows by themselves, of long contexts, may be padded to ``bucket``."""
+        return all(is_within_limits(one, alone, self._span_bytes) for one in bucket.launches)
 
     def _staged(self, words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Tensor:
         """``words`` where a copy to the device does not wait for the host."""

@@ -31,12 +31,14 @@ class DeviceForward:
     def __init__(self, config: DecoderConfig, weights: DeviceWeights) -> None:
         # Not before there is a device to run on: importing them is importing Triton.
         from pagemesh.kernels.add_rms_norm.triton import add_rms_norm
+        from pagemesh.kernels.merge_states.triton import merge_states
         from pagemesh.kernels.paged_attention.triton import paged_attention
         from pagemesh.kernels.paged_prefill.triton import paged_prefill
         from pagemesh.kernels.rms_norm.triton import rms_norm
         from pagemesh.kernels.rope_kv_write.triton import rope_kv_write
         from pagemesh.kernels.silu_mul.triton import silu_mul
 
+        self._merge_states = merge_states
         self._add_rms_norm, self._rms_norm = add_rms_norm, rms_norm
         self._paged_attention, self._paged_prefill = paged_attention, paged_prefill
         self._rope_kv_write, self._silu_mul = rope_kv_write, silu_mul
@@ -65,6 +67,15 @@ class DeviceForward:
             next_norm = self.weights.norm if last else layers[index + 1].attention_norm
             normed = self._joined(x, layer.down(gated), next_norm)
         return normed[rows.wanted]
+
+    def warm_up_merges(self) -> None:
+        """Have what joins parts of a prompt's context compiled, of few and of many."""
+        heads, width = self.config.head_count, self.config.head_dim
+        mixed = self.weights.embedding.new_zeros((1, heads, width))
+        position = torch.zeros(1, dtype=torch.int32, device=self.device)
+        for parts in (2, 32):
+            states = torch.zeros((1, heads, parts, width), device=self.device)
+            self._merge_states(states, states[..., 0].contiguous(), mixed, position)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] of ``hidden`` rows."""

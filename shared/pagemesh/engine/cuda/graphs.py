@@ -51,7 +51,8 @@ _SPANS_BESIDE_MIN = 4
 _STAND_IN_ROWS = (8, 32, 128, ROWS_MAX)
 _STAND_IN_CHUNKS = (64, 256, 512, CHUNK_ROWS_MAX)
 _STAND_IN_SPANS = (4, 16)
-"""Of steps with prompts beside others these are common: each such step has one that holds it."""
+"""Of steps with prompts beside others these are common, so that each with contexts of up to 4,096
+tokens has one that holds it."""
 _PADDING_TIMES_MAX = 4
 """One that stands in has so many times the rows of a step's own bucket at most, and
 ``_PADDING_ROWS`` on top, which cost a step next to nothing."""
@@ -130,9 +131,11 @@ def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
     beside = [
         bucket_of(rows, spans, chunk)
         for chunk in reversed(_STAND_IN_CHUNKS)
-        for rows in reversed(_STAND_IN_ROWS)
+        for rows in sorted(
+            {min(rows, rows_held(rows_max)) for rows in _STAND_IN_ROWS}, reverse=True
+        )
         for spans in _STAND_IN_SPANS
-        if spans in spans_there and rows <= rows_held(rows_max)
+        if spans in spans_there
     ]
     prompts = [Bucket(0, 1, chunk) for chunk in reversed(_CHUNKS)]
     alone = [
@@ -225,7 +228,8 @@ class StepGraphs:
         self._count_max = count_max
         self._steps: OrderedDict[Bucket, Step] = OrderedDict()
         self._missed: dict[Bucket, int] = {}
-        """Steps since a bucket's last graph, of the few buckets there can be."""
+        """Steps without a graph of their own since a bucket's last, of the few there can be."""
+        self._is_out_of_memory = False
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -239,8 +243,7 @@ class StepGraphs:
         if bucket not in self._steps:
             self._missed[bucket] = self._missed.get(bucket, 0) + 1
             larger = [one for one in self._steps if one.stands_in(bucket) and may_stand_in(one)]
-            can_be_now = not larger and len(self._steps) < self._count_max
-            if can_be_now or self._missed[bucket] >= (STOOD_IN_MIN if larger else WANTED_MIN):
+            if self._is_wanted(bucket, is_stood_in_for=bool(larger)):
                 self._keep(bucket)
             if bucket not in self._steps:
                 larger = [one for one in larger if one in self._steps]
@@ -249,6 +252,12 @@ class StepGraphs:
                 bucket = min(larger, key=lambda one: (one.rows + one.chunk, one.spans))
         self._steps.move_to_end(bucket)
         return bucket, self._steps[bucket]
+
+    def _is_wanted(self, bucket: Bucket, *, is_stood_in_for: bool) -> bool:
+        missed, has_room = self._missed[bucket], len(self._steps) < self._count_max
+        if is_stood_in_for:  # without memory there is nothing to be had from it
+            return missed >= STOOD_IN_MIN and not self._is_out_of_memory
+        return has_room or missed >= WANTED_MIN
 
     def prepare(
         self, buckets: Sequence[Bucket], *, seconds_max: float, now_s: Callable[[], float]
@@ -273,5 +282,6 @@ class StepGraphs:
         try:
             self._steps[bucket] = self._capture(bucket)
         except torch.cuda.OutOfMemoryError:
+            self._is_out_of_memory = True
             self._count_max = len(self._steps)
             warn_of_memory(self._count_max)
