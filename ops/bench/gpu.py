@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 from ops.bench.gpu_items import items
-from ops.bench.gpu_mesh import CASES, TRIAL, run_case
 from ops.bench.gpu_rig import Limits, Result, Rig
 from ops.bench.hardware import describe
 
@@ -110,6 +109,9 @@ def run_kernels(options: argparse.Namespace, report: Report, best: Limits) -> No
 
 
 def run_meshes(options: argparse.Namespace, report: Report) -> None:
+    # It imports transformers and so Triton, which has to know before whether it is to interpret.
+    from ops.bench.gpu_mesh import CASES, TRIAL, run_case
+
     for case in (TRIAL,) if options.trial else CASES:
         if options.only not in case.name or _is_late(options):
             continue

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,3 +75,15 @@ def test_a_window_is_no_item_of_torchs_and_counts_less_to_read_and_to_do() -> No
     assert not windowed.is_plain
     assert whole.seen == sum(range(101, 111))
     assert windowed.seen == 10 * 20
+
+
+def test_a_trial_needs_no_setting() -> None:
+    """Triton reads the interpreter's when it is imported, which nothing may do before."""
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    asked = ["ops.bench.gpu", "--trial", "--parts", "kernels", "--only", "rms_norm"]
+    done = subprocess.run(
+        [sys.executable, "-m", *asked], cwd=Path(__file__).parents[3], env=own,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rms_norm  ok True" in done.stdout
