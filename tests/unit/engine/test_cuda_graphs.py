@@ -99,6 +99,9 @@ def test_common_buckets_are_fewer_than_there_may_be_and_none_larger_than_steps_a
     assert beside == [Bucket(8, 4, chunk) for chunk in (CHUNK_ROWS_MAX, 512, 256, 64)]
     prompts = [bucket for bucket in common if bucket.chunk and not bucket.rows]
     assert prompts == sorted(prompts, key=lambda bucket: -bucket.chunk)
+    assert {(bucket.rows, bucket.spans) for bucket in prompts} == {(0, 1)}
+    with_prompts = [bucket for bucket in common if bucket.chunk]
+    assert common[: len(with_prompts)] == with_prompts
     assert common[0] == Bucket(ROWS_MAX, 4, CHUNK_ROWS_MAX), "in whose memory others find room"
 
 

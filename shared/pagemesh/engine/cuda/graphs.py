@@ -46,7 +46,7 @@ _CHUNKS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, CHUNK_ROWS_MAX)
 """Rows of prompts alone that graphs are captured for: a third at most, or 15, are padding."""
 _CHUNKS_BESIDE = (16, 64, 128, 256, 512, CHUNK_ROWS_MAX)
 """The same beside rows by themselves. They are fewer, as their spans are, since such steps come in
-many combinations, most of them seldom, and each is captured while somebody waits."""
+many combinations, most of them seldom, and to capture each takes longer than its padding."""
 _SPANS_BESIDE_MIN = 4
 _STAND_IN_ROWS = (8, 32, 128, ROWS_MAX)
 _STAND_IN_CHUNKS = (64, 256, 512, CHUNK_ROWS_MAX)
