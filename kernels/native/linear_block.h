@@ -57,12 +57,16 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   return {room, kBlockDepth * kLanes};
 }
 
+// Up to so many tiles fetch what comes next evenly over their steps, and not at once: of few rows,
+// which leave memory little time, a burst is more than it has room for.
+constexpr long kEvenTiles = 6;
+
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
 
 // A tile's share of a block: values [begin, end) of K, whose weights are `panels`. Sums go to
 // `carry`, [R][P][16], from which those of a later block go on. Fetches what `ahead` steps take of
-// `next`.
-template <typename M, int R, int P>
+// `next`, evenly or in its first steps.
+template <typename M, int R, int P, bool EVENLY>
 void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Panels panels,
                 float* carry, Next next, long ahead) {
   const float* x = call.x + row * call.x_stride + begin / M::kStep;
@@ -79,14 +83,24 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
       for (int p = 0; p < P; ++p) sum[r][p] = M::add_product(value, w[p], sum[r][p]);
     }
   };
+  const long steps = pieces(end - begin, M::kStep), apart = M::kStep * next.row_bytes;
+  long i = 0;
+  if constexpr (EVENLY) {
+    const long each = pieces(4 * ahead, steps);  // four steps
+    for (const char* at = next.at; ahead > 0 && i + 4 <= steps; i += 4, ahead -= each) {
+      for (long line = 0; line < each; ++line, at += apart) prefetch_far(at);
 #pragma GCC unroll 4
-  for (long i = 0; i < ahead; ++i) {
-    prefetch_far(next.at + i * M::kStep * next.row_bytes);
-    multiply(i);
+      for (long step = i; step < i + 4; ++step) multiply(step);
+    }
+  } else {
+#pragma GCC unroll 4
+    for (; i < ahead; ++i) {
+      prefetch_far(next.at + i * apart);
+      multiply(i);
+    }
   }
-  const long steps = pieces(end - begin, M::kStep);
 #pragma GCC unroll 4
-  for (long i = ahead; i < steps; ++i) multiply(i);
+  for (; i < steps; ++i) multiply(i);
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) store(carry + (r * P + p) * kLanes, sum[r][p]);
   }
@@ -95,21 +109,21 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
 
 using BlockTile = void (*)(const LinearCall&, long, long, long, long, Panels, float*, Next, long);
 
-template <typename M, int P>
+template <typename M, int P, bool EVENLY>
 BlockTile block_tile_of(long rows) {
   switch (rows) {
-    case 1: return block_tile<M, 1, P>;
+    case 1: return block_tile<M, 1, P, EVENLY>;
 #if PM_LEVEL > 0
-    case 2: return block_tile<M, 2, P>;
-    case 3: return block_tile<M, 3, P>;
-    case 4: return block_tile<M, 4, P>;
-    case 5: return block_tile<M, 5, P>;
+    case 2: return block_tile<M, 2, P, EVENLY>;
+    case 3: return block_tile<M, 3, P, EVENLY>;
+    case 4: return block_tile<M, 4, P, EVENLY>;
+    case 5: return block_tile<M, 5, P, EVENLY>;
 #endif
 #if PM_LEVEL >= 2
-    case 6: return block_tile<M, 6, P>;
-    case 7: return block_tile<M, 7, P>;
+    case 6: return block_tile<M, 6, P, EVENLY>;
+    case 7: return block_tile<M, 7, P, EVENLY>;
 #endif
-    default: return block_tile<M, kTileRows, P>;
+    default: return block_tile<M, kTileRows, P, EVENLY>;
   }
 }
 
@@ -122,12 +136,15 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   alignas(kLineBytes) float room[P * kBlockDepth * kLanes];
   const Panels panels = panels_of<M, P>(call, panel, begin, end, room);
   const long tiles = pieces(row_end - row, kTileRows), steps = pieces(end - begin, M::kStep);
+  const bool evenly = P == 1 && tiles <= kEvenTiles;
   for (long tile = 0; tile < tiles; ++tile) {
     const long height = pieces(row_end - row, tiles - tile);
     const long ahead = !next.at ? 0
                        : P == 1 ? steps * (tile + 1) / tiles - steps * tile / tiles
                        : tile < P ? steps : 0;
-    block_tile_of<M, P>(height)(call, row, panel, begin, end, panels, carry, next, ahead);
+    const BlockTile multiply = evenly ? block_tile_of<M, P, P == 1>(height)
+                                      : block_tile_of<M, P, false>(height);
+    multiply(call, row, panel, begin, end, panels, carry, next, ahead);
     if (ahead) next.at += P == 1 ? ahead * M::kStep * next.row_bytes : next.apart_bytes;
     row += height;
     carry += kTileRows * P * kLanes;
