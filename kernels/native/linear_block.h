@@ -57,8 +57,8 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   return {room, kBlockDepth * kLanes};
 }
 
-// Up to so many tiles fetch what comes next evenly over their steps, and not at once: of few rows,
-// which leave memory little time, a burst is more than it has room for.
+// Up to so many tiles fetch what comes next evenly over their steps, and not at once: with few rows
+// memory has little time, and of a burst of wide weights part would be dropped.
 constexpr long kEvenTiles = 6;
 
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
@@ -136,7 +136,7 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   alignas(kLineBytes) float room[P * kBlockDepth * kLanes];
   const Panels panels = panels_of<M, P>(call, panel, begin, end, room);
   const long tiles = pieces(row_end - row, kTileRows), steps = pieces(end - begin, M::kStep);
-  const bool evenly = P == 1 && tiles <= kEvenTiles;
+  const bool evenly = P == 1 && tiles <= kEvenTiles && !call.weights.narrow();
   for (long tile = 0; tile < tiles; ++tile) {
     const long height = pieces(row_end - row, tiles - tile);
     const long ahead = !next.at ? 0
