@@ -323,19 +323,28 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     for (int j = 0; j < N; ++j) {
       value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
-    const long row = (slot % kLanes * columns + at) / kLanes;
-    for (int j = 0; j < N; j += kLineVectors<T>) {
-      fetch(block.next_keys[slot / kLanes] + (row + j) * block.key_stride, far, Q);
-    }
     for (int i = 0; i < Q; ++i) {
       if (!by_all && slot >= run.ends[i]) continue;  // nor may what is there be multiplied by 0
       V weight = splat(run.weights[i * kBlock + slot]);
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
     }
   };
-  int slot = run.slots.first;
-  for (; slot < run.all_end; ++slot) add_slot(slot, true);
-  for (; slot < run.slots.end; ++slot) add_slot(slot, false);
+  // Each slot fetches as many lines of K as it has vectors of V, one after the other in memory.
+  const long stride = block.key_stride, rows = call.width;
+  const auto add_slots = [&](int slot, int end, bool by_all) {
+    while (slot < end) {
+      const long line = at / kLanes * kBlock + slot * N, row = line % rows, left = (rows - row) / N;
+      const typename T::Code* keys = block.next_keys[line / rows] + row * stride;
+      for (const int stop = left < end - slot ? slot + static_cast<int>(left) : end; slot < stop;
+           ++slot, keys += N * stride) {
+        for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
+        add_slot(slot, by_all);
+      }
+    }
+    return slot;
+  };
+  const int rest = add_slots(run.slots.first, run.all_end, true);
+  add_slots(rest, run.slots.end, false);
   for (int i = 0; i < Q; ++i) {
     float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);
