@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <math.h>
 
+#include "attention_caps.h"
 #include "kernels.h"
 #include "kv_types.h"
 
@@ -190,8 +191,8 @@ inline void fetch(const void* memory, bool far, int queries) {
   }
 }
 
-// While a block's K is read its V is fetched, and during V the next block's K: sixteen slots
-// have as many vectors of the one as of the other.
+// While a block's K is read its V is fetched, and during V the next block's K, which has as many
+// vectors.
 template <typename T, int Q, int N, bool FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
@@ -223,30 +224,6 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
       out[i][vector + j] = score;
     }
   }
-}
-
-// cap * tanh(x / cap), to a few ulp of float32: by tanh(y) = 1 - 2 / (e^2y + 1), and by the first
-// terms of its series up to 1/4, where the difference would cancel.
-inline V capped(V x, float cap) {
-  constexpr float kSmall = 0.25f;
-  const V y = mul(x, splat(1.0f / cap)), magnitude = max(y, sub(zero(), y));
-  const V small = min(splat(kSmall), max(splat(-kSmall), y)), square = mul(small, small);
-  V series = splat(62.0f / 2835.0f);
-  series = fma(series, square, splat(-17.0f / 315.0f));
-  series = fma(series, square, splat(2.0f / 15.0f));
-  series = fma(series, square, splat(-1.0f / 3.0f));
-  series = fma(mul(series, square), small, small);
-  const V grown = add(exponential(add(y, y)), splat(1.0f));
-  const V whole = sub(splat(1.0f), divide(splat(2.0f), grown));
-  return mul(splat(cap), add(series, zero_below(sub(whole, series), magnitude, kSmall)));
-}
-
-// Lanes below n become `fill`.
-inline V fill_below(V x, int n, float fill) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int i = 0; i < n && i < kLanes; ++i) lanes[i] = fill;
-  return load(lanes);
 }
 
 // Caps the scores of vector j and hides those of slots that are not seen.
@@ -305,8 +282,7 @@ void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   }
 }
 
-// Adds the weighted rows of V to N vectors of columns, from column `at` on; the last may be in part
-// beyond them if TAIL.
+// Adds the weighted rows of V to N vectors of columns from `at` on; if TAIL, in part beyond them.
 template <typename T, int Q, int N, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
@@ -329,22 +305,22 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
       for (int j = 0; j < N; ++j) sum[i][j] = fma(weight, value[j], sum[i][j]);
     }
   };
-  // Each slot fetches as many lines of K as it has vectors of V, one after the other in memory.
+  // The slots of a strip fetch its share of the next K, in order.
+  static_assert(kLanes % N == 0, "vectors of K are fetched N rows at a time");
   const long stride = block.key_stride, rows = call.width;
   const auto add_slots = [&](int slot, int end, bool by_all) {
     while (slot < end) {
       const long line = at / kLanes * kBlock + slot * N, row = line % rows, left = (rows - row) / N;
-      const typename T::Code* keys = block.next_keys[line / rows] + row * stride;
-      for (const int stop = left < end - slot ? slot + static_cast<int>(left) : end; slot < stop;
-           ++slot, keys += N * stride) {
+      const int stop = left < end - slot ? slot + static_cast<int>(left) : end;
+      auto* keys = block.next_keys[line / rows] + row * stride;
+      for (; slot < stop; ++slot, keys += N * stride) {
         for (int j = 0; j < N; j += kLineVectors<T>) fetch(keys + j * stride, far, Q);
         add_slot(slot, by_all);
       }
     }
     return slot;
   };
-  const int rest = add_slots(run.slots.first, run.all_end, true);
-  add_slots(rest, run.slots.end, false);
+  add_slots(add_slots(run.slots.first, run.all_end, true), run.slots.end, false);
   for (int i = 0; i < Q; ++i) {
     float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);

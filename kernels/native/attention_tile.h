@@ -138,9 +138,10 @@ void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, 
   end = end < reach.limit ? end : reach.limit;
   Block<T> block;
   for (long start = begin; start < end; start += kBlock) {
-    locate(head, start, slots_of(reach, start), static_cast<typename T::Code*>(scratch.keys),
-           &block);
-    memcpy(block.next_keys, block.keys, sizeof block.keys);
+    const Slots slots = slots_of(reach, start);
+    locate(head, start, slots, static_cast<typename T::Code*>(scratch.keys), &block);
+    // What is not there has nothing to fetch.
+    for (auto& keys : block.next_keys) keys = block.keys[slots.first / kLanes];
     const long next = start + kBlock;
     if (next < reach.limit && head.whole_vectors()) {
       locate_keys(head, next, slots_of(reach, next), block.next_keys);

@@ -86,7 +86,7 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
   const long steps = pieces(end - begin, M::kStep), apart = M::kStep * next.row_bytes;
   long i = 0;
   if constexpr (EVENLY) {
-    const long each = pieces(4 * ahead, steps);  // four steps
+    const long each = pieces(4 * ahead, steps);  // lines in four steps
     for (const char* at = next.at; ahead > 0 && i + 4 <= steps; i += 4, ahead -= each) {
       for (long line = 0; line < each; ++line, at += apart) prefetch_far(at);
 #pragma GCC unroll 4
