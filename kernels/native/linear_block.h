@@ -57,8 +57,8 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
   return {room, kBlockDepth * kLanes};
 }
 
-// Up to so many tiles fetch what comes next evenly over their steps, and not at once: with few rows
-// memory has little time, and of a burst of wide weights part would be dropped.
+// Up to so many tiles fetch what comes next evenly over their steps, which with few rows and
+// wide weights is quicker than all at once.
 constexpr long kEvenTiles = 6;
 
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
