@@ -26,6 +26,7 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
 constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
+constexpr int kFetchRuns = 2;     // of a block; more of them would ask for the same again
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
@@ -175,13 +176,14 @@ struct Run {
   Slots slots;             // of the block that some query sees
   int all_end;             // those before it every query sees
   int ends[kTileQueries];  // of each query
+  bool fetches;            // what comes next
 };
 
 // Of so many vectors of codes one begins a cache line.
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Fetches ahead for a run of so many queries. Where there are several runs each does: what comes in
+// Fetches ahead for a run of so many queries. The second run of a block does it again: what comes in
 // one burst is dropped in part.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
@@ -202,6 +204,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
   }
+#pragma GCC unroll 4
   for (long d = 0; d < columns; ++d) {
     V key[N];
     for (int j = 0; j < N; ++j) {
@@ -236,11 +239,15 @@ inline V visible(const AttentionCall& call, V score, Slots slots, int j) {
 
 // Scores of vectors [low, high), as many at a time as there are kernels for.
 template <typename T, int Q>
-void all_scores(const AttentionCall& call, const Block<T>& block, const float* q, int low, int high,
+void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run, int low, int high,
                 V (*out)[kBlockVectors]) {
   constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
-  if (high - low == kBlockVectors) {
+  const float* q = run.q;
+  const bool all = high - low == kBlockVectors;
+  if (all && run.fetches) {
     for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, q, low, out);
+  } else if (all) {
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, false>(call, block, q, low, out);
   }
   for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, q, low, out);
   if (low < high) scores<T, Q, 1, false>(call, block, q, low, out);
@@ -251,7 +258,7 @@ template <typename T, int Q>
 void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
   V score[Q][kBlockVectors];
   const int low = run.slots.first / kLanes, high = (run.slots.end + kLanes - 1) / kLanes;
-  all_scores<T, Q>(call, block, run.q, low, high, score);
+  all_scores<T, Q>(call, block, run, low, high, score);
   float fall[kLanes] = {};  // of the peaks; their exponentials are taken at once
   for (int i = 0; i < Q; ++i) {
     V peaks = splat(-INFINITY);
@@ -320,7 +327,14 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     }
     return slot;
   };
-  add_slots(add_slots(run.slots.first, run.all_end, true), run.slots.end, false);
+  int slot = run.slots.first;
+  if (run.fetches) {
+    slot = add_slots(slot, run.all_end, true);
+  } else {
+#pragma GCC unroll 4
+    for (; slot < run.all_end; ++slot) add_slot(slot, true);
+  }
+  add_slots(slot, run.slots.end, false);
   for (int i = 0; i < Q; ++i) {
     float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);

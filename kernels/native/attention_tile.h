@@ -76,7 +76,7 @@ void pack_queries(const AttentionCall& call, Tile tile, long kv_head, Scratch& s
 
 // A run of `count` queries of a tile, from `query` on, over the block at `start`; they see it from
 // the same slot on.
-Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count,
+Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count, bool fetches,
            const Scratch& scratch) {
   Run run{scratch.q + query * call.pages.head_dim,
           scratch.span + query * state_floats(call.width),
@@ -85,7 +85,8 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
           count,
           {kBlock, 0},
           kBlock,
-          {}};
+          {},
+          fetches};
   for (int i = 0; i < count; ++i) {
     const Slots seen = slots_of(reach_of(call, tile.row + (query + i) / call.group), start);
     run.ends[i] = seen.end;
@@ -116,8 +117,9 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     long pieces = sees == kNothing ? 0 : (end - query + kTileQueries - 1) / kTileQueries;
     for (; pieces > 0; --pieces) {
       const long count = (end - query + pieces - 1) / pieces;
-      scratch.runs[run_count++] =
-          run_at(call, tile, start, query, static_cast<int>(count), scratch);
+      scratch.runs[run_count] = run_at(call, tile, start, query, static_cast<int>(count),
+                                       run_count < kFetchRuns, scratch);
+      ++run_count;
       query += count;
     }
     query = end;

@@ -8,22 +8,22 @@ namespace {
 
 // Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
-// are as large as registers allow.
+// are as large as registers allow. The rows of a unit are to stay in that cache.
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
-constexpr long kBlockDepth = 640;
+constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
 constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
-constexpr long kBlockDepth = 192;
+constexpr long kBlockDepth = 640, kUnitRowsLeast = 128;
 constexpr int kSlimStreamRows = 5;
 #else
 constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
-constexpr long kBlockDepth = 192;
+constexpr long kBlockDepth = 192, kUnitRowsLeast = 256;
 constexpr int kSlimStreamRows = kStreamRows;
 #endif
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
-constexpr long kUnitRows = (256 + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
+constexpr long kUnitRows = (kUnitRowsLeast + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
 constexpr long kUnitPanels = 12;
 constexpr long kAheadLines = 64;  // of a stream that is read once; 16 rows take 8 cycles a line
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading

@@ -104,12 +104,14 @@ inline V fma(V x, V y, V z) {
 }
 inline V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline __m256 keep_below(__m256 x, int n, __m256 fill) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+  return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(kept));
+}
 inline V fill_from(V x, int n, float fill) {
-  if (n == kLanes) return x;
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int i = n; i < kLanes; ++i) lanes[i] = fill;
-  return load(lanes);
+  const __m256 other = _mm256_set1_ps(fill);
+  return {keep_below(x.a, n, other), keep_below(x.b, n - 8, other)};
 }
 inline V zero_below(V x, V y, float limit) {
   __m256 bound = _mm256_set1_ps(limit);
@@ -214,26 +216,36 @@ inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
 
 inline V zero() { return splat(0.0f); }
 
-// Sum and maximum over lanes, in an order that is fixed within a level.
+// Sum and maximum over lanes, in an order that is fixed within a level. Of two lanes of which one is
+// no number the maximum below AVX-512 is the lower one's.
 #if PM_LEVEL >= 2
 inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
 inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
+#elif PM_LEVEL == 1
+inline __m128 low_half(__m256 x) { return _mm256_castps256_ps128(x); }
+inline __m128 high_half(__m256 x) { return _mm256_extractf128_ps(x, 1); }
+inline float sum_lanes(V x) {
+  const __m256 eight = _mm256_add_ps(x.a, x.b);
+  const __m128 four = _mm_add_ps(low_half(eight), high_half(eight));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_lanes(V x) {
+  const __m256 eight = _mm256_max_ps(x.b, x.a);
+  const __m128 four = _mm_max_ps(high_half(eight), low_half(eight));
+  const __m128 two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two));
+}
 #else
 inline float sum_lanes(V a) {
-  float x[kLanes];
-  store(x, a);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) x[i] += x[i + width];
-  }
-  return x[0];
+  const F4 four = (a.q[0] + a.q[2]) + (a.q[1] + a.q[3]);
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 inline float max_lanes(V a) {
-  float x[kLanes];
-  store(x, a);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
-  }
-  return x[0];
+  const auto higher = [](auto high, auto low) { return high > low ? high : low; };
+  const auto higher4 = [](F4 high, F4 low) { return pick4((U4)(high > low), high, low); };
+  const F4 four = higher4(higher4(a.q[3], a.q[1]), higher4(a.q[2], a.q[0]));
+  return higher(higher(four[3], four[1]), higher(four[2], four[0]));
 }
 #endif
 
