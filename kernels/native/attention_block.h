@@ -26,7 +26,8 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
 constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
-constexpr int kFetchRuns = 2;     // of a block; more of them would ask for the same again
+constexpr int kFetchRuns = 2;     // of a block: a second one asks for what was dropped
+constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>
@@ -183,8 +184,7 @@ struct Run {
 template <typename T>
 constexpr int kLineVectors = 4 / sizeof(typename T::Code);
 
-// Fetches ahead for a run of so many queries. The second run of a block does it again: what comes in
-// one burst is dropped in part.
+// Fetches ahead for a run of so many queries. What comes in one burst is dropped in part.
 inline void fetch(const void* memory, bool far, int queries) {
   if (far) {
     prefetch_far(memory);
@@ -204,7 +204,7 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
   }
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (long d = 0; d < columns; ++d) {
     V key[N];
     for (int j = 0; j < N; ++j) {
@@ -329,12 +329,11 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
   };
   int slot = run.slots.first;
   if (run.fetches) {
-    slot = add_slots(slot, run.all_end, true);
-  } else {
-#pragma GCC unroll 4
-    for (; slot < run.all_end; ++slot) add_slot(slot, true);
+    slot = add_slots(add_slots(slot, run.all_end, true), run.slots.end, false);
   }
-  add_slots(slot, run.slots.end, false);
+#pragma GCC unroll kUnroll
+  for (; slot < run.all_end; ++slot) add_slot(slot, true);
+  for (; slot < run.slots.end; ++slot) add_slot(slot, false);
   for (int i = 0; i < Q; ++i) {
     float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) store(values + j * kLanes, sum[i][j]);

@@ -76,7 +76,7 @@ void pack_queries(const AttentionCall& call, Tile tile, long kv_head, Scratch& s
 
 // A run of `count` queries of a tile, from `query` on, over the block at `start`; they see it from
 // the same slot on.
-Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count, bool fetches,
+Run run_at(const AttentionCall& call, Tile tile, long start, long query, int count,
            const Scratch& scratch) {
   Run run{scratch.q + query * call.pages.head_dim,
           scratch.span + query * state_floats(call.width),
@@ -86,7 +86,7 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
           {kBlock, 0},
           kBlock,
           {},
-          fetches};
+          false};
   for (int i = 0; i < count; ++i) {
     const Slots seen = slots_of(reach_of(call, tile.row + (query + i) / call.group), start);
     run.ends[i] = seen.end;
@@ -109,7 +109,7 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     return seen.first ? kPart : seen.end == kBlock ? kAll : kBeginning;
   };
   const long queries = rows.end * call.group;
-  int run_count = 0;
+  int run_count = 0, fetching = 0;
   for (long query = rows.first * call.group; query < queries;) {
     const Sight sees = sight(query);
     long end = query + 1;
@@ -117,9 +117,10 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
     long pieces = sees == kNothing ? 0 : (end - query + kTileQueries - 1) / kTileQueries;
     for (; pieces > 0; --pieces) {
       const long count = (end - query + pieces - 1) / pieces;
-      scratch.runs[run_count] = run_at(call, tile, start, query, static_cast<int>(count),
-                                       run_count < kFetchRuns, scratch);
-      ++run_count;
+      Run& run = scratch.runs[run_count++];
+      run = run_at(call, tile, start, query, static_cast<int>(count), scratch);
+      run.fetches = fetching < kFetchRuns && run.slots.end == kBlock;
+      fetching += run.fetches;
       query += count;
     }
     query = end;

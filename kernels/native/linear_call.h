@@ -8,7 +8,7 @@ namespace {
 
 // Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
-// are as large as registers allow. The rows of a unit are to stay in that cache.
+// are as large as registers allow; the rows of a unit are to stay there, if it has 512 KiB.
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;

@@ -110,6 +110,7 @@ inline __m256 keep_below(__m256 x, int n, __m256 fill) {
   return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(kept));
 }
 inline V fill_from(V x, int n, float fill) {
+  if (n == kLanes) return x;
   const __m256 other = _mm256_set1_ps(fill);
   return {keep_below(x.a, n, other), keep_below(x.b, n - 8, other)};
 }
@@ -143,6 +144,7 @@ struct V {
 };
 inline F4 splat4(float x) { return F4{x, x, x, x}; }
 inline F4 pick4(U4 mask, F4 yes, F4 no) { return (F4)(((U4)yes & mask) | ((U4)no & ~mask)); }
+inline F4 max4(F4 a, F4 b) { return pick4((U4)(a > b), a, b); }
 #define PM_EACH4(expression)                   \
   V r;                                         \
   for (int i = 0; i < 4; ++i) r.q[i] = (expression); \
@@ -175,7 +177,7 @@ inline V fma(V a, V b, V c) {
 #else
 inline V fma(V a, V b, V c) { PM_EACH4(a.q[i] * b.q[i] + c.q[i]); }
 #endif
-inline V max(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] > b.q[i]), a.q[i], b.q[i])); }
+inline V max(V a, V b) { PM_EACH4(max4(a.q[i], b.q[i])); }
 inline V min(V a, V b) { PM_EACH4(pick4((U4)(a.q[i] < b.q[i]), a.q[i], b.q[i])); }
 inline V fill_from(V x, int n, float fill) {
   if (n == kLanes) return x;
@@ -216,8 +218,8 @@ inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
 
 inline V zero() { return splat(0.0f); }
 
-// Sum and maximum over lanes, in an order that is fixed within a level. Of two lanes of which one is
-// no number the maximum below AVX-512 is the lower one's.
+// Sum and maximum over lanes, in an order that is fixed within a level. Below AVX-512 the maximum of
+// two lanes of which one is no number is the lower one.
 #if PM_LEVEL >= 2
 inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
 inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
@@ -242,9 +244,8 @@ inline float sum_lanes(V a) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 inline float max_lanes(V a) {
-  const auto higher = [](auto high, auto low) { return high > low ? high : low; };
-  const auto higher4 = [](F4 high, F4 low) { return pick4((U4)(high > low), high, low); };
-  const F4 four = higher4(higher4(a.q[3], a.q[1]), higher4(a.q[2], a.q[0]));
+  const auto higher = [](float high, float low) { return high > low ? high : low; };
+  const F4 four = max4(max4(a.q[3], a.q[1]), max4(a.q[2], a.q[0]));
   return higher(higher(four[3], four[1]), higher(four[2], four[0]));
 }
 #endif

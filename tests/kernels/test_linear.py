@@ -74,7 +74,7 @@ def test_a_row_has_the_same_bits_in_any_company(
 def test_a_long_chunk_has_the_bits_of_its_rows_alone(
     level: CpuLevel, weight_type: WeightType, with_threads: Callable[[int], None]
 ) -> None:
-    # More rows, panels and values of K than a unit of work has, and none of them a multiple.
+    # More rows and panels than a unit of work has, and none of them a multiple.
     packed = pack_linear(torch.randn(331, 301), torch.randn(331), weight_type=weight_type)
     x = torch.randn(611, 301)
     alone = torch.cat([linear(row[None], packed, row_invariant=True) for row in x])

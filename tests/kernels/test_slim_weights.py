@@ -12,8 +12,9 @@ from pagemesh.kernels.linear.packed import PackedLinear, unpack_linear
 from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.kernels.ops import linear, pack_linear, packed_shape
 
-BLOCK_DEPTHS = (152, 176, 184)
-"""Values of K in a block of many rows, of 304, 1,408 and 904 with AVX2."""
+BLOCK_DEPTHS = (152, 176, 184, 456, 472)
+"""Values of K in a block with AVX2: up to 64 rows of 304, 1,408 and 904 the first three, of more
+rows of 904 and 1,408 the last two."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 64, 300)
 
 

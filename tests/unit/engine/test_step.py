@@ -100,6 +100,20 @@ def test_a_mixed_batch_has_the_same_bits_on_any_number_of_threads(
         case.check(ends(case.batch))
 
 
+def test_gates_are_applied_to_sums_that_were_carried_over_several_blocks(
+    folders: Path, level: CpuLevel
+) -> None:
+    folder = folders / "deep"
+    if not folder.exists():
+        shape = twins()["qwen3-head-norm"]
+        shape.hidden_size, shape.intermediate_size = 704, 96
+        save_twin(folder, shape)
+    decoder, pool = load_decoder(folder)
+    for rows in (40, 270):
+        case = Case(decoder, pool, [(0, rows)])
+        case.check(torch.arange(rows))
+
+
 def test_on_vectors_the_default_has_the_bits_of_deterministic_steps(
     model_folder: Path, level: CpuLevel
 ) -> None:
