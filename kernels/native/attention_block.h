@@ -26,8 +26,8 @@ constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
 constexpr int kTileQueries = 1, kUnitQueriesMin = 24, kUnitQueriesMax = 24;
 #endif
 constexpr int kFetchQueries = 4;  // longer runs wait for arithmetic
-constexpr int kFetchRuns = 2;     // of a block: a second one asks for what was dropped
-constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;
+constexpr int kFetchRuns = 2;     // of a block; the others compute alone
+constexpr int kUnroll = PM_LEVEL == 1 ? 4 : 1;  // timed with AVX2 alone
 
 // Vectors of sums for each of Q queries that registers hold at a time, beside what is read.
 template <int Q>

@@ -218,8 +218,8 @@ inline long pack_count(int32_t* to, int32_t first, unsigned lanes) {
 
 inline V zero() { return splat(0.0f); }
 
-// Sum and maximum over lanes, in an order that is fixed within a level. Below AVX-512 the maximum of
-// two lanes of which one is no number is the lower one.
+// Sum and maximum over lanes, in an order that is fixed within a level. Below AVX-512 the maximum
+// of two lanes of which one is no number is the lower one.
 #if PM_LEVEL >= 2
 inline float sum_lanes(V a) { return _mm512_reduce_add_ps(a.v); }
 inline float max_lanes(V a) { return _mm512_reduce_max_ps(a.v); }
