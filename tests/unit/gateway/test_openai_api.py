@@ -259,6 +259,14 @@ def test_tokens_and_limits_are_the_models() -> None:
     assert (work.sampling.seed, work.sampling.stop_tokens) == (5, [])
 
 
+def test_completions_and_open_messages_go_on_from_their_prompts() -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    going_on = chat(messages=talk, continue_final_message=True, add_generation_prompt=False)
+    for ask, goes_on in ((chat(), False), (going_on, True), (completion(), True)):
+        (work,) = fit(ask, [np.ones(4, "<u4")], FACTS, frozenset(), seed=1)
+        assert work.goes_on is goes_on
+
+
 def test_an_answer_is_as_long_as_its_tenants_quota_allows() -> None:
     prompt = np.arange(10, dtype="<u4")
     (work,) = fit(chat(), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
+from pagemesh.gateway.words.tokens import Tokens
 
 TOKENIZER = byte_tokenizer()
 SIZE = TOKENIZER.get_vocab_size(with_added_tokens=True)
@@ -77,31 +79,131 @@ def test_streamed_text_equals_the_text_of_all_tokens_however_many_come_at_once(
 
 
 @given(st.text(max_size=60))
-def test_streamed_text_of_real_text_comes_whole_and_early(text: str) -> None:
+def test_streamed_text_of_real_text_comes_as_soon_as_its_characters_are_whole(text: str) -> None:
     ids = TOKENIZER.encode(text).ids
-    detokeniser = Detokeniser(TOKENIZER)
-    pieces = [detokeniser.push(one) for one in ids]
-    assert "".join(pieces) == text.rstrip("\ufffd")[: len("".join(pieces))]
-    assert "".join(pieces) + detokeniser.close() == text
+    detokeniser, said = Detokeniser(TOKENIZER), ""
+    for count, one in enumerate(ids, 1):
+        said += detokeniser.push(one)
+        assert said.rstrip("\ufffd") == TOKENIZER.decode(ids[:count]).rstrip("\ufffd")
+    assert said + detokeniser.close() == text
+
+
+WORDS = ("<unk>", "\u2581hello", "\u2581world", "!", "is", "\u2581", "\u65e5\u672c")
+BYTES_FROM = len(WORDS)
+END_MARK = BYTES_FROM + 256
+
+
+def piece_tokenizer(*, strip: bool = True) -> Tokenizer:
+    """As SentencePiece has it: blanks belong to words, and bytes are tokens."""
+    vocab = {word: number for number, word in enumerate(WORDS)}
+    vocab |= {f"<0x{byte:02X}>": BYTES_FROM + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if strip:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+PIECES = piece_tokenizer()
+
+
+def as_bytes(text: str) -> list[int]:
+    return [BYTES_FROM + byte for byte in text.encode()]
+
+
+def words_of(ids: list[int]) -> bytes:
+    """What tokens stand for, one by one."""
+    raw = b"".join(
+        bytes([one - BYTES_FROM]) if BYTES_FROM <= one < END_MARK else
+        b"" if one == END_MARK else WORDS[one].replace("\u2581", " ").encode()
+        for one in ids
+    )  # fmt: skip
+    return raw
+
+
+def stream(tokens: Tokens, runs: list[list[int]], **how: Any) -> tuple[str, str | None]:
+    text = tokens.stream(**{"stops": [], **how})
+    said = ""
+    for run in runs:
+        piece = text.push(np.asarray(run, "<u4"))
+        said += piece.text
+        if piece.stop is not None:
+            return said, piece.stop
+    return said + text.close(), None
+
+
+def tokens_of(tokenizer: Tokenizer) -> Tokens:
+    return Tokens(tokenizer, template=None, end_tokens=frozenset())
 
 
 def test_sentence_piece_spaces_are_kept() -> None:
-    vocab = {"<unk>": 0, "\u2581hello": 1, "\u2581world": 2, "!": 3, "<0xE2>": 4, "<0x82>": 5}
-    vocab |= {"<0xAC>": 6}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    detokeniser = Detokeniser(tokenizer)
-    ids = [1, 2, 3, 4, 5, 6] * 20
-    streamed = "".join([detokeniser.push(one) for one in ids]) + detokeniser.close()
-    assert streamed == tokenizer.decode(ids)
-    assert streamed.startswith("hello world!\u20ac hello")
+    ids = [1, 2, 3, *as_bytes("\u20ac")] * 20
+    said, _ = stream(tokens_of(PIECES), [[one] for one in ids])
+    assert said == PIECES.decode(ids)
+    assert said.startswith("hello world!\u20ac hello")
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(max_size=30), st.integers(1, 12), st.booleans())
+def test_characters_that_are_bytes_are_shown_once_however_they_come(
+    text: str, run: int, strip: bool
+) -> None:
+    tokenizer = piece_tokenizer(strip=strip)
+    ids = [1, *as_bytes(text), 2]
+    runs = [ids[first : first + run] for first in range(0, len(ids), run)]
+    said, _ = stream(tokens_of(tokenizer), runs)
+    assert said == tokenizer.decode(ids)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.integers(0, END_MARK), st.sampled_from(as_bytes("\u20ac"))), max_size=120
+    ),
+    st.integers(1, 40),
+)
+def test_broken_characters_that_are_bytes_take_nothing_whole_with_them(
+    ids: list[int], run: int
+) -> None:
+    """The decoder of the library gives up all bytes beside a broken one."""
+    runs = [ids[first : first + run] for first in range(0, len(ids), run)]
+    said, _ = stream(tokens_of(piece_tokenizer(strip=False)), runs)
+    assert said == words_of(ids).decode(errors="replace")
+
+
+def test_a_stop_string_is_found_among_bytes() -> None:
+    ids = as_bytes("\u65e5\u672c\u8a9e\u3067")
+    for run in (1, 2, len(ids)):
+        runs = [ids[first : first + run] for first in range(0, len(ids), run)]
+        said = stream(tokens_of(PIECES), runs, stops=["\u8a9e"])
+        assert said == ("\u65e5\u672c", "\u8a9e")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, END_MARK), min_size=1, max_size=20),
+    st.lists(st.integers(1, 5), max_size=20), st.integers(1, 9),
+)  # fmt: skip
+def test_a_text_that_goes_on_from_another_is_its_rest(
+    prompt: list[int], ids: list[int], run: int
+) -> None:
+    runs = [ids[first : first + run] for first in range(0, len(ids), run)]
+    said, _ = stream(tokens_of(PIECES), runs, after=np.asarray([1, *prompt, 2], "<u4"))
+    assert PIECES.decode([1, *prompt, 2]) + said == PIECES.decode([1, *prompt, 2, *ids])
+
+
+def test_a_text_of_its_own_begins_without_a_blank_and_one_that_goes_on_with_it() -> None:
+    tokens = tokens_of(PIECES)
+    assert stream(tokens, [[2], [3]]) == ("world!", None)
+    assert stream(tokens, [[2], [3]], after=np.asarray([1], "<u4")) == (" world!", None)
+    assert stream(tokens, [[5, 4]], stops=[" is"], after=np.asarray([1], "<u4")) == ("", " is")
+
+
+def test_a_special_token_that_is_not_shown_parts_no_character() -> None:
+    first, *rest = as_bytes("\u20ac")
+    assert stream(tokens_of(PIECES), [[first], [END_MARK], rest]) == ("\u20ac", None)
 
 
 class Counting:

@@ -28,6 +28,8 @@ class Work:
 
     prompt: U32
     sampling: Sampling
+    goes_on: bool
+    """Answers are the rest of the prompt's text, not a message of their own."""
 
 
 def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -> list[U32]:
@@ -71,12 +73,13 @@ def fit(
     may use. Raises ``ApiError`` that gives both numbers when something is too long."""
     _check_tokens(ask, prompts, facts)
     works: list[Work] = []
-    for prompt in prompts:
+    for asked, prompt in zip(ask.prompts, prompts, strict=True):
         limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
         if ask.beams is not None:
             pages = min(facts.pool_pages, quota_tokens // facts.page_size)
             limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
-        works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed)))
+        goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
+        works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed), goes_on))
     return works
 
 

@@ -251,21 +251,16 @@ class Front:
                     show_stop=ask.show_stop,
                     skip_special_tokens=ask.skip_special_tokens,
                     min_tokens=ask.min_tokens,
+                    after=work.prompt if work.goes_on else None,
                 )
                 for _ in range(ask.best_of)
             ]
             core = RequestCore(spec, self._limits, texts, now_ms)
-            made.append(
-                Life(
-                    self.gateway.surroundings,
-                    core,
-                    outbox,
-                    prompt_index=index,
-                    model=self.model,
-                    salt=understood.salt,
-                    context=context,
-                )
-            )
+            life = Life(
+                self.gateway.surroundings, core, outbox, prompt_index=index, model=self.model,
+                salt=understood.salt, context=context,
+            )  # fmt: skip
+            made.append(life)
         return made
 
     def _begin(self, lives: Sequence[Life]) -> None:

@@ -4,10 +4,18 @@ Decoding is not additive: a character may be spread over tokens, and a decoder m
 first token of its input specially. So a short window of recent tokens is decoded again with
 new ones, and only what that added is handed out. A trailing replacement character may
 still become a real one and is held back.
+
+Where bytes are tokens of their own (byte fallback, as SentencePiece has it) the decoder gives up
+a whole run of them for one that belongs to no character yet. They go into a decoder of UTF-8
+instead, which gives out each character once.
 """
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
 from typing import Protocol
 
 from pagemesh.gateway.calls.choice import TextPiece
@@ -17,11 +25,12 @@ from pagemesh.wire.tokens import U32
 _REPLACEMENT = "\ufffd"
 _UNSTABLE_MAX = 3
 """Trailing replacement characters that may still change: a character has four bytes."""
-_WINDOW_KEPT = 6
+WINDOW_KEPT = 6
 _WINDOW_TRIMMED = 16
 _WINDOW_MAX = 64
 _RUN_MAX = 32
 """Tokens that are decoded at once where nobody asks which of them a text came with."""
+NO_BYTES: Mapping[int, int] = MappingProxyType({})
 
 
 class Decodes(Protocol):
@@ -32,36 +41,68 @@ class Detokeniser:
     """The text of one growing list of tokens. ``close`` gives what is held back."""
 
     def __init__(
-        self, tokenizer: Decodes, *, skip_special_tokens: bool = True, by_bytes: bool = False
+        self,
+        tokenizer: Decodes,
+        *,
+        skip_special_tokens: bool = True,
+        by_bytes: bool = False,
+        byte_tokens: Mapping[int, int] = NO_BYTES,
+        after: Sequence[int] = (),
     ) -> None:
         """``by_bytes``: a text is the bytes of its tokens one after the other, so that after a
-        whole character nothing of what came before has to be decoded again."""
+        whole character nothing of what came before has to be decoded again. ``byte_tokens``: the
+        byte that a token stands for, of tokenizers with byte fallback. ``after``: the tokens that
+        the text goes on from, the last ``WINDOW_KEPT`` of which matter."""
         self._tokenizer = tokenizer
         self._by_bytes = by_bytes
+        self._byte_tokens = byte_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._shown = 0
         """Characters of the window's text that were handed out."""
+        if after and not by_bytes:
+            self._window = list(after[-WINDOW_KEPT:])
+            self._shown = self._stable(self._text(self._window))
 
     def push(self, *tokens: int) -> str:
         """The text that became certain with ``tokens``, a few."""
-        self._window += tokens
-        text = self._text(self._window)
+        if not self._byte_tokens:
+            return self._grow(tokens)
+        out: list[str] = []
+        for are_bytes, run in groupby(tokens, self._byte_tokens.__contains__):
+            if are_bytes:
+                out.append(self._utf8.decode(bytes(self._byte_tokens[one] for one in run)))
+            elif text := self._grow(tuple(run)):  # what shows nothing parts no bytes either
+                out += [self._utf8.decode(b"", final=True), text]
+        return "".join(out)
+
+    def _grow(self, tokens: tuple[int, ...]) -> str:
+        window = [*self._window, *tokens]
+        text = self._text(window)
         if self._by_bytes and not text.endswith(_REPLACEMENT):
             out, self._window, self._shown = text[self._shown :], [], 0
             return out
-        tail = len(text) - len(text.rstrip(_REPLACEMENT))
-        stable = len(text) - min(tail, _UNSTABLE_MAX)
+        stable = self._stable(text)
         out = text[self._shown : stable]
-        self._shown = max(self._shown, stable)
+        if self._byte_tokens and not out:
+            return ""  # nor are tokens that show nothing what the next ones come after
+        self._window, self._shown = window, max(self._shown, stable)
         if len(self._window) > _WINDOW_TRIMMED:
             self._trim(text)
         return out
 
+    def _stable(self, text: str) -> int:
+        """How much of the window's text stays as it is, whatever comes."""
+        if self._byte_tokens:
+            return len(text)  # of whole tokens
+        tail = len(text) - len(text.rstrip(_REPLACEMENT))
+        return len(text) - min(tail, _UNSTABLE_MAX)
+
     def close(self) -> str:
         """The rest, broken characters shown as such."""
         text = self._text(self._window)
-        out = text[self._shown :]
+        out = text[self._shown :] + self._utf8.decode(b"", final=True)
         self._shown = len(text)
         return out
 
@@ -70,7 +111,7 @@ class Detokeniser:
 
     def _trim(self, text: str) -> None:
         """Forget old tokens, at a place where the rest decodes to the same text."""
-        for kept in range(_WINDOW_KEPT, _WINDOW_KEPT + 4):
+        for kept in range(WINDOW_KEPT, WINDOW_KEPT + 4):
             window = self._window[-kept:]
             tail = self._text(window)
             shown = self._shown - (len(text) - len(tail))
@@ -78,7 +119,7 @@ class Detokeniser:
                 self._window, self._shown = window, shown
                 return
         if len(self._window) > _WINDOW_MAX:  # nothing but debris: some of it may look different
-            self._window = self._window[-_WINDOW_KEPT:]
+            self._window = self._window[-WINDOW_KEPT:]
             self._shown = len(self._text(self._window))
 
 

@@ -1,8 +1,9 @@
-"""How much text one token can stand for at most, so that a text that cannot fit is refused
-before it is tokenised, which takes seconds for megabytes.
+"""Tokens as bytes: which stand for one each, and how many one can stand for at most.
 
-Only where that is certain: byte-pair encoding with a token for every byte, after steps that
-drop no text. Other tokenizers may put any amount of text into one token, such as "unknown".
+The latter so that a text that cannot fit is refused before it is tokenised, which takes seconds
+for megabytes; only where it is certain: byte-pair encoding with a token for every byte, after
+steps that drop no text. Other tokenizers may put any amount of text into one token, such as
+"unknown".
 """
 
 from __future__ import annotations
@@ -42,6 +43,20 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
         return None
     longest = max([*sizes, *(_size(token.content) for token in added)])
     return longest * (_NFC_SHRINK if any(step["type"] == "NFC" for step in steps) else 1)
+
+
+def byte_tokens_of(tokenizer: Tokenizer) -> dict[int, int]:
+    """Token to byte, where the decoder makes bytes of tokens called ``<0x00>`` to ``<0xFF>``
+    (``ByteFallback``); empty elsewhere. Special tokens are none of them: they may be left out."""
+    if "ByteFallback" not in repr(tokenizer.decoder):
+        return {}
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {number for number, token in added if token.special}
+    names = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("02X", "02x")}
+    found = {tokenizer.token_to_id(name): byte for name, byte in names.items()}
+    return {
+        token: byte for token, byte in found.items() if token is not None and token not in special
+    }
 
 
 def steps_of(part: Any) -> Iterator[dict[str, Any]]:

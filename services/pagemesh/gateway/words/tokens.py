@@ -16,10 +16,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from pagemesh.gateway.api.scores import Written
-from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
+from pagemesh.gateway.words.detokenise import WINDOW_KEPT, Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
 from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
-from pagemesh.gateway.words.token_bytes import bytes_per_token_max
+from pagemesh.gateway.words.token_bytes import byte_tokens_of, bytes_per_token_max
 from pagemesh.gateway.words.token_memory import TokenMemory, cuts_of
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
@@ -54,6 +54,7 @@ class Tokens:
         """The model's own: any of them ends a choice."""
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._byte_tokens = byte_tokens_of(tokenizer)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
         self._cuts = cuts_of(tokenizer)
@@ -161,8 +162,9 @@ class Tokens:
         raw = self._tokenizer.id_to_token(token)
         if raw is None:
             return b""
-        if len(raw) == 6 and raw.startswith("<0x") and raw.endswith(">"):
-            return bytes.fromhex(raw[3:5])
+        byte = self._byte_tokens.get(token)
+        if byte is not None:
+            return bytes([byte])
         if self._byte_level and all(letter in _BYTE_OF for letter in raw):
             return bytes(_BYTE_OF[letter] for letter in raw)
         return str(raw).replace("\u2581", " ").encode()
@@ -177,10 +179,16 @@ class Tokens:
         show_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        after: U32 | None = None,
     ) -> StreamText:
-        """The text of one new choice."""
+        """The text of one new choice. ``after``: the tokens that it goes on from, where it is no
+        text of its own."""
         detokeniser = Detokeniser(
-            self._tokenizer, skip_special_tokens=skip_special_tokens, by_bytes=self._by_bytes
+            self._tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            by_bytes=self._by_bytes,
+            byte_tokens=self._byte_tokens,
+            after=() if after is None else after[-WINDOW_KEPT:].tolist(),
         )
         return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
 
