@@ -267,6 +267,14 @@ def test_completions_and_open_messages_go_on_from_their_prompts() -> None:
         assert work.goes_on is goes_on
 
 
+def test_prompts_of_one_call_draw_apart_unless_it_has_a_seed() -> None:
+    prompts = [np.ones(4, "<u4")] * 3
+    for seed, expected in ((None, {5, 6, 7}), (9, {9})):
+        asked = completion(prompt=["x", "x", "x"], seed=seed)
+        works = fit(asked, prompts, FACTS, frozenset(), seed=5)
+        assert {work.sampling.seed for work in works} == expected
+
+
 def test_an_answer_is_as_long_as_its_tenants_quota_allows() -> None:
     prompt = np.arange(10, dtype="<u4")
     (work,) = fit(chat(), [prompt], FACTS, frozenset(), seed=1, quota_tokens=32)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -120,6 +122,38 @@ async def test_completions_take_several_prompts_and_echo(
     assert [choice.text for choice in answer.choices] == ["abxyz", "abxyz", "cdxyz", "cdxyz"]
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
     assert answer.usage is not None and answer.usage.completion_tokens == 12
+
+
+async def test_a_prompt_is_echoed_as_it_was_given(mesh: FakeMesh, client: AsyncOpenAI) -> None:
+    says(mesh, "xyz", ends=False)
+    encode = mesh.front.tokens.encode
+    ids = encode("a<|end|>b", add_special_tokens=False).tolist()
+    assert len(ids) == 3
+    for prompt, shown in (("a<|end|>b", "a<|end|>b"), (ids, "ab")):
+        whole = await client.completions.create(model=MODEL, prompt=prompt, echo=True, max_tokens=3)
+        stream = await client.completions.create(
+            model=MODEL, prompt=prompt, echo=True, max_tokens=3, stream=True
+        )
+        streamed = "".join([chunk.choices[0].text async for chunk in stream])
+        assert (whole.choices[0].text, streamed) == (shown + "xyz", shown + "xyz")
+
+
+async def test_a_stream_holds_no_character_that_a_client_may_take_for_the_end_of_a_line(
+    mesh: FakeMesh, client: AsyncOpenAI
+) -> None:
+    text = "a\u2028b\u2029c\x85d\u00c2\u0085"
+    says(mesh, text)
+    talk: Any = [{"role": "user", "content": "x"}]
+    stream = await client.chat.completions.create(model=MODEL, messages=talk, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == text
+    body = {"messages": talk, "stream": True}
+    async with (
+        httpx.AsyncClient() as http,
+        http.stream("POST", mesh.url + "/v1/chat/completions", json=body) as answer,
+    ):
+        lines = [line async for line in answer.aiter_lines()]
+    assert all(not line or line.startswith("data: ") for line in lines)
 
 
 async def test_chat_log_probabilities_name_each_token_and_its_alternatives(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagemesh.gateway.api.scores import LOGPROB_MIN, ChatScores, TextScores, Written
+from pagemesh.gateway.api.scores import LOGPROB_MIN, ChatScores, Offsets, TextScores, Written
 from pagemesh.wire.work_messages import TopLogprobs
 
 RAW = [b"a", b"the", b' "quoted"\n', b"\xf0\x9f\x98", "\u00e9".encode(), b"", b"a", b"\\", b"\x00"]
@@ -73,11 +74,15 @@ def test_a_chats_scores_are_those_of_every_token_and_its_alternatives(
     assert 0 <= len(found) - scores.size_bytes < 64 + len(expected)
 
 
+def whole_characters(raw: bytes) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
+
+
 @pytest.mark.parametrize("width", [0, 1, 5])
 def test_a_completions_scores_are_four_lists_and_offsets_count_characters(width: int) -> None:
     prompt, scores = TextScores(written), TextScores(written)
     prompt.add_unscored(1)
-    names, values_shown, tops_shown = ["the"], [None], [None]
+    names, values_shown, tops_shown, raws = ["the"], [None], [None], [b"the"]
     for part, seed in ((prompt, 1), (scores, 2), (scores, 3)):
         tokens, chosen, tops, values = made_up(6, width, seed)
         part.add(tokens, packed(chosen, tops, values, width))
@@ -87,17 +92,37 @@ def test_a_completions_scores_are_four_lists_and_offsets_count_characters(width:
                 top.setdefault(text_of(other), shown(value))
             top.setdefault(text_of(token), shown(chosen[index]))
             names.append(text_of(token))
+            raws.append(RAW[token])
             values_shown.append(shown(chosen[index]))  # type: ignore[arg-type]
             tops_shown.append(top)  # type: ignore[arg-type]
     prompt.follow(scores)
-    offsets = [10 + sum(map(len, names[:index])) for index in range(len(names))]
-    assert json.loads(bytes(prompt.json(first_offset=10))) == {
+    before = Offsets()
+    before.of([b"10 letters"])
+    offsets = [10 + len(whole_characters(b"".join(raws[:index]))) for index in range(len(raws))]
+    assert json.loads(bytes(prompt.json(before))) == {
         "tokens": names,
         "token_logprobs": values_shown,
         "top_logprobs": tops_shown,
         "text_offset": offsets,
     }
-    assert prompt.character_count == sum(map(len, names))
+
+
+def test_offsets_point_into_the_text_where_characters_are_several_tokens() -> None:
+    raws = [b"a", b"\xf0\x9f", b"\x98\x80", b"b", b"\xe2", b"c", b""]
+    offsets = Offsets()
+    assert offsets.of(raws[:2]) + offsets.of(raws[2:]) == [0, 1, 1, 2, 3, 3, 5]
+    assert b"".join(raws).decode(errors="replace")[3:5] == "\ufffdc"
+
+
+def test_a_special_token_takes_room_where_the_text_shows_it() -> None:
+    def special(token: int) -> Written:
+        return Written.of(RAW[token], is_special=token == 1)
+
+    for shows, expected in ((False, [0, 0]), (True, [0, len(RAW[1])])):
+        scores = TextScores(special, shows_special=shows)
+        for token in (1, 2):
+            scores.add_unscored(token)
+        assert json.loads(bytes(scores.json()))["text_offset"] == expected
 
 
 def test_what_is_scored_beyond_the_tokens_that_are_shown_is_left_out() -> None:

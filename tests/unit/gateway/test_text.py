@@ -14,9 +14,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
+from pagemesh.gateway.words.token_bytes import special_tokens_of
 from pagemesh.gateway.words.tokens import Tokens
 
 TOKENIZER = byte_tokenizer()
+SPECIAL, NOTHING = special_tokens_of(TOKENIZER), frozenset[int]()
 SIZE = TOKENIZER.get_vocab_size(with_added_tokens=True)
 letters = st.text("ab", max_size=40)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
@@ -72,7 +74,7 @@ def test_nothing_is_held_back_that_no_stop_string_begins_with() -> None:
 def test_streamed_text_equals_the_text_of_all_tokens_however_many_come_at_once(
     ids: list[int], skip: bool, run: int, by_bytes: bool
 ) -> None:
-    detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip, by_bytes=by_bytes)
+    detokeniser = Detokeniser(TOKENIZER, hidden=SPECIAL if skip else NOTHING, by_bytes=by_bytes)
     runs = [ids[first : first + run] for first in range(0, len(ids), run)]
     streamed = "".join([detokeniser.push(*one) for one in runs]) + detokeniser.close()
     assert streamed == TOKENIZER.decode(ids, skip_special_tokens=skip)
@@ -145,13 +147,20 @@ def test_sentence_piece_spaces_are_kept() -> None:
     assert said.startswith("hello world!\u20ac hello")
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.text(max_size=30), st.integers(1, 12), st.booleans())
+parts = st.one_of(
+    st.sampled_from([[word] for word in range(1, len(WORDS))]),
+    st.just([END_MARK]),
+    st.text(st.characters(exclude_characters=" "), max_size=3).map(as_bytes),  # no blank is a byte
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(parts, max_size=12), st.integers(1, 12), st.booleans())
 def test_characters_that_are_bytes_are_shown_once_however_they_come(
-    text: str, run: int, strip: bool
+    given_parts: list[list[int]], run: int, strip: bool
 ) -> None:
     tokenizer = piece_tokenizer(strip=strip)
-    ids = [1, *as_bytes(text), 2]
+    ids = [one for part in given_parts for one in part]
     runs = [ids[first : first + run] for first in range(0, len(ids), run)]
     said, _ = stream(tokens_of(tokenizer), runs)
     assert said == tokenizer.decode(ids)
@@ -201,6 +210,20 @@ def test_a_text_of_its_own_begins_without_a_blank_and_one_that_goes_on_with_it()
     assert stream(tokens, [[5, 4]], stops=[" is"], after=np.asarray([1], "<u4")) == ("", " is")
 
 
+def test_a_character_that_a_prompt_ends_in_the_middle_of_is_shown_whole() -> None:
+    ids = as_bytes("\U0001f600")
+    after = np.asarray([1, *ids[:2]], "<u4")
+    assert stream(tokens_of(PIECES), [[one] for one in ids[2:]], after=after) == (
+        "\U0001f600",
+        None,
+    )
+    whole = TOKENIZER.encode("so \U0001f600").ids
+    for cut_at in range(1, len(whole) - 1):
+        after = np.asarray(whole[:cut_at], "<u4")
+        said, _ = stream(tokens_of(TOKENIZER), [[one] for one in whole[cut_at:]], after=after)
+        assert said == "so \U0001f600"[len(TOKENIZER.decode(whole[:cut_at]).rstrip("\ufffd")) :]
+
+
 def test_a_special_token_that_is_not_shown_parts_no_character() -> None:
     first, *rest = as_bytes("\u20ac")
     assert stream(tokens_of(PIECES), [[first], [END_MARK], rest]) == ("\u20ac", None)
@@ -237,8 +260,8 @@ def test_whole_characters_are_decoded_once_where_texts_are_bytes() -> None:
 def test_pieces_are_the_same_whether_or_not_texts_are_known_to_be_bytes(
     ids: list[int], skip: bool
 ) -> None:
-    windowed = Detokeniser(TOKENIZER, skip_special_tokens=skip)
-    by_bytes = Detokeniser(TOKENIZER, skip_special_tokens=skip, by_bytes=True)
+    windowed = Detokeniser(TOKENIZER, hidden=SPECIAL if skip else NOTHING)
+    by_bytes = Detokeniser(TOKENIZER, hidden=SPECIAL if skip else NOTHING, by_bytes=True)
     assert [by_bytes.push(one) for one in ids] == [windowed.push(one) for one in ids]
     assert by_bytes.close() == windowed.close()
 
@@ -274,5 +297,5 @@ def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
 def test_special_tokens_are_text_only_for_who_wants_them() -> None:
     ids = [*TOKENIZER.encode("a").ids, _id(END)]
     for skip, expected in ((True, "a"), (False, "a" + END)):
-        detokeniser = Detokeniser(TOKENIZER, skip_special_tokens=skip)
+        detokeniser = Detokeniser(TOKENIZER, hidden=SPECIAL if skip else NOTHING)
         assert "".join(map(detokeniser.push, ids)) + detokeniser.close() == expected

@@ -139,3 +139,13 @@ def test_a_folder_that_lacks_something_is_named(tmp_path: Path, tokens: Tokens) 
 def _tokenizer_json(tokens: Tokens) -> str:
     text: str = tokens._tokenizer.to_str()
     return text
+
+
+def test_a_token_is_called_what_the_text_shows_of_it() -> None:
+    mark = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([mark])
+    tokens = Tokens(tokenizer, template=None, end_tokens=frozenset())
+    number = tokenizer.token_to_id(mark)
+    assert number is not None
+    assert tokens.token_bytes(number).decode() == tokens.decode([number]) == mark

@@ -12,7 +12,7 @@ import numpy as np
 
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import Ask
-from pagemesh.gateway.api.scores import ChatScores, TextScores, Written, new_scores
+from pagemesh.gateway.api.scores import ChatScores, Offsets, TextScores, Written, new_scores
 from pagemesh.gateway.calls.events import ChoiceEnded, Deliver
 from pagemesh.gateway.calls.spec import Usage
 from pagemesh.gateway.words.tokens import Tokens
@@ -27,6 +27,7 @@ TOKEN_BYTES = 8
 """About what a token takes, its id or its text."""
 DONE = b"data: [DONE]\n\n"
 _MARK = "text"
+_LINE_ENDS = tuple((one.encode(), b"\\u%04x" % ord(one)) for one in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -65,7 +66,7 @@ class Renderer:
         kind = "chat.completion" if ask.chat else "text_completion"
         self._kind = kind
         self._head = {"id": response_id, "created": created, "model": ask.model}
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, Offsets] = {}
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """What comes before and after the text in a chunk of each choice that has no more."""
 
@@ -84,7 +85,7 @@ class Renderer:
         made = collected.given
         choices: list[dict[str, Any]] = []
         for prompt_index, prompt in enumerate(prompts):
-            text = self._tokens.decode(prompt.tolist()) if ask.echo else ""
+            text = self._prompt_text(prompt_index, prompt) if ask.echo else ""
             ids = _ids(prompt) if ask.return_token_ids and not ask.chat else None
             first = prompt_index * ask.n
             for index, one in enumerate(made[first : first + ask.n], first):
@@ -144,7 +145,7 @@ class Renderer:
 
     def echoed(self, prompt_index: int, prompt: U32, scores: TopLogprobs | None) -> list[bytes]:
         """The prompt itself, for completions with ``echo``: a chunk for each choice."""
-        text = self._tokens.decode(prompt.tolist())
+        text = self._prompt_text(prompt_index, prompt)
         chunks = []
         for index in range(prompt_index * self._ask.n, (prompt_index + 1) * self._ask.n):
             logprobs = None
@@ -165,7 +166,11 @@ class Renderer:
             around = self._around.get(index) or self._text_around(index)
             return around[0] + _encode(event.text) + around[1]
         if event.logprobs is not None:
-            found = new_scores(self._tokens.written, chat=self._ask.chat)
+            found = new_scores(
+                self._tokens.written,
+                chat=self._ask.chat,
+                shows_special=not self._ask.skip_special_tokens,
+            )
             found.add(event.tokens[:shown].tolist(), event.logprobs)
             logprobs = self._next_scores(index, found)
         content: Any = {"content": event.text} if self._ask.chat else event.text
@@ -205,10 +210,19 @@ class Renderer:
             body["usage"] = None
         return msgspec.json.encode(body | extra)
 
+    def _prompt_text(self, prompt_index: int, prompt: U32) -> str:
+        """The prompt as it was given; tokens as the text of an answer shows them."""
+        given = self._ask.prompts[prompt_index]
+        if isinstance(given, str):
+            return given
+        skip = self._ask.skip_special_tokens
+        return self._tokens.decode(prompt.tolist(), skip_special_tokens=skip)
+
     # Log-probabilities ------------------------------------------------------------------------
 
     def _prompt_scores(self, prompt: U32, scores: TopLogprobs | None) -> TextScores:
-        ids, found = prompt.tolist(), TextScores(self._tokens.written)
+        shows_special = not self._ask.skip_special_tokens
+        ids, found = prompt.tolist(), TextScores(self._tokens.written, shows_special=shows_special)
         if scores is not None:
             found.add_unscored(ids[0])
             found.add(ids[1:], scores)
@@ -218,9 +232,7 @@ class Renderer:
         """Those of the next chunk of a choice."""
         if isinstance(found, ChatScores):
             return found.json()
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + found.character_count
-        return found.json(offset)
+        return found.json(self._offsets.setdefault(index, Offsets()))
 
 
 class Collector:
@@ -234,7 +246,9 @@ class Collector:
         self._choices = [_Collected() for _ in range(len(ask.prompts) * ask.best_of)]
         if ask.logprobs is not None:
             for one in self._choices:
-                one.scores = new_scores(written, chat=ask.chat)
+                one.scores = new_scores(
+                    written, chat=ask.chat, shows_special=not ask.skip_special_tokens
+                )
         self.prompt_scores: dict[int, TopLogprobs] = {}
         self.size_bytes = 0
         """About what the answer takes in JSON so far."""
@@ -316,5 +330,9 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def sse(data: bytes) -> bytes:
-    """One server-sent event."""
+    """One server-sent event of JSON, in which characters that clients may take for the ends of
+    lines (httpx does) are escaped: they can be in strings alone."""
+    for raw, escaped in _LINE_ENDS:
+        if raw in data:
+            data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"

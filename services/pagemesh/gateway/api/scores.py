@@ -6,8 +6,8 @@ them all at the end of the answer kept everybody else waiting for seconds.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -25,19 +25,37 @@ class Written(NamedTuple):
 
     name: bytes
     """Its text, a string."""
-    character_count: int
-    """Of its text."""
+    raw: bytes
+    """What it stands for."""
+    is_special: bool
     opening: bytes
     """Of its object in a chat: what comes before its log-probability."""
 
     @classmethod
-    def of(cls, raw: bytes) -> Written:
+    def of(cls, raw: bytes, *, is_special: bool = False) -> Written:
         """The token that stands for the bytes ``raw``; incomplete characters are replacement
         characters in its text."""
         text = raw.decode("utf-8", "replace")
         name = _encode(text)
         opening = b'{"token":%b,"bytes":%b,"logprob":' % (name, _encode(list(raw)))
-        return cls(name, len(text), opening)
+        return cls(name, raw, is_special, opening)
+
+
+class Offsets:
+    """Where tokens begin in a text, in characters, as they come. One that ends no character takes
+    no room, the one that ends it takes all of it."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, raws: Sequence[bytes]) -> list[int]:
+        """Of the tokens that come next, which stand for ``raws``."""
+        found: list[int] = []
+        for raw in raws:
+            found.append(self._at)
+            self._at += len(self._utf8.decode(raw))
+        return found
 
 
 class ChatScores:
@@ -71,18 +89,16 @@ class ChatScores:
 class TextScores:
     """Those of a completion: four lists, whose alternatives go by their text."""
 
-    def __init__(self, written: Callable[[int], Written]) -> None:
+    def __init__(self, written: Callable[[int], Written], *, shows_special: bool = False) -> None:
+        """``shows_special``: special tokens are in the text."""
         self.size_bytes = 0
         self._written = written
+        self._shows_special = shows_special
         self._names: list[bytes] = []
         self._values: list[bytes] = []
         self._tops: list[bytes] = []
-        self._character_counts: list[int] = []
-
-    @property
-    def character_count(self) -> int:
-        """Of the texts of all tokens."""
-        return sum(self._character_counts)
+        self._shown: list[bytes] = []
+        """What the text has of each token."""
 
     def add_unscored(self, token: int) -> None:
         """The first token of a prompt, which has no score."""
@@ -107,18 +123,18 @@ class TextScores:
         self._names += others._names
         self._values += others._values
         self._tops += others._tops
-        self._character_counts += others._character_counts
+        self._shown += others._shown
 
-    def json(self, first_offset: int = 0) -> msgspec.Raw:
-        """``first_offset``: characters before the first token."""
-        offsets = list(accumulate(self._character_counts, initial=first_offset))[:-1]
+    def json(self, offsets: Offsets | None = None) -> msgspec.Raw:
+        """``offsets``: of the tokens before; none are before these where there is none."""
+        found = (offsets or Offsets()).of(self._shown)
         return msgspec.Raw(
             b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":%b}'
             % (
                 b",".join(self._names),
                 b",".join(self._values),
                 b",".join(self._tops),
-                _encode(offsets),
+                _encode(found),
             )
         )
 
@@ -128,12 +144,14 @@ class TextScores:
         self._names.append(found.name)
         self._values.append(value)
         self._tops.append(top)
-        self._character_counts.append(found.character_count)
+        self._shown.append(b"" if found.is_special and not self._shows_special else found.raw)
 
 
-def new_scores(written: Callable[[int], Written], *, chat: bool) -> ChatScores | TextScores:
+def new_scores(
+    written: Callable[[int], Written], *, chat: bool, shows_special: bool
+) -> ChatScores | TextScores:
     """Of a choice."""
-    return ChatScores(written) if chat else TextScores(written)
+    return ChatScores(written) if chat else TextScores(written, shows_special=shows_special)
 
 
 def _numbers(packed: bytes) -> list[bytes]:

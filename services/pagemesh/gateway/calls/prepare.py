@@ -70,16 +70,18 @@ def fit(
     *, quota_tokens: int = REQUEST_TOKENS_MAX,
 ) -> list[Work]:  # fmt: skip
     """Each prompt with its sampling, checked against the model and the slots that its tenant
-    may use. Raises ``ApiError`` that gives both numbers when something is too long."""
+    may use. Raises ``ApiError`` that gives both numbers when something is too long. ``seed``: of
+    the first prompt, where the request has none."""
     _check_tokens(ask, prompts, facts)
     works: list[Work] = []
-    for asked, prompt in zip(ask.prompts, prompts, strict=True):
+    for index, (asked, prompt) in enumerate(zip(ask.prompts, prompts, strict=True)):
         limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
         if ask.beams is not None:
             pages = min(facts.pool_pages, quota_tokens // facts.page_size)
             limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
         goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
-        works.append(Work(prompt, _sampling(ask, limit, end_tokens, seed), goes_on))
+        sampling = _sampling(ask, limit, end_tokens, seed + index)  # equal prompts draw apart
+        works.append(Work(prompt, sampling, goes_on))
     return works
 
 

@@ -44,50 +44,64 @@ class Detokeniser:
         self,
         tokenizer: Decodes,
         *,
-        skip_special_tokens: bool = True,
+        hidden: frozenset[int] = frozenset(),
         by_bytes: bool = False,
         byte_tokens: Mapping[int, int] = NO_BYTES,
         after: Sequence[int] = (),
     ) -> None:
-        """``by_bytes``: a text is the bytes of its tokens one after the other, so that after a
-        whole character nothing of what came before has to be decoded again. ``byte_tokens``: the
-        byte that a token stands for, of tokenizers with byte fallback. ``after``: the tokens that
-        the text goes on from, the last ``WINDOW_KEPT`` of which matter."""
+        """``hidden``: the tokens that no text shows. ``by_bytes``: a text is the bytes of its
+        tokens one after the other, so that after a whole character nothing of what came before
+        has to be decoded again. ``byte_tokens``: the byte that a token stands for, of tokenizers
+        with byte fallback. ``after``: the tokens that the text goes on from, the last
+        ``WINDOW_KEPT`` of which matter."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._by_bytes = by_bytes
         self._byte_tokens = byte_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._skip = skip_special_tokens
         self._window: list[int] = []
         self._shown = 0
         """Characters of the window's text that were handed out."""
-        if after and not by_bytes:
-            self._window = list(after[-WINDOW_KEPT:])
-            self._shown = self._stable(self._text(self._window))
+        if after:
+            self._go_on([one for one in after[-WINDOW_KEPT:] if one not in hidden])
+
+    def _go_on(self, window: list[int]) -> None:
+        text = self._text(window)
+        if not self._by_bytes or text.endswith(_REPLACEMENT):
+            self._window, self._shown = window, self._stable(text)
+        for one in window:  # the last character may be in part there
+            if one in self._byte_tokens:
+                self._utf8.decode(bytes([self._byte_tokens[one]]))
+            else:
+                self._utf8.reset()
 
     def push(self, *tokens: int) -> str:
         """The text that became certain with ``tokens``, a few."""
+        if self._hidden:
+            tokens = tuple([one for one in tokens if one not in self._hidden])
         if not self._byte_tokens:
             return self._grow(tokens)
         out: list[str] = []
-        for are_bytes, run in groupby(tokens, self._byte_tokens.__contains__):
+        for are_bytes, group in groupby(tokens, self._byte_tokens.__contains__):
+            run = tuple(group)
             if are_bytes:
-                out.append(self._utf8.decode(bytes(self._byte_tokens[one] for one in run)))
-            elif text := self._grow(tuple(run)):  # what shows nothing parts no bytes either
+                out.append(self._utf8.decode(bytes([self._byte_tokens[one] for one in run])))
+                if not self._window:  # what comes next does not begin the text
+                    self._window = [run[-1]]
+                    self._shown = len(self._text(self._window))
+            elif text := self._grow(run):
                 out += [self._utf8.decode(b"", final=True), text]
         return "".join(out)
 
     def _grow(self, tokens: tuple[int, ...]) -> str:
-        window = [*self._window, *tokens]
-        text = self._text(window)
+        self._window += tokens
+        text = self._text(self._window)
         if self._by_bytes and not text.endswith(_REPLACEMENT):
             out, self._window, self._shown = text[self._shown :], [], 0
             return out
         stable = self._stable(text)
         out = text[self._shown : stable]
-        if self._byte_tokens and not out:
-            return ""  # nor are tokens that show nothing what the next ones come after
-        self._window, self._shown = window, max(self._shown, stable)
+        self._shown = max(self._shown, stable)
         if len(self._window) > _WINDOW_TRIMMED:
             self._trim(text)
         return out
@@ -107,7 +121,7 @@ class Detokeniser:
         return out
 
     def _text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _trim(self, text: str) -> None:
         """Forget old tokens, at a place where the rest decodes to the same text."""

@@ -45,18 +45,20 @@ def bytes_per_token_max(tokenizer: Tokenizer, byte_letters: frozenset[str]) -> i
     return longest * (_NFC_SHRINK if any(step["type"] == "NFC" for step in steps) else 1)
 
 
+def special_tokens_of(tokenizer: Tokenizer) -> frozenset[int]:
+    """Those that a text may leave out."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return frozenset(number for number, token in added if token.special)
+
+
 def byte_tokens_of(tokenizer: Tokenizer) -> dict[int, int]:
     """Token to byte, where the decoder makes bytes of tokens called ``<0x00>`` to ``<0xFF>``
-    (``ByteFallback``); empty elsewhere. Special tokens are none of them: they may be left out."""
+    (``ByteFallback``); empty elsewhere."""
     if "ByteFallback" not in repr(tokenizer.decoder):
         return {}
-    added = tokenizer.get_added_tokens_decoder().items()
-    special = {number for number, token in added if token.special}
     names = {f"<0x{byte:{case}}>": byte for byte in range(256) for case in ("02X", "02x")}
     found = {tokenizer.token_to_id(name): byte for name, byte in names.items()}
-    return {
-        token: byte for token, byte in found.items() if token is not None and token not in special
-    }
+    return {token: byte for token, byte in found.items() if token is not None}
 
 
 def steps_of(part: Any) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,11 @@ from pagemesh.gateway.api.scores import Written
 from pagemesh.gateway.words.detokenise import WINDOW_KEPT, Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
 from pagemesh.gateway.words.templates import ChatTemplate, TemplateRefused
-from pagemesh.gateway.words.token_bytes import byte_tokens_of, bytes_per_token_max
+from pagemesh.gateway.words.token_bytes import (
+    byte_tokens_of,
+    bytes_per_token_max,
+    special_tokens_of,
+)
 from pagemesh.gateway.words.token_memory import TokenMemory, cuts_of
 from pagemesh.runtime.model_folder import read_config, tokenizer_file
 from pagemesh.wire.errors import ConfigError
@@ -31,6 +35,8 @@ _WRITTEN_MAX = 1 << 15
 """Tokens whose JSON is remembered, some 300 bytes each."""
 _MARK = "THE_MESSAGE_IS_OPEN_HERE "
 """Ends in a blank, which shows whether a template trims what it is given."""
+_BLANK = "\u2581"
+"""How SentencePiece writes one."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -55,6 +61,8 @@ class Tokens:
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._by_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_tokens = byte_tokens_of(tokenizer)
+        self._special = special_tokens_of(tokenizer)
+        self._marks_blanks = _BLANK in repr(tokenizer.decoder)
         self.vocab_tokens: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bytes_per_token_max = bytes_per_token_max(tokenizer, BYTE_LETTERS)
         self._cuts = cuts_of(tokenizer)
@@ -167,10 +175,11 @@ class Tokens:
             return bytes([byte])
         if self._byte_level and all(letter in _BYTE_OF for letter in raw):
             return bytes(_BYTE_OF[letter] for letter in raw)
-        return str(raw).replace("\u2581", " ").encode()
+        text = str(raw)
+        return (text.replace(_BLANK, " ") if self._marks_blanks else text).encode()
 
     def _write(self, token: int) -> Written:
-        return Written.of(self.token_bytes(token))
+        return Written.of(self.token_bytes(token), is_special=token in self._special)
 
     def stream(
         self,
@@ -185,7 +194,7 @@ class Tokens:
         text of its own."""
         detokeniser = Detokeniser(
             self._tokenizer,
-            skip_special_tokens=skip_special_tokens,
+            hidden=self._special if skip_special_tokens else frozenset(),
             by_bytes=self._by_bytes,
             byte_tokens=self._byte_tokens,
             after=() if after is None else after[-WINDOW_KEPT:].tolist(),
