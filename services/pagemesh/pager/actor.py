@@ -245,7 +245,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 return
             _log.info("pager.pool_replaced", path=life.store.facts.path)
             await self._end_life()
-        store = await make_pool(self._settings, self._memory, message)
+        store = await make_pool(self._settings, self._memory, self._holders, message)
         await self._start(store, adopted=False)
 
     def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:

@@ -93,6 +93,7 @@ async def actor(
         settings, cast(Bus, Deaf()), MonotonicClock(), PagerBoard(settings), inbox.wake,
         PoolMemory(tmp_path),
     )  # fmt: skip
+    assert made._holders.write() is None
     store = PoolStore.create(tmp_path, "host", SPEC, settings.pool_bytes)
     await made._start(store, adopted=False)
     asking = Asking(core_of(made))

@@ -7,11 +7,17 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
 
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.events import Holder
-from pagemesh.pager.storage.holders import Holders, lock_owner
+from pagemesh.pager.storage import holders as storage
+from pagemesh.pager.storage.holders import Holders, lock_owner, owner_in
 
 LOCKED = """
 import sys, time
@@ -21,6 +27,24 @@ lock = HolderLock(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder where pools lie: on a file system whose files say what /proc/locks says, if any."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def worker(memory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock of ``first``."""
+    command = [sys.executable, "-c", LOCKED, str(memory / "first.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
 
 
 def test_a_holder_whose_lock_file_was_removed_lives_until_it_ends(tmp_path: Path) -> None:
@@ -37,20 +61,66 @@ def test_a_holder_whose_lock_file_was_removed_lives_until_it_ends(tmp_path: Path
         assert holders.is_dead(1) and not holders.living()
 
 
-def test_a_holder_whose_lock_file_was_removed_can_be_killed(tmp_path: Path) -> None:
-    path = tmp_path / "first.lock"
-    with (
-        contextlib.closing(Holders(tmp_path, "host")) as holders,
-        subprocess.Popen(
-            [sys.executable, "-c", LOCKED, str(path)], stdout=subprocess.PIPE, text=True
-        ) as worker,
-    ):
-        assert worker.stdout is not None and worker.stdout.readline() == "locked\n"
+def test_a_holder_whose_lock_file_was_removed_can_be_killed(
+    memory: Path, worker: subprocess.Popen[str]
+) -> None:
+    with contextlib.closing(Holders(memory, "host")) as holders:
         holders.remember(Holder(1, "a worker", "first"))
-        path.unlink()
+        (memory / "first.lock").unlink()
         assert holders.kill(1)
         worker.wait(20)
         assert holders.is_dead(1)
+
+
+def line(pid: int, device: int, inode: int) -> str:
+    """As the kernel names a lock in /proc/locks."""
+    place = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    return f"1: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n"
+
+
+def test_a_lock_on_another_file_system_whose_file_has_the_same_number_is_not_meant(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path.stat()
+    device, inode = file.st_dev, file.st_ino
+    elsewhere = os.makedev(os.major(device), os.minor(device) + 16)
+    others = line(41, elsewhere, inode) + line(42, device, inode + 1)
+    assert owner_in(others + line(43, device, inode), file) == 43
+    assert owner_in(others, file) == 0
+    waits = line(44, device, inode).replace("1:", "1: ->", 1)
+    assert owner_in(line(43, device, inode) + waits, file) == 43
+    assert owner_in(line(43, device, inode) * 2, file) == 43, "the list moved while it was read"
+
+
+def test_of_several_who_are_said_to_hold_a_lock_none_is_its_holder(tmp_path: Path) -> None:
+    file = tmp_path.stat()
+    assert owner_in("".join(line(pid, file.st_dev, file.st_ino) for pid in (41, 42)), file) == 0
+
+
+def test_the_holder_of_a_real_lock_is_found(memory: Path, worker: subprocess.Popen[str]) -> None:
+    with contextlib.closing(Holders(memory, "host")) as holders:
+        assert lock_owner((memory / "first.lock").stat()) == holders.owner("first") == worker.pid
+
+
+def test_nobody_is_killed_whom_the_kernel_names_by_another_device_and_the_log_says_so_once(
+    memory: Path, worker: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on file systems whose files say that they are on a device of their own."""
+
+    def renamed(locks: str, file: os.stat_result) -> int:
+        return owner_in(locks.replace(f":{file.st_ino} ", f"0:{file.st_ino} "), file)
+
+    monkeypatch.setattr(storage, "owner_in", renamed)
+    with contextlib.closing(Holders(memory, "host")) as holders, capture_logs() as logs:
+        holders.remember(Holder(1, "a worker", "first"))
+        assert not holders.kill(1) and not holders.kill(1)
+        assert worker.poll() is None and holders.owner("first") == 0
+        [told] = logs
+        assert told["event"] == "pager.holder_not_found" and told["worker"] == "a worker"
+        assert "end that worker yourself" in told["next"]
+        worker.kill()
+        worker.wait(20)
+        assert not holders.kill(1) and len(logs) == 1, "of the dead there is nothing to say"
 
 
 def test_no_file_is_kept_open_for_those_who_are_forgotten(tmp_path: Path) -> None:
@@ -131,5 +201,5 @@ def test_who_asks_whether_a_lock_is_held_is_not_taken_for_its_holder(tmp_path: P
         holders.remember(Holder(1, "a worker", "first"))
         fcntl.flock(asking, fcntl.LOCK_SH)
         assert holders.is_dead(1)
-        assert lock_owner(path.stat().st_ino) == 0
+        assert lock_owner(path.stat()) == 0
         assert not holders.kill(1)

@@ -51,7 +51,7 @@ def left(settings: PagerSettings) -> Iterator[None]:
     box = MemoryBox(SharedMaker(), folder / f"first{MEMORY_SUFFIX}")
     with contextlib.closing(box), HolderLock(folder / f"first{LOCK_SUFFIX}"):
         memory.make(store.facts, "first")
-        Holders(folder, "host").remember(Holder(1, "a worker", "first"))
+        Holders(folder, "host").remember(Holder(1, "worker", "first"))
         memory.close()
         store.close()
         yield

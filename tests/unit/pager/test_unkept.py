@@ -15,7 +15,7 @@ from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import cache
 from tests.unit.pager.test_actor_turns import Asking, core_of
 from tests.unit.pager.test_kept_pins import PINS
-from tests.unit.pager.test_retired_notes import ALL, ONE, notes
+from tests.unit.pager.test_retired_notes import ALL, ONE, TWO, notes
 
 from pagemesh.pager.actor import PagerActor
 from pagemesh.pager.due import TickDue
@@ -125,11 +125,61 @@ async def test_what_cannot_be_written_is_in_the_log_once_until_it_can(
         await actor.handle(TickDue())
 
 
-def test_a_root_that_one_of_two_files_has_is_kept(tmp_path: Path) -> None:
-    place = DiskPlace(tmp_path / "gone", "host", 1, b"")
-    some = RetiredNotes.beside(tmp_path, "host", place)
+async def test_a_root_that_the_disk_has_no_note_of_is_not_confirmed_until_it_has(
+    tmp_path: Path, actor: PagerActor, answers: Answers
+) -> None:
+    """The note beside the pool is gone after a reboot; what is on disk is not."""
+    actor._retired = notes(tmp_path)
+    block = tmp_path / "disk" / "host.disk.retired.new"
+    block.mkdir()
+    error = (await ask(actor, answers, "invalidate", what="root", name=ROOT.hex()))["error"]
+    assert error["code"] == "Busy" and error["message"].startswith("done, but")
+    assert f"{tmp_path}/disk/host.disk.retired: " in error["message"]
+    block.rmdir()
+    await actor.handle(TickDue())
+    (tmp_path / "host.retired").unlink()
+    assert notes(tmp_path).read() == ONE
+    assert (await ask(actor, answers, "invalidate", what="idle"))["host"] == "host"
+
+
+async def test_a_root_that_only_the_disk_has_a_note_of_is_kept_and_written_beside_the_pool_later(
+    tmp_path: Path,
+) -> None:
+    some, block = notes(tmp_path), blocked(tmp_path, "retired")
     some.add(RememberRetired(1, ONE))
     assert some.unkept is None
+    await some.mend()
+    block.rmdir()
+    await some.mend()
+    assert RetiredNotes.beside(tmp_path, "host", None).read() == ONE
+
+
+async def test_the_note_of_a_disk_that_comes_late_is_not_lost_to_one_that_was_owed(
+    tmp_path: Path,
+) -> None:
+    """An earlier pager left it there, and this one could not see it."""
+    notes(tmp_path).add(RememberRetired(1, ONE))
+    (tmp_path / "host.retired").unlink()
+    away = (tmp_path / "disk").rename(tmp_path / "away")
+    some = RetiredNotes.beside(tmp_path, "host", DiskPlace(tmp_path / "disk", "host", 1, b""))
+    some.add(RememberRetired(1, TWO))
+    away.rename(tmp_path / "disk")
+    await some.mend()
+    (tmp_path / "host.retired").unlink()
+    assert some.unkept is None and notes(tmp_path).read() == ONE | TWO
+
+
+async def test_a_torn_note_that_cannot_be_replaced_is_in_the_log_once(tmp_path: Path) -> None:
+    some, torn = notes(tmp_path), tmp_path / "disk" / "host.disk.retired"
+    some.add(RememberRetired(1, ONE))
+    blocked(tmp_path / "disk", "disk.retired")
+    some.add(RememberRetired(2, TWO))
+    torn.write_bytes(torn.read_bytes()[:-3])
+    with capture_logs() as logs:
+        for _ in range(3):
+            await some.mend()
+    assert [line["event"] for line in logs] == ["pager.file_damaged"]
+    assert some.unkept is not None and some.read() == ALL
 
 
 async def test_a_root_that_neither_file_has_is_owed_until_it_is_forgotten(tmp_path: Path) -> None:

@@ -3,28 +3,44 @@
 Each incarnation keeps a file of its own locked; the kernel frees the lock at its death and at
 no other time. Which file is whose is written down before a session is confirmed, so that a new
 pager knows whom to fear. Of a worker that was killed nobody but the pager removes the file.
+
+The list is there before its pool is (``write``, then the pool), and a pool without a whole one is
+not taken over (``load``, under the pool's lock): its pages could be somebody's whom nobody knows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from pagemesh.kernels.native.locks import holder_is_dead, is_at, is_free, open_lock
 from pagemesh.pager.events import Holder
+from pagemesh.pager.storage.kept_file import KeptFile
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Busy
+from pagemesh.wire.messages import U64, Name
 from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
 
 _AGAIN_MS = 1_000
 _YOUNG_S = 60.0
 """A lock so young may be about to be taken."""
 _log = get_logger(__name__)
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    incarnation: U64
+    worker: Name
+    lock_name: Name
+
+
+class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    holders: list[_Line]
 
 
 class Holders:
@@ -36,13 +52,27 @@ class Holders:
         """``has_exited``: of a lock that is free, whether its process has ended altogether."""
         self._has_exited = has_exited
         self._folder = folder
-        self._path = folder / f"{host}.holders"
+        self.path = folder / f"{host}.holders"
+        self._file = KeptFile(self.path, _Lines)
         self._known: dict[int, Holder] = {}
         self._locks: dict[int, int] = {}
         """Open files of theirs: one that is removed goes on saying whether its holder lives."""
-        self._written = frozenset(self._read())
+        self._unfound: set[int] = set()
+        """Of whom the log says that the process to kill cannot be told."""
+        self._written: frozenset[Holder] = frozenset()
+        self.load()
+
+    def load(self) -> bool:
+        """Know those, too, whom an earlier pager wrote down. False: the list is damaged or not
+        there, and whom to fear nobody knows."""
+        found = self._file.read()
+        self._written = frozenset(
+            Holder(one.incarnation, one.worker, one.lock_name)
+            for one in (found.holders if found is not None else ())
+        )
         for holder in self._written:
             self._know(holder)
+        return found is not None
 
     def living(self) -> tuple[Holder, ...]:
         """Those whose lock is held; the others are forgotten."""
@@ -57,14 +87,14 @@ class Holders:
         if self._known.get(holder.incarnation) != holder:
             self._know(holder)
             self._remove_unknown()
-        return None if holder in self._written else self._write()
+        return None if holder in self._written else self.write()
 
     def forget(self, incarnation: int) -> None:
         """If it cannot be written down, the next pager sees by his lock that he is dead."""
         holder = self._known.get(incarnation)
         if holder is not None:
             self._forget(holder)
-            self._write()
+            self.write()
 
     def close(self) -> None:
         """Nobody asks any more."""
@@ -98,6 +128,7 @@ class Holders:
 
     def _leave(self, incarnation: int) -> None:
         self._known.pop(incarnation, None)
+        self._unfound.discard(incarnation)
         lock = self._locks.pop(incarnation, None)
         if lock is not None:
             os.close(lock)
@@ -122,7 +153,7 @@ class Holders:
     def owner(self, lock_name: str) -> int:
         """The process that holds the lock; 0: none that can be seen."""
         try:
-            return lock_owner(self._lock_path(lock_name).stat().st_ino)
+            return lock_owner(self._lock_path(lock_name).stat())
         except OSError:
             return 0
 
@@ -139,7 +170,9 @@ class Holders:
         """SIGKILL the process that holds the incarnation's lock, if it can be found."""
         holder = self._known.get(incarnation)
         lock = self._locks.get(incarnation)
-        pid = lock_owner(os.fstat(lock).st_ino) if lock is not None else 0
+        pid = lock_owner(os.fstat(lock)) if lock is not None else 0
+        if not pid:
+            self._tell_unfound(incarnation)
         if pid <= 1 or pid == os.getpid():
             return False
         _log.warning(
@@ -151,44 +184,51 @@ class Holders:
             return True
         return False
 
+    def _tell_unfound(self, incarnation: int) -> None:
+        holder = self._known.get(incarnation)
+        if holder is None or incarnation in self._unfound or self.is_dead(incarnation):
+            return
+        self._unfound.add(incarnation)
+        _log.warning(
+            "pager.holder_not_found", worker=holder.worker, lock=holder.lock_name,
+            reason="it is to be killed, and /proc/locks names no process, or several, for its lock",
+            next="end that worker yourself; have PAGEMESH_POOL_DIR on a tmpfs, since for btrfs and "
+            "overlayfs another device may stand there than files say that they are on",
+        )  # fmt: skip
+
     def _lock_path(self, lock_name: str) -> Path:
         return self._folder / f"{lock_name}{LOCK_SUFFIX}"
 
-    def _read(self) -> list[Holder]:
-        try:
-            lines = json.loads(self._path.read_bytes())
-            return [Holder(int(line[0]), str(line[1]), str(line[2])) for line in lines]
-        except FileNotFoundError:
-            return []
-        except (ValueError, TypeError, IndexError, KeyError):
-            _log.error("pager.holders_damaged", path=str(self._path))
-            return []
-
-    def _write(self) -> Busy | None:
-        lines = [(h.incarnation, h.worker, h.lock_name) for h in self._known.values()]
-        fresh = self._path.with_suffix(".holders.new")
-        try:
-            fresh.write_text(json.dumps(lines))
-            fresh.replace(self._path)
-        except OSError as error:
-            why = (error.strerror or type(error).__name__).lower()
-            _log.error("pager.holders_not_written", path=str(self._path), why=why)
-            text = f"{self._path}: {why}; make room in PAGEMESH_POOL_DIR"
+    def write(self) -> Busy | None:
+        """Have the list there as it is now; when it cannot be, what is wrong."""
+        known = self._known.values()
+        lines = [_Line(one.incarnation, one.worker, one.lock_name) for one in known]
+        why = self._file.replace(_Lines(lines))
+        if why:
+            _log.error("pager.holders_not_written", path=str(self.path), why=why)
+            text = f"{self.path}: {why}; make room in PAGEMESH_POOL_DIR"
             return Busy(text, retry_after_ms=_AGAIN_MS)
-        self._written = frozenset(self._known.values())
+        self._written = frozenset(known)
         return None
 
 
-def lock_owner(inode: int) -> int:
+def lock_owner(file: os.stat_result) -> int:
     """The process id that holds the lock of a file, 0 when nobody (visible) does."""
     try:
-        lines = Path("/proc/locks").read_text().splitlines()
+        return owner_in(Path("/proc/locks").read_text(), file)
     except OSError:
         return 0
-    for line in lines:
+
+
+def owner_in(locks: str, file: os.stat_result) -> int:
+    """The one process that ``locks``, in the form of /proc/locks, names as the holder of ``file``;
+    0 for none, or several. An inode's number alone is no name: each file system counts its own."""
+    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    found = set()
+    for line in locks.splitlines():
         fields = line.split()
         if len(fields) < 6 or (fields[1], fields[3]) != ("FLOCK", "WRITE"):
             continue  # a shared one is somebody's who asks whether it is held
-        if fields[5].rpartition(":")[2] == str(inode):
-            return max(0, int(fields[4]))
-    return 0
+        if fields[5] == wanted:
+            found.add(int(fields[4]))
+    return max(0, found.pop()) if len(found) == 1 else 0

@@ -1,6 +1,7 @@
 """Small files that outlive the pager, each replaced as a whole, and believed only if it is whole.
 
     <pool folder>/<host>.pins      what operators have pinned in the pool beside it
+                  <host>.holders   who may write to that pool (``holders``)
                   <host>.retired   what the disk tier has to forget yet (``retired_notes``)
 
 A file is a line with the XXH3 of what follows it, then JSON. A pager that dies while it writes
@@ -61,13 +62,8 @@ class KeptFile(Generic[K]):
     def write(self, value: K) -> None:
         """Have ``value`` there instead. When it cannot be, ``unkept`` says why, and so does the
         log, once until it can."""
-        body = msgspec.json.encode(value)
-        fresh = self._path.with_name(self._path.name + ".new")
-        try:
-            fresh.write_bytes(xxh3_128_hexdigest(body).encode() + b"\n" + body)
-            fresh.replace(self._path)
-        except OSError as error:
-            why = (error.strerror or type(error).__name__).lower()
+        why = self.replace(value)
+        if why:
             if self.unkept is None:
                 _log.error(
                     "pager.file_not_written", path=str(self._path), why=why,
@@ -81,14 +77,28 @@ class KeptFile(Generic[K]):
         else:
             self._owed = self.unkept = None
 
+    def replace(self, value: K) -> str:
+        """Have ``value`` there instead; owe nobody anything. Returns why it cannot be, if so."""
+        body = msgspec.json.encode(value)
+        fresh = self._path.with_name(self._path.name + ".new")
+        try:
+            fresh.write_bytes(xxh3_128_hexdigest(body).encode() + b"\n" + body)
+            fresh.replace(self._path)
+        except OSError as error:
+            return (error.strerror or type(error).__name__).lower()
+        return ""
+
     def mend(self) -> None:
         """Write what could not be written before."""
         if self._owed is not None:
             self.write(self._owed)
 
     def is_there(self) -> bool:
-        """Whether there is anything, be it whole or not."""
-        return self._path.exists()
+        """Whether there is anything, be it whole or not, or nobody can tell."""
+        try:
+            return self._path.exists()
+        except OSError:
+            return True
 
     def remove(self) -> None:
         """Have nothing there."""

@@ -30,8 +30,9 @@ _log = get_logger(__name__)
 async def adopt_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders
 ) -> PoolStore | None:
-    """What is there and whole, memory on a device included; what is there and is not is removed.
-    Raises ``ConfigError`` when another pager serves it."""
+    """What is there and whole, the list of holders and memory on a device included; what is there
+    and is not is removed: who still writes there writes to what nobody else is given. Raises
+    ``ConfigError`` when another pager serves it."""
     path = PoolStore.path_of(settings.folder, settings.host)
     if not path.exists():
         return None
@@ -42,6 +43,14 @@ async def adopt_pool(
             raise
         _log.error("pager.pool_damaged", path=str(path), error=error)
         path.unlink(missing_ok=True)
+        return None
+    if not holders.load():  # again, since until now another pager might have served it
+        _log.error(
+            "pager.pool_damaged", path=str(path),
+            error=f"{holders.path} is damaged or not there: nobody knows who may still write to it",
+            next="another is made, and what was cached is lost; leave PAGEMESH_POOL_DIR alone",
+        )  # fmt: skip
+        store.file.remove()
         return None
     if store.facts.place != IN_FILE:
         locks = [holder.lock_name for holder in holders.living()]
@@ -93,12 +102,18 @@ def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Re
     )  # fmt: skip
 
 
-async def make_pool(settings: PagerSettings, memory: PoolMemory, message: OpenSession) -> PoolStore:
-    """The pool that the session asks for. Raises ``NoCapacity`` where there is no room for it, or
-    what the worker refuses to make its memory with."""
+async def make_pool(
+    settings: PagerSettings, memory: PoolMemory, holders: Holders, message: OpenSession
+) -> PoolStore:
+    """The pool that the session asks for, once the list of holders is there. Raises ``NoCapacity``
+    where there is no room for it, ``Busy`` where there is none for the list, or what the worker
+    refuses to make its memory with."""
     spec = message.pool
     if spec.place == IN_FILE and settings.disk is not None:
         _check_memory(settings.disk)
+    unwritten = holders.write()
+    if unwritten is not None:
+        raise unwritten
     try:
         store = await asyncio.to_thread(
             PoolStore.create, settings.folder, settings.host, spec, settings.pool_bytes

@@ -2,7 +2,7 @@
 
     <pool folder>/<host>.pool       superblock, roots, lease words, headers, pages (unless they
                                     are on a device)
-                  <host>.holders    which lock proves that a worker incarnation lives (JSON)
+                  <host>.holders    which lock proves that a worker incarnation lives
                   <host>.pins       what operators have pinned in it (``kept_file``)
                   <lock name>.lock  each worker incarnation's own
 

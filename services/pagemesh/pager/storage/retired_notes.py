@@ -4,7 +4,8 @@
     <disk folder>/<host>.disk.retired    the same: either may be lost, or not be there to be written
 
 Both are read when the disk is opened; what either says counts. A file that is torn says that
-everything has to be forgotten, since nobody knows what it said.
+everything has to be forgotten, since nobody knows what it said. Only the one beside the disk lasts
+as long as what is to be forgotten: the pool's folder is empty after a reboot.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class RetiredNotes:
     """May be used by several threads."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
+        """``paths``: the last of them is where a note has to be."""
         self._files = [KeptFile(path, _Lines) for path in paths]
         self._lock = threading.Lock()
         self._numbers: dict[int, RetiredRoots] = {}
@@ -51,26 +53,29 @@ class RetiredNotes:
     def read(self) -> RetiredRoots:
         """What is to be forgotten. From now on all of it counts as there before."""
         with self._lock:
-            self._load()
+            self._load(self._files)
             self._numbers = {0: self._sum()}
             return self._numbers[0]
 
     @property
     def unkept(self) -> Busy | None:
-        """What whoever invalidated something last has to know: neither file has it. None: one of
-        them has, which is enough."""
-        found = [file.unkept for file in self._files]
-        return found[0] if all(found) else None
+        """What whoever invalidated something last has to know: the file that has to have it has
+        not. None: it has."""
+        return self._files[-1].unkept
 
     async def mend(self) -> None:
-        """Write what neither file has, as far as that can be done now."""
-        if self.unkept is not None:
+        """Write what a file has not, as far as that can be done now."""
+        if self._owing():
             await asyncio.to_thread(self._try_again)
 
     def _try_again(self) -> None:
         with self._lock:
-            for file in self._files:
-                file.mend()
+            owing = self._owing()
+            self._load()
+            self._write(owing)
+
+    def _owing(self) -> list[KeptFile[_Lines]]:
+        return [file for file in self._files if file.unkept is not None]
 
     def add(self, command: RememberRetired) -> None:
         """Keep what ``command`` says, too."""
@@ -79,20 +84,25 @@ class RetiredNotes:
             self._numbers[command.number] = command.retired
             if len(self._numbers) > RETIRED_ROOTS_MAX:
                 self._numbers = {command.number: self._sum()}
-            self._write()
+            self._write(self._files)
 
     def forget(self, number: int) -> None:
         """Nothing is left of what was added up to ``number``, or before this life."""
         with self._lock:
             self._load()
             self._numbers = {at: one for at, one in self._numbers.items() if at > number}
-            self._write()
+            self._write(self._files)
 
-    def _load(self) -> None:
-        if self._numbers:
-            return
-        found = RetiredRoots()
-        for file in self._files:
+    def _load(self, files: list[KeptFile[_Lines]] | None = None) -> None:
+        """Count what ``files`` say as there before: all of them the first time, then those that are
+        about to be written late. The disk's folder may have come meanwhile, with a note of an
+        earlier pager's."""
+        if files is None:
+            files = self._owing() if self._numbers else self._files
+        found = self._numbers.get(0, RetiredRoots())
+        for file in files:
+            if found.everything:
+                break  # nor is a torn file in the log at each try
             lines = file.read()
             if lines is not None:
                 roots = frozenset(map(bytes.fromhex, lines.roots))
@@ -107,10 +117,10 @@ class RetiredNotes:
             total |= one
         return total
 
-    def _write(self) -> None:
+    def _write(self, files: list[KeptFile[_Lines]]) -> None:
         total = self._sum()
         lines = _Lines(total.everything, sorted(root.hex() for root in total.roots))
-        for file in self._files:
+        for file in files:
             if total:
                 file.write(lines)
             else:
