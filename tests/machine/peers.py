@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tests.unit.pager.rig import LAYOUT, PAGE_SIZE, Rig
 
 from pagemesh.pager.events import Holder
+from pagemesh.pager.leases.states import LeaseState
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -140,6 +141,12 @@ class Peer:
     def held(self) -> list[View]:
         return [view for view in self.views.values() if view.state == "held"]
 
+    def has(self, view: View) -> bool:
+        """Whether the pager says so."""
+        lease = self.rig.core.books.leases.get(view.id)
+        holds = lease is not None and lease.life.state is LeaseState.HELD
+        return holds and lease is not None and lease.incarnation == self.incarnation
+
     # Sessions
 
     def open(self) -> None:
@@ -247,6 +254,8 @@ class Peer:
             case TicketClosed():
                 for view in list(self.views.values()):
                     if view.ticket == message.ticket and view.state == "offered":
+                        theirs = message.outcome != "cancelled" or not self.has(view)
+                        assert theirs, "it is to forget what it holds"
                         del self.views[view.id]
             case Granted():
                 wish = self.wishes.pop(message.key, None)

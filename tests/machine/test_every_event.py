@@ -70,13 +70,16 @@ def work(machine: DiskMachine) -> None:
 
 
 def hand_over(machine: DiskMachine) -> None:
-    """Three tickets, each with another end."""
+    """Three tickets, each with another end, and one whose end is told twice."""
     for number in range(3):
         machine.admits(number, PROMPT, ROOTS[1], 0, True, 0)
         machine.offers(number, 30_000)
         (machine.redeems, machine.cancels)[number % 2](0, 1, *[0] * (1 - number % 2))
     machine.admits(0, PROMPT, ROOTS[1], 0, True, 0)
     machine.offers(0, 30_000)
+    peer, _ = machine.view(0, "offered")
+    machine.withdraws(0, hears=False)
+    machine.opens_and_declares(peer, 1)
     machine.withdraws(0)
 
 

@@ -324,12 +324,13 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
         self.taken_over(peer, view.handle, self.ask(peer, message), wish)
 
     @precondition(lambda self: self.has("offered"))
-    @rule(pick=picks)
-    def withdraws(self, pick: int) -> None:
+    @rule(pick=picks, hears=st.booleans())
+    def withdraws(self, pick: int, hears: bool = True) -> None:
+        """Who does not hear the answer declares it as offered still, or asks once more."""
         peer, view = self.view(pick, "offered")
         message = Withdraw(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
         answer = self.ask(peer, message)
-        if not isinstance(answer, Refused):
+        if hears and not isinstance(answer, Refused):
             view.state, view.ticket = "held", ""
 
     @precondition(lambda self: self.has("offered"))

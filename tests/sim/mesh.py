@@ -37,6 +37,7 @@ PAGER_LIMITS = PagerLimits(
     probe_again_ms=150,
     drain_late_ms=300,
     drain_ms_max=1_500,
+    step_ms_max=1_500,
     declare_grace_ms=600,
     lease_count_max=256,
     in_flight_stall_ms_max=600,

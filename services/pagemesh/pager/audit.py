@@ -139,8 +139,9 @@ def _check_promises(books: Books) -> None:
 
 
 def _check_accounts(books: Books) -> None:
-    """Each tenant is charged for what its leases hold and its trees have, once, and for no more
-    than its quota allows."""
+    """Each tenant is charged for what its leases hold and its trees have, each page once. That is
+    within its quota, but for content that a lease computed beside its cached copy: both count
+    until it ends."""
     accounts = books.accounts
     accounts.check()
     used = dict.fromkeys(accounts, 0)

@@ -105,8 +105,10 @@ class Books:
         self.now_ms = 0
         self.freed = False  # pages became available: waiters may be served
         self.preempted_count = 0
-        self.prompt_tokens = self.cached_tokens = 0
-        """Admitted in this life, and those of them that were cached."""
+        self.prompt_tokens = self.cached_tokens = self.again_tokens = 0
+        """Admitted in this life, those of them that were cached, and what was cached of prompts
+        that were admitted again, which are in neither."""
+        self.lost_tokens: dict[str, int] = {}  # of those admitted, by reason (``Waterfall``)
         self.trace = ""
         """The trace of whoever is being served."""
 
@@ -228,14 +230,13 @@ class Books:
         if self.in_flight.waits:
             self.in_flight.end_wait((session.incarnation, lease.key))
 
-    def unhold(self, lease: Lease) -> Session | None:
-        """Nobody holds ``lease`` by key any more, nor is waiting on it. Returns whose it was."""
+    def unhold(self, lease: Lease) -> None:
+        """Nobody holds ``lease`` by key any more, nor is waiting on it."""
         if self.waiting.count:
             self.waiting.discard(lease.incarnation, lease.key)
         session = self.sessions.get(lease.incarnation)
         if session is not None and session.by_key.get(lease.key) is lease:
             del session.by_key[lease.key]
-        return session
 
     def forget_waiters(self, incarnation: int) -> None:
         """A worker incarnation waits for nothing any more."""
@@ -279,7 +280,8 @@ class Books:
     def end(self, lease: Lease, why: str) -> None:
         """Give everything of ``lease`` back. Its holder does not use it any more."""
         held, tree, anchor, lease_id = lease.held_pages, lease.tree, lease.anchor, lease.id
-        if lease.life.state is _REVOKED:
+        state = lease.life.state
+        if state is _REVOKED:
             self.pool.settle(held)
             del self.revoked[lease_id]
         else:
@@ -291,8 +293,9 @@ class Books:
         self.set_states(held, _FREE_HEADER)
         if lease.prompt_pages:
             self.in_flight.leave(lease)
-        session = self.unhold(lease)
-        if session is not None:
+        if state is _HELD:  # else whoever waits under its key has asked for another lease since
+            self.unhold(lease)
+        if (session := self.sessions.get(lease.incarnation)) is not None:
             session.leases.pop(lease_id, None)
         until_ms = self.now_ms + lease.ttl_ms if lease.ttl_ms else FOREVER_MS
         self.forest.used(anchor, until_ms, -lease.order.priority)

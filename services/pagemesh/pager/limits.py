@@ -55,7 +55,10 @@ class PagerLimits:
     """How long after it was told a holder may be busy with a step; from then on nobody counts on
     what it was told to let go of, if others can give as much."""
     drain_ms_max: int = 5_000
-    """How long a holder may leave pages draining, others waiting, before it is killed."""
+    """How long a holder that is silent may leave pages draining, others waiting, before it is
+    killed."""
+    step_ms_max: int = 300_000
+    """What a step of a worker may take, which lets go of what was taken from it when it ends."""
     declare_grace_ms: int = 3_000
     """A lease younger than this is not missed in a declaration: its grant may be under way."""
     session_count_max: int = 256
@@ -81,6 +84,11 @@ class PagerLimits:
     declare_parts_max: int = 4_096
     declare_leases_max: int = 4 * LEASE_SLOT_COUNT_MAX
     """In all parts of a declaration, whose numbers are kept until the last one comes."""
+
+    @property
+    def busy_drain_ms_max(self) -> int:
+        """How long a holder that beats may: as much longer as its step may take."""
+        return self.step_ms_max + self.drain_ms_max
 
     def staged_pages_max(self, facts: PoolFacts) -> int:
         """How many pages may wait to be written. Unless a limit is given: room for 128, but at

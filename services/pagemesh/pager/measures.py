@@ -13,7 +13,7 @@ from pagemesh.pager.tree.leaving import Why
 from pagemesh.runtime import metrics, semconv, trace
 from pagemesh.runtime.spans import Attribute, record_span
 from pagemesh.wire.messages import Message, Refused, name_of
-from pagemesh.wire.pager_messages import Admit, Granted, Queued, Waterfall
+from pagemesh.wire.pager_messages import Granted, Queued
 
 _pages = metrics.gauge("pager_pages", "Pages by state.", ["state"])
 _leases = metrics.gauge("pager_leases", "Leases that stand or drain.")
@@ -65,10 +65,9 @@ _tokens = metrics.counter(
     "Tokens of prompts that are cached or lately were, by what became of them.",
     ["fate"],
 )
-# Each request counts in some of these: finding one by its labels takes longer than counting. Both
-# are bounded as the labels are, by the messages and reasons that there are.
+# Each request counts in one of these: finding it by its labels takes longer than counting. They
+# are bounded as the labels are, by the messages that there are.
 _answers_of = cache(_answers.labels)
-_tokens_of = cache(_tokens.labels)
 
 _SAMPLE_MS = 400
 """How often the ledger is read; while routers have news to hear, ticks come more often."""
@@ -85,6 +84,7 @@ class Measures:
 
     def __init__(self) -> None:
         self._left_pages = dict.fromkeys(Why, 0)
+        self._fates: dict[str, int] = {}
         _tenants.clear()
         self._tenants: set[str] = set()
         """That have lines of their own now."""
@@ -118,10 +118,20 @@ class Measures:
         for why, count in books.forest.left_pages.items():
             evicted_pages.labels("pool", why.value).inc(count - self._left_pages[why])
             self._left_pages[why] = count
+        self._sample_fates(books)
         self._sample_waste(books)
         self._sample_tenants(books)
         _preempted.inc(books.preempted_count - self._preempted_count)
         self._preempted_count = books.preempted_count
+
+    def _sample_fates(self, books: Books) -> None:
+        """Of prompts that were admitted, each once, at once or from the queue. What is admitted
+        again counts apart: its own pages are what it finds."""
+        fates = {"delivered": books.cached_tokens, "admitted_again": books.again_tokens}
+        fates |= {f"lost_{reason}": count for reason, count in books.lost_tokens.items()}
+        for fate, count in fates.items():
+            _tokens.labels(fate).inc(count - self._fates.get(fate, 0))
+        self._fates = fates
 
     def _sample_waste(self, books: Books) -> None:
         pool = books.pool
@@ -159,8 +169,6 @@ class Measures:
         asked = name_of(type(request))
         code = answer.code if isinstance(answer, Refused) else name_of(type(answer))
         _answers_of(asked, code).inc()
-        if isinstance(answer, Granted) and asked == "pager.admit":
-            self._count(request, answer.waterfall)
         if caller is None or asked not in _WORTH_A_SPAN:
             return
         record_span(
@@ -172,17 +180,6 @@ class Measures:
             kind="server",
             error=answer.code if isinstance(answer, Refused) else "",
         )
-
-    def _count(self, request: Message, waterfall: Waterfall) -> None:
-        """What is admitted again, after it was preempted or its worker failed, counts apart: its
-        own pages are what it finds."""
-        assert isinstance(request, Admit)
-        if request.again or request.key.attempt > 1:
-            _tokens_of("admitted_again").inc(waterfall.delivered_tokens)
-            return
-        _tokens_of("delivered").inc(waterfall.delivered_tokens)
-        for reason, count in waterfall.lost.items():
-            _tokens_of(f"lost_{reason}").inc(count)
 
     def _attributes(self, asked: str, answer: Message, books: Books) -> dict[str, Attribute]:
         attributes: dict[str, Attribute] = {}

@@ -39,6 +39,7 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
             heartbeat_ms=config.pager.heartbeat_ms,
             pin_share_max=config.pager.pin_share_max,
             staged_bytes_max=config.pager.disk_staging_bytes,
+            step_ms_max=config.worker.step_ms_max,
         ),
         kill_holders=config.pager.kill_holders,
         eviction=config.pager.eviction,

@@ -18,6 +18,7 @@ from pagemesh.cli.replaying.pager import ReplayPager, hit_rate
 from pagemesh.cli.replaying.report import PLOT_ENDINGS, Scores, check_plot, save_plot
 from pagemesh.cli.replaying.trace import Trace, read_trace
 from pagemesh.pager.eviction import POLICIES
+from pagemesh.pager.eviction.learned import Learned
 from pagemesh.wire.errors import ConfigError
 
 
@@ -108,6 +109,17 @@ def test_the_pager_counts_the_blocks_that_match_from_the_start() -> None:
     pager = ReplayPager(16, "lru")
     assert [pager.serve(p) for p in ([1, 2, 3], [1, 2, 4], [2, 3], [1, 2, 3])] == [0, 2, 0, 3]
     pager.core.check()
+
+
+def test_what_a_policy_puts_off_is_done_every_256_requests() -> None:
+    pager = ReplayPager(1_024, "learned")
+    policy = pager.core.books.accounts.common.policy
+    assert isinstance(policy, Learned)
+    for number in range(255):
+        pager.serve([number])
+    put_off = len(policy._heard)
+    pager.serve([255])
+    assert put_off and len(policy._heard) == put_off // 255
 
 
 def test_a_prompt_that_the_pool_cannot_hold_hits_nothing_and_drives_nothing_out() -> None:

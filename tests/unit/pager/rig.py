@@ -73,7 +73,7 @@ M = TypeVar("M", bound=Message)
 LAYOUT = bytes(range(32))
 ROOT = bytes(reversed(range(32)))
 PAGE_SIZE = 4
-LIMITS = PagerLimits(lease_count_max=64)
+LIMITS = PagerLimits(lease_count_max=64, step_ms_max=20_000)
 WHOLE = (HeaderState.HELD, HeaderState.COMMITTED, HeaderState.DRAINING)
 """States of headers that the next pager believes."""
 

@@ -10,7 +10,7 @@ from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import KillHolder, ProbeHolder, Tick
-from pagemesh.wire.messages import Message
+from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Declare, Declared, Granted, TicketClosed
 
 
@@ -140,6 +140,29 @@ def test_of_two_leases_on_one_ticket_the_second_is_lost(rig: Rig, worker: Worker
     assert declare(rig, worker, *lines) == [two.lease]
 
 
+def test_who_withdrew_a_ticket_and_did_not_hear_of_it_is_not_told_that_another_has_the_lease(
+    rig: Rig, worker: Worker, lease: Granted
+) -> None:
+    """It would forget the sequence, which nobody else has. Withdrawing once more tells it."""
+    offered = worker.offered(lease, fill_of(range(10)))
+    worker.withdraw()
+    held = line(lease, 1, list(range(10)), ticket=offered.ticket)
+    assert declare(rig, worker, held) == []
+    assert rig.taken(TicketClosed) == []
+    assert worker.withdraw() == Ok()
+    assert worker.committed(lease, range(10)) == 8
+
+
+def test_what_was_withdrawn_unheard_and_is_over_is_lost(
+    rig: Rig, worker: Worker, lease: Granted
+) -> None:
+    offered = worker.offered(lease, fill_of(range(10)))
+    worker.withdraw()
+    worker.release(lease)
+    held = line(lease, 1, list(range(10)), ticket=offered.ticket)
+    assert declare(rig, worker, held) == [lease.lease]
+
+
 def test_a_lease_on_a_ticket_that_is_closed_already_is_lost(rig: Rig, worker: Worker) -> None:
     one, two = worker.granted(1, range(8)), worker.granted(2, range(100, 108))
     worker.offered(one, fill_of(range(8)))
@@ -172,11 +195,12 @@ class TestWhoDoesNotDoItsPart:
     """Others wait for its pages: it is asked after, and killed in the end."""
 
     def chased(self, rig: Rig, other: Worker, *beats: Worker) -> list[object]:
-        """What is done while ``other`` waits for room, and ``beats`` go on beating."""
+        """What is done while ``other`` waits for room, and ``beats`` go on beating: they may be in
+        a step, which has to end first."""
         other.open()
         assert is_queued(other.admit(9, range(64)))
         seen: list[object] = []
-        for _ in range(LIMITS.drain_ms_max // 500 + 1):
+        for _ in range(LIMITS.busy_drain_ms_max // 500 + 1):
             for one in (other, *beats):
                 one.heartbeat()
             other.admit(9, range(64))

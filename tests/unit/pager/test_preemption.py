@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -217,6 +218,38 @@ def test_a_victim_waits_behind_who_took_its_pages_and_keeps_its_order(
     assert is_queued(worker.admit(2, range(64)))
     worker.release(first)
     assert [g.key for g in rig.taken(Granted)] == [key_of(2)]
+
+
+@pytest.mark.parametrize("lets_go", [Worker.ack, Worker.release], ids=["acknowledges", "releases"])
+def test_a_victim_that_asks_again_before_it_lets_go_keeps_its_place(
+    lets_go: Callable[[Worker, Granted], Message],
+) -> None:
+    """As workers do: they ask at once, and let go when their step has ended."""
+    rig = Rig(4)
+    older, younger = Worker(rig, "older", 1), Worker(rig, "younger", 2)
+    first, victim = older.granted(1, range(8)), younger.granted(3, range(100, 108))
+    assert is_queued(older.admit(2, range(50, 58))) and revoked(rig) == [victim.lease]
+    assert is_queued(younger.admit(3, range(100, 108)))
+    assert is_queued(younger.admit(4, range(200, 208)))
+    lets_go(younger, victim)
+    [second] = rig.taken(Granted)
+    assert second.key == key_of(2)
+    for done, following in ((first, 3), (second, 4)):
+        older.release(done)
+        assert [g.key for g in rig.taken(Granted)] == [key_of(following)]
+    younger.admit(3, range(100, 108))
+    assert not revoked(rig), "nobody younger had its pages"
+
+
+def test_a_ticket_that_ends_takes_nobodys_place_in_the_queue() -> None:
+    rig = Rig(4)
+    older, offerer = Worker(rig, "older", 1), Worker(rig, "offerer", 2)
+    first = older.granted(1, range(8))
+    offerer.offered(offerer.granted(3, range(100, 108)), fill_of(range(100, 108)))
+    assert is_queued(offerer.admit(3, range(100, 108)))
+    assert isinstance(older.admit(2, range(50, 58)), Granted), "the ticket was in the way"
+    older.release(first)
+    assert [g.key for g in rig.taken(Granted)] == [key_of(3)]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,6 +19,9 @@ from tests.unit.pager.rig import (
 )
 
 from pagemesh.pager.events import ForgetHolder, KillHolder, ProbeHolder, RememberHolder, Tick
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.service import settings_of
+from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.pager_messages import (
     Declare,
@@ -139,17 +142,41 @@ def test_a_silent_holder_is_killed_only_when_others_wait_for_its_pages(
     assert KillHolder(1) in rig.tick(LIMITS.probe_again_ms)
 
 
-def test_a_worker_that_never_acknowledges_is_killed_after_a_while_too(
+def test_a_worker_that_beats_and_never_acknowledges_is_killed_once_no_step_can_be_the_reason(
     rig: Rig, worker: Worker
 ) -> None:
     worker.granted(2, range(64))
     other = Worker(rig, "other", 2)
-    for waited_ms in range(0, LIMITS.drain_ms_max + 1_000, 500):
+    for waited_ms in range(0, LIMITS.busy_drain_ms_max + 1_000, 500):
         assert is_queued(other.admit(1, range(4)))
-        worker.open()
-        other.open()
+        worker.heartbeat()
+        other.heartbeat()
         killed = KillHolder(1) in rig.tick(500)
-        assert killed == (waited_ms + 500 >= LIMITS.drain_ms_max)
+        assert killed == (waited_ms + 500 >= LIMITS.busy_drain_ms_max)
+
+
+def test_a_worker_that_falls_silent_in_a_step_is_killed_soon_after_it_was_heard_last() -> None:
+    """However long it has owed what others wait for: while it beat it may have been busy."""
+    limits = PagerLimits(lease_count_max=64, session_ttl_ms=3_000)
+    rig = Rig(16, limits=limits)
+    worker, other = Worker(rig, "w", 1), Worker(rig, "other", 2)
+    worker.granted(2, range(64))
+    for beat in [True] * 40 + [False] * 12:
+        assert is_queued(other.admit(1, range(4)))
+        other.heartbeat()
+        if beat:
+            worker.heartbeat()
+            heard_ms = rig.now_ms
+        killed = KillHolder(1) in rig.tick(500)
+        assert killed == (rig.now_ms - heard_ms >= limits.drain_ms_max)
+
+
+def test_a_pager_waits_for_as_long_a_step_as_its_workers_may_take() -> None:
+    environ = {"PAGEMESH_SECRET": "0123456789abcdef"}
+    usual = settings_of(load_service_config(environ))
+    longer = settings_of(load_service_config(environ, {"PAGEMESH_STEP_MS_MAX": "420000"}))
+    assert usual.limits.step_ms_max == PagerLimits().step_ms_max
+    assert longer.limits.step_ms_max == 420_000
 
 
 def test_a_worker_is_killed_by_the_first_that_it_owes_whatever_was_taken_from_it_since(
@@ -158,8 +185,8 @@ def test_a_worker_is_killed_by_the_first_that_it_owes_whatever_was_taken_from_it
     first, second = worker.granted(3, range(32)), worker.granted(2, range(100, 132))
     other = Worker(rig, "other", 2)
     killed_ms = []
-    for waited_ms in range(0, LIMITS.drain_ms_max + 1_000, 500):
-        late = waited_ms >= LIMITS.drain_ms_max - 1_000
+    for waited_ms in range(0, LIMITS.busy_drain_ms_max + 1_000, 500):
+        late = waited_ms >= LIMITS.busy_drain_ms_max - 1_000
         assert is_queued(other.admit(1, range(4)))
         assert not late or is_queued(other.admit(0, range(200, 264)))
         worker.open()
@@ -168,7 +195,7 @@ def test_a_worker_is_killed_by_the_first_that_it_owes_whatever_was_taken_from_it
             killed_ms.append(waited_ms + 500)
     revoked = {revoke.lease for revoke in rig.taken(Revoke)}
     assert revoked == {first.lease, second.lease}
-    assert killed_ms[0] == LIMITS.drain_ms_max
+    assert killed_ms[0] == LIMITS.busy_drain_ms_max
 
 
 def test_a_new_incarnation_ends_the_session_of_the_one_before(rig: Rig, worker: Worker) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pagemesh.cli.replaying.trace import Trace
-from pagemesh.pager.events import Answer, Asked
+from pagemesh.pager.events import Answer, Asked, Tick
 from pagemesh.pager.eviction import make_policy
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.state import PagerCore
@@ -21,7 +21,7 @@ from pagemesh.wire.tokens import pack
 _WORKER, _EPOCH, _INCARNATION = "replay", 1, 1
 _ROOT = bytes(32)
 _NEXT_TOKEN = 2**32 - 1
-_REPORT_EVERY = 256
+_REPORT_EVERY = _TICK_EVERY = 256
 
 
 class ReplayPager:
@@ -42,6 +42,8 @@ class ReplayPager:
         """The blocks of ``prompt`` that were cached; all of them are afterwards. A prompt that
         is larger than the pool is refused, as it would be, and hits nothing."""
         self._count += 1
+        if self._count % _TICK_EVERY == 0:  # what policies and the pool put off until there is time
+            self.core.handle(Tick(), 0)
         name, size = f"{self._count:032x}", len(prompt)
         key = SequenceKey(request=name, attempt=1, choice=0)
         granted = self._ask(

@@ -277,10 +277,14 @@ class Admission:
         is_new = message.key.attempt == 1 and not message.again
         if is_new:
             books.prompt_tokens += token_count
+            for reason, lost in waterfall.lost.items():
+                books.lost_tokens[reason] = books.lost_tokens.get(reason, 0) + lost
         if matched:
             anchor.uses += 1
             if is_new:
                 books.cached_tokens += cached_tokens
+            else:  # mostly its own pages: it was preempted, or its worker failed
+                books.again_tokens += cached_tokens
         now = count
         if message.first_tokens:
             now = first_part(count, books.facts.pages_for(message.first_tokens))

@@ -175,7 +175,7 @@ class Sessions:
             if books.now_ms - session.probed_ms < limits.probe_again_ms:
                 continue
             session.probed_ms = books.now_ms
-            overdue = since_ms is not None and books.now_ms - since_ms >= limits.drain_ms_max
+            overdue = since_ms is not None and self._is_overdue(session, since_ms)
             if overdue and self._is_in_the_way(session):
                 books.out.append(KillHolder(session.incarnation))
             books.out.append(ProbeHolder(session.incarnation))
@@ -200,6 +200,16 @@ class Sessions:
         if not session.is_open or unsettled or session.letting_go:
             owing.append(session.since_ms)
         return min(owing) if owing else None
+
+    def _is_overdue(self, session: Session, since_ms: int) -> bool:
+        """Whether ``session``, which owes us pages ``since_ms``, should have let go of them. Who
+        beats does so once its step has ended, and ends by itself when that takes too long; who is
+        silent is frozen or dead, whatever it was computing when it was last heard."""
+        now_ms, limits = self._books.now_ms, self._books.limits
+        if session.is_open:
+            return now_ms - since_ms >= limits.busy_drain_ms_max
+        heard_ms = session.expires_ms - limits.session_ttl_ms
+        return now_ms - max(since_ms, heard_ms) >= limits.drain_ms_max
 
     def _is_in_the_way(self, session: Session) -> bool:
         """Whether somebody waits for what ``session`` owes: for room, or for its tenant, of whose

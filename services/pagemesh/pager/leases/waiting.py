@@ -1,7 +1,7 @@
 """Who waits for pages, in the one total order of sequences.
 
 A waiter holds nothing: neither pages nor a promise. The first one is served first, whatever
-the others want, so that nobody young overtakes for ever.
+the others want, and may be passed by a few (``overtaking``): nobody young overtakes for ever.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """What became of each cached token of a prompt, and why the rest is not there (``Waterfall``).
 
+It is told of the tokens right after the match, by the first of these rows of which anything is
+known. A row with several reasons may give several, each with its tokens.
+
+    not_read                      the request may not read the cache, so nothing matches
     in_flight                     somebody is computing it, and could not be waited for
     on_disk                       reading it would take longer than computing it
     corrupt                       it was on disk, in a page that was damaged or behind one
-    evicted expired quota         it was cached lately, and left the tree for that reason
-    invalidated
+    expired                       it is in the tree still, and its time is over
+    evicted expired quota         it was cached lately, and left the tree: these pages for this
+    invalidated                   reason, the next ones for that
     other_root                    it is cached for the same tenant under another root: another
                                   model, other weights or types, another salt
-    partial_page                  the cache agrees further on, but shares whole pages only
     abandoned                     it was waited for, and did not come: who computed it ended or was
                                   too slow, or what was read from disk was damaged
-    last_token                    the last token of a prompt is always computed
-    not_read                      the request may not read the cache
-
-One reason is given for the tokens right after the match, the first of these that is known.
+    partial_page last_token       the cache agrees further on, but shares whole pages only; where it
+                                  agrees to the end, one of these tokens is the prompt's last, which
+                                  is always computed
 """
 
 from __future__ import annotations
