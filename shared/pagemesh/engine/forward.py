@@ -11,8 +11,9 @@ rows (tokens) and the widths of ``DecoderConfig``:
         x += silu(gate) * up @ down.T                      gate, up = norm(x) @ gate_up.T
     logits [n, vocab] = norm(x[wanted]) @ head.T
 
-Every kernel here gives a row the same bits whatever the other rows are. The one exception,
-torch's attention for long chunks, is left out in deterministic mode.
+Kernels here give a row the same bits whatever the other rows are, but for two: torch's attention
+for long chunks, and ``linear`` where the machine has matrix tiles, which many rows are multiplied
+on and few are not. Deterministic mode leaves the one out, and has the other do all rows on tiles.
 
 ``Decoder.hidden`` and ``Decoder.logits`` are this definition, an operation at a time.
 ``Decoder.step`` computes the same bits in one native call where there is one.

@@ -99,11 +99,11 @@ class Mesh:
             self.bus, subjects.worker(worker), message, Accepted, timeout_ms=2_000
         )
 
-    def tokens(self, choice: int = 0) -> list[int]:
+    def tokens(self, choice: int = 0, request: str = REQUEST) -> list[int]:
         """Generated tokens in order of position; a token that changed fails the test."""
         found: dict[int, int] = {}
         for frame in self.frames:
-            if frame.key.choice == choice:
+            if (frame.key.request, frame.key.choice) == (request, choice):
                 for offset, token in enumerate(unpack(frame.tokens).tolist()):
                     assert found.setdefault(frame.first_position + offset, token) == token
         assert sorted(found) == list(range(len(found)))

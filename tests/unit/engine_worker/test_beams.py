@@ -287,7 +287,7 @@ def test_a_search_that_does_not_fit_holds_nobody_up_and_has_its_turn_all_the_sam
     for _ in range(40):
         plan = report(bench, *GOING)
         assert len(plan.rows) == 4, "no row idles"
-        assert not plan.repeat_count, "who was passed over would wait for a whole run"
+        assert plan.repeat_count < PASSED_MAX, "who was passed over would wait for a whole run"
         steps.append(set(map(number_of, plan.rows)))
     for number in range(1, 6):
         missed = [number not in step for step in steps]

@@ -10,9 +10,9 @@ hidden   float32 [n, hidden], after the last norm; written, returned
 logits   float32 [n, vocab]; written, returned; None when not asked for
 
 What it computes, operation by operation, is written down in ``pagemesh.engine.forward``, and
-both agree to the last bit: every operation is row-invariant. There is one region of threads for
-all of it, so that nothing is paid between operations and weights can be fetched across them.
-Native alone: the reference is that forward pass.
+both agree to the last bit; a row's bits are the same in any company where ``row_invariant`` says
+so. There is one region of threads for all of it, so that nothing is paid between operations and
+weights can be fetched across them. Native alone: the reference is that forward pass.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
     drawing rows       all that fit, so that nobody who reads an answer waits for a prompt
     prompts, in order  what fits beside them into the time between two tokens
 
+Where sequences want more rows than a step has, those have them that are first in the order of
+sequences, prompts taken together as one. Whoever had none in ``PASSED_MAX`` steps goes before that
+order for a step, the longest passed over first: so nobody stands still. That takes half of the
+rows at most, so that the first in the order go on however many there are.
+
 With nobody to wait for it a prompt has the whole step. Otherwise prompts have what the target of
 the time between two tokens leaves, or as long as a step of those who read takes without them:
 longer, up to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and the fewer read, since who has
@@ -52,7 +57,10 @@ set."""
 GUESSED_TOKEN_US = 100.0
 """What a prompt token takes, before it was seen what it does."""
 PASSED_MAX = 8
-"""Steps that younger rows may have before a search that had no room in them goes first."""
+"""Steps in a row in which others may have all the rows before somebody goes first."""
+
+_PROMPTS = 0
+"""Stands for all of them where rows are given out: which goes, is decided among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,17 @@ class Wish:
     def draws(self) -> bool:
         """Whether somebody waits for the token that these lead to."""
         return self.sequence.phase is Phase.DECODE and self.count == 1
+
+
+def passed_over(wishes: Rows[Wish], chosen: Rows[Wish]) -> frozenset[Sequence]:
+    """Who of ``wishes`` had no row of a step with those ``chosen`` because others had them all.
+    No prompt had when none did: those behind the first wait for time, not for rows."""
+    if len(chosen) == len(wishes):  # most of the time
+        return frozenset()
+    going = {wish.sequence for wish in chosen}
+    prompts_go = not all(wish.draws for wish in chosen)
+    left = [wish for wish in wishes if wish.sequence not in going]
+    return frozenset(wish.sequence for wish in left if wish.draws or not prompts_go)
 
 
 @dataclass(slots=True)
@@ -110,13 +129,20 @@ class Batching:
         self.costs.observe(drawing(starts) + prompts, sum(took_us) / len(took_us))
 
     def choose(self, wishes: Iterable[Wish], now_ms: float) -> list[Wish]:
-        """Part of ``wishes`` (rows that draw in order of precedence), each with at least one
-        token and at most as many as wished. ``now_ms``: the clock of ``Sequence.submitted_ms``."""
-        draws: list[Wish] = []
+        """Part of ``wishes``, which are in order of precedence, each with at least one token and
+        at most as many as wished. ``now_ms``: the clock of ``Sequence.submitted_ms``."""
+        wishes = list(wishes)
+        chosen: list[Wish] = []
         prompts: list[Wish] = []
+        rows_count = 0
         for wish in wishes:
-            (draws if wish.draws else prompts).append(wish)
-        chosen, rows_count = self._fitting(draws)
+            if wish.draws:
+                chosen.append(wish)
+                rows_count += wish.row_count
+            else:
+                prompts.append(wish)
+        if rows_count + bool(prompts) > self.rows_max:
+            chosen, rows_count = self._fitting(wishes)
         rows_left = self.rows_max - rows_count
         if prompts and rows_left > 0:
             if len(prompts) > 1:
@@ -126,15 +152,23 @@ class Batching:
         return chosen
 
     def _fitting(self, wishes: list[Wish]) -> tuple[list[Wish], int]:
-        """Those of ``wishes`` that fit, and their rows; who was passed over often goes first. A
-        search that is wider than a step has one for itself."""
+        """Who draws where not all fit, and the rows of that: a row less than there are when it is
+        the turn of prompts. A search that is wider than a step has one for itself."""
+        due = [wish for wish in wishes if wish.sequence.passed_count >= PASSED_MAX]
+        due.sort(key=lambda wish: -wish.sequence.passed_count)
         chosen: list[Wish] = []
+        taken: set[int] = set()
         rows_count = 0
-        for wish in sorted(wishes, key=lambda wish: wish.sequence.passed_count < PASSED_MAX):
-            if not chosen or rows_count + wish.row_count <= self.rows_max:
-                chosen.append(wish)
+        for those, rows_max in ((due, self.rows_max // 2), (wishes, self.rows_max)):
+            for wish in those:
+                who = id(wish.sequence) if wish.draws else _PROMPTS
+                if who in taken or (taken and rows_count + wish.row_count > rows_max):
+                    continue
+                taken.add(who)
                 rows_count += wish.row_count
-        return chosen, rows_count
+                if wish.draws:
+                    chosen.append(wish)
+        return chosen, rows_count - (_PROMPTS in taken)
 
     def _prompts(self, wishes: list[Wish], draws: list[Wish], rows_left: int) -> list[Wish]:
         """What of ``wishes``, in this order, goes beside ``draws`` into ``rows_left`` rows; never

@@ -108,6 +108,8 @@ class Step:
     copies: tuple[Copy, ...]
     may_repeat: bool
     """Further steps may follow without asking us."""
+    passed: frozenset[Sequence]
+    """Those that wait because others have all its rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Sequence:
     forked_pages: int = 0
     """Full pages that a fork gave it."""
     passed_count: int = 0
-    """Steps in a row in which there was no room for its rows, but for those of a younger one."""
+    """Steps in a row in which others had all the rows; see ``batching``."""
     beams: BeamGroup | None = None
     """Not None: nothing is drawn, its likeliest continuations are searched for."""
     history: list[Phase] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pagemesh.engine.worker import admission, beams, ending, fork, frames, handover, leases
-from pagemesh.engine.worker.batching import Batching, Wish
+from pagemesh.engine.worker.batching import PASSED_MAX, Batching, Wish, passed_over
 from pagemesh.engine.worker.desk import Desk, Row, Step
 from pagemesh.engine.worker.events import EndRun, RunStep
 from pagemesh.engine.worker.lease import Hold, Lease
@@ -46,9 +46,12 @@ def launch(desk: Desk, batching: Batching) -> None:
     for copy in copies:
         copy.source.in_step = copy.target.in_step = True
     desk.steps_count += 1
-    passed = _pass_over(wishes)
-    repeat_count = 0 if copies or passed else _repeats(desk, rows)
-    desk.step = Step(desk.steps_count, tuple(rows), copies, repeat_count > 0)
+    passed = passed_over(wishes, chosen)
+    repeat_count = 0 if copies else _repeats(desk, rows, passed)
+    for wish in wishes:
+        if wish.sequence not in passed:
+            wish.sequence.passed_count = 0
+    desk.step = Step(desk.steps_count, tuple(rows), copies, repeat_count > 0, passed)
     desk.commands.append(
         RunStep(StepPlan(desk.steps_count, tuple(plan), tuple(pairs), repeat_count))
     )
@@ -57,26 +60,10 @@ def launch(desk: Desk, batching: Batching) -> None:
             admission.extend(desk, row.sequence, row.count)
 
 
-def _pass_over(wishes: list[Wish]) -> bool:
-    """Count, for each that draws, the steps that somebody behind it is in and it is not, which
-    happens beside searches only; whether this step is one of them."""
-    if all(wish.row_count == 1 and not wish.sequence.passed_count for wish in wishes):
-        return False
-    passed, later = False, False
-    for wish in reversed(wishes):
-        sequence, lease = wish.sequence, wish.sequence.lease
-        if lease is not None and lease.in_step:
-            sequence.passed_count = 0
-            later = later or wish.draws
-        elif wish.draws and later:
-            sequence.passed_count += 1
-            passed = True
-    return passed
-
-
 def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
     """Whether there are pages to copy, a row of the run has lost its lease, or somebody else would
-    be in a new plan. Asked after most events; mostly there is nobody else, which is soon seen."""
+    be in a new plan. Asked after most events; mostly there is nobody else, which is soon seen.
+    Whoever else waits for rows is counted from now on."""
     if desk.copies or any(row.sequence.lease is not row.lease for row in step.rows):
         return True
     for sequence in desk.running:
@@ -85,16 +72,23 @@ def _is_outdated(desk: Desk, step: Step, batching: Batching) -> bool:
             break
     else:
         return False
-    chosen = batching.choose(_wishes(desk), desk.now)
+    wishes = list(_wishes(desk))
+    chosen = batching.choose(wishes, desk.now)
+    step.passed = passed_over(wishes, chosen)
     return any(
         wish.sequence.lease is not None and not wish.sequence.lease.in_step for wish in chosen
     )
 
 
-def _repeats(desk: Desk, rows: list[Row]) -> int:
+def _repeats(desk: Desk, rows: list[Row], passed: frozenset[Sequence]) -> int:
     """Steps that may follow the one with ``rows`` by themselves: as long as all of them do
-    nothing but draw a token, and each has slots and wants tokens."""
+    nothing but draw a token, each has slots and wants tokens, and it is nobody's turn who was
+    ``passed`` over."""
     count = desk.limits.run_steps_max - 1
+    if passed:
+        if any(row.sequence.passed_count >= PASSED_MAX for row in rows):
+            return 0  # out of order, for this step alone
+        count = min(count, PASSED_MAX - 1 - max(one.passed_count for one in passed))
     for row in rows:
         sequence, lease = row.sequence, row.lease
         draws = sequence.phase is Phase.DECODE and not row.beam_count
@@ -176,6 +170,8 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         return
     if not goes_on:
         desk.step = None
+    for sequence in step.passed:
+        sequence.passed_count += sum(len(result.took_us) for result in own)
     by_lease = [_by_lease(result) for result in own]
     # First what happened to pages, so that no decision below meets a lease still in use.
     counted: list[tuple[Row, list[RowResult]]] = []
