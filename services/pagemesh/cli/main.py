@@ -48,7 +48,9 @@ class _Lazy(click.Group):
             formatter.write_dl(list(self._HELP.items()))
 
 
-@click.group(cls=_Lazy, context_settings={"max_content_width": 100})
+@click.group(
+    cls=_Lazy, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="pagemesh")
 def cli() -> None:
     """LLM serving as a mesh of small services over NATS."""

@@ -158,3 +158,10 @@ def test_the_collector_of_the_opentelemetry_variable_is_the_default(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
     assert load(TelemetryConfig, {}).otlp == "http://collector:4318"
     assert load(TelemetryConfig, {"PAGEMESH_OTLP": ""}).otlp == ""
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "*", "a b", "x/y", "-a", "a" * 65])
+def test_a_hosts_name_can_stand_in_subjects_and_names_of_files(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"PAGEMESH_HOST.*--host"):
+        load(HostConfig, {"PAGEMESH_HOST": name})
+    assert load(HostConfig, {"PAGEMESH_HOST": "node-1_a"}).host == "node-1_a"
