@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pagemesh.runtime.bus import Bus, BusState, Delivery
 from pagemesh.runtime.nats_server import NatsServer
@@ -341,3 +342,22 @@ async def test_a_wrong_subject_is_refused_even_before_there_is_a_server() -> Non
         for subject in ("", "a b", "a\r\nb", "\u00e4"):
             with pytest.raises(Malformed):
                 await bus.subscribe(subject, ignore)
+
+
+@pytest.mark.parametrize(("patient", "count"), [(True, 1), (False, 0)])
+async def test_a_service_says_once_that_the_server_carries_less_than_is_wanted(
+    tmp_path: Path, patient: bool, count: int
+) -> None:
+    with (
+        NatsServer(tmp_path / "nats", message_bytes_max=1 << 20) as server,
+        capture_logs() as logs,
+    ):
+        config = BusConfig(url=server.url, reconnect_wait_ms=5)
+        async with Bus.connect(config, role="client", name="a", patient=patient) as bus:
+            server.kill()
+            await reaches(bus, BusState.RECONNECTING)
+            server.start()
+            await reaches(bus, BusState.CONNECTED)
+    told = [line for line in logs if line["event"] == "bus.small_messages"]
+    assert [line["bytes_max"] for line in told] == [1 << 20] * count
+    assert all("max_payload" in line["advice"] for line in told)

@@ -50,7 +50,7 @@ class Client:
     deadline_ms: float
     delivered: dict[int, list[int]] = field(default_factory=dict)
     scores: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """By choice and position of the first token that they are of; not all tokens have some."""
+    """By choice and position of the first token that they are of."""
     prompt_scores: bytes | None = None
     ended_choices: set[int] = field(default_factory=set)
     outcome: ev.Completed | ev.Failed | ev.Cancelled | None = None
@@ -265,9 +265,11 @@ class GatewayNode(Process):
         expect(not client.over, f"{name}: tokens after the end")
         expect(command.choice not in client.ended_choices, f"{name}: tokens after its end")
         expect(command.first_position == first, f"{name}: position {command.first_position}")
-        logprobs = command.logprobs if client.ask.sampling.beams is None else None
-        if logprobs is not None and logprobs.chosen:
-            client.scores[command.choice, first] = logprobs.chosen
+        sampling, logprobs = client.ask.sampling, command.logprobs
+        if sampling.logprobs is not None and sampling.beams is None:
+            known = logprobs.chosen if logprobs is not None else b""
+            expect(len(known) == 4 * len(command.tokens), f"{name}: tokens without their scores")
+            client.scores[command.choice, first] = known
         if not self._is_right(client):
             tokens, _ = self._expected(client, command.choice, 0)
             expect(False, f"{name}: delivered {have} or their scores, expected {tokens}")
@@ -290,3 +292,5 @@ class GatewayNode(Process):
         if isinstance(command.outcome, ev.Completed):
             complete = len(client.ended_choices) == client.ask.choice_count
             expect(complete, f"{name} completed without all choices")
+            scored = not client.ask.prompt_logprobs or client.prompt_scores is not None
+            expect(scored, f"{name} completed without the scores of its prompt")

@@ -232,8 +232,8 @@ class Recovery:
         books = self._books
         assert held.ticket is not None
         ticket = books.tickets.get(held.ticket) or books.closed.get(held.ticket)
-        if ticket is None:
-            # Never offered here: the lease may still be held, its Offer on its way.
+        if ticket is None or ticket.withdrawn:
+            # Its Offer is on its way here, or our answer to its Withdraw: the lease is held.
             return lease is not None and session.by_key.get(lease.key) is lease
         if ticket.offerer == session.incarnation and ticket.life.state is not TicketState.OFFERED:
             self._handover.tell_closed(ticket)

@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from pagemesh.runtime.bus.messages import MESSAGE_BYTES_WANTED
 from pagemesh.runtime.ports import free_port
 from pagemesh.wire.errors import ConfigError
 
-MESSAGE_BYTES_MAX = 8 << 20
-"""``max_payload`` of servers we start: a prompt of two million tokens fits."""
 START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 3.0
 _POLL_S = 0.02
@@ -49,7 +48,7 @@ class NatsServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        message_bytes_max: int = MESSAGE_BYTES_WANTED,
         extra: str = "",
     ) -> None:
         self.host = host

@@ -136,7 +136,8 @@ class Accepted(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Go on with this sequence. The pages are in ``handle``, to be redeemed by ``ticket``;
     the tokens here suffice to admit again when they are taken away after that. ``model_root`` as
-    in ``Submit``."""
+    in ``Submit``. ``logprobs``: of the last tokens of ``generated``, as far as they are known and
+    wanted; with ``waterfall`` they were told, and may have to be told again."""
 
     key: SequenceKey
     order: Order
@@ -147,6 +148,8 @@ class Attach(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_root: Digest
     prompt: Packed
     generated: Packed
+    logprobs: TopLogprobs | None = None
+    waterfall: Waterfall | None = None
     sampling: Sampling
     ticket: RequestId
     handle: Handle
@@ -207,7 +210,8 @@ class Frame(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     prompt_logprobs: TopLogprobs | None = None
     """With the first frame only, for prompt positions 1 and on."""
     waterfall: Waterfall | None = None
-    """With the first frame of a sequence from each worker that admitted it."""
+    """What the sequence's first admission found cached, with the first frame after it, and again
+    when that is sent again."""
     computed_tokens: Count = 0
     finish: Finish | None = None
     stop_token: Count | None = None

@@ -12,6 +12,7 @@ from pagemesh.wire.cache_terms import CACHE_TTL_S_MAX, CacheTerms
 from pagemesh.wire.messages import Message, Ok, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
     AckRevoke,
+    Admit,
     Declare,
     Declared,
     DeclareWanted,
@@ -25,11 +26,9 @@ from pagemesh.wire.work_messages import Abort
 NAMES = [f"{number:032x}" for number in (1, 2, 3)]
 
 
-@pytest.fixture
-def bench() -> Bench:
-    """One that met a new pager, and declares each of its three leases
-    in a part of its own."""
-    bench = Bench(declare_bytes_max=600).start()
+def restarted(*, declare_bytes_max: int) -> Bench:
+    """One with three leases that met a new pager."""
+    bench = Bench(declare_bytes_max=declare_bytes_max).start()
     for name in NAMES:
         bench.ask(msgspec.structs.replace(submit(10), request=name))
         bench.grant(cached=8)
@@ -38,6 +37,12 @@ def bench() -> Bench:
     bench.answer(OpenSession, opened(epoch=2))
     bench.tick()
     return bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """One that declares each of its leases in a part of its own."""
+    return restarted(declare_bytes_max=600)
 
 
 def part(bench: Bench) -> tuple[int, int, int, list[str]]:
@@ -85,6 +90,40 @@ def test_a_part_that_was_not_heard_has_all_of_it_declared_anew(
     assert "Declare" not in bench.open_kinds()
     bench.tick()
     assert part(bench) == (2, 0, 3, NAMES[:1])
+
+
+def test_a_part_that_is_too_large_goes_in_halves() -> None:
+    """Whatever the bus carries; what was declared before stays so."""
+    large = restarted(declare_bytes_max=1 << 20)
+    assert part(large) == (1, 0, 1, NAMES)
+    large.fail(Declare, "Malformed")
+    assert part(large) == (1, 0, 2, NAMES[:1])
+    large.answer(Declare, Ok())
+    assert part(large) == (1, 1, 2, NAMES[1:])
+    large.fail(Declare, "Malformed")
+    assert part(large) == (1, 1, 3, NAMES[1:2])
+    large.answer(Declare, Ok())
+    assert part(large) == (1, 2, 3, NAMES[2:])
+    large.answer(Declare, Declared(lost=[]))
+    large.tick()
+    assert "Declare" not in large.open_kinds()
+
+
+def test_a_lease_that_no_message_can_carry_is_lost_and_the_others_are_declared(
+    bench: Bench,
+) -> None:
+    [too_long] = [line.lease for line in bench.asked(Declare).leases]
+    bench.fail(Declare, "Malformed")
+    bench.tick()
+    assert "Declare" not in bench.open_kinds(), "a step still uses what is lost"
+    bench.step()
+    assert bench.asked(AckRevoke).leases == [too_long]
+    bench.tick()
+    for index, answer in enumerate((Ok(), Declared(lost=[]))):
+        assert part(bench) == (2, index, 2, NAMES[1 + index : 2 + index])
+        bench.answer(Declare, answer)
+    bench.tick()
+    assert bench.asked(Admit).key.request == NAMES[0], "it asks for its pages again"
 
 
 def test_an_ok_to_the_last_part_has_all_of_it_declared_anew(bench: Bench) -> None:

@@ -22,7 +22,7 @@ def arrived(tracker: FrameTracker, message: Frames) -> int:
 
 def test_a_lost_message_shows_at_the_next_one() -> None:
     tracker = FrameTracker()
-    counts = [arrived(tracker, frames(counter)) for counter in (1, 2, 5, 4, 6)]
+    counts = [arrived(tracker, frames(counter)) for counter in (1, 2, 5, 5, 6)]
     assert counts == [0, 0, 2, 0, 0]
 
 
@@ -46,3 +46,10 @@ def test_counting_anew_is_no_loss() -> None:
     arrived(tracker, frames(500))
     assert arrived(tracker, frames(1)) == 0
     assert arrived(tracker, frames(2)) == 0
+
+
+def test_what_is_lost_while_it_is_counted_anew_shows_too() -> None:
+    tracker = FrameTracker()
+    arrived(tracker, frames(500))
+    assert [arrived(tracker, frames(counter)) for counter in (3, 4, 6)] == [2, 0, 1]
+    assert arrived(tracker, frames(1, empty=True)) == 1, "its first, and none has come since"

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from pagemesh.runtime.nats_server import MESSAGE_BYTES_MAX
+from pagemesh.runtime.bus.messages import MESSAGE_BYTES_WANTED
 from pagemesh.wire.subjects import BUS_ROLES, BusRole, Permissions, permissions
 
 _TLS = """\
@@ -30,7 +30,7 @@ def render(*, host: str, port: int, passwords: Mapping[BusRole, str], more: str 
     blocks = [
         _HEAD,
         f"listen: {json.dumps(f'{host}:{port}')}",
-        f"max_payload: {MESSAGE_BYTES_MAX}",
+        f"max_payload: {MESSAGE_BYTES_WANTED}",
         "max_connections: 1024",
         'write_deadline: "5s"',
         'ping_interval: "5s"',

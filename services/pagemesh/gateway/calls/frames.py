@@ -1,8 +1,9 @@
 """Which messages of each worker arrived: counts, so that a lost one is noticed.
 
-Every worker incarnation counts its ``Frames`` messages to us from 1; a message without
-frames repeats the last count. What a message says is for the requests to judge (a repeated
-token is dropped there); this only tells that something is missing. Pure.
+Every worker incarnation counts its ``Frames`` messages to us from 1, and from 1 again when it
+had forgotten us; a message without frames repeats the last count. What a message says is for the
+requests to judge (a repeated token is dropped there); this only tells that something is missing.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class FrameTracker:
         should have come before this one and did not."""
         last = self._last.pop(worker, 0)
         counter = message.counter
-        expected = last + 1 if message.frames else last
-        restarted = counter == 1 and last > 1 and bool(message.frames)
-        self._last[worker] = counter if restarted else max(last, counter)
+        if counter < last:
+            last = 0  # what one connection sends to a subject is not overtaken: it counts anew
+        self._last[worker] = counter
         if len(self._last) > self._workers_max:
             self._last.pop(next(iter(self._last)))
-        return 0 if restarted else max(0, counter - expected)
+        expected = last + 1 if message.frames else last
+        return max(0, counter - expected)
 
     def forget(self, worker: Worker) -> None:
         """The worker is gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,6 +19,18 @@ from pagemesh.wire.work_messages import (
     Resend,
     Submit,
 )
+
+
+def together(spec: RequestSpec, due: Iterable[Choice]) -> list[Choice]:
+    """Those of ``due`` that one ``Submit`` carries with what their client has; one at least."""
+    group: list[Choice] = []
+    room = spec.submit_tokens_max - len(spec.prompt)
+    for choice in due:
+        room -= choice.token_count
+        if room < 0 and group:
+            break
+        group.append(choice)
+    return group
 
 
 def choose(spec: RequestSpec, group: Sequence[Choice], model_root: bytes | None) -> ChooseRoute:

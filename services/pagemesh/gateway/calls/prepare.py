@@ -16,10 +16,22 @@ from pagemesh.gateway.api.beams import fit_beams
 from pagemesh.gateway.api.openai_api import Ask, ChatPrompt, Prompt
 from pagemesh.gateway.words.templates import TemplateRefused
 from pagemesh.gateway.words.tokens import Tokens
+from pagemesh.wire.codec import MESSAGE_BYTES_MAX
 from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.presence import ModelFacts
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
+
+_MARGIN_BYTES = 64 << 10
+"""What a message holds beside tokens and pages, at most."""
+_Limit = tuple[int, str]
+"""Of tokens of a prompt and its answer, and the words that say so."""
+
+
+def carried_tokens(message_bytes_max: int) -> int:
+    """Tokens of a sequence that a message can carry, an eighth on top for the pages they are in:
+    so that whatever becomes of it, it can be handed over, declared and begun again."""
+    return 2 * max(message_bytes_max - _MARGIN_BYTES, 0) // 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ def _tokenise_one(
     most_bytes = tokens.bytes_per_token_max
     if facts is not None and most_bytes is not None:
         least_tokens = -(-len(text.encode()) // most_bytes)
-        _check_prompt(ask, f"at least {least_tokens}", least_tokens, facts)
+        _check_prompt(ask, f"at least {least_tokens}", least_tokens, _limit(facts))
     return tokens.encode(text, add_special_tokens=ask.add_special_tokens, owner=owner)
 
 
@@ -67,15 +79,16 @@ def render(prompt: ChatPrompt, tokens: Tokens) -> str:
 
 def fit(
     ask: Ask, prompts: Sequence[U32], facts: ModelFacts, end_tokens: frozenset[int], seed: int,
-    *, quota_tokens: int = REQUEST_TOKENS_MAX,
+    *, quota_tokens: int = REQUEST_TOKENS_MAX, message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> list[Work]:  # fmt: skip
-    """Each prompt with its sampling, checked against the model and the slots that its tenant
-    may use. Raises ``ApiError`` that gives both numbers when something is too long. ``seed``: of
-    the first prompt, where the request has none."""
+    """Each prompt with its sampling, checked against the model, the slots that its tenant may use
+    and what the bus carries. Raises ``ApiError`` that gives both numbers when something is too
+    long. ``seed``: of the first prompt, where the request has none."""
     _check_tokens(ask, prompts, facts)
+    most = _limit(facts, message_bytes_max)
     works: list[Work] = []
     for index, (asked, prompt) in enumerate(zip(ask.prompts, prompts, strict=True)):
-        limit = _max_tokens(ask, len(prompt), facts, quota_tokens)
+        limit = _max_tokens(ask, len(prompt), most, quota_tokens)
         if ask.beams is not None:
             pages = min(facts.pool_pages, quota_tokens // facts.page_size)
             limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
@@ -124,10 +137,10 @@ def _sampling(ask: Ask, max_tokens: int, end_tokens: frozenset[int], seed: int) 
     )
 
 
-def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: int) -> int:
+def _max_tokens(ask: Ask, prompt_tokens: int, most: _Limit, quota_tokens: int) -> int:
     """How many tokens may be generated after a prompt."""
-    _check_prompt(ask, str(prompt_tokens), prompt_tokens, facts)
-    _check_answer(ask, prompt_tokens, facts)
+    _check_prompt(ask, str(prompt_tokens), prompt_tokens, most)
+    _check_answer(ask, prompt_tokens, most)
     slots = prompt_tokens + (1 if ask.max_tokens is None else ask.max_tokens)
     if slots > quota_tokens:
         message = (
@@ -137,25 +150,29 @@ def _max_tokens(ask: Ask, prompt_tokens: int, facts: ModelFacts, quota_tokens: i
         raise ApiError(400, message, "messages" if ask.chat else "prompt", "quota_exceeded")
     if ask.max_tokens is not None:
         return ask.max_tokens
-    return min(ask.open_tokens, min(quota_tokens, _limit(facts)[0]) - prompt_tokens)
+    return min(ask.open_tokens, min(quota_tokens, most[0]) - prompt_tokens)
 
 
-def _limit(facts: ModelFacts) -> tuple[int, str]:
-    """Of tokens of a prompt and its answer, and the words that clients look for to tell a context
-    that is too small by, as OpenAI's own message has them."""
+def _limit(facts: ModelFacts, message_bytes_max: int = MESSAGE_BYTES_MAX) -> _Limit:
+    """The words are those that clients look for to tell a context that is too small by, as OpenAI's
+    own message has them."""
     pool_tokens = facts.pool_pages * facts.page_size
     limit, reason = min(
         (facts.context_tokens_max, ""),
         (pool_tokens, ", all that the page pool holds"),
         (REQUEST_TOKENS_MAX, ", as for every model here"),
+        (
+            carried_tokens(message_bytes_max),
+            f" here, for the NATS server's max_payload of {message_bytes_max} bytes",
+        ),
     )
     return limit, f"this model's maximum context length is {limit} tokens{reason}"
 
 
-def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -> None:
+def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, most: _Limit) -> None:
     """Raises ``ApiError`` when a prompt of ``prompt_tokens``, which people are ``shown``, leaves
     no room for an answer of any length."""
-    limit, said = _limit(facts)
+    limit, said = most
     if prompt_tokens + (0 if ask.max_tokens == 0 else 1) > limit:
         so = "" if prompt_tokens > limit else ", which leaves no room for an answer"
         message = f"{said}; the prompt has {shown}{so}"
@@ -163,10 +180,10 @@ def _check_prompt(ask: Ask, shown: str, prompt_tokens: int, facts: ModelFacts) -
         raise ApiError(400, message, param, "context_length_exceeded")
 
 
-def _check_answer(ask: Ask, prompt_tokens: int, facts: ModelFacts) -> None:
+def _check_answer(ask: Ask, prompt_tokens: int, most: _Limit) -> None:
     """Raises ``ApiError`` when the prompt fits, and not with what is to be generated."""
     wanted = ask.max_tokens or 0
-    limit, said = _limit(facts)
+    limit, said = most
     if prompt_tokens + wanted > limit:
         message = (
             f"{said}; the prompt has {prompt_tokens}, so that max_tokens may be "

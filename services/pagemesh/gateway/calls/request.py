@@ -126,8 +126,9 @@ class RequestCore:
             self._end(ev.Completed())
 
     def _launch(self, now_ms: int) -> None:
-        """Put every choice that is due into one new attempt."""
-        group = [c for c in self._in(ChoiceState.WAITING) if c.due_ms <= now_ms]
+        """Put choices that are due into a new attempt, all of them if one message can."""
+        due = (c for c in self._in(ChoiceState.WAITING) if c.due_ms <= now_ms)
+        group = outgoing.together(self.spec, due)
         if not group or self._in(ChoiceState.ROUTING):
             return
         for choice in group:
@@ -208,7 +209,9 @@ class RequestCore:
             self._attempt_failed([choice], reason, now_ms)
         elif frame.hypotheses is not None:
             self._searched(choice, frame.hypotheses, now_ms)
-        elif frame.first_position > choice.token_count:
+        elif frame.first_position > choice.token_count or (
+            not self._prompt_scored and frame.prompt_logprobs is None  # the first frame has them
+        ):
             self._gap(choice, worker, now_ms)
         else:
             self._take(choice, frame)
@@ -233,7 +236,8 @@ class RequestCore:
         if choice.resend_count > self._limits.resends_max:
             self._attempt_failed([choice], Internal("lost frames did not come again"), now_ms)
         else:
-            self._ask(choice, [worker])
+            first = [] if self._prompt_scored else [self.routes[choice.attempt].worker]
+            self._ask(choice, dict.fromkeys([*first, worker]))
 
     def _take(self, choice: Choice, frame: Frame) -> None:
         """Apply a frame that starts at or before the next wanted position."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pagemesh.gateway.calls.choice import Choice
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.errors import Busy, Fault, Gone, Internal, Stale, Superseded
+from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Sampling
 
@@ -33,6 +34,8 @@ class RequestSpec:
     prompt_logprobs: bool = False
     read_cache: bool = True
     terms: CacheTerms = NO_TERMS
+    submit_tokens_max: int = REQUEST_TOKENS_MAX
+    """Of the prompt and of choices that are begun again: what one ``Submit`` carries."""
     own_stops: frozenset[int] = frozenset()
     show_stop: bool = False
 

@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagemesh.gateway.actor import GatewayActor
-from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted
-from pagemesh.gateway.calls.prepare import Work, fit, tokenise
+from pagemesh.gateway.calls.prepare import Work, carried_tokens, fit, tokenise
 from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits, RequestSpec, Usage
 from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
@@ -40,7 +40,6 @@ PARSE_BYTES_MIN = 64 << 10
 """Longer bodies are parsed on a thread."""
 _PACKING_SHARE = 16
 """Token ids are packed so many times as fast as a text of as many bytes is tokenised, or more."""
-_SUBMIT_MARGIN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +188,15 @@ class Front:
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         try:
             facts = await self.gateway.facts(wait_ms=self._limits.worker_wait_ms_max)
-            bytes_max = self.gateway.bus.message_bytes_max - _SUBMIT_MARGIN_BYTES
+            bytes_max = self.gateway.bus.message_bytes_max
         except Fault as fault:
             raise from_fault(fault) from None
-        for prompt in understood.prompts:
-            if 4 * len(prompt) > bytes_max:
-                raise bad(
-                    "prompt",
-                    f"the prompt has {len(prompt)} tokens; the bus carries {bytes_max // 4}",
-                    code="context_length_exceeded",
-                )
         seed = secrets.randbits(63)
         quota_tokens = limits.quota_tokens(facts.pool_pages, facts.page_size)
         return fit(
-            ask, understood.prompts, facts, self.tokens.end_tokens, seed, quota_tokens=quota_tokens
-        )
+            ask, understood.prompts, facts, self.tokens.end_tokens, seed,
+            quota_tokens=quota_tokens, message_bytes_max=bytes_max,
+        )  # fmt: skip
 
     def cache_roots(self, tenant: str, cache_salt: str) -> list[str]:
         """Under which roots the mesh caches what ``tenant`` sends, in hexadecimal: one for each
@@ -242,6 +235,7 @@ class Front:
                 prompt_logprobs=scored,
                 read_cache=not scored,
                 terms=terms,
+                submit_tokens_max=carried_tokens(self.gateway.bus.message_bytes_max),
                 own_stops=frozenset(ask.stop_tokens),
                 show_stop=ask.show_stop,
             )

@@ -143,7 +143,8 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
         return
     lease.known = length
     lease.reserved_pages = -(-reserve(desk, sequence) // desk.page_size)
-    sequence.waterfall = granted.waterfall
+    if not sequence.waterfall_told:
+        sequence.waterfall = granted.waterfall
     if not sequence.preempted_count:
         sequence.cached_tokens = filled
     if sequence.scoring:

@@ -12,6 +12,7 @@ from pagemesh.engine.worker.desk import Desk, Line
 from pagemesh.engine.worker.events import SendFrames
 from pagemesh.engine.worker.plan import TokenScores
 from pagemesh.engine.worker.sequence import Phase, Sequence
+from pagemesh.wire.errors import Malformed
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Frame, Frames, TopLogprobs
 
@@ -24,21 +25,21 @@ def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
     message to the sequence's gateway."""
     end = sequence.generated_count
     desk.lines[sequence.owner].frames.append(_frame(sequence, first_position, end))
-    sequence.waterfall = None
+    sequence.waterfall_told = True
 
 
 def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
     """Frames from ``position`` on: what was in the context at the start has no
-    log-probabilities here, so it goes in a frame of its own. Nothing is sent when there is
+    log-probabilities, so it goes in a frame of its own. Nothing is sent when there is
     nothing new: lost messages must not breed more messages."""
     if position >= sequence.generated_count and sequence.phase is not Phase.DONE:
         return
     end = min(sequence.generated_count, position + desk.limits.resend_tokens_max)
     frames = desk.line(sequence.owner).frames
-    drawn = sequence.start_count
-    if sequence.sampling.logprobs is not None and position < drawn < end:
-        frames.append(_frame(sequence, position, drawn))
-        position = drawn
+    scored = sequence.scored_from
+    if sequence.sampling.logprobs is not None and position < scored < end:
+        frames.append(_frame(sequence, position, scored))
+        position = scored
     frames.append(_frame(sequence, min(position, end), end, again=True))
 
 
@@ -46,19 +47,20 @@ def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> 
     prompt = sequence.prompt_count
     tokens = sequence.tokens.view(prompt + first, prompt + end)
     complete = end == sequence.generated_count and sequence.phase is Phase.DONE
-    drawn = sequence.start_count
-    wanted = sequence.sampling.logprobs is not None and end > first >= drawn
+    drawn, chosen = sequence.start_count, sequence.scored_from
+    wanted = sequence.sampling.logprobs is not None and end > first >= chosen
     # The scores of the prompt come with the first token, or alone when none is wanted; they
     # may have been lost although the tokens after them were not.
     scored = sequence.prompt_logprobs and not sequence.scoring
     scored = scored and (again or (first == drawn and (end > first or complete)))
+    fresh = not sequence.waterfall_told or (again and first <= drawn)
     return Frame(
         key=sequence.key,
         first_position=first,
         tokens=pack(tokens),
-        logprobs=packed_scores(sequence.scores[first - drawn : end - drawn]) if wanted else None,
+        logprobs=packed_scores(sequence.scores[first - chosen : end - chosen]) if wanted else None,
         prompt_logprobs=packed_scores(sequence.prompt_scores) if scored else None,
-        waterfall=sequence.waterfall,
+        waterfall=sequence.waterfall if fresh else None,
         computed_tokens=sequence.computed_tokens,
         finish=sequence.finish if complete else None,
         stop_token=sequence.stop_token if complete else None,
@@ -76,6 +78,26 @@ def packed_scores(scores: Iterable[TokenScores]) -> TopLogprobs:
         top_tokens=b"".join(run.top_tokens for run in runs),
         top_values=b"".join(run.top_values for run in runs),
     )
+
+
+def unpacked_scores(scores: TopLogprobs | None, tokens_max: int) -> list[TokenScores]:
+    """The reverse, for each token by itself. Raises ``Malformed`` when that does not add up, or
+    they are of more than ``tokens_max``."""
+    if scores is None:
+        return []
+    count, row_bytes = len(scores.chosen) // 4, 4 * scores.width
+    sizes = (len(scores.chosen), len(scores.top_tokens), len(scores.top_values))
+    if count > tokens_max or sizes != (4 * count, count * row_bytes, count * row_bytes):
+        raise Malformed(f"logprobs: {sizes} bytes are not those of {tokens_max} tokens at most")
+    return [
+        TokenScores(
+            chosen=scores.chosen[4 * at : 4 * at + 4],
+            width=scores.width,
+            top_tokens=scores.top_tokens[row_bytes * at : row_bytes * (at + 1)],
+            top_values=scores.top_values[row_bytes * at : row_bytes * (at + 1)],
+        )
+        for at in range(count)
+    ]
 
 
 def flush(desk: Desk, lines: Iterable[Line]) -> None:

@@ -156,6 +156,8 @@ def _attach_or_withdraw(desk: Desk, sequence: Sequence) -> None:
             model_root=desk.identity.model_root,
             prompt=pack(sequence.tokens.view(0, prompt)),
             generated=pack(sequence.tokens.view(prompt, sequence.tokens.length)),
+            logprobs=frames.packed_scores(sequence.scores) if sequence.scores else None,
+            waterfall=sequence.waterfall,
             sampling=sequence.sampling,
             ticket=ticket.ticket,
             handle=ticket.handle,

@@ -66,6 +66,7 @@ class Intake:
         prompt, generated = unpack(message.prompt), unpack(message.generated)
         if message.handle.token_count > len(prompt) + len(generated):
             raise Malformed("handle: it counts more tokens than there are")
+        scores = frames.unpacked_scores(message.logprobs, len(generated))
         self._admissible(prompt, message.sampling, message.deadline_ms, 1)
         sequence = self._make(
             message.key,
@@ -78,6 +79,8 @@ class Intake:
             message.deadline_ms,
         )
         sequence.read_cache, sequence.terms = message.read_cache, message.terms
+        sequence.scores, sequence.waterfall = scores, message.waterfall
+        sequence.waterfall_told = message.waterfall is not None
         sequence.ticket = Ticket(
             message.ticket, self._desk.now + message.handle.ttl_ms, handle=message.handle
         )

@@ -127,10 +127,12 @@ class Sequence:
     told: bool = False
     """Meanwhile a notice said that there are pages."""
     scores: list[TokenScores] = field(default_factory=list)
-    """Of the tokens it drew itself, when log-probabilities are wanted."""
+    """Of its last tokens, those it drew itself and, handed over, those that prefill drew, when
+    log-probabilities are wanted."""
     prompt_scores: list[TokenScores] = field(default_factory=list)
     waterfall: Waterfall | None = None
-    """Not None: to be told with the next frame."""
+    """Of its first admission; a frame that is sent again says it again."""
+    waterfall_told: bool = False
     cached_tokens: int = 0
     computed_tokens: int = 0
     preempted_count: int = 0
@@ -161,6 +163,11 @@ class Sequence:
     def saved_pages(self) -> int:
         """Pages that its beams, or it and its leader, did not each hold for themselves."""
         return self.beams.saved_pages if self.beams is not None else self.forked_pages
+
+    @property
+    def scored_from(self) -> int:
+        """Generated tokens from there on have scores, when log-probabilities are wanted."""
+        return self.generated_count - len(self.scores)
 
     @property
     def ended(self) -> bool:

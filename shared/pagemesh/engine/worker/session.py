@@ -7,6 +7,7 @@ the pager cannot confirm is lost. A ``Declare`` goes out only while no call is o
 moves leases, and none goes out before it is answered, so that it is never out of date. It
 says that nothing else is used, so it also waits for a step that uses a lost lease. One that is
 long goes in parts, each when the one before it is answered: others have their turns in between.
+A part that is refused as it stands goes in halves; a lease that is refused alone is lost.
 """
 
 from __future__ import annotations
@@ -250,7 +251,6 @@ class Session:
         """Declare what is the next part's, except for what we have given back meanwhile."""
         assert self._opened is not None
         desk = self._desk
-        there = (one for one in self._undeclared[0] if desk.leases.get(one.lease) is one)
         desk.call_pager(
             Declare(
                 worker=desk.identity.name,
@@ -259,16 +259,19 @@ class Session:
                 number=self._declare_count,
                 part=self._part_count - len(self._undeclared),
                 parts=self._part_count,
-                leases=[_held(lease) for lease in there],
+                leases=[_held(lease) for lease in self._there(self._undeclared[0])],
             ),
             partial(self._declare_answered, self._opened),
             moves_leases=True,
         )
 
+    def _there(self, part: list[Lease]) -> list[Lease]:
+        return [one for one in part if self._desk.leases.get(one.lease) is one]
+
     def _declare_answered(self, opened: SessionOpened, message: Message) -> None:
         if opened is not self._opened or not self._undeclared:
             return
-        self._undeclared.popleft()
+        part = self._undeclared.popleft()
         match message:
             case Declared():
                 self._undeclared.clear()
@@ -281,8 +284,23 @@ class Session:
             case Refused(code="Stale" | "Gone" | "Denied"):
                 self._give_up_declaring()
                 self._close()
+            case Refused(code="Malformed"):
+                self._declare_less(self._there(part))
             case _:
                 self._give_up_declaring()
+
+    def _declare_less(self, part: list[Lease]) -> None:
+        """``part`` is too large for the bus, or the pager cannot take a line of it, and that will
+        not change: declare it in halves. A lease alone cannot be declared, so it is lost."""
+        if len(part) > 1:
+            half = len(part) // 2
+            self._undeclared.extendleft((part[half:], part[:half]))
+            self._part_count += 1
+            self._declare_part()
+            return
+        for lease in part:
+            _lose(self._desk, lease)
+        self._give_up_declaring()  # what goes on would not say that a step may use it still
 
     def _give_up_declaring(self) -> None:
         """Begin anew when that is possible."""

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pagemesh.runtime.bus.link import Link
 from pagemesh.runtime.bus.messages import (
+    MESSAGE_BYTES_WANTED,
     Delivery,
     Headers,
     Outgoing,
@@ -67,7 +68,7 @@ class Bus:
         self._next_link: Link | None = None
         self._last_problem = ""
         self._message_bytes_max = 0
-        self._deaf = False
+        self._is_service = self._deaf = False
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -85,6 +86,7 @@ class Bus:
         computes nothing between turns. Raises ``ConfigError`` for refused credentials.
         """
         bus = cls(config, role=role, name=name, gathers=gathers)
+        bus._is_service = patient
         _ = config.servers
         await bus._first_link(patient=patient)
         keeper = asyncio.create_task(bus._keep(), name=f"bus-{name}")
@@ -360,9 +362,15 @@ class Bus:
             await link.close()
             raise
         self._link, self._next_link = link, None
-        self._message_bytes_max = link.message_bytes_max
+        self._learn_size(link.message_bytes_max)
         self._set_state(BusState.CONNECTED)
         self._connected.set()
+
+    def _learn_size(self, bytes_max: int) -> None:
+        news, self._message_bytes_max = bytes_max != self._message_bytes_max, bytes_max
+        if news and self._is_service and bytes_max < MESSAGE_BYTES_WANTED:
+            advice = f"set max_payload of the NATS server to {MESSAGE_BYTES_WANTED}"
+            _log.warning("bus.small_messages", bytes_max=bytes_max, advice=advice)
 
     async def _release(self, link: Link) -> None:
         self._link = None

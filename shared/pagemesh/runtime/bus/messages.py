@@ -19,6 +19,8 @@ Headers = Mapping[str, str]
 Refusal = Callable[[Fault], tuple[bytes, Headers]]
 """How a service says no to whom it did not listen to: payload and headers."""
 
+MESSAGE_BYTES_WANTED = 8 << 20
+"""``max_payload`` of servers we start: sequences of 1.8 million tokens fit."""
 SUBJECT_BYTES_MAX = 1_024
 _SUBJECT = re.compile(r"[!-~]+")
 
