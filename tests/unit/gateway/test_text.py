@@ -150,7 +150,9 @@ def test_sentence_piece_spaces_are_kept() -> None:
 parts = st.one_of(
     st.sampled_from([[word] for word in range(1, len(WORDS))]),
     st.just([END_MARK]),
-    st.text(st.characters(exclude_characters=" "), max_size=3).map(as_bytes),  # no blank is a byte
+    st.text(st.characters(codec="utf-8", exclude_characters=" "), max_size=3).map(
+        as_bytes
+    ),  # no blank is a byte
 )
 
 
