@@ -31,6 +31,11 @@ def to_name(text: str, *, fallback: str) -> str:
     return name or fallback
 
 
+def is_name(text: str) -> bool:
+    """Whether ``text`` can be one NATS subject token, and part of a file's name."""
+    return 0 < len(text) <= NAME_CHARACTERS_MAX and not _NOT_A_NAME.search(text)
+
+
 def host_name() -> str:
     """This host as a name."""
     return to_name(platform.node(), fallback="localhost")

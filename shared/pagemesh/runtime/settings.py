@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 from pagemesh.runtime.config import Secret, computed, setting
-from pagemesh.runtime.ids import NAME_CHARACTERS_MAX, host_name, to_name
+from pagemesh.runtime.ids import NAME_CHARACTERS_MAX, host_name, is_name
 from pagemesh.runtime.origins import parse_origins
 from pagemesh.wire.errors import ConfigError
 
@@ -135,7 +135,7 @@ class HostConfig:
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` for what can stand neither in a subject nor in a file's name."""
-        if not self.host or self.host != to_name(self.host, fallback=""):
+        if not is_name(self.host):
             raise ConfigError(
                 f"PAGEMESH_HOST={self.host!r} (--host) is not a name of 1 to {NAME_CHARACTERS_MAX} "
                 "letters, digits, - and _; a name with dots can be written with dashes"

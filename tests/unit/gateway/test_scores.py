@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagemesh.gateway.api.scores import LOGPROB_MIN, ChatScores, Offsets, TextScores, Written
+from pagemesh.gateway.api.scores import LOGPROB_MIN, ChatScores, Echo, Offsets, TextScores, Written
 from pagemesh.wire.work_messages import TopLogprobs
 
 RAW = [b"a", b"the", b' "quoted"\n', b"\xf0\x9f\x98", "\u00e9".encode(), b"", b"a", b"\\", b"\x00"]
@@ -112,6 +112,26 @@ def test_offsets_point_into_the_text_where_characters_are_several_tokens() -> No
     offsets = Offsets()
     assert offsets.of(raws[:2]) + offsets.of(raws[2:]) == [0, 1, 1, 2, 3, 3, 5]
     assert b"".join(raws).decode(errors="replace")[3:5] == "\ufffdc"
+
+
+def test_offsets_of_a_prompt_are_those_in_the_text_that_was_given() -> None:
+    """Some tokens the tokenizer puts there itself, others the text writes out."""
+    vocab = [(b"<s>", True), (b" Hi", False), (b" yo", False), (b"\xc3", False), (b"\xa9", False)]
+
+    def known(token: int) -> Written:
+        raw, is_special = vocab[token]
+        return Written.of(raw, is_special=is_special)
+
+    for text, tokens, expected in (
+        ("Hi yo", [0, 1, 2], [0, 0, 2]),
+        (" Hi yo", [0, 1, 2], [0, 0, 3]),
+        ("<s> Hi<s> yo", [0, 1, 0, 2], [0, 3, 6, 9]),
+        ("Hi\u00e9 yo", [0, 1, 3, 4, 2, 0], [0, 0, 2, 2, 3, 6]),
+    ):
+        scores = TextScores(known, echo=Echo(text))
+        for token in tokens:
+            scores.add_unscored(token)
+        assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
 
 
 def test_a_special_token_takes_room_where_the_text_shows_it() -> None:

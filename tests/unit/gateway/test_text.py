@@ -226,6 +226,23 @@ def test_a_character_that_a_prompt_ends_in_the_middle_of_is_shown_whole() -> Non
         assert said == "so \U0001f600"[len(TOKENIZER.decode(whole[:cut_at]).rstrip("\ufffd")) :]
 
 
+def test_a_broken_character_that_a_prompt_ends_in_is_not_said_again() -> None:
+    for tokenizer in (TOKENIZER, PIECES):
+        tokens = tokens_of(tokenizer)
+        ends = [
+            tokens.encode("x\ufffd\ufffd", add_special_tokens=False),
+            np.asarray([1, *as_bytes("\ufffd")], "<u4"),
+        ]
+        word = [3] if tokenizer is PIECES else [_id("the")]
+        after = ends[tokenizer is PIECES]
+        assert stream(tokens, [word], after=after) == (tokenizer.decode(word), None)
+
+
+def test_special_tokens_that_end_a_prompt_are_looked_through() -> None:
+    after = np.asarray([1, *[END_MARK] * 9], "<u4")
+    assert stream(tokens_of(PIECES), [[2]], after=after) == (" world", None)
+
+
 def test_a_special_token_that_is_not_shown_parts_no_character() -> None:
     first, *rest = as_bytes("\u20ac")
     assert stream(tokens_of(PIECES), [[first], [END_MARK], rest]) == ("\u20ac", None)

@@ -169,16 +169,30 @@ async def test_the_note_of_a_disk_that_comes_late_is_not_lost_to_one_that_was_ow
     assert some.unkept is None and notes(tmp_path).read() == ONE | TWO
 
 
-async def test_a_torn_note_that_cannot_be_replaced_is_in_the_log_once(tmp_path: Path) -> None:
-    some, torn = notes(tmp_path), tmp_path / "disk" / "host.disk.retired"
-    some.add(RememberRetired(1, ONE))
-    blocked(tmp_path / "disk", "disk.retired")
+async def test_what_is_forgotten_meanwhile_does_not_come_back_with_what_is_owed(
+    tmp_path: Path,
+) -> None:
+    some = notes(tmp_path)
+    some.add(RememberRetired(1, ALL))
+    block = blocked(tmp_path / "disk", "disk.retired")
     some.add(RememberRetired(2, TWO))
+    some.forget(1)
+    block.rmdir()
+    await some.mend()
+    assert some.unkept is None and notes(tmp_path).read() == TWO
+
+
+async def test_a_torn_note_that_cannot_be_replaced_is_in_the_log_once(tmp_path: Path) -> None:
+    torn = tmp_path / "disk" / "host.disk.retired"
+    notes(tmp_path).add(RememberRetired(1, ONE))
+    blocked(tmp_path / "disk", "disk.retired")
     torn.write_bytes(torn.read_bytes()[:-3])
+    some = notes(tmp_path)
     with capture_logs() as logs:
+        some.add(RememberRetired(2, TWO))
         for _ in range(3):
             await some.mend()
-    assert [line["event"] for line in logs] == ["pager.file_damaged"]
+    assert [line["event"] for line in logs] == ["pager.file_damaged", "pager.file_not_written"]
     assert some.unkept is not None and some.read() == ALL
 
 

@@ -160,8 +160,9 @@ def test_the_collector_of_the_opentelemetry_variable_is_the_default(
     assert load(TelemetryConfig, {"PAGEMESH_OTLP": ""}).otlp == ""
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "*", "a b", "x/y", "-a", "a" * 65])
+@pytest.mark.parametrize("name", ["", "a.b", "*", "a b", "x/y", "\u00e9", "a" * 65])
 def test_a_hosts_name_can_stand_in_subjects_and_names_of_files(name: str) -> None:
     with pytest.raises(ConfigError, match=r"PAGEMESH_HOST.*--host"):
         load(HostConfig, {"PAGEMESH_HOST": name})
-    assert load(HostConfig, {"PAGEMESH_HOST": "node-1_a"}).host == "node-1_a"
+    for fine in ("node-1_a", "gpu-", "-a", "a" * 64):
+        assert load(HostConfig, {"PAGEMESH_HOST": fine}).host == fine

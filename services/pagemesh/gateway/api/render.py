@@ -12,7 +12,7 @@ import numpy as np
 
 from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import Ask
-from pagemesh.gateway.api.scores import ChatScores, Offsets, TextScores, Written, new_scores
+from pagemesh.gateway.api.scores import ChatScores, Echo, Offsets, TextScores, Written, new_scores
 from pagemesh.gateway.calls.events import ChoiceEnded, Deliver
 from pagemesh.gateway.calls.spec import Usage
 from pagemesh.gateway.words.tokens import Tokens
@@ -89,7 +89,8 @@ class Renderer:
             ids = _ids(prompt) if ask.return_token_ids and not ask.chat else None
             first = prompt_index * ask.n
             for index, one in enumerate(made[first : first + ask.n], first):
-                scores = self._scores_of(one, prompt, collected.prompt_scores.get(prompt_index))
+                before = (text, prompt, collected.prompt_scores.get(prompt_index))
+                scores = self._scores_of(one, *before)
                 choice = self._choice(index, one, text, scores)
                 if ids is not None:
                     choice["prompt_token_ids"] = ids
@@ -101,13 +102,13 @@ class Renderer:
         return msgspec.json.encode(body)
 
     def _scores_of(
-        self, one: _Collected, prompt: U32, prompt_scores: TopLogprobs | None
+        self, one: _Collected, echoed: str, prompt: U32, prompt_scores: TopLogprobs | None
     ) -> msgspec.Raw | None:
         if one.scores is None:
             return None
         if not (self._ask.echo and isinstance(one.scores, TextScores)):
             return one.scores.json()
-        whole = self._prompt_scores(prompt, prompt_scores)
+        whole = self._prompt_scores(echoed, prompt, prompt_scores)
         whole.follow(one.scores)
         return whole.json()
 
@@ -150,7 +151,7 @@ class Renderer:
         for index in range(prompt_index * self._ask.n, (prompt_index + 1) * self._ask.n):
             logprobs = None
             if self._ask.logprobs is not None:
-                logprobs = self._next_scores(index, self._prompt_scores(prompt, scores))
+                logprobs = self._next_scores(index, self._prompt_scores(text, prompt, scores))
             chunks.append(self._chunk([self._chunk_choice(index, text, logprobs)]))
         return chunks
 
@@ -220,9 +221,8 @@ class Renderer:
 
     # Log-probabilities ------------------------------------------------------------------------
 
-    def _prompt_scores(self, prompt: U32, scores: TopLogprobs | None) -> TextScores:
-        shows_special = not self._ask.skip_special_tokens
-        ids, found = prompt.tolist(), TextScores(self._tokens.written, shows_special=shows_special)
+    def _prompt_scores(self, text: str, prompt: U32, scores: TopLogprobs | None) -> TextScores:
+        ids, found = prompt.tolist(), TextScores(self._tokens.written, echo=Echo(text))
         if scores is not None:
             found.add_unscored(ids[0])
             found.add(ids[1:], scores)

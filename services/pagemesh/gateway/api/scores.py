@@ -58,6 +58,25 @@ class Offsets:
         return found
 
 
+class Echo:
+    """What a prompt's text has of each of its tokens. It may leave out special ones, and the blank
+    that SentencePiece puts before a first word."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, token: Written) -> bytes:
+        """Of the next one."""
+        raw = token.raw
+        if token.is_special and not self._text.startswith(raw.decode(errors="replace"), self._at):
+            return b""
+        if not self._at and raw.startswith(b" ") and not self._text.startswith(" "):
+            raw = raw[1:]
+        self._at += len(self._utf8.decode(raw))
+        return raw
+
+
 class ChatScores:
     """Those of a chat: an object for each token, its alternatives within. ``written`` looks up
     a token by its id."""
@@ -89,11 +108,18 @@ class ChatScores:
 class TextScores:
     """Those of a completion: four lists, whose alternatives go by their text."""
 
-    def __init__(self, written: Callable[[int], Written], *, shows_special: bool = False) -> None:
-        """``shows_special``: special tokens are in the text."""
+    def __init__(
+        self,
+        written: Callable[[int], Written],
+        *,
+        shows_special: bool = False,
+        echo: Echo | None = None,
+    ) -> None:
+        """``shows_special``: special tokens are in the text. ``echo``: these are a prompt's."""
         self.size_bytes = 0
         self._written = written
         self._shows_special = shows_special
+        self._echo = echo
         self._names: list[bytes] = []
         self._values: list[bytes] = []
         self._tops: list[bytes] = []
@@ -144,7 +170,10 @@ class TextScores:
         self._names.append(found.name)
         self._values.append(value)
         self._tops.append(top)
-        self._shown.append(b"" if found.is_special and not self._shows_special else found.raw)
+        if self._echo is not None:
+            self._shown.append(self._echo.of(found))
+        else:
+            self._shown.append(b"" if found.is_special and not self._shows_special else found.raw)
 
 
 def new_scores(

@@ -52,8 +52,8 @@ class Detokeniser:
         """``hidden``: the tokens that no text shows. ``by_bytes``: a text is the bytes of its
         tokens one after the other, so that after a whole character nothing of what came before
         has to be decoded again. ``byte_tokens``: the byte that a token stands for, of tokenizers
-        with byte fallback. ``after``: the tokens that the text goes on from, the last
-        ``WINDOW_KEPT`` of which matter."""
+        with byte fallback. ``after``: the last tokens that the text goes on from, without hidden
+        ones; ``by_bytes`` only such as end in the middle of a character."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._by_bytes = by_bytes
@@ -63,13 +63,12 @@ class Detokeniser:
         self._shown = 0
         """Characters of the window's text that were handed out."""
         if after:
-            self._go_on([one for one in after[-WINDOW_KEPT:] if one not in hidden])
+            self._go_on(list(after))
 
     def _go_on(self, window: list[int]) -> None:
-        text = self._text(window)
-        if not self._by_bytes or text.endswith(_REPLACEMENT):
-            self._window, self._shown = window, self._stable(text)
-        for one in window:  # the last character may be in part there
+        """The text of ``window`` is there but for a last character that is there in part."""
+        self._window, self._shown = window, len(self._text(window)) - self._by_bytes
+        for one in window:
             if one in self._byte_tokens:
                 self._utf8.decode(bytes([self._byte_tokens[one]]))
             else:

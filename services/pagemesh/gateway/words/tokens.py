@@ -6,6 +6,7 @@ loaded here. The folder must have a ``tokenizer.json``.
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -37,6 +38,8 @@ _MARK = "THE_MESSAGE_IS_OPEN_HERE "
 """Ends in a blank, which shows whether a template trims what it is given."""
 _BLANK = "\u2581"
 """How SentencePiece writes one."""
+_END_MAX = 64
+"""Of a prompt: special tokens in a row before which a text is looked for that goes on."""
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -197,9 +200,21 @@ class Tokens:
             hidden=self._special if skip_special_tokens else frozenset(),
             by_bytes=self._by_bytes,
             byte_tokens=self._byte_tokens,
-            after=() if after is None else after[-WINDOW_KEPT:].tolist(),
+            after=() if after is None else self._end_of(after, skip_special_tokens),
         )
         return StreamText(detokeniser, StopMatcher(stops, include=show_stop), min_tokens=min_tokens)
+
+    def _end_of(self, prompt: U32, skip_special_tokens: bool) -> list[int]:
+        """What of ``prompt`` matters to the text that goes on from it."""
+        end: list[int] = prompt[-_END_MAX:].tolist()
+        if skip_special_tokens:
+            end = [token for token in end if token not in self._special]
+        end = end[-WINDOW_KEPT:]
+        if self._by_bytes:
+            utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+            utf8.decode(b"".join(map(self.token_bytes, end)))
+            return end if utf8.getstate()[0] else []
+        return end
 
 
 def _byte_alphabet() -> dict[str, int]:

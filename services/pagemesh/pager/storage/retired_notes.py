@@ -38,6 +38,9 @@ class RetiredNotes:
     def __init__(self, paths: Iterable[Path]) -> None:
         """``paths``: the last of them is where a note has to be."""
         self._files = [KeptFile(path, _Lines) for path in paths]
+        self._heard: set[KeptFile[_Lines]] = set()
+        """Those whose words are counted, or are ours. The others may be there yet, with a note of
+        an earlier pager's: the disk's folder may come late."""
         self._lock = threading.Lock()
         self._numbers: dict[int, RetiredRoots] = {}
         """What was added in this life, by number, and what was there before it, as number 0."""
@@ -53,7 +56,7 @@ class RetiredNotes:
     def read(self) -> RetiredRoots:
         """What is to be forgotten. From now on all of it counts as there before."""
         with self._lock:
-            self._load(self._files)
+            self._load()
             self._numbers = {0: self._sum()}
             return self._numbers[0]
 
@@ -93,22 +96,21 @@ class RetiredNotes:
             self._numbers = {at: one for at, one in self._numbers.items() if at > number}
             self._write(self._files)
 
-    def _load(self, files: list[KeptFile[_Lines]] | None = None) -> None:
-        """Count what ``files`` say as there before: all of them the first time, then those that are
-        about to be written late. The disk's folder may have come meanwhile, with a note of an
-        earlier pager's."""
-        if files is None:
-            files = self._owing() if self._numbers else self._files
+    def _load(self) -> None:
+        """Count what files say that were not heard yet, as there before."""
         found = self._numbers.get(0, RetiredRoots())
-        for file in files:
-            if found.everything:
-                break  # nor is a torn file in the log at each try
+        for file in self._files:
+            if file in self._heard:
+                continue
             lines = file.read()
             if lines is not None:
                 roots = frozenset(map(bytes.fromhex, lines.roots))
                 found |= RetiredRoots(roots, lines.everything)
             elif file.is_there():
                 found |= RetiredRoots(everything=True)
+            else:
+                continue
+            self._heard.add(file)
         self._numbers[0] = found
 
     def _sum(self) -> RetiredRoots:
@@ -125,3 +127,5 @@ class RetiredNotes:
                 file.write(lines)
             else:
                 file.remove()
+            if file.unkept is None:
+                self._heard.add(file)
