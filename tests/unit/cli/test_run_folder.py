@@ -40,12 +40,13 @@ def test_two_running_meshes_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_orphan_with_a_pool_is_adopted_with_its_pins_and_its_secret(tmp_path: Path) -> None:
-    files = ("host.pool", "host.pins", "host.retired", "secret", "nats-server.conf", "w.lock")
+    pager = ("host.pool", "host.holders", "host.pins", "host.retired")
+    files = (*pager, "secret", "nats-server.conf", "w.lock")
     left = orphan(tmp_path, "up-old", *files)
     with run_folder(tmp_path) as folder:
         assert folder.adopted and folder.path == left
         assert folder.secret() == "x"
-        kept = {LOCK_NAME, "host.pool", "host.pins", "host.retired", "secret"}
+        kept = {LOCK_NAME, *pager, "secret"}
         assert {path.name for path in left.iterdir()} == kept
 
 

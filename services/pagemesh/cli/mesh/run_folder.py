@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
-from pagemesh.wire.pool_format import PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
+from pagemesh.wire.pool_format import HOLDERS_SUFFIX, PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
 
 PREFIX = "up-"
 LOCK_NAME = "up.lock"
@@ -232,11 +232,12 @@ def _in_use(folder: Path) -> bool:
 
 
 def _strip(folder: Path) -> None:
-    """Keep what the next mesh can use: the pools, what was decided about them, and the secret they
-    are keyed with."""
+    """Keep what the next mesh can use: the pools, who wrote to them, what was decided about them,
+    and the secret they are keyed with."""
     kept = {LOCK_NAME, SECRET_NAME}
+    suffixes = {POOL_SUFFIX, HOLDERS_SUFFIX, PINS_SUFFIX, RETIRED_SUFFIX}
     for path in folder.iterdir():
-        if path.name in kept or path.suffix in (POOL_SUFFIX, PINS_SUFFIX, RETIRED_SUFFIX):
+        if path.name in kept or path.suffix in suffixes:
             continue
         if not path.is_dir():
             path.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from pagemesh.pager.storage.kept_file import KeptFile
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire.errors import Busy
 from pagemesh.wire.messages import U64, Name
-from pagemesh.wire.pool_format import LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pool_format import HOLDERS_SUFFIX, LOCK_PREFIX, LOCK_SUFFIX, MEMORY_SUFFIX
 
 _AGAIN_MS = 1_000
 _YOUNG_S = 60.0
@@ -52,7 +52,7 @@ class Holders:
         """``has_exited``: of a lock that is free, whether its process has ended altogether."""
         self._has_exited = has_exited
         self._folder = folder
-        self.path = folder / f"{host}.holders"
+        self.path = folder / f"{host}{HOLDERS_SUFFIX}"
         self._file = KeptFile(self.path, _Lines)
         self._known: dict[int, Holder] = {}
         self._locks: dict[int, int] = {}
