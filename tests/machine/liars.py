@@ -93,10 +93,11 @@ class Liars(Mesh):
     @precondition(lambda self: self.has("lost") or self.has("offered"))
     @rule(pick=picks)
     def lease_is_not_held_any_more(self, pick: int) -> None:
-        """It was taken back, or is on its way to somebody else."""
+        """It was taken back, or is on its way to somebody else; not that it was given back, which
+        its holder may not have heard."""
         peer, view = self.view(pick, "lost" if self.has("lost") else "offered")
         lease = self.rig.core.books.leases.get(view.id)
-        if lease is None or not self.is_open(peer):
+        if lease is None or peer.has(view) or not self.is_open(peer):
             return
         self.must_refuse(self.messages(self.own(peer, view), view)[pick % 4], {"Stale"})
 
