@@ -24,6 +24,7 @@ from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
 from pagemesh.runtime.model_types import page_type
 from pagemesh.runtime.settings import PagerConfig, WorkerConfig
+from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError
 
 _SIZE, _TOKENS = Size(), click.IntRange(1, 1 << 31)
@@ -151,11 +152,13 @@ def _pace(
 
 
 def _config_path(model: str) -> tuple[str, Path]:
-    """What to call the model, and its configuration."""
-    path = Path(model).expanduser()
-    if model and path.is_file():
-        return (path.resolve().parent.name if path.name == "config.json" else path.stem), path
-    if model and not path.exists():
-        raise ConfigError(f"model {model}: no such folder or file; download its config.json first")
+    """What to call the model, and its configuration. Raises ``ConfigError``."""
+    named = f"model {model}"
+    path = expanded(model, named)
+    with naming(named):
+        if model and path.is_file():
+            return (path.resolve().parent.name if path.name == "config.json" else path.stem), path
+        if model and not path.exists():
+            raise ConfigError(f"{named}: no such folder or file; download its config.json first")
     found = find_model(model)
     return found.name, found.path / "config.json"

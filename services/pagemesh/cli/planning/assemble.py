@@ -18,6 +18,7 @@ from pagemesh.cli.planning.memory import (
     session_count,
     tier_page_count,
     windowed_session_bytes,
+    windowed_session_count,
 )
 from pagemesh.cli.planning.shape import ModelShape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
@@ -118,7 +119,8 @@ def make_plan(asked: Asked) -> Plan:
     if shape.window_layer_count:
         tokens = sessions[-1].tokens
         each = windowed_session_bytes(page, shape, tokens)
-        windowed = SessionFit(tokens, each, pages * page.page_bytes / each)
+        fit = windowed_session_count(page, shape, pages, tokens, asked.shared_tokens)
+        windowed = SessionFit(tokens, each, fit)
     return Plan(
         name=asked.name,
         shape=shape,

@@ -138,9 +138,13 @@ def session_count(page: PageShape, pages: int, tokens: int, shared_tokens: int =
     """How many sequences of ``tokens`` fit at once, fully grown, when the first
     ``shared_tokens`` of each are the same. Whole pages are shared, and at least one token is a
     sequence's own."""
-    shared = min(shared_tokens, tokens - 1) // page.page_size
+    shared = _shared_pages(page, tokens, shared_tokens)
     own = page.pages_for(tokens) - shared
     return max(0, pages - shared) / own
+
+
+def _shared_pages(page: PageShape, tokens: int, shared_tokens: int) -> int:
+    return min(shared_tokens, tokens - 1) // page.page_size
 
 
 def shared_saving(sequence_count: int) -> float:
@@ -151,12 +155,34 @@ def shared_saving(sequence_count: int) -> float:
 def windowed_session_bytes(page: PageShape, shape: ModelShape, tokens: int) -> int:
     """Of one sequence of ``tokens``, if layers with a window gave their pages back as the window
     moves on: a page more than the window, since it may begin within one."""
-    held = min(page.pages_for(tokens), page.pages_for(shape.window_tokens) + 1)
+    return sum(held * each_bytes for held, each_bytes in _held_pages(page, shape, tokens))
+
+
+def windowed_session_count(
+    page: PageShape, shape: ModelShape, pages: int, tokens: int, shared_tokens: int = 0
+) -> float:
+    """``session_count``, if layers with a window gave their pages back as the window moves on. Of
+    the pages that are shared they hold, once for all, those that the window still reaches."""
+    shared = _shared_pages(page, tokens, shared_tokens)
+    shared_bytes = own_bytes = 0
+    for held, each_bytes in _held_pages(page, shape, tokens):
+        given_back = page.pages_for(tokens) - held
+        held_shared = max(0, shared - given_back)
+        shared_bytes += held_shared * each_bytes
+        own_bytes += (held - held_shared) * each_bytes
+    return max(0, pages * page.page_bytes - shared_bytes) / own_bytes
+
+
+def _held_pages(page: PageShape, shape: ModelShape, tokens: int) -> list[tuple[int, int]]:
+    """What one sequence of ``tokens`` holds in layers without a window and in those with one:
+    how many pages, and the bytes of each."""
+    every = page.pages_for(tokens)
+    held = min(every, page.pages_for(shape.window_tokens) + 1)
     full_layers = shape.layer_count - shape.window_layer_count
-    groups = ((full_layers, page.pages_for(tokens)), (shape.window_layer_count, held))
-    return sum(
-        count * replace(page, layer_count=layers).page_bytes for layers, count in groups if layers
-    )
+    groups = ((every, full_layers), (held, shape.window_layer_count))
+    return [
+        (count, replace(page, layer_count=layers).page_bytes) for count, layers in groups if layers
+    ]
 
 
 @dataclass(frozen=True, slots=True)

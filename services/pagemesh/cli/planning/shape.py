@@ -17,7 +17,7 @@ from pagemesh.wire.errors import ConfigError
 Config = Mapping[str, Any]
 
 _COUNT_MAX = 1 << 32
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep the decoder."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
@@ -62,6 +62,7 @@ _ASSUMED: Mapping[str, Config] = {
         "num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4_096,
     },
     "mixtral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    "mllama_text_model": {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]},
     "phi3": {"max_position_embeddings": 4_096},
     "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
@@ -75,6 +76,7 @@ _OTHER_FORMS: Mapping[str, str] = {
     "cla_share_factor": "has layers that share K and V with others",
     "global_head_dim": "has heads of several widths",
     "block_configs": "has layers that differ in their heads",
+    "cross_attention_layers": "has layers that keep K and V of images, not of tokens",
 }
 
 
@@ -109,7 +111,7 @@ class ModelShape:
 
 def decoder_part(config: Config) -> Config:
     """The decoder's own numbers, over those of the whole model."""
-    for name in _TEXT_PARTS:
+    for name in TEXT_PARTS:
         part = config.get(name)
         if isinstance(part, Mapping) and any(key in part for key in _LAYERS):
             return {**config, **part}

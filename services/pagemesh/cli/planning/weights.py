@@ -5,25 +5,36 @@ checkpoint, as they are stored, and has all else as matrices, a head that is tie
 too; asked for float32 it keeps what is stored in half precision as that, or where it can in
 twelve bits, which the plan does not count on. There scales of int8, padding and norms, which are
 float32, are left out: a few per cent, of large models under 1 %.
+
+A quantised checkpoint is what its files store: how many parameters an element of them packs is
+each method's own, and no type that one asks for is what it is kept in.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
+from pagemesh.cli.planning.shape import TEXT_PARTS, Config, ModelShape, decoder_part
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _HALVES = frozenset({"float16", "bfloat16"})
 _HEAD = "lm_head.weight"
+_HEADER_LENGTH_BYTES = 8
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
+_TIED = frozenset(
+    {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "gpt2"}
+)  # fmt: skip
+"""Families that take the head from the embedding unless their config.json says otherwise."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
 
 
@@ -44,12 +55,17 @@ def weights_of(
     files.
     """
     files = weight_files(folder)
-    if files and all(path.is_file() for path in files):
+    has_files = bool(files) and all(path.is_file() for path in files)
+    if _is_quantised(config):
+        if not has_files:
+            return None
+        return Weights(sum(map(_stored_bytes, files)), "quantised, as its files store it")
+    if has_files:
         sizes = dict(pair for path in files for pair in _element_counts(path))
         count, source = sum(sizes.values()), "from its files"
         is_tied = _is_tied(config, shape) and _HEAD not in sizes
     else:
-        known = None if config.get("quantization_config") else parameter_count(config, shape)
+        known = parameter_count(config, shape)
         if known is None:
             return None
         count, source = known, "from config.json"
@@ -77,16 +93,21 @@ def _table_count(config: Config) -> int:
         return 0
 
 
+def _is_quantised(config: Config) -> bool:
+    return any(part.get("quantization_config") for part in (config, decoder_part(config)))
+
+
 def _is_tied(config: Config, shape: ModelShape) -> bool:
-    return bool(config.get("tie_word_embeddings", shape.family == "gemma"))
+    return bool(decoder_part(config).get("tie_word_embeddings", shape.family in _TIED))
 
 
 def parameter_count(config: Config, shape: ModelShape) -> int | None:
     """Parameters of a decoder with a gated MLP, exact for the families named above; None for
-    others."""
-    config = decoder_part(config)
+    others, and for a decoder that is a part: what sees or hears has parameters too."""
     family = shape.family
-    if family not in _GATED or config.get("mlp_only_layers") or "text_config" in config:
+    if any(config.get(name) for name in TEXT_PARTS):
+        return None
+    if family not in _GATED or config.get("mlp_only_layers"):
         return None
     try:
         vocab, hidden = _count(config, "vocab_size"), _count(config, "hidden_size")
@@ -119,9 +140,24 @@ def _count(config: Config, name: str) -> int:
 
 def _element_counts(path: Path) -> list[tuple[str, int]]:
     """Of each tensor of a safetensors file, read from its header alone."""
+    with _opened(path) as file:
+        return [(name, math.prod(file.get_slice(name).get_shape())) for name in file.keys()]
+
+
+def _stored_bytes(path: Path) -> int:
+    """Of all tensors of a safetensors file. One that can be opened has no gaps, so they are all
+    that follows the header and its length, whatever types they have."""
+    with _opened(path), path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+        return path.stat().st_size - _HEADER_LENGTH_BYTES - header_bytes
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; only its header is read. Raises ``ConfigError`` for a broken one."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return [(name, math.prod(file.get_slice(name).get_shape())) for name in file.keys()]
+            yield file
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
 

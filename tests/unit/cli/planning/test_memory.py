@@ -19,6 +19,7 @@ from pagemesh.cli.planning.memory import (
     session_count,
     shared_saving,
     windowed_session_bytes,
+    windowed_session_count,
 )
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import Weights, parameter_count
@@ -231,6 +232,11 @@ def test_heads_that_cannot_be_shared_out_evenly_are_refused(devices: int) -> Non
 
 # --- windows
 
+HALF_WINDOWED = LLAMA_7B | {
+    "layer_types": ["full_attention", "sliding_attention"] * 16,
+    "sliding_window": 1_024, "max_position_embeddings": 32_768,
+}  # fmt: skip
+
 
 def test_layers_with_a_window_could_give_their_pages_back() -> None:
     config = LLAMA_7B | {"sliding_window": 1_024, "max_position_embeddings": 32_768}
@@ -242,16 +248,48 @@ def test_layers_with_a_window_could_give_their_pages_back() -> None:
 
 
 def test_half_the_layers_with_a_window_take_about_half() -> None:
-    config = LLAMA_7B | {
-        "layer_types": ["full_attention", "sliding_attention"] * 16,
-        "sliding_window": 1_024, "max_position_embeddings": 32_768,
-    }  # fmt: skip
-    plan = planned(config)
+    plan = planned(HALF_WINDOWED)
     full = session_bytes(plan, 32_768)
     assert plan.windowed is not None
     assert plan.windowed.count_bytes == full // 2 + 65 * plan.page.page_bytes // 2
     assert plan.windowed.fit > plan.sessions[-1].fit
     assert plan.sessions[-1].count_bytes == full, "what is allocated"
+
+
+@pytest.mark.parametrize(
+    ("shared_tokens", "full", "windowed"),
+    [
+        (0, (0, 2_048), (0, 65)),
+        (16_000, (1_000, 1_048), (0, 65)),  # the window has left it
+        (32_000, (2_000, 48), (17, 48)),  # and reaches back into it
+    ],
+)
+def test_a_shared_prefix_is_held_once_in_full_layers_and_as_far_as_windows_reach(
+    shared_tokens: int, full: tuple[int, int], windowed: tuple[int, int]
+) -> None:
+    """Pages that all share and those that are a session's own: of 2,048, a window reaches 65."""
+    plan = planned(
+        HALF_WINDOWED, pool_bytes=64 * GIB, session_tokens=32_768, shared_tokens=shared_tokens
+    )
+    half = plan.page.page_bytes // 2
+    room = plan.pages * plan.page.page_bytes - (full[0] + windowed[0]) * half
+    assert plan.windowed is not None
+    assert plan.windowed.fit == pytest.approx(room / ((full[1] + windowed[1]) * half))
+    assert plan.windowed.fit > plan.sessions[-1].fit
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 512, 1_024, 1_025, 1_100, 32_768])
+@pytest.mark.parametrize("shared_tokens", [0, 16, 1_000, 31_000, 1 << 20])
+def test_windows_never_make_room_for_fewer_sessions(tokens: int, shared_tokens: int) -> None:
+    shape = shape_of(HALF_WINDOWED)
+    page = page_shape(shape, FORMATS["float16"], 16, 1)
+    for pages in (1, 64, 100, 5_000):
+        all_kept = session_count(page, pages, tokens, shared_tokens)
+        fit = windowed_session_count(page, shape, pages, tokens, shared_tokens)
+        if page.pages_for(tokens) <= 65:
+            assert fit == pytest.approx(all_kept), "nothing goes early"
+        else:
+            assert fit >= all_kept
 
 
 # --- what does not fit

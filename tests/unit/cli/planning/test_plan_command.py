@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 from tests.unit.cli.planning.test_memory import LLAMA_70B
 from tests.unit.cli.test_command_line import error_of
 from tests.unit.engine.models import SHAPE, save_twin
@@ -206,6 +207,55 @@ def test_weights_of_a_quantised_checkpoint_are_not_guessed(
     assert "--weights" in error_of(capsys, "plan", folder, "--memory", "80GB")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("part", ["", "text_config"])
+@pytest.mark.parametrize("asked", [(), ("--dtype", "float32"), ("--dtype", "int8")])
+def test_a_quantised_checkpoint_is_planned_as_its_files_store_it(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    device: str,
+    part: str,
+    asked: tuple[str, ...],
+) -> None:
+    said = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    config = {**LLAMA_70B, part: LLAMA_70B | said} if part else LLAMA_70B | said
+    (folder / "config.json").write_text(json.dumps(config))
+    packed = {
+        "qweight": torch.zeros(256, 256, dtype=torch.int32),
+        "scales": torch.zeros(16, 3, dtype=torch.bfloat16),
+    }
+    rest = {
+        "fp8": torch.zeros(3, 5).to(torch.float8_e4m3fn),
+        "fp4": torch.zeros(4, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    }
+    save_torch_file(packed, folder / "one.safetensors", metadata={"format": "pt"})
+    save_torch_file(rest, folder / "two.safetensors")
+    names = dict.fromkeys(packed, "one.safetensors") | dict.fromkeys(rest, "two.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    monkeypatch.setenv("PAGEMESH_DEVICE", device)
+    stored = 262_144 + 16 * 3 * 2 + 3 * 5 + 16
+    assert as_json(capsys, folder, *asked)["weights_bytes"] == stored
+    [line] = [one for one in shown(capsys, folder, *asked).splitlines() if one[:7] == "weights"]
+    assert line.endswith(": quantised, as its files store it")
+    (folder / "two.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0nonsense nonsense")
+    assert "two.safetensors: broken" in error_of(capsys, "plan", folder)
+    (folder / "two.safetensors").unlink()
+    assert as_json(capsys, folder)["weights_bytes"] is None
+
+
+def test_the_weights_of_a_model_that_also_sees_are_not_those_of_its_decoder(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    config = {"model_type": "internvl_chat", "vision_config": {}, "llm_config": LLAMA_70B}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert as_json(capsys, folder)["weights_bytes"] is None
+    assert "--weights" in error_of(capsys, "plan", folder, "--memory", "1TB")
+    save_file({"a": np.zeros((3, 5), np.float16)}, folder / "model.safetensors")
+    assert as_json(capsys, folder, "--tensor-parallel", 2)["weights_bytes"] == 15 * 2
+
+
 def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
@@ -216,11 +266,31 @@ def test_a_model_with_windows_is_told_what_is_allocated_and_what_could_be_saved(
     assert "pages of windowed layers do not go early yet" in text
 
 
+def test_a_shared_prefix_counts_for_windows_as_for_the_sessions_above_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gemma = {
+        "model_type": "gemma3_text", "hidden_size": 1_152, "num_hidden_layers": 26,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+        "max_position_embeddings": 32_768, "sliding_window": 512, "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    sizes = ("--pool-bytes", "4GiB", "--session-tokens", 32_768)
+    given = (tmp_path, *sizes, "--shared-tokens", 32_000)
+    text = shown(capsys, *given)
+    assert " 168 of 32,768 tokens (" in text
+    assert "if their pages went early, 276 of 32,768 tokens would fit" in text
+    assert int(as_json(capsys, *given)["windowed_session"]["fit"]) == 276
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["/does/not/exist"], "/does/not/exist"),
         (["owner/name"], "download its config.json first"),
+        (["~nobody-here/x"], "no home folder is known for its ~"),
+        (["n" * 300], "file name too long"),
         (["{folder}", "--memory", "8G"], "--memory"),
         (["{folder}", "--memory", "80GB", "--pool-bytes", "1GB"], "exclude each other"),
         (["{folder}", "--kv-dtype", "int3"], "--kv-dtype"),
@@ -302,3 +372,17 @@ def test_one_head_is_one_head(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "80 layers, 1 KV head x 128 (multi-query, 64 query" in shown(
         capsys, tmp_path / "mqa.json"
     )
+
+
+@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": False}])
+def test_a_head_is_its_own_matrix_on_a_cpu_where_a_family_ties_it_without_a_word(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, said: dict[str, bool]
+) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    other = {"hidden_size": 64, "head_dim": 16, "vocab_size": 1_000, "sliding_window": 64}
+    most = {"model_type": "gemma2", "max_position_embeddings": 128, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | other | most | said))
+    table = torch.zeros(1_000, 64, dtype=torch.bfloat16)
+    save_torch_file({"model.embed_tokens.weight": table}, tmp_path / "model.safetensors")
+    copies = 1 if said else 2
+    assert as_json(capsys, tmp_path)["weights_bytes"] == copies * table.nbytes

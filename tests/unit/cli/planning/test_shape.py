@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from pagemesh.cli.planning.shape import ModelShape, read_shape
+from pagemesh.cli.planning.shape import TEXT_PARTS, ModelShape, read_shape
 from pagemesh.cli.planning.weights import parameter_count
 from pagemesh.wire.errors import ConfigError
 
@@ -108,6 +108,8 @@ def test_layers_with_a_window_are_counted(
     [
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "kv_lora_rank.*MLA"),
         ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"cross_attention_layers": [1, 4]}, "cross_attention_layers.*K and V of images"),
+        ({"model_type": "mllama_text_model"}, "cross_attention_layers"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_key_value_heads": [2, 2, 4, 4, 4, 4]}, "num_key_value_heads differs by layer"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
@@ -151,6 +153,7 @@ EVERY_FIELD = (
     "text_config", "attn_config", "multi_query", "intermediate_size", "vocab_size",
     "num_local_experts", "num_experts", "moe_intermediate_size", "mlp_bias", "attention_bias",
     "quantization_config", "tie_word_embeddings", "attention_chunk_size", "kv_lora_rank",
+    "llm_config", "language_config", "cross_attention_layers",
 )  # fmt: skip
 
 
@@ -266,3 +269,20 @@ def test_what_a_family_calls_otherwise_is_read_by_both_names(
 
 def test_a_family_that_is_not_known_by_heart_has_no_parameter_count() -> None:
     assert parameter_count({**BASE, "model_type": "gpt2"}, shape(model_type="gpt2")) is None
+
+
+@pytest.mark.parametrize("part", TEXT_PARTS)
+def test_a_decoder_that_is_a_part_of_a_model_is_not_counted_as_all_of_it(part: str) -> None:
+    decoder = {**BASE, "intermediate_size": 96, "vocab_size": 200}
+    assert parameter_count(decoder, read_shape(decoder, "alone"))
+    whole = {"model_type": "sees", "vision_config": {"hidden_size": 32}, part: decoder}
+    made = read_shape(whole, "model test")
+    assert (made.family, made.layer_count) == ("llama", 6)
+    assert parameter_count(whole, made) is None
+
+
+def test_layers_that_look_at_images_are_refused_where_the_decoder_is_a_part() -> None:
+    whole = _transformers_config("mllama_text_model", num_hidden_layers=10).to_dict()
+    with pytest.raises(ConfigError, match="model test: cross_attention_layers"):
+        read_shape({"model_type": "mllama", "text_config": whole}, "model test")
+    assert shape(cross_attention_layers=[]).layer_count == 6
