@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference
+from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference, fill
 
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX, RaggedBatch
 from pagemesh.kernels.kv_codes import decode
@@ -20,6 +20,7 @@ from pagemesh.kernels.paged_attention.tiles import Product, product_of
 from pagemesh.kernels.paged_prefill.blocks import row_blocks, with_contexts
 
 _ERROR_MAX: dict[Product, float] = {"half": 0.03, "tf32": 5e-3, "tf32x2": 1e-4, "tf32x3": 1e-4}
+_SINK_QUERY, _SINK_SCORE = 4.0, 12.0
 _ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 0.0}
 
 
@@ -39,6 +40,9 @@ class Case:
     window_tokens: int = WINDOW_TOKENS_MAX
     soft_cap: float = math.inf
     kv_heads: int = 8
+    has_sink: bool = False
+    """Every row looks at the first token more than at all others together, and V is small: what
+    is left of small weights shows."""
 
     @property
     def name(self) -> str:
@@ -59,6 +63,8 @@ class Case:
             parts.append(f"window {self.window_tokens}")
         if self.soft_cap < math.inf:
             parts.append(f"cap {self.soft_cap:.0f}")
+        if self.has_sink:
+            parts.append("sink")
         return " ".join(parts)
 
     @property
@@ -73,6 +79,10 @@ class Case:
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    @property
+    def value_size(self) -> float:
+        return 0.01 if self.has_sink else 1.0
 
     @property
     def seen(self) -> int:
@@ -120,6 +130,7 @@ def cases() -> list[Case]:
             replace(one, pages="int8", queries=torch.float32),
             replace(one, queries=torch.float32),
             replace(one, pages="float16", queries=torch.float16),
+            replace(one, pages="int8", queries=torch.float16, has_sink=True),
             replace(one, pages="float32", queries=torch.float32, head_dim=64),
             replace(one, pages="float32", queries=torch.float32, head_dim=256),
             replace(one, head_dim=64),
@@ -153,6 +164,8 @@ class Attention:
         self.pool, batch = filled(rig, case)
         self.batch = rig.placed(batch)
         self.q = rig.rows(batch.rows, case.heads, case.head_dim, dtype=case.queries)
+        if case.has_sink:
+            self.q[..., 0] = _SINK_QUERY
         blocks = with_contexts(
             row_blocks(batch.row_indptr.numpy(), case.group),
             batch.row_position.numpy(),
@@ -208,12 +221,15 @@ def filled(rig: Rig, case: Case) -> tuple[KvPool, RaggedBatch]:
     pool = rig.pool(
         case.pages, case.sequences * each, kv_heads=case.kv_heads, head_dim=case.head_dim
     )
-    slots = torch.arange(pool.page_count * PAGE_SIZE, device=rig.device)
-    for part in torch.split(slots, 1 << 16):
-        shape = (len(part), case.kv_heads, case.head_dim)
-        kv_write(rig.rows(*shape).float(), rig.rows(*shape).float(), pool, 0, part)
+    fill(rig, pool, 0, value_size=case.value_size)
     order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
     tables = [order[i * each : (i + 1) * each] for i in range(case.sequences)]
+    if case.has_sink:
+        firsts = torch.tensor([int(table[0]) * PAGE_SIZE for table in tables], device=rig.device)
+        v = rig.rows(len(firsts), case.kv_heads, case.head_dim).float() * case.value_size
+        k = torch.zeros_like(v)
+        k[..., 0] = _SINK_SCORE / (_SINK_QUERY * case.scale)
+        kv_write(k, v, pool, 0, firsts)
     starts, counts = [case.past] * case.sequences, [case.rows] * case.sequences
     return pool, ragged_batch(tables, starts, counts, PAGE_SIZE)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from ops.bench.gpu_attention import attention_items
 from ops.bench.gpu_pages import page_items
-from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference
+from ops.bench.gpu_rig import PAGE_SIZE, Item, Limits, Result, Rig, Tensor, difference, fill
 from ops.bench.gpu_rows import row_items
 
 from pagemesh.engine.cuda.decoder import CudaDecoder
@@ -43,7 +43,10 @@ def _step(rig: Rig, *, answers: int, prompt: int = 0) -> Item:
             "bfloat16", pages * sequences, kv_heads=config.kv_head_count,
             head_dim=config.head_dim, layers=config.layer_count,
         )  # fmt: skip
-        tables = [np.arange(pages * i, pages * (i + 1), dtype=np.uint32) for i in range(sequences)]
+        for layer in range(config.layer_count):
+            fill(rig, pool, layer)
+        order = np.random.default_rng(0).permutation(pool.page_count).astype(np.uint32)
+        tables = [order[pages * i : pages * (i + 1)] for i in range(sequences)]
         past = pages * PAGE_SIZE // 2
         rows = ragged_batch(tables, [past] * sequences, counts, PAGE_SIZE)
         tokens = torch.arange(rows.rows) % config.vocab_tokens
@@ -57,6 +60,8 @@ def _step(rig: Rig, *, answers: int, prompt: int = 0) -> Item:
             return logits
 
         error = difference(step(with_graphs), step(without))
+        if not rig.is_trial and not with_graphs.graph_count:
+            raise RuntimeError("no graph was captured: plain steps were compared with plain ones")
         ms = rig.timed_ms(lambda: step(with_graphs), captured=False)
         plain_ms = rig.timed_ms(lambda: step(without), captured=False)
         linear = [(d.qkv, d.output, d.gate_up, d.down) for d in weights.layers]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from pagemesh.kernels.batch import RaggedBatch
+from pagemesh.kernels.kv_write.reference import kv_write
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PageLayout
 
@@ -108,6 +109,15 @@ class Rig:
                 job()
             timed = graph.replay
         return float(do_bench(timed, return_mode="median"))
+
+
+def fill(rig: Rig, pool: KvPool, layer: int, *, value_size: float = 1.0) -> None:
+    """K and V of every slot, so that a wrong page shows; V ``value_size`` times as large as K."""
+    at = pool.layout
+    slots = torch.arange(pool.page_count * PAGE_SIZE, device=rig.device)
+    for part in torch.split(slots, 1 << 16):
+        k, v = (rig.rows(len(part), at.kv_heads, at.head_dim).float() for _ in range(2))
+        kv_write(k, v * value_size, pool, layer, part)
 
 
 def difference(got: Tensor, expected: Tensor) -> float:

@@ -69,6 +69,7 @@ FEW = (
     Attention("decode", "bfloat16", "float32", 128, 4),
     Attention("decode", "float32", "int8", 128, 8),
     Attention("decode", "float16", "float16", 64, 1),
+    Attention("decode", "float16", "int8", 128, 4),
     Attention("decode", "bfloat16", "bfloat16", 256, 4),
     Attention("prefill", "float32", "float32", 64, 1),
     Attention("prefill", "float32", "float32", 128, 4),
@@ -77,6 +78,7 @@ FEW = (
     Attention("prefill", "float32", "int8", 128, 4),
     Attention("prefill", "float32", "bfloat16", 128, 8),
     Attention("prefill", "float16", "float16", 64, 8),
+    Attention("prefill", "float16", "e4m3", 128, 4),
     Attention("prefill", "bfloat16", "bfloat16", 256, 4),
 )
 

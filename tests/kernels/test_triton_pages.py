@@ -13,6 +13,7 @@ import torch
 from tests.kernels.attend import LAYOUTS, Attend, assert_agrees
 from tests.kernels.pools import SCALE, filled_pool, written_pool
 
+from pagemesh.kernels import triton_support
 from pagemesh.kernels.batch import WINDOW_TOKENS_MAX
 from pagemesh.kernels.kv_write import reference as kv_write_reference
 from pagemesh.kernels.kv_write import triton as kv_write_triton
@@ -22,7 +23,12 @@ from pagemesh.kernels.page_copy import reference as page_copy_reference
 from pagemesh.kernels.page_copy import triton as page_copy_triton
 from pagemesh.kernels.paged_attention import reference
 from pagemesh.kernels.paged_attention.tiles import decode_tile
-from pagemesh.kernels.paged_attention.triton import SPAN_TOKENS, paged_attention, span_count
+from pagemesh.kernels.paged_attention.triton import (
+    SPAN_TOKENS,
+    attention_shape,
+    paged_attention,
+    span_count,
+)
 from pagemesh.kernels.paged_prefill.blocks import row_blocks
 from pagemesh.kernels.paged_prefill.triton import paged_prefill
 from pagemesh.kernels.rope_kv_write import reference as rope_kv_write_reference
@@ -292,3 +298,21 @@ def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
         kv_write_triton.kv_write(
             torch.randn(1, 2, 16), torch.randn(1, 2, 16), pool, 0, batch.slots.int()
         )
+
+
+@pytest.mark.parametrize("pages", ["int8", "e4m3", "float16", "bfloat16"])
+def test_small_weights_of_small_values_are_not_lost_to_float16(
+    pages: KvDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight beside a sink, times the scale of small codes, is below what float16 knows."""
+    monkeypatch.setattr(triton_support, "is_interpreted", lambda: False)
+    layout = PageLayout(1, 1, 64, 16, pages)
+    q = torch.zeros(1, 1, 64, dtype=torch.float16)
+    at = attention_shape(
+        q, KvPool.allocate(layout, 1), decode_tile(q.dtype, layout, 1, has_e4m3=True),
+        scale=0.1, window_tokens=WINDOW_TOKENS_MAX, soft_cap=float("inf"),
+    )  # fmt: skip
+    if layout.is_scaled:
+        assert (at.dot.name, at.mix.name) == ("fp16", "bf16")
+    else:
+        assert at.mix == at.dot

@@ -17,7 +17,7 @@ from pagemesh.cli.mesh import gpu_check
 from pagemesh.cli.mesh.run_folder import run_folder
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.up import MeshPlan, _ready, plan
-from pagemesh.engine.cuda.graph_bytes import graph_bytes_max
+from pagemesh.engine.cuda.graph_bytes import CONTEXT_BYTES, draw_bytes_max, graph_bytes_max
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire.errors import ConfigError
 
@@ -87,13 +87,15 @@ def test_the_pool_has_to_fit_beside_weights_and_decode_steps_of_every_worker(
     own = (2 << 20) + graph_bytes_max(
         sequence_count_max=256, vocab_tokens=128_000, hidden_size=4_096, item_bytes=2
     )
+    own += draw_bytes_max(sequence_count_max=256, vocab_tokens=128_000)
     gpu_plan(monkeypatch, tmp_path, (1 << 26) + own)
     with pytest.raises(ConfigError, match=r"2 MiB of weights and up to .* in its worker; lower it"):
         gpu_plan(monkeypatch, tmp_path, (1 << 26) + own - 1)
     two = {"PAGEMESH_PREFILL": "1"}
-    gpu_plan(monkeypatch, tmp_path, (1 << 26) + 2 * own, **two)
+    both = 2 * own + CONTEXT_BYTES
+    gpu_plan(monkeypatch, tmp_path, (1 << 26) + both, **two)
     with pytest.raises(ConfigError, match="in each of 2 workers"):
-        gpu_plan(monkeypatch, tmp_path, (1 << 26) + 2 * own - 1, **two)
+        gpu_plan(monkeypatch, tmp_path, (1 << 26) + both - 1, **two)
 
 
 def test_a_gpu_gets_one_worker_for_both_roles_unless_prefill_workers_are_asked_for(

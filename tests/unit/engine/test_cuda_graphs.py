@@ -199,10 +199,29 @@ def test_without_memory_for_another_steps_go_on_with_the_graphs_there_are() -> N
     graphs = StepGraphs(captures)
     first, second, third = buckets(3)
     assert graphs.step_for(first) is not None and graphs.step_for(second) is not None
-    for _ in range(WANTED_MIN - 1):
+    for _ in range(10 * WANTED_MIN):
         assert graphs.step_for(third) is None
-    assert graphs.step_for(first) is not None
-    assert len(graphs) == 2
+    assert len(graphs) == 2, "none was thrown away for one that does not fit"
+    assert graphs.step_for(first) is not None and graphs.step_for(second) is not None
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"]
+)
+def test_memory_that_the_driver_has_not_ends_no_worker(words: str) -> None:
+    def capture(_bucket: Bucket) -> Step:
+        raise RuntimeError(words)
+
+    graphs = StepGraphs(capture)
+    assert graphs.step_for(buckets(1)[0]) is None
+
+
+def test_what_fails_for_another_reason_is_told() -> None:
+    def capture(_bucket: Bucket) -> Step:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        StepGraphs(capture).step_for(buckets(1)[0])
 
 
 def test_without_memory_for_any_no_further_capture_is_tried() -> None:

@@ -128,5 +128,5 @@ def test_rows_that_report_scores_or_search_get_what_the_host_gives() -> None:
 def test_blocks_of_a_large_batch_agree_with_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, logits = some_samples(40, 2), some_logits(40, 2)
     whole = drawn(logits, list(range(40)), samples)
-    monkeypatch.setattr(device, "_BLOCK_ELEMENTS_MAX", 3 * VOCAB)
+    monkeypatch.setattr(device, "DRAW_ELEMENTS_MAX", 3 * VOCAB)
     assert drawn(logits, list(range(40)), samples) == whole

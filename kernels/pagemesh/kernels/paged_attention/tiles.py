@@ -13,7 +13,8 @@ How products are taken follows from the types, and bounds them most:
 
     product  types                          of a factor counts          instructions
     half     pages of 16 bits; codes with   as many bits as that type   1
-             queries of 16 bits             of 16 bits has
+             queries of 16 bits             of 16 bits has; weights of
+                                            codes as many as bfloat16
     tf32     float32 pages, queries of 16   11 bits, as many as         1
              bits                           float16 has
     tf32x2   codes, float32 queries         22 bits of queries and      2

@@ -74,20 +74,26 @@ class AttentionShape:
     soft_cap: float
     """Scores are drawn into plus and minus this (base 2); 0: they are not."""
     dot: tl.dtype
+    """What queries and K are multiplied in."""
+    mix: tl.dtype
+    """What weights and V are."""
     product: Product
 
 
 def attention_shape(
     q: torch.Tensor, pool: KvPool, tile: Tile, *, scale: float, window_tokens: int, soft_cap: float
 ) -> AttentionShape:
-    """Products are taken in the pages' type, or in that of ``q`` where pages have codes. Raises
-    ``ValueError`` when the heads of ``q`` do not share the pool's, or for a cap or window that
-    is none."""
+    """Products are taken in the pages' type, or in that of ``q`` where pages have codes; but
+    weights, which bring the scales of codes along, never in float16, in which a small weight times
+    the scale of a small value is nothing. Raises ``ValueError`` when the heads of ``q`` do not
+    share the pool's, or for a cap or window that is none."""
     at = pool.layout
     check_sharing(q.shape[1], pool)
     check_limits(soft_cap, window_tokens)
     group = q.shape[1] // at.kv_heads
     page = page_shape(at)
+    factors = q.dtype if at.is_scaled else pool.keys(0).dtype
+    is_narrow = at.is_scaled and factors is torch.float16
     return AttentionShape(
         page=page,
         group=group,
@@ -98,7 +104,8 @@ def attention_shape(
         scale=scale / _LN2,
         window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
         soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
-        dot=dot_type(q.dtype if at.is_scaled else pool.keys(0).dtype),
+        dot=dot_type(factors),
+        mix=dot_type(torch.bfloat16 if is_narrow else factors),
         product=product_of(q.dtype, at.dtype),
     )
 
@@ -151,7 +158,7 @@ def load_values(pages, own, n, low, end, at: tl.constexpr):
     if at.page.head_dim < at.page.block_dim:
         kept = kept & (d < at.page.head_dim)[None, :]
     at_v = at_v[:, None] + d[None, :]
-    return numbers_of(tl.load(pages + at_v, mask=kept, other=0.0), kind).to(at.dot)
+    return numbers_of(tl.load(pages + at_v, mask=kept, other=0.0), kind).to(at.mix)
 
 
 @triton.jit
@@ -260,7 +267,7 @@ def attend_block(
     if at.page.kind != "float":
         weights *= load_scales(pages, own + at.page.value_offset, n, low, end, at)[None, :]
     v = load_values(pages, own, n, low, end, at)
-    mixed = add_product(weights.to(at.dot), v, mixed * old[:, None], at)
+    mixed = add_product(weights.to(at.mix), v, mixed * old[:, None], at)
     return higher, total, mixed, pages_of(table, index + 1, low, end, at)
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.engine.cuda.driver import LIBRARY
-from pagemesh.engine.cuda.graph_bytes import graph_bytes_max
+from pagemesh.engine.cuda.graph_bytes import CONTEXT_BYTES, draw_bytes_max, graph_bytes_max
 from pagemesh.runtime.model_types import compute_type
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import shown_binary
@@ -83,25 +83,29 @@ def check_gpu_room(
     worker_count: int,
 ) -> None:
     """Whether the pool fits beside the weights of ``worker_count`` workers and what their
-    steps take as CUDA graphs. ``model``: its config.json; ``weights``: as each worker keeps them,
+    steps take. ``model``: its config.json; ``weights``: as each worker keeps them,
     None when nothing says how large they are. Raises ``ConfigError``."""
     own = decoder_part(model)
     try:
         vocab, hidden = int(own["vocab_size"]), int(own["hidden_size"])
     except (KeyError, TypeError, ValueError):
         return  # the workers know more about it
-    graphs = graph_bytes_max(
-        sequence_count_max=config.worker.sequence_count_max, vocab_tokens=vocab,
+    rows = config.worker.sequence_count_max
+    steps = graph_bytes_max(
+        sequence_count_max=rows, vocab_tokens=vocab,
         hidden_size=hidden, item_bytes=DTYPE_BYTES[compute_type(config.worker, shape.stored)],
     )  # fmt: skip
+    steps += draw_bytes_max(sequence_count_max=rows, vocab_tokens=vocab)
+    # The process that asked for what is free had a context of its own.
+    contexts = (worker_count - 1) * CONTEXT_BYTES
     pool, weights_bytes = config.pager.pool_bytes, weights.count_bytes if weights else 0
-    if gpu.free_bytes >= pool + worker_count * (weights_bytes + graphs):
+    if gpu.free_bytes >= pool + contexts + worker_count * (weights_bytes + steps):
         return
     each = f"in each of {worker_count} workers" if worker_count > 1 else "in its worker"
     raise ConfigError(
         f"PAGEMESH_POOL_BYTES={pool} (--pool-bytes): {gpu.name} has {gpu.shown_memory}; beside the "
         f"pool it has to hold {shown_binary(weights_bytes)} of weights and up to "
-        f"{shown_binary(graphs)} of captured steps {each}; lower it, or use fewer workers"
+        f"{shown_binary(steps)} for steps {each}; lower it, or use fewer workers"
     )
 
 

@@ -22,6 +22,7 @@ from pagemesh.engine.cuda.graphs import (
     StepGraphs,
     bucket_of,
     common_buckets,
+    is_out_of_memory,
     warn_of_memory,
 )
 from pagemesh.engine.cuda.launches import (
@@ -106,6 +107,11 @@ class CudaDecoder:
         """float32 [n, vocab] of ``hidden`` rows."""
         return self._forward.logits(hidden)
 
+    @property
+    def graph_count(self) -> int:
+        """Captured and kept."""
+        return len(self._graphs) if self._graphs is not None else 0
+
     def warm_up(self, pool: KvPool) -> None:
         """Have every kernel of a step compiled, by steps in the first page of ``pool``, which is
         nobody's: what is compiled in the middle of an answer takes it seconds."""
@@ -171,7 +177,9 @@ class CudaDecoder:
                 hidden_size=self.config.hidden_size,
                 vocab_tokens=self.config.vocab_tokens, dtype=self._forward.weights.embedding.dtype,
             )  # fmt: skip
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             warn_of_memory(0)
             return
         self._graphs = StepGraphs(lambda bucket: CapturedStep(bucket, self._body, memory))

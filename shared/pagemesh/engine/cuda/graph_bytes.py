@@ -1,5 +1,5 @@
-"""What CUDA graphs take of a device's memory, before there are any. Without torch, for those that
-only plan.
+"""What CUDA graphs and draws take of a device's memory, before there are any. Without torch, for
+those that only plan.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ PROMPTS_MAX = 16
 """Prompts in a step that is captured."""
 STATES_BYTES_MAX = 128 << 20
 """What attention may keep of a launch's spans until they are merged."""
+DRAW_ELEMENTS_MAX = 1 << 24
+"""Logits that tokens are drawn from at a time."""
+CONTEXT_BYTES = 512 << 20
+"""Of a process on a device, before it has allocated anything: assumed."""
+_DRAW_BYTES = 48
+"""A logit: copies, ids, running sums and what a sort takes, where a row has a limit. Assumed."""
 _GRAPH_BYTES = 2 << 20
 """Of a graph's own, for its kernels and their arguments: assumed. On an H100 45 of a model of 24
 layers took 66 MiB with all that they share."""
@@ -45,3 +51,9 @@ def graph_bytes_max(
     # Twice: graphs have memory of their own, and what is tried before a capture takes as much.
     activations = 2 * (rows + CHUNK_ROWS_MAX) * hidden_size * item_bytes * _LAYER_ROWS
     return logits + activations + STATES_BYTES_MAX + GRAPH_COUNT_MAX * _GRAPH_BYTES
+
+
+def draw_bytes_max(*, sequence_count_max: int, vocab_tokens: int) -> int:
+    """At most what it takes to draw the tokens of a step."""
+    logits = max(min(sequence_count_max * vocab_tokens, DRAW_ELEMENTS_MAX), vocab_tokens)
+    return logits * _DRAW_BYTES

@@ -147,6 +147,13 @@ def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
     return list(dict.fromkeys(bucket for bucket in found if bucket is not None))
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device had no memory. Only what torch allocates itself fails with a class of its
+    own; graphs, kernels and libraries take memory of the driver."""
+    is_torch_own = isinstance(error, torch.cuda.OutOfMemoryError)
+    return is_torch_own or "out of memory" in str(error).lower()
+
+
 def warn_of_memory(graph_count: int) -> None:
     """There are so many graphs, and no memory for more."""
     _log.warning(
@@ -184,7 +191,8 @@ class CapturedStep:
     """One graph."""
 
     def __init__(self, bucket: Bucket, body: Body, memory: GraphMemory) -> None:
-        """Captures ``body``. Raises ``torch.cuda.OutOfMemoryError``."""
+        """Captures ``body``. Raises ``RuntimeError``, for want of memory (``is_out_of_memory``)
+        too."""
         shape, wanted = memory.shape(bucket), bucket.sequences
         self._words = memory.words[: shape.words]
         self._hidden, self._logits = memory.hidden[:wanted], memory.logits[:wanted]
@@ -223,7 +231,7 @@ class StepGraphs:
     """Graphs by bucket, the least recently used first."""
 
     def __init__(self, capture: Callable[[Bucket], Step], count_max: int = GRAPH_COUNT_MAX) -> None:
-        """``capture`` may raise ``torch.cuda.OutOfMemoryError``: no more are kept then."""
+        """``capture`` may raise what ``is_out_of_memory`` knows: no more are kept then."""
         self._capture = capture
         self._count_max = count_max
         self._steps: OrderedDict[Bucket, Step] = OrderedDict()
@@ -255,9 +263,10 @@ class StepGraphs:
 
     def _is_wanted(self, bucket: Bucket, *, is_stood_in_for: bool) -> bool:
         missed, has_room = self._missed[bucket], len(self._steps) < self._count_max
-        if is_stood_in_for:  # without memory there is nothing to be had from it
+        # Without memory nothing is to be had: what makes room may free less than is wanted.
+        if is_stood_in_for:
             return missed >= STOOD_IN_MIN and not self._is_out_of_memory
-        return has_room or missed >= WANTED_MIN
+        return has_room or (missed >= WANTED_MIN and not self._is_out_of_memory)
 
     def prepare(
         self, buckets: Sequence[Bucket], *, seconds_max: float, now_s: Callable[[], float]
@@ -281,7 +290,9 @@ class StepGraphs:
             self._steps.popitem(last=False)
         try:
             self._steps[bucket] = self._capture(bucket)
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._is_out_of_memory = True
             self._count_max = len(self._steps)
             warn_of_memory(self._count_max)

@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from pagemesh.engine import sampler
+from pagemesh.engine.cuda.graph_bytes import DRAW_ELEMENTS_MAX
 from pagemesh.engine.sampler import TEMPERATURE_MIN, is_edited
 from pagemesh.engine.uniform import uniforms
 from pagemesh.engine.worker.plan import Drawn, Sample
 
 I64 = NDArray[np.int64]
 Tensor = torch.Tensor
-_BLOCK_ELEMENTS_MAX = 1 << 24
-"""Logits worked on at a time: copies, ids and running sums take some 30 bytes each."""
 
 
 def draw(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tuple[Drawn, ...]:
@@ -64,7 +63,7 @@ def _draw_on_device(logits: Tensor, rows: I64, samples: Sequence[Sample]) -> tup
         for index, sample in enumerate(samples)
         if is_edited(sample) or sample.sampling.temperature > 0.0
     ]
-    block = max(1, _BLOCK_ELEMENTS_MAX // logits.shape[1])
+    block = max(1, DRAW_ELEMENTS_MAX // logits.shape[1])
     for start in range(0, len(rest), block):
         part = rest[start : start + block]
         own = [samples[index] for index in part]
