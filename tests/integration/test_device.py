@@ -11,6 +11,7 @@ import pytest
 from tests.integration.exact import Reference
 from tests.integration.mesh import Mesh
 from tests.integration.tiny_model import write_tiny_llama
+from tests.support.pool_memories import memories
 
 GAP_MAX = 1e-4
 OUTPUT_TOKENS = 3
@@ -105,3 +106,30 @@ def test_what_is_cached_on_a_device_is_on_disk_when_the_mesh_is_stopped_and_come
     assert report.disk_slots and report.disk_pages
     assert cached(rounds[1]) > cached(rounds[0])
     require_exact(folder, rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_of_a_pool_that_was_removed_no_process_keeps_the_memory(
+    pool_dir: Path, tmp_path: Path, no_stray_processes: None
+) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    with Mesh(
+        pool_dir, model=folder, pool_bytes=4 << 20, handover=True, flags=("--device", "interpreter")
+    ) as mesh:
+
+        def held() -> set[int]:
+            return set().union(*map(memories, mesh.pids().values()))
+
+        rounds = [greedy(mesh)]
+        (old,) = held()
+        for path in pool_dir.rglob("*.pool"):
+            path.unlink()
+        killed = mesh.kill("decode")
+        mesh.wait_for(lambda: mesh.pid("decode") != killed, "decode")
+        mesh.wait_ready(90.0)
+        rounds.append(greedy(mesh))
+        assert len(held()) == len(held() - {old}) == 1
+        mesh.wait_idle(60.0)
+    require_exact(folder, rounds)
+    assert "pager.memory_not_let_go" not in mesh.log

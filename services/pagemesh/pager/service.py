@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 from pagemesh.pager.actor import PagerActor, PagerEvent
 from pagemesh.pager.board import PagerBoard, PagerSettings
@@ -22,6 +21,7 @@ from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.service import Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.supervise import Ticks
+from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire import subjects
 
 
@@ -39,7 +39,7 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
             heartbeat_ms=config.pager.heartbeat_ms,
             pin_share_max=config.pager.pin_share_max,
             staged_bytes_max=config.pager.disk_staging_bytes,
-            step_ms_max=config.worker.step_ms_max,
+            step_ms_max=config.host.step_ms_max,
         ),
         kill_holders=config.pager.kill_holders,
         eviction=config.pager.eviction,
@@ -49,11 +49,8 @@ def settings_of(config: ServiceConfig) -> PagerSettings:
 
 def _disk_place(config: ServiceConfig) -> DiskPlace | None:
     pager, host, secret = config.pager, config.host.host, config.host.required_secret()
-    if pager.disk_dir:
-        return DiskPlace(
-            Path(pager.disk_dir).expanduser(), host, pager.disk_bytes, secret,
-            memory_bytes=pager.host_bytes,
-        )  # fmt: skip
+    if folder := pager.disk_folder:
+        return DiskPlace(folder, host, pager.disk_bytes, secret, memory_bytes=pager.host_bytes)
     if pager.host_bytes:
         return DiskPlace(config.host.pool_dir, host, pager.host_bytes, secret, "memory")
     return None
@@ -63,7 +60,7 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
     """Serve until ``stop`` is set, then answer what is queued and let go of the pool, which
     stays for the next pager. Raises ``ConfigError``."""
     settings = settings_of(config)
-    settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ensure_folder(settings.folder, "PAGEMESH_POOL_DIR")
     with contextlib.closing(PoolMemory(settings.folder)) as memory:
         await _serve(config, settings, memory, stop)
 

@@ -109,6 +109,14 @@ class ModelExecutor:
         if self._prepare is not None:
             self._prepare(pool.pages)
 
+    def let_go_discarded(self) -> bool:
+        """Let the pool go if it was discarded: others wait for its memory. Whether it was."""
+        if self._box is None or not self._box.is_discarded:
+            return False
+        self.close()
+        self._box.unmap_discarded()
+        return True
+
     def close(self) -> None:
         """Let the pool go."""
         if self._pool is not None:

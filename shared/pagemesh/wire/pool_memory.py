@@ -7,11 +7,15 @@ asks there. A descriptor travels beside the message (``runtime.descriptors``):
     make                           Ok               the memory, made and zeroed
     take                 memory    Ok
     give                           Ok               the memory, if the worker has it
+    keep_only                      Ok               when it has the memory of no other pool
     MovePages            staging   Ok               when the pages are where they should be
 
-Any of them may be answered ``Refused``. Whoever holds the descriptor holds the memory, so it
-goes with the last process that does. A worker answers one after the other, and is not at work on
-one any more when it answers, ``Refused`` included: an answer to any says so of all before it.
+Any of them may be answered ``Refused``. Whoever holds the descriptor or has the memory mapped holds
+it, so it goes with the last process that does. Before it has a pool made the pager says
+``keep_only`` to all workers that it knows, since the pool before is over and there may be no room
+for both; a step that goes on over it ends first. A worker answers one after the other, and is not
+at work on one any more when it answers, ``Refused`` included: an answer to any says so of all
+before it.
 
 Before it closes its socket a worker says ``Leave`` to the pager, over the bus.
 """
@@ -24,7 +28,7 @@ from msgspec import Meta
 
 from pagemesh.wire.messages import U64, Message, ShortText, registered
 
-Action = Literal["make", "take", "give"]
+Action = Literal["make", "take", "give", "keep_only"]
 Direction = Literal["out", "in"]
 SIZE_BYTES_MAX = 1 << 44
 MOVED_PAGES_MAX = 256

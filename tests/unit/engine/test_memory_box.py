@@ -15,20 +15,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tests.support.pool_memories import SmallCard, memories
 
 from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
 from pagemesh.engine.device_memory import MappedMemory
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.storage.pool_memory import PoolMemory
-from pagemesh.runtime.descriptors import Packet, exchange
+from pagemesh.runtime.descriptors import Packet, connected, exchange, send
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Busy, Gone, NoCapacity
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.pool_format import MEMORY_SUFFIX
-from pagemesh.wire.pool_memory import HandMemory
+from pagemesh.wire.pool_memory import HandMemory, MovePages
+from pagemesh.wire.tokens import pack_extents
 
 POOL = PoolFacts(
     host="here", epoch=1, incarnation=77, page_count=4, page_size=16, page_bytes=4096,
@@ -60,9 +63,18 @@ class Host:
     def path(self, name: str) -> Path:
         return self.folder / f"{name}{MEMORY_SUFFIX}"
 
-    def worker(self, name: str, maker: SharedMaker | None = None) -> MemoryBox:
-        self.boxes.append(MemoryBox(maker or SharedMaker(), self.path(name)))
-        return self.boxes[-1]
+    def worker(
+        self, name: str, maker: SharedMaker | None = None, *, lets_go: bool = True
+    ) -> MemoryBox:
+        """Unless it ``lets_go`` a step goes on over what it has mapped."""
+
+        def on_discard() -> None:
+            if lets_go:
+                made.unmap_discarded()
+
+        made = MemoryBox(maker or SharedMaker(), self.path(name), on_discard)
+        self.boxes.append(made)
+        return made
 
     def pager(self) -> PoolMemory:
         self.pagers.append(PoolMemory(self.folder))
@@ -132,15 +144,136 @@ def test_memory_of_another_pool_is_not_taken_for_this_one(host: Host) -> None:
         box.claim(78, SIZE)
 
 
-def test_the_next_pool_takes_the_place_of_the_one_before(host: Host) -> None:
-    box, pager = host.worker("first"), host.pager()
-    pager.make(POOL, "first")
+@pytest.fixture
+def card() -> SmallCard:
+    gc.collect()  # what earlier tests left
+    return SmallCard()
+
+
+def taken(host: Host, name: str, pool: int) -> None:
+    """Hand memory over as a pager does that lets go of it at once."""
+    descriptor = SharedMaker().make(SIZE)
+    message = HandMemory(action="take", pool_incarnation=pool, size_bytes=SIZE)
+    packet, _ = exchange(host.path(name), Packet(codec.encode(message), descriptor), 5.0)
+    os.close(descriptor)
+    assert isinstance(codec.decode(packet.data), Ok)
+
+
+def test_with_the_pool_that_follows_it_a_pools_memory_is_let_go(
+    host: Host, card: SmallCard
+) -> None:
+    box = host.worker("first", card)
+    taken(host, "first", 77)
     box.claim(77, SIZE)[0] = 1
-    pager.make(OTHER, "first")
-    pager.make(replace(POOL, incarnation=79), "first")
-    assert int(box.claim(79, SIZE)[0]) == 0
+    (old,) = memories()
+    taken(host, "first", 78)
+    assert int(box.claim(78, SIZE)[0]) == 0
+    assert len(memories() - {old}) == len(memories()) == 1
     with pytest.raises(Gone):
         box.claim(77, SIZE)
+
+
+def test_memory_that_was_never_claimed_goes_with_what_came_later_and_not_sooner(
+    host: Host, card: SmallCard
+) -> None:
+    box = host.worker("first", card)
+    taken(host, "first", 76)
+    taken(host, "first", 77)
+    box.claim(77, SIZE)
+    assert len(memories()) == 1
+    taken(host, "first", 78)
+    taken(host, "first", 78)
+    box.claim(77, SIZE)
+    assert len(memories()) == 2
+    box.claim(78, SIZE)
+    assert len(memories()) == 1
+
+
+def test_a_device_with_room_for_one_pool_has_the_next_one_when_all_let_go(
+    host: Host, card: SmallCard
+) -> None:
+    boxes, pager = [host.worker("first", card), host.worker("second", card)], host.pager()
+    pager.make(POOL, "first")
+    pager.hand_over(POOL, "second")
+    for box in boxes:
+        box.claim(77, SIZE)
+    pager.make(OTHER, "second", ["first", "second"])
+    pager.hand_over(OTHER, "first")
+    for box in boxes:
+        assert not box.claim(78, SIZE).any()
+        with pytest.raises(Gone):
+            box.claim(77, SIZE)
+    assert len(memories()) == 1
+
+
+def test_memory_whose_maker_nobody_heard_is_let_go_before_the_next_is_made(
+    host: Host, card: SmallCard
+) -> None:
+    host.worker("first", card)
+    message = HandMemory(action="make", pool_incarnation=1, size_bytes=SIZE)
+    packet, _ = exchange(host.path("first"), Packet(codec.encode(message)), 5.0)
+    packet.close()
+    assert len(memories()) == 1
+    host.pager().make(POOL, "first")
+
+
+def test_where_a_step_goes_on_over_the_pool_before_the_next_is_asked_for_again(
+    host: Host, card: SmallCard
+) -> None:
+    host.worker("first", card)
+    box, pager = host.worker("second", card, lets_go=False), host.pager()
+    pager.make(POOL, "first")
+    pager.hand_over(POOL, "second")
+    pages = box.claim(77, SIZE)
+    with pytest.raises(Busy, match=r"second may have .*the card is full") as caught:
+        pager.make(OTHER, "first", ["second"])
+    assert caught.value.retry_after_ms
+    pages[:] = 3
+    del pages
+    assert box.is_discarded
+    box.unmap_discarded()
+    pager.make(OTHER, "first", ["second"])
+
+
+def test_a_device_that_is_too_small_is_so_whoever_let_go(host: Host) -> None:
+    class Small(SharedMaker):
+        def make(self, size_bytes: int) -> int:
+            raise NoCapacity("the device is full")
+
+    host.worker("first", Small())
+    host.worker("second", Small())
+    with pytest.raises(NoCapacity, match="the device is full"):
+        host.pager().make(POOL, "first", ["second"])
+
+
+def test_a_worker_that_ends_does_not_wait_for_its_steps_to_let_go(host: Host) -> None:
+    box, pager = host.worker("first", lets_go=False), host.pager()
+    pager.make(POOL, "first")
+    box.claim(77, SIZE)
+    message = HandMemory(action="keep_only", pool_incarnation=78, size_bytes=SIZE)
+    with connected(host.path("first"), 5.0) as connection:
+        send(connection, Packet(codec.encode(message)))
+        while not box.is_discarded:
+            time.sleep(0.001)
+        began = time.monotonic()
+        box.close()
+        assert time.monotonic() - began < 1.0
+    host.boxes.remove(box)
+
+
+def test_pages_of_a_pool_that_another_follows_are_moved_no_more(host: Host) -> None:
+    host.worker("first")
+    taken(host, "first", 77)
+    taken(host, "first", 78)
+    for pool, kind in ((77, Refused), (78, Ok)):
+        message = MovePages(
+            direction="out", pool_incarnation=pool, size_bytes=SIZE, page_bytes=POOL.page_bytes,
+            extents=pack_extents(np.array([0], np.uint32)),
+        )  # fmt: skip
+        staging = SharedMaker().make(POOL.page_bytes)
+        packet, _ = exchange(host.path("first"), Packet(codec.encode(message), staging), 5.0)
+        os.close(staging)
+        assert isinstance(codec.decode(packet.data), kind)
 
 
 def test_the_map_stays_where_it_is_when_the_same_pool_is_claimed_again(host: Host) -> None:

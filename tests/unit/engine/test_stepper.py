@@ -47,6 +47,9 @@ class Counting:
     def use_opened(self, opened: SessionOpened) -> None:
         raise AssertionError("no pool is wanted")
 
+    def let_go_discarded(self) -> bool:
+        raise AssertionError("no pool is there")
+
     def run(self, plan: StepPlan) -> StepResult:
         row = plan.rows[0]
         if row.start == self.crash_at:
@@ -225,6 +228,9 @@ class Fickle(Counting):
         if opened.pool_incarnation not in self.incarnations:
             raise Gone(f"{opened.pool_path} is not there")
 
+    def let_go_discarded(self) -> bool:
+        return not self.incarnations
+
 
 def opened(pool_incarnation: int) -> SessionOpened:
     return SessionOpened(
@@ -312,3 +318,43 @@ async def test_what_waits_is_forgotten_when_it_is_closed_and_nothing_is_taken_af
     with pytest.raises(RuntimeError, match="shutdown"):
         stepper.run(plan(0))
     await stepper.close()
+
+
+async def test_a_pool_that_was_discarded_is_let_go_after_the_step_that_runs() -> None:
+    executor = Fickle(1)
+    heard: asyncio.Queue[StepsDone | SessionOpened | BaseException] = asyncio.Queue()
+    stepper = Stepper(
+        executor, turns=NoTurns(1), step_us_max=STEP_US_MAX, on_steps=heard.put_nowait,
+        on_crash=heard.put_nowait, on_pool_missing=heard.put_nowait, clock=executor.clock,
+        stream_ms=STREAM_MS,
+    )  # fmt: skip
+
+    async def hear_of_run() -> bool:
+        """Whether its last step was revoked, once it has ended."""
+        while True:
+            done = await asyncio.wait_for(heard.get(), 10.0)
+            assert isinstance(done, StepsDone), done
+            if not done.goes_on:
+                return done.steps[-1][1].rows[0].revoked
+
+    try:
+        stepper.use_pool(opened(1))
+        stepper.run(plan(0))
+        stepper.let_go_discarded()
+        stepper.run(plan(0))
+        assert not await hear_of_run() and not await hear_of_run(), "it is not discarded yet"
+        stepper.run(plan(100_000))
+        assert isinstance(await asyncio.wait_for(heard.get(), 10.0), StepsDone)
+        executor.incarnations = ()
+        stepper.let_go_discarded()
+        assert not await hear_of_run(), "the run ended, with a step over the pool"
+        assert await asyncio.wait_for(heard.get(), 10.0) == opened(1)
+        stepper.run(plan(0))
+        assert await hear_of_run()
+        executor.incarnations = (2,)
+        stepper.use_pool(opened(2))
+        stepper.run(plan(0))
+        assert not await hear_of_run()
+    finally:
+        await stepper.close()
+    assert len(executor.starts) < 100_000

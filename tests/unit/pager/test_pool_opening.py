@@ -1,4 +1,5 @@
-"""A pager that is restarted takes over a pool whose pages are on a device, or says why not."""
+"""A pager that is restarted takes over a pool whose pages are on a device, or says why not; one
+that has another made has let go of the one before."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.pool_memories import SmallCard
 
-from pagemesh.engine.cuda.device import INTERPRETER, SharedMaker
+from pagemesh.engine.cuda.device import INTERPRETER
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Holder
-from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
-from pagemesh.pager.storage.pool_opening import adopt_pool
+from pagemesh.pager.storage.pool_opening import adopt_pool, make_pool
 from pagemesh.pager.storage.pool_store import PoolStore
-from pagemesh.wire.pager_messages import PoolSpec
-from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
+from pagemesh.wire.pager_messages import OpenSession, PoolSpec
+from pagemesh.wire.pool_format import IN_FILE, LOCK_SUFFIX, MEMORY_SUFFIX
 
 SPEC = PoolSpec(layout_digest=b"d" * 32, page_size=16, page_bytes=4_096, place=INTERPRETER)
 LOCKED = """
@@ -43,12 +45,17 @@ def settings(tmp_path: Path) -> PagerSettings:
     )  # fmt: skip
 
 
+@pytest.fixture
+def card() -> SmallCard:
+    return SmallCard()
+
+
 @pytest.fixture(autouse=True)
-def left(settings: PagerSettings) -> Iterator[None]:
+def left(settings: PagerSettings, card: SmallCard) -> Iterator[None]:
     folder = settings.folder
     store = PoolStore.create(folder, "host", SPEC, 1 << 20)
     memory = PoolMemory(folder)
-    box = MemoryBox(SharedMaker(), folder / f"first{MEMORY_SUFFIX}")
+    box = MemoryBox(card, folder / f"first{MEMORY_SUFFIX}", lambda: box.unmap_discarded())
     with contextlib.closing(box), HolderLock(folder / f"first{LOCK_SUFFIX}"):
         memory.make(store.facts, "first")
         Holders(folder, "host").remember(Holder(1, "worker", "first"))
@@ -80,3 +87,38 @@ def test_who_may_use_the_device_still_is_known_before_it_opens_a_session(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         store.close()
+
+
+def opening(place: str) -> OpenSession:
+    spec = PoolSpec(layout_digest=b"e" * 32, page_size=16, page_bytes=4_096, place=place)
+    return OpenSession(worker="late", incarnation=9, role="decode", lock_name="second", pool=spec)
+
+
+async def replaced(settings: PagerSettings, memory: PoolMemory, place: str) -> PoolFacts:
+    """Of a pool that was taken over, after the worker ``second`` has had another made."""
+    holders = Holders(settings.folder, "host")
+    with contextlib.closing(holders):
+        before = await adopt_pool(settings, memory, holders)
+        assert before is not None
+        before.close()
+        (await make_pool(settings, memory, holders, opening(place))).close()
+    return before.facts
+
+
+def test_all_let_go_of_the_pool_before_for_the_next_to_have_room(
+    settings: PagerSettings, card: SmallCard
+) -> None:
+    """The pager, and workers that live, whoever makes the next."""
+    second = MemoryBox(card, settings.folder / f"second{MEMORY_SUFFIX}")
+    with (
+        contextlib.closing(PoolMemory(settings.folder)) as memory,
+        contextlib.closing(second),
+    ):
+        before = asyncio.run(replaced(settings, memory, INTERPRETER))
+        assert not memory.find(before, ["first", "second"])
+
+
+def test_a_pager_lets_go_of_memory_when_the_next_pool_is_in_a_file(settings: PagerSettings) -> None:
+    with contextlib.closing(PoolMemory(settings.folder)) as memory:
+        before = asyncio.run(replaced(settings, memory, IN_FILE))
+        assert not memory.find(before, [])

@@ -3,7 +3,8 @@
 The pager runs no kernel and maps none of this; it asks the first worker to make the memory and
 hands the descriptor to the others, at the socket beside each one's lock (``wire.pool_memory``).
 The descriptor holds the memory while no worker lives; while one lives, a new pager gets it back
-from there. Where nobody has it any more the pages are gone, and so must the pool be.
+from there. Where nobody has it any more the pages are gone, and so must the pool be. Of a pool that
+is over all let go before there is another: a device may have no room for both.
 
 A device may go on writing for a process that has let go of its lock, until it has ended
 altogether: ``has_exited`` tells.
@@ -27,7 +28,7 @@ from pagemesh.runtime import descriptors
 from pagemesh.runtime.descriptors import Packet
 from pagemesh.runtime.logs import get_logger
 from pagemesh.wire import codec
-from pagemesh.wire.errors import Busy, Fault, Internal
+from pagemesh.wire.errors import Busy, Fault, Internal, NoCapacity
 from pagemesh.wire.messages import Ok, Refused
 from pagemesh.wire.pool_format import LOCK_SUFFIX, MEMORY_SUFFIX
 from pagemesh.wire.pool_memory import Action, HandMemory, MovePages
@@ -35,7 +36,7 @@ from pagemesh.wire.pool_memory import Action, HandMemory, MovePages
 MAKE_S_MAX = 60.0
 """What a worker may take to make and zero the memory; nobody else is served then."""
 HAND_S_MAX = 2.0
-"""What a worker may take for anything else: it only stores or copies a number."""
+"""What a worker may take for anything else: it stores or copies a number, or lets a step end."""
 _LOOK_S = 0.1
 """How often one that waits for a worker without end looks whether there still is a reason to."""
 _RETRY_MS = 500
@@ -54,10 +55,32 @@ class PoolMemory:
         """Descriptors of worker processes, by the name of their locks."""
         self._watching = threading.Lock()
 
-    def make(self, facts: PoolFacts, lock_name: str) -> None:
-        """Have the worker make the memory of a new pool, and keep it. Raises what the worker
-        refuses it with, or ``Busy`` when it does not answer."""
-        self._take_in(facts, self._ask(lock_name, facts, "make", MAKE_S_MAX))
+    def make(self, facts: PoolFacts, lock_name: str, others: Iterable[str] = ()) -> None:
+        """Have the worker make the memory of a new pool, and keep it, after all let go of any
+        before: it, ``others`` and we. Raises what the worker refuses it with, or ``Busy`` when it
+        does not answer, or has no room while somebody has not let go."""
+        self.drop()
+        names = dict.fromkeys((*others, lock_name))
+        keeping = [name for name in names if not self._lets_go(name, facts)]
+        try:
+            self._take_in(facts, self._ask(lock_name, facts, "make", MAKE_S_MAX))
+        except NoCapacity as fault:
+            if not keeping:
+                raise
+            raise Busy(
+                f"{', '.join(keeping)} may have the memory of an earlier pool still, and for both "
+                f"there is no room ({fault.message})",
+                retry_after_ms=_RETRY_MS,
+            ) from None
+
+    def _lets_go(self, lock_name: str, facts: PoolFacts) -> bool:
+        """Whether the worker has the memory of no other pool than that of ``facts`` any more."""
+        try:
+            self._ask(lock_name, facts, "keep_only", HAND_S_MAX).close()
+        except Fault as fault:
+            _log.warning("pager.memory_not_let_go", lock=lock_name, reason=fault.message)
+            return False
+        return True
 
     def hand_over(self, facts: PoolFacts, lock_name: str) -> None:
         """See that the worker has the memory. Raises like ``make``."""
@@ -146,7 +169,7 @@ class PoolMemory:
 
     def close(self) -> None:
         """Let go: what no worker holds is freed."""
-        self._drop()
+        self.drop()
         for watched in self._watched.values():
             os.close(watched)
         self._watched.clear()
@@ -157,10 +180,11 @@ class PoolMemory:
     def _take_in(self, facts: PoolFacts, packet: Packet) -> None:
         if packet.descriptor is None:
             raise Internal("a worker answered without the memory")
-        self._drop()
+        self.drop()
         self._pool, self._descriptor = facts.incarnation, packet.descriptor
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Let go of the memory of a pool that is over, if there is one."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None

@@ -105,9 +105,9 @@ def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Re
 async def make_pool(
     settings: PagerSettings, memory: PoolMemory, holders: Holders, message: OpenSession
 ) -> PoolStore:
-    """The pool that the session asks for, once the list of holders is there. Raises ``NoCapacity``
-    where there is no room for it, ``Busy`` where there is none for the list, or what the worker
-    refuses to make its memory with."""
+    """The pool that the session asks for, once the list of holders is there; any before it is over.
+    Raises ``NoCapacity`` where there is no room for it, ``Busy`` where there is none for the list,
+    or what ``PoolMemory.make`` raises."""
     spec = message.pool
     if spec.place == IN_FILE and settings.disk is not None:
         _check_memory(settings.disk)
@@ -120,9 +120,12 @@ async def make_pool(
         )
     except ConfigError as error:
         raise NoCapacity(str(error)) from None
-    if spec.place != IN_FILE:
+    if spec.place == IN_FILE:
+        await asyncio.to_thread(memory.drop)
+    else:
         try:
-            await asyncio.to_thread(memory.make, store.facts, message.lock_name)
+            others = [holder.lock_name for holder in holders.living()]
+            await asyncio.to_thread(memory.make, store.facts, message.lock_name, others)
         except Fault:
             store.file.remove()
             raise

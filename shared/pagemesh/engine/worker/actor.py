@@ -78,12 +78,17 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class PoolRefused:
-    """The pager can never give this worker a pool: the setting it names is wrong."""
+    """The pager can never give this worker its first pool: the setting it names is wrong."""
 
     error: ConfigError
 
 
-Input = Delivery | Event | StepsDone | Crashed | PoolRefused
+@dataclass(frozen=True, slots=True)
+class PoolDiscarded:
+    """The pager is about to have another pool made, and there may be no room for both."""
+
+
+Input = Delivery | Event | StepsDone | Crashed | PoolRefused | PoolDiscarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,8 @@ class WorkerBehaviour(Behaviour[Input]):
         )
         self._pool: SessionOpened | None = None
         """The one to be used."""
+        self._refused_why = ""
+        """What the log says of a pool that is not to be had."""
 
     async def handle(self, event: Input) -> None:
         """Raises whatever crashed the core or the step thread, and ``ConfigError`` when no
@@ -159,6 +166,8 @@ class WorkerBehaviour(Behaviour[Input]):
                 self._received(event)
             case Crashed() | PoolRefused():
                 raise event.error
+            case PoolDiscarded():
+                self._stepper.let_go_discarded()
             case StepsDone():
                 self._spans.steps_ended(event.steps, around.clock.now_us())
                 results = tuple(result for _, result in event.steps)
@@ -183,7 +192,7 @@ class WorkerBehaviour(Behaviour[Input]):
             self._around.on_state()
 
     def _use_pool(self, opened: SessionOpened) -> None:
-        self._pool = opened
+        self._pool, self._refused_why = opened, ""
         self._around.on_pool(0)
         self._stepper.use_pool(opened)
 
@@ -192,6 +201,8 @@ class WorkerBehaviour(Behaviour[Input]):
             self._around.on_pool(opened.page_count)
 
     def _pool_missing(self, opened: SessionOpened) -> None:
+        if opened is self._pool:
+            self._around.on_pool(0)
         _log.warning("worker.pool_missing", path=opened.pool_path, next="the pager is asked again")
         self._around.admit(PoolMissing(opened.pool_incarnation))
 
@@ -334,10 +345,19 @@ class WorkerBehaviour(Behaviour[Input]):
         around = self._around
         match command.message, answer:
             case OpenSession(), Refused(code="NoCapacity", retry_after_ms=0):
-                around.admit(PoolRefused(ConfigError(answer.message)))
+                self._pool_refused(answer.message)
         if span is not None:
             self._spans.answered(span, answer, around.clock.now_us())
         if isinstance(command, CallPager):
             around.admit(PagerAnswered(command.call_id, answer))
         else:
             around.admit(PeerAnswered(command.call_id, answer))
+
+    def _pool_refused(self, why: str) -> None:
+        """What was right for one pool is wrong for the next because of others, who fill a device or
+        a disk, and may become right again."""
+        if self._pool is None:
+            self._around.admit(PoolRefused(ConfigError(why)))
+        elif why != self._refused_why:
+            self._refused_why = why
+            _log.error("worker.pool_refused", error=why, next="the pager is asked again")

@@ -14,11 +14,10 @@ import torch
 from pagemesh.engine.checkpoint import Progress
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.executor import ModelExecutor
-from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel
 from pagemesh.engine.memory_box import MemoryBox
 from pagemesh.engine.opening import Engine, open_engine
-from pagemesh.engine.worker.actor import Input, Surroundings, WorkerBehaviour
+from pagemesh.engine.worker.actor import Input, PoolDiscarded, Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.core import WorkerCore
 from pagemesh.engine.worker.events import (
     Drain,
@@ -49,6 +48,7 @@ from pagemesh.runtime.service import EXIT_CRASHED, Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
+from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Absent, Busy, Fault
 from pagemesh.wire.messages import Ok
@@ -89,7 +89,8 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         box = None
         if engine.maker is not None:
             path = config.host.pool_dir / f"{lock_name}{MEMORY_SUFFIX}"
-            box = stack.enter_context(contextlib.closing(MemoryBox(engine.maker, path)))
+            box = MemoryBox(engine.maker, path, worker.pool_discarded)
+            stack.enter_context(contextlib.closing(box))
         await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
 
 
@@ -104,6 +105,7 @@ class Worker:
         self._bus = bus
         self._incarnation = incarnation
         self._clock = MonotonicClock()
+        self._loop = asyncio.get_running_loop()
         self._model: ServedModel | None = None
         self._lock: HolderLock | None = None
         self._cores = b""
@@ -200,7 +202,7 @@ class Worker:
             host=host.host,
             vocab_tokens=model.config.vocab_tokens,
             turns=turns,
-            step_us_max=1_000 * worker.step_ms_max,
+            step_us_max=1_000 * host.step_ms_max,
             stream_ms=worker.stream_ms,
             admit=self._tell,
             on_pool=self._on_pool,
@@ -230,6 +232,10 @@ class Worker:
         if self._actor is not None:
             with contextlib.suppress(Absent):
                 self._actor.admit(event)
+
+    def pool_discarded(self) -> None:
+        """Called on the thread of the box."""
+        self._loop.call_soon_threadsafe(self._tell, PoolDiscarded())
 
     def _admit_delivery(self, delivery: Delivery) -> None:
         """Called by the bus; what it raises is the answer."""

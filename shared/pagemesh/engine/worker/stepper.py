@@ -58,6 +58,10 @@ class PoolingExecutor(Executor, Protocol):
         """Map the pool that a pager named. Raises ``PagemeshError``."""
         ...
 
+    def let_go_discarded(self) -> bool:
+        """Unmap the pool in use if its pager has discarded it. Whether it has."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -100,6 +104,8 @@ class Stepper:
         self._clock = clock
         self._stream_us = 1_000 * stream_ms
         self._pool_missing = False
+        self._opened: SessionOpened | None = None
+        """Of the pool in use; of the step thread, as the line before."""
         self._loop = asyncio.get_running_loop()
         self._end_run: NDArray[np.uint32] = np.zeros(1, np.uint32)
         """Not 0: no further step of the run. Native code looks at it too."""
@@ -118,6 +124,12 @@ class Stepper:
         gone or another by now, ``on_pool_missing`` is called on the loop, and rows of plans are
         reported revoked until a pool is there: the one before must not be used for them."""
         self._hand_over(lambda: self._use(opened))
+
+    def let_go_discarded(self) -> None:
+        """Unmap the pool in use when the step that runs is over, if it was discarded: it is
+        missing then, as in ``use_pool``."""
+        self.end_run()
+        self._hand_over(self._let_go_discarded)
 
     def run(self, plan: StepPlan) -> None:
         """Compute a plan and the rest of its run; ``on_steps`` is called on the loop."""
@@ -149,8 +161,14 @@ class Stepper:
             self._pool_missing = True
             self._loop.call_soon_threadsafe(self._on_pool_missing, opened)
         else:
-            self._pool_missing = False
+            self._pool_missing, self._opened = False, opened
             self._loop.call_soon_threadsafe(self._on_pool, opened)
+
+    def _let_go_discarded(self) -> None:
+        if self._executor.let_go_discarded():
+            assert self._opened is not None
+            self._pool_missing = True
+            self._loop.call_soon_threadsafe(self._on_pool_missing, self._opened)
 
     def _run(self, first: StepPlan) -> None:
         plan: StepPlan | None = first
