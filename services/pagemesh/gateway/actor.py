@@ -128,8 +128,18 @@ class GatewayActor:
     @property
     def ready(self) -> bool:
         """A request that comes now will most likely be served."""
-        connected = self.bus.state is BusState.CONNECTED
-        return self.state == "ready" and connected and self._model in self.router.models()
+        return not self.unready_why
+
+    @property
+    def unready_why(self) -> str:
+        """Why a request that comes now may not be served, for people; empty if it will be."""
+        if self.bus.state is not BusState.CONNECTED:
+            return "the bus is away"
+        if self.state != "ready":
+            return f"the gateway is {self.state}"
+        if self._model not in self.router.models():
+            return "no worker is ready"
+        return ""
 
     @property
     def in_flight_count(self) -> int:

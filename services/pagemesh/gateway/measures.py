@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pagemesh.runtime.metrics import counter, gauge, histogram
 from pagemesh.runtime.metrics import render as render_metrics
 from pagemesh.wire.presence import Announce
 
+OUTCOMES = ("completed", "cancelled", "refused", "failed")
 requests = counter(
     "gateway_requests_total", "Requests by how they ended.", ("door", "endpoint", "outcome")
 )
@@ -43,6 +46,12 @@ workers_lost = counter(
     "Workers that went away: silent, left (they were stopped), or replaced by one of their name.",
     ("reason",),
 )
+
+# There from the start: of one that began with its first events, ``rate`` would not see those.
+for _one in itertools.product(("http", "bus"), ("chat", "text_completion"), OUTCOMES):
+    requests.labels(*_one)
+for _reason in ("silent", "left", "replaced"):
+    workers_lost.labels(_reason)
 
 
 def vllm_aliases(model: str, workers: list[Announce], pagers: list[Announce]) -> bytes:

@@ -93,6 +93,28 @@ def test_pager_and_workers_share_one_pool() -> None:
     assert COMPOSE["volumes"]["pool"]["driver_opts"]["type"] == "tmpfs"
 
 
+def test_the_gateway_stops_first_and_the_pager_after_the_workers() -> None:
+    """Compose stops what others depend on after those."""
+    assert {"prefill", "decode", "pager"} <= set(SERVICES["gateway"]["depends_on"])
+    for role in ("prefill", "decode"):
+        assert "pager" in SERVICES[role]["depends_on"]
+    for role in ROLES:
+        assert SERVICES[role]["depends_on"]["nats"] == {"condition": "service_healthy"}
+
+
+def test_a_model_of_this_host_is_mounted_where_every_service_looks_for_it() -> None:
+    mounted = "${PAGEMESH_MODEL_FOLDER:-./ops/demo_model/weights}:/model:ro"
+    for role in ("gateway", "prefill", "decode"):
+        assert mounted in SERVICES[role]["volumes"]
+        assert environment(role)["PAGEMESH_MODEL"] == "${PAGEMESH_MODEL_FOLDER:+/model}"
+
+
+def test_what_prometheus_keeps_in_memory_fits_its_own_limit() -> None:
+    kept = re.search(r"size=(\d+)m", COMPOSE["volumes"]["metrics"]["driver_opts"]["o"])
+    limit = SERVICES["prometheus"]["deploy"]["resources"]["limits"]["memory"]
+    assert kept and int(kept[1]) <= int(limit.removesuffix("m")) / 2
+
+
 def test_the_collector_sends_to_the_tracing_ui_that_is_there() -> None:
     config = yaml.safe_load((ROOT / "ops/otel/collector.yaml").read_text())
     host = config["exporters"]["otlp"]["endpoint"].partition(":")[0]

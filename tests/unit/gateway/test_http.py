@@ -172,7 +172,11 @@ async def test_a_gateway_without_workers_is_live_and_not_ready(
     ):
         assert (await http.get("/health/live")).status_code == 200
         assert (await http.get("/health/ready")).status_code == 503
-        assert (await http.get("/health")).status_code == 503
+        answer = await http.get("/health")
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "not ready", "reason": "no worker is ready"}
+        mesh.front.gateway.state = "draining"
+        assert (await http.get("/health")).json()["reason"] == "the gateway is draining"
 
 
 async def test_the_four_foreign_gauges_are_there_for_who_asks(

@@ -135,17 +135,6 @@ def test_every_parameter_of_the_openai_sdk_is_known_here() -> None:
     assert asked - {field.name for field in msgspec.structs.fields(CompletionBody)} == set()
 
 
-@pytest.mark.parametrize("body", [b"", b" \n"])
-def test_an_empty_body_is_told_to_be_empty(body: bytes) -> None:
-    with pytest.raises(ApiError, match="the body is empty"):
-        parse_chat(body, served="m")
-
-
-def test_a_body_that_is_no_object_is_told_what_is_meant() -> None:
-    with pytest.raises(ApiError, match="the body: Expected `object`, got `array`"):
-        parse_chat(b"[]", served="m")
-
-
 def test_a_parameter_nobody_knows_is_refused_by_name() -> None:
     for ask in (chat, completion):
         with pytest.raises(ApiError) as caught:

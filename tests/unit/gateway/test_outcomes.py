@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ Ask = Callable[..., Awaitable[int]]
         (from_fault(Internal("a bug")), "failed"),
         (ZeroDivisionError(), "failed"),
         (cancelled("stopped"), "failed"),
+        (cancelled("slow"), "cancelled"),
+        (cancelled("left"), "cancelled"),
         (ClientLeft(), "cancelled"),
         (asyncio.CancelledError(), "cancelled"),
     ],
@@ -53,6 +56,18 @@ def test_a_request_is_refused_where_nobody_but_its_client_can_mend_it(
     error: BaseException, outcome: str
 ) -> None:
     assert outcome_of(error) == outcome
+
+
+def test_series_that_alerts_are_about_are_there_before_their_first_event() -> None:
+    """What begins at its first events has no rate of them."""
+    text = measures.render_metrics().decode()
+    for door, endpoint in itertools.product(DOORS, ("chat", "text_completion")):
+        for outcome in measures.OUTCOMES:
+            assert (
+                f'requests_total{{door="{door}",endpoint="{endpoint}",outcome="{outcome}"}}' in text
+            )
+    for reason in ("silent", "left", "replaced"):
+        assert f'gateway_workers_lost_total{{reason="{reason}"}}' in text
 
 
 def test_what_ends_before_it_is_a_call_counts_once() -> None:

@@ -5,15 +5,13 @@ Whatever is wrong raises ``ApiError`` that names the parameter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import msgspec
-
-from pagemesh.gateway.api.api_errors import ApiError, bad, unsupported
+from pagemesh.gateway.api.api_errors import bad, unsupported
 from pagemesh.gateway.api.beams import beams_of
+from pagemesh.gateway.api.decoding import decode
 from pagemesh.gateway.api.openai_types import (
     LOGIT_BIASES_MAX,
     ChatBody,
@@ -27,13 +25,8 @@ from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
 from pagemesh.wire.messages import REQUEST_TOKENS_MAX
 from pagemesh.wire.work_messages import CHOICES_MAX, Beams
 
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
-_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
-_BRIEF_MAX = 300
 DEFAULT_COMPLETION_TOKENS = 16
 PROMPTS_MAX = CHOICES_MAX
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,46 +158,6 @@ def parse_tokenize(body: bytes) -> TokenizeBody:
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:
     return decode(body, DetokenizeBody)
-
-
-def decode(body: bytes, kind: type[S]) -> S:
-    """``body`` as ``kind``; raises ``ApiError`` that says where it is wrong."""
-    if not body.strip():
-        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _named(str(error), _ELSEWHERE.get(kind, {})) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        text = f"the body is not valid JSON: {error}"[:_BRIEF_MAX]
-        raise ApiError(400, text, code="invalid_json") from None
-
-
-_ELSEWHERE: dict[type, dict[str, str]] = {
-    CompletionBody: {"messages": "; chat completions take it"},
-    ChatBody: {"prompt": "; completions take it"},
-}
-"""By what was read, the parameters that belong to another endpoint."""
-
-
-def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
-    path = _PATH.search(text)
-    param = path.group(1).replace("[...]", "") if path else ""
-    message = text[: path.start()] if path else text
-    field = _FIELD.search(text)
-    if field:
-        param = f"{param}.{field.group(1)}" if param else field.group(1)
-        if "unknown field" in text:
-            name = param[:_BRIEF_MAX]
-            message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
-            return ApiError(400, message, name, "unknown_parameter")
-        return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
-    if param.endswith(".role"):
-        message += "; roles are system, developer, user and assistant"
-    shown = f"{param}: {message}" if param else f"the body: {message}"
-    return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
 
 
 def chat_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:

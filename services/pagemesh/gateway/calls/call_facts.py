@@ -22,12 +22,14 @@ def endpoint_of(*, chat: bool) -> str:
 
 
 def outcome_of(error: BaseException) -> str:
-    """``cancelled``: the client left. ``refused``: what was asked for is at fault, or whoever asked
-    has had its share. Else ``failed``; what we are not allowed ourselves (403) is no client's
-    fault."""
+    """``cancelled``: the client left, or read too slowly. ``refused``: what was asked for is at
+    fault, or whoever asked has had its share. Else ``failed``; what we are not allowed ourselves
+    (403) is no client's fault."""
     if isinstance(error, ClientLeft) or not isinstance(error, Exception):
         return "cancelled"  # the task is, where it is no ``Exception``
     told = _told(error)
+    if told is not None and told.code in ("cancelled", "slow_reader"):
+        return "cancelled"
     if told is None or told.status >= 500 or told.status == 403:
         return "failed"
     return "refused" if told.status != 429 or told.code == "quota_exceeded" else "failed"

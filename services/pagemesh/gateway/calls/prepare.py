@@ -103,14 +103,17 @@ def _check_tokens(ask: Ask, prompts: Sequence[U32], facts: ModelFacts) -> None:
     for prompt in prompts:
         if not len(prompt):
             raise bad("prompt", "the prompt is empty")
-        if int(prompt.max()) >= vocab:
-            raise bad("prompt", f"token {int(prompt.max())} is not below {vocab}")
+        check_token("prompt", int(prompt.max()), vocab)
     for token in ask.logit_bias:
-        if token >= vocab:
-            raise bad("logit_bias", f"token {token} is not below {vocab}")
+        check_token("logit_bias", token, vocab)
     for token in ask.stop_tokens:
-        if token >= vocab:
-            raise bad("stop_token_ids", f"token {token} is not below {vocab}")
+        check_token("stop_token_ids", token, vocab)
+
+
+def check_token(param: str, token: int, vocab_tokens: int) -> None:
+    """Raises ``ApiError`` for a token that the model's vocabulary has not."""
+    if token >= vocab_tokens:
+        raise bad(param, f"the model has no token {token}: it has {vocab_tokens}, numbered from 0")
 
 
 _TOP_P_MIN = 1e-9

@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemesh.gateway import measures
-from pagemesh.gateway.api.api_errors import ApiError, bad
+from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.api.openai_api import (
     ChatPrompt,
     chat_messages,
@@ -28,7 +28,7 @@ from pagemesh.gateway.api.openai_api import (
 )
 from pagemesh.gateway.api.render import DONE, sse
 from pagemesh.gateway.calls.call_facts import ends_counted
-from pagemesh.gateway.calls.prepare import render
+from pagemesh.gateway.calls.prepare import check_token, render
 from pagemesh.gateway.doors.asgi import (
     Guard,
     Pieces,
@@ -169,8 +169,10 @@ class HttpDoor:
         return _json({"status": "live"})
 
     async def _ready(self, _request: Request) -> Response:
-        ready = self._front.gateway.ready
-        return _json({"status": "ready" if ready else "not ready"}, status=200 if ready else 503)
+        why = self._front.gateway.unready_why
+        if why:
+            return _json({"status": "not ready", "reason": why}, status=503)
+        return _json({"status": "ready"})
 
     async def _metrics(self, _request: Request) -> Response:
         body = measures.render_metrics()
@@ -219,8 +221,7 @@ class HttpDoor:
         form = parse_detokenize(body)
         front.check_model(form.model if form.model is not None else front.model)
         for token in form.tokens:
-            if token >= front.tokens.vocab_tokens:
-                raise bad("tokens", f"token {token} is not below {front.tokens.vocab_tokens}")
+            check_token("tokens", token, front.tokens.vocab_tokens)
         return {"prompt": front.tokens.decode(form.tokens)}
 
     async def _body(self, request: Request) -> bytes:

@@ -1,0 +1,78 @@
+"""From the bytes of a body to one of its types, or an error in the words of people. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from pagemesh.gateway.api.api_errors import ApiError, bad
+from pagemesh.gateway.api.openai_types import ChatBody, CompletionBody
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
+_KINDS = re.compile(r"`([^`]+)`")
+_BRIEF_MAX = 300
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_ELSEWHERE: dict[type, dict[str, str]] = {
+    CompletionBody: {"messages": "; chat completions take it"},
+    ChatBody: {"prompt": "; completions take it"},
+}
+"""By what was read, the parameters that belong to another endpoint."""
+
+_SAID = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+}
+"""msgspec's names of what JSON knows, for people who may not write Python."""
+
+
+def decode(body: bytes, kind: type[S]) -> S:
+    """``body`` as ``kind``; raises ``ApiError`` that says where it is wrong."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), _ELSEWHERE.get(kind, {})) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = f"the body is not valid JSON: {error}"[:_BRIEF_MAX]
+        raise ApiError(400, text, code="invalid_json") from None
+
+
+def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
+    path = _PATH.search(text)
+    param = path.group(1).replace("[...]", "") if path else ""
+    message = text[: path.start()] if path else text
+    field = _FIELD.search(text)
+    if field:
+        param = f"{param}.{field.group(1)}" if param else field.group(1)
+        if "unknown field" in text:
+            name = param[:_BRIEF_MAX]
+            message = f"unknown parameter: {name}{elsewhere.get(name, '')}"
+            return ApiError(400, message, name, "unknown_parameter")
+        return ApiError(400, f"missing parameter: {param}", param, "missing_required_parameter")
+    message = _said(message)
+    if param.endswith(".role"):
+        message += "; roles are system, developer, user and assistant"
+    shown = f"{param}: {message}" if param else f"the body: {message}"
+    return bad(param[:_BRIEF_MAX], shown[:_BRIEF_MAX])
+
+
+def _said(message: str) -> str:
+    """``message`` of msgspec with its types in words; what it quotes of a body stays."""
+    kinds = _KINDS.sub(_kinds_said, message)
+    return f"{kinds[:1].lower()}{kinds[1:]}"
+
+
+def _kinds_said(found: re.Match[str]) -> str:
+    return " or ".join(_SAID.get(name, name) for name in found.group(1).split(" | "))
