@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ops.bench.aims import of_aim
+from ops.bench.aims import OVER_IN_PROCESS, of_aim
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.stream import Connection, events_of
@@ -250,9 +250,17 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
             f"{found['cached_share_of_possible']:12.2%} {first['mesh']:7.1f} "
             f"(in process {first['in_process']:.1f}, {first['over']:+.1f})   "
             f"{of_aim(found['cached_share_of_possible'], AIM_SHARE, at_least=True)}, "
-            f"{of_aim(first['over'], AIM_MS)}"
+            f"{_of_aim(first)}"
         )
     return "\n".join(lines)
+
+
+def _of_aim(first: dict[str, float]) -> str:
+    """Of slow models a share counts, of others milliseconds."""
+    is_slow = first["in_process"] * (OVER_IN_PROCESS - 1) > AIM_MS
+    if is_slow:
+        return of_aim(first["mesh"] / first["in_process"], OVER_IN_PROCESS)
+    return of_aim(first["over"], AIM_MS)
 
 
 def main() -> None:
@@ -267,7 +275,10 @@ def main() -> None:
     pause_s = options.pause_ms / 1e3
     figures = measure(find_model(options.model).path, options.rounds, pause_s)
     print(table(figures))
-    print(f"aims: {AIM_SHARE:.0%} of what is possible, at most {AIM_MS:g} ms over in process")
+    print(
+        f"aims: {AIM_SHARE:.0%} of what is possible, at most {AIM_MS:g} ms over in process, "
+        f"or {OVER_IN_PROCESS:g} times as late where that is more"
+    )
     if options.out is not None:
         aims = {"cached_share_of_possible": AIM_SHARE, "over_in_process_ms": AIM_MS}
         on = describe() | {"pause_ms": options.pause_ms}

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import click
 import msgspec
 
-from pagemesh.cli.operator import ASK_TIMEOUT_MS, Mesh, bus_config, bus_flags, connected
+from pagemesh.cli.operator import (
+    ASK_TIMEOUT_MS,
+    Mesh,
+    bus_config,
+    bus_flags,
+    connected,
+    fault_entry,
+)
 from pagemesh.cli.reconcile import Finding, Look, reconcile
 from pagemesh.cli.words import counted
 from pagemesh.runtime.rpc import call
@@ -24,6 +31,10 @@ from pagemesh.wire.pager_reports import (
     WorkerReport,
 )
 
+Looks = list[tuple[Look, Look]]
+"""Of each host the first and the second."""
+Unheard = dict[str, Fault]
+"""Hosts whose pagers do not answer, and what there is instead."""
 _BETWEEN_S = 1.5
 """Longer than what is under way between a worker and its pager takes, faults aside."""
 _PARTS_MAX = 64
@@ -37,27 +48,46 @@ _STILL_SILENT_MS = 2_000
 @bus_flags
 def audit(as_json: bool, **arguments: Any) -> int:
     """Compare the books of pagers with what workers hold. Exits 1 when something does not add up,
-    and names pages, owner and trace of each orphan, and what to do next."""
-    looks = asyncio.run(_look_twice(arguments))
+    and names pages, owner and trace of each orphan, and what to do next; or when a pager does not
+    answer, and tells what the others say."""
+    looks, unheard = asyncio.run(_look_twice(arguments))
     findings = [found for first, second in looks for found in reconcile(first, second)]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_entries(looks, findings))).decode())
+        entries = msgspec.json.encode(_entries(looks, unheard, findings))
+        click.echo(msgspec.json.format(entries).decode())
     else:
         for first, second in looks:
             click.echo(_summary(first, second))
+        for host, error in unheard.items():
+            click.echo(f"{host}: {error}", err=True)
         for finding in findings:
             click.echo(finding.text)
-        if not findings:
-            click.echo(_verdict(looks))
-    return 1 if findings else 0
+        if looks and not findings:
+            click.echo(_verdict(looks, unheard))
+    return 1 if findings or unheard else 0
 
 
-async def _look_twice(arguments: Mapping[str, object]) -> list[tuple[Look, Look]]:
+async def _look_twice(arguments: Mapping[str, object]) -> tuple[Looks, Unheard]:
     async with connected(bus_config(arguments)) as mesh:
-        hosts = [pager.host for pager in mesh.pagers]
-        first = [await _look(mesh, host) for host in hosts]
-        await asyncio.sleep(_BETWEEN_S)
-        return [(look, await _look(mesh, look.pager.host, look.silent)) for look in first]
+        return await _looks(mesh)
+
+
+async def _looks(mesh: Mesh) -> tuple[Looks, Unheard]:
+    """Two looks at each host, and why there are none at others: their pagers did not answer, in
+    either of them. What one does not say hides nothing of what the others do."""
+    unheard: Unheard = {}
+
+    async def look(host: str, silent_before: frozenset[str] = frozenset()) -> Look | None:
+        try:
+            return await _look(mesh, host, silent_before)
+        except Fault as error:
+            unheard[host] = error
+            return None
+
+    first = [await look(pager.host) for pager in mesh.pagers]
+    await asyncio.sleep(_BETWEEN_S)
+    both = [(one, await look(one.pager.host, one.silent)) for one in first if one is not None]
+    return [(one, two) for one, two in both if two is not None], unheard
 
 
 async def _look(mesh: Mesh, host: str, silent_before: frozenset[str] = frozenset()) -> Look:
@@ -124,15 +154,15 @@ def _silent(first: Look, second: Look) -> list[str]:
     return sorted(first.silent | second.silent)
 
 
-def _verdict(looks: Iterable[tuple[Look, Look]]) -> str:
+def _verdict(looks: Looks, unheard: Collection[str] = ()) -> str:
     """When nothing was found: of the silent nobody knows what they hold, and what they say in one
     look alone is no finding. Pins are judged by the second look."""
-    whole = not any(_silent(*both) or not both[1].pager.are_pins_counted for both in looks)
-    return "all of it adds up" if whole else "what was told adds up"
+    parts = any(_silent(*both) or not both[1].pager.are_pins_counted for both in looks)
+    return "what was told adds up" if parts or unheard else "all of it adds up"
 
 
-def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[str, object]:
-    hosts = [
+def _entries(looks: Looks, unheard: Unheard, findings: list[Finding]) -> dict[str, object]:
+    hosts: list[dict[str, object]] = [
         {
             "host": look.pager.host,
             "total_pages": look.pager.total_pages,
@@ -144,5 +174,6 @@ def _entries(looks: list[tuple[Look, Look]], findings: list[Finding]) -> dict[st
         }
         for first, look in looks
     ]
+    hosts += [fault_entry(host, error) for host, error in unheard.items()]
     found = [asdict(finding) | {"lease": f"{finding.lease:x}"} for finding in findings]
     return {"hosts": hosts, "findings": found}

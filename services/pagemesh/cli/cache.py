@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from pagemesh.cli.caching.cache_tables import (
 )
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.gateway_url import client_config, gateway_flags
-from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected
+from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected, fault_entry
 from pagemesh.cli.param_types import Counts, Digits
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
@@ -40,7 +40,7 @@ from pagemesh.wire.cache_messages import (
     PrefixUnpinned,
     UnpinPrefix,
 )
-from pagemesh.wire.errors import Fault
+from pagemesh.wire.errors import Absent, Fault, Gone
 from pagemesh.wire.messages import Message
 
 A = TypeVar("A", bound=Message)
@@ -177,9 +177,9 @@ def _each(
     as_json: bool,
     after: After | None = None,
 ) -> int:
-    """Ask every pager, show what each says. 1 when none of them did what was asked."""
+    """Ask every pager, show what each says. 1 when one did not do what was asked: but for those
+    that have nothing of what was named, where another has it."""
     answers = asyncio.run(_ask(arguments, verb, asks, kind, after))
-    succeeded = [answer for _, answer in answers if not isinstance(answer, Fault)]
     if as_json:
         entries = [_entry(host, answer) for host, answer in answers]
         click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2).decode())
@@ -187,7 +187,18 @@ def _each(
         for host, answer in answers:
             text = f"{host}: {answer}" if isinstance(answer, Fault) else show(answer)
             click.echo(text, err=isinstance(answer, Fault))
-    return 0 if succeeded else 1
+    return 0 if _is_done([answer for _, answer in answers]) else 1
+
+
+def _is_done(answers: Sequence[Message | Fault]) -> bool:
+    """Whether somebody did it, and whoever did not has nothing to do it to."""
+    faults = [answer for answer in answers if isinstance(answer, Fault)]
+    return len(faults) < len(answers) and all(map(_has_nothing, faults))
+
+
+def _has_nothing(error: Fault) -> bool:
+    """What a pager says that was asked; of one that is not there nobody knows."""
+    return isinstance(error, Gone) and not isinstance(error, Absent)
 
 
 async def _ask(
@@ -207,6 +218,4 @@ async def _swept(mesh: Mesh, answers: Answers) -> Answers:
 
 
 def _entry(host: str, answer: Message | Fault) -> object:
-    if isinstance(answer, Fault):
-        return {"host": host, "error": {"code": answer.code, "message": answer.message}}
-    return answer
+    return fault_entry(host, answer) if isinstance(answer, Fault) else answer

@@ -6,17 +6,30 @@ import importlib.util
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import click
 
 from pagemesh.cli.mesh.gpu_check import check_gpu
-from pagemesh.cli.mesh.run_folder import orphan_pool_bytes
-from pagemesh.cli.mesh.start_checks import check_disk, check_model, check_room, pool_file_bytes
-from pagemesh.cli.mesh.up_config import UpConfig, with_free_port, with_http
+from pagemesh.cli.mesh.run_folder import check_owner, orphan_pool_bytes
+from pagemesh.cli.mesh.start_checks import (
+    check_disk,
+    check_model,
+    check_room,
+    check_settings,
+    pool_file_bytes,
+)
+from pagemesh.cli.mesh.up_config import (
+    UpConfig,
+    check_metrics_ports,
+    for_device,
+    starts_nats,
+    with_free_port,
+    with_http,
+)
 from pagemesh.cli.options import check_variables
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
@@ -49,18 +62,22 @@ class Finding:
 def doctor() -> int:
     """Say what on this machine would stop a mesh from running."""
     check_variables()
-    config = load_service_config(os.environ)
-    address = load(UpConfig, os.environ).http
-    findings = list(examine(with_http(config, address)))
+    findings = list(examine(os.environ))
     for finding in findings:
         mark = click.style("ok", "green") if finding.ok else click.style("no", "red")
         click.echo(f"{mark}  {finding.topic:<14} {finding.text}")
     return 0 if all(finding.ok for finding in findings) else 1
 
 
-def examine(config: ServiceConfig) -> Iterator[Finding]:
-    """Every finding; a check that is refused says why in the words of its ``ConfigError``."""
+def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every finding on the mesh that ``up`` would start with these variables; a check that is
+    refused says why in the words of its ``ConfigError``. Raises ``ConfigError`` for a variable
+    that cannot be read."""
+    config = load_service_config(environ)
+    up = for_device(load(UpConfig, environ), config, environ)
+    config = with_http(config, up.http)
     checks: dict[str, Callable[[ServiceConfig], str]] = {
+        "settings": partial(_settings, own_nats=starts_nats(environ)),
         "python": _python,
         "torch": _torch,
         "device": _device,
@@ -73,12 +90,18 @@ def examine(config: ServiceConfig) -> Iterator[Finding]:
         "limits": _limits,
         "model": _model,
         "http address": _http_address,
+        "metrics ports": partial(_metrics_ports, service_count=up.service_count),
     }
     for topic, check in checks.items():
         try:
             yield Finding(topic, True, check(config))
         except ConfigError as error:
             yield Finding(topic, False, str(error))
+
+
+def _settings(config: ServiceConfig, *, own_nats: bool) -> str:
+    check_settings(config, own_nats=own_nats)
+    return "go together"
 
 
 def _python(_config: ServiceConfig) -> str:
@@ -128,13 +151,15 @@ def _nats_server(_config: ServiceConfig) -> str:
 
 def _pool_folder(config: ServiceConfig) -> str:
     folder = config.host.pool_dir
-    return check_room(folder, pool_file_bytes(config, None), orphan_pool_bytes(folder))
+    found = check_room(folder, pool_file_bytes(config, None), orphan_pool_bytes(folder))
+    check_owner(folder)
+    return found
 
 
 def _disk_folder(config: ServiceConfig) -> str:
-    if not config.pager.disk_dir:
+    folder = config.pager.disk_folder
+    if folder is None:
         return "none is wanted (PAGEMESH_DISK_DIR)"
-    folder = Path(config.pager.disk_dir).expanduser()
     check_disk(folder, config.host.host)
     return f"{folder}, takes up to {shown_binary(config.pager.disk_bytes)}"
 
@@ -155,6 +180,14 @@ def _http_address(config: ServiceConfig) -> str:
     if not gateway.http_port:
         return f"any free port of {gateway.http_host}"
     return f"{shown_address(gateway.http_host, gateway.http_port)}, free"
+
+
+def _metrics_ports(config: ServiceConfig, *, service_count: int) -> str:
+    check_metrics_ports(config, service_count)
+    first, host = config.telemetry.metrics_port, config.telemetry.metrics_host
+    if not first:
+        return "none are wanted (PAGEMESH_METRICS_PORT)"
+    return f"{shown_address(host, first)} to {first + service_count - 1}, free"
 
 
 def _model(config: ServiceConfig) -> str:

@@ -79,6 +79,11 @@ class Mesh:
             return Malformed("its answer is not as this version of pagemesh knows it")
 
 
+def fault_entry(host: str, error: Fault) -> dict[str, object]:
+    """What JSON has of a host that did not do what it was asked, or did not answer."""
+    return {"host": host, "error": {"code": error.code, "message": error.message}}
+
+
 def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     """The connection that flags, environment or a running `pagemesh up` name. Raises
     ``ConfigError``."""

@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 
 from pagemesh.cli.mesh.children import OWN_ERROR, ChildLimits
+from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services
 from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.roster import Roster
@@ -34,6 +34,7 @@ from pagemesh.cli.mesh.run_folder import (
 from pagemesh.cli.mesh.screen import Screen, announce, fitted
 from pagemesh.cli.mesh.start_checks import (
     check_device_room,
+    check_disk,
     check_model,
     check_room,
     check_settings,
@@ -50,6 +51,7 @@ from pagemesh.cli.mesh.up_config import (
     for_device,
     http_url,
     is_loopback,
+    starts_nats,
     with_free_port,
     with_http,
 )
@@ -73,7 +75,7 @@ from pagemesh.runtime.settings import (
     TelemetryConfig,
     WorkerConfig,
 )
-from pagemesh.wire.errors import ConfigError, Fault, PagemeshError
+from pagemesh.wire.errors import Fault, PagemeshError
 
 _GRACE_MS = 5_000
 """For a mesh that never served, or that a failure ends: there is nothing to finish."""
@@ -112,12 +114,14 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     settings = for_device(load(UpConfig, environ, flags), config, {**environ, **flags})
-    if settings.prefill_count + settings.decode_count == 0:
-        raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
     config = with_free_port(with_http(config, settings.http))
-    own_nats = "PAGEMESH_NATS" not in environ and "PAGEMESH_NATS" not in flags
-    check_metrics_ports(config, settings.prefill_count + settings.decode_count + 2)
-    gpu = check_settings(config, own_nats=own_nats)
+    own_nats = starts_nats({**environ, **flags})
+    check_metrics_ports(config, settings.service_count)
+    check_settings(config, own_nats=own_nats)
+    gpu = check_gpu(config) if config.worker.device == "cuda" else None
+    disk = config.pager.disk_folder
+    if disk is not None:
+        check_disk(disk, config.host.host)
     asked = config.worker.model
     if is_hub_id(asked):
         screen.line(f"model: fetching {asked}")
@@ -130,13 +134,12 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     )
     shape, folder = known_shape(found.path), config.host.pool_dir
     if gpu is not None and shape is not None:
-        check_device_room(gpu, config, shape, settings.prefill_count + settings.decode_count)
+        check_device_room(gpu, config, shape, settings.worker_count)
     pool = None if shape is None else plan_pool(config, shape)
     check_room(folder, pool_file_bytes(config, pool), orphan_pool_bytes(folder))
     if pool is not None and pool.shortfall:
         screen.line(pool.shortfall)
-    if config.pager.disk_dir:
-        disk = Path(config.pager.disk_dir).expanduser()
+    if disk is not None:
         if shortfall := disk_shortfall(disk, config.host.host, config.pager.disk_bytes):
             screen.line(shortfall)
     defaults = sampling_defaults(found.path, config.gateway.generation_config)

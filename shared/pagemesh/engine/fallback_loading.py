@@ -40,7 +40,6 @@ from pagemesh.engine.fallback import (
     register,
     window_obstacle,
 )
-from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import ServedModel, root_of
 from pagemesh.engine.prepared import (
     check_room,
@@ -52,6 +51,7 @@ from pagemesh.engine.prepared import (
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool, PackedLinear, PageLayout, pack_linear, ragged_batch
 from pagemesh.kernels.weight_types import AskedType, rounds_rows
+from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire.errors import ConfigError, first_line
 
 _VERSION = 1

@@ -8,28 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagemesh.wire.errors import ConfigError
+from pagemesh.runtime.user_paths import expanded
 
 
-def default_cache_folder() -> Path:
-    """This user's folder for what can be made again."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "pagemesh"
-
-
-def ensure_folder(folder: Path, setting: str) -> Path:
-    """``folder``, made for the owner alone. Raises ``ConfigError`` with the ``setting`` that names
-    it when that fails."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{setting}={folder}: cannot make this folder ({error.strerror}); name one that can be "
-            "written"
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder}: cannot write there; name a folder that can be written")
-    return folder
+def cache_folder(named: str) -> Path:
+    """The folder for what can be made again: the one that is ``named``, else this user's. Raises
+    ``ConfigError`` for a home folder that nobody knows."""
+    folder = named or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/pagemesh"
+    return expanded(folder, f"PAGEMESH_CACHE_DIR={folder} (--cache-dir)")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

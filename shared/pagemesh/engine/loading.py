@@ -22,13 +22,14 @@ from pagemesh.engine.checkpoint import (
     tokenizer_digest,
     weights_digest,
 )
-from pagemesh.engine.files import ensure_folder, write_atomically
+from pagemesh.engine.files import write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import kept_digest, load_prepared
 from pagemesh.engine.weights import HEAD, DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout, identity
 from pagemesh.kernels.weight_types import AskedType
+from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.runtime.version import __version__
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.identity import model_root

@@ -13,7 +13,7 @@ from pagemesh.engine.coverage import path_of
 from pagemesh.engine.device import HOST, StepDevice
 from pagemesh.engine.device_memory import MemoryMaker
 from pagemesh.engine.executor import StepDecoder
-from pagemesh.engine.files import default_cache_folder
+from pagemesh.engine.files import cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
 from pagemesh.kernels.layout import KvDtype
@@ -58,7 +58,7 @@ def open_engine(config: WorkerConfig, progress: Progress = silent) -> Engine:
 
 def _open_engine(config: WorkerConfig, progress: Progress) -> Engine:
     folder, stored = Path(config.model), type_for(config)
-    cache = Path(config.cache_dir or default_cache_folder()).expanduser()
+    cache = cache_folder(config.cache_dir)
     if config.device == "cpu":
         model, decoder = open_model(
             folder, name=config.model_name, page_size=config.page_size, cache=cache,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pagemesh.runtime.sizes import exact_size, parse_size
+from pagemesh.runtime.user_paths import expanded
 from pagemesh.wire.errors import ConfigError
 
 ENV_PREFIX = "PAGEMESH_"
@@ -194,7 +195,7 @@ def _parse(option: Option, text: str, origin: str) -> object:
     if option.kind is Path:
         if not value:
             raise _bad(origin, text, "a path")
-        return Path(value).expanduser()
+        return expanded(value, f"{origin}={text[:80]!r}")
     if option.choices:
         if value in option.choices:
             return value

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError, first_line
 
 CONFIG_BYTES_MAX = 16 << 20
@@ -43,13 +44,15 @@ def _on_this_machine(model: str) -> ModelFolder | None:
     """None: ``model`` is a hub id."""
     if not model:
         return ModelFolder(_demo_folder(), DEMO_NAME)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"model {model}: has no config.json; name a Hugging Face folder")
-        return ModelFolder(folder.resolve(), folder.resolve().name)
-    if folder.exists():
-        raise ConfigError(f"model {model}: is a file; name the folder it is in")
+    named = f"model {model}"
+    folder = expanded(model, named)
+    with naming(named):
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ConfigError(f"{named}: has no config.json; name a Hugging Face folder")
+            return ModelFolder(folder.resolve(), folder.resolve().name)
+        if folder.exists():
+            raise ConfigError(f"{named}: is a file; name the folder it is in")
     if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")
     return None
@@ -80,21 +83,26 @@ def tokenizer_file(folder: Path) -> Path:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that the model's weights are in, whether they are there or not. Raises
-    ``ConfigError`` for a broken index."""
+    ``ConfigError`` for an index that is broken or cannot be read."""
     index = folder / INDEX_NAME
-    if not index.is_file():
-        return [folder / SINGLE_NAME]
     try:
+        if not index.is_file():
+            return [folder / SINGLE_NAME]
         names = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
+    except OSError as error:
+        raise ConfigError(f"model {index}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"model {index}: broken index: {error}") from None
     return [folder / name for name in names]
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether ``model`` has the form owner/name and no such folder is here."""
-    a_path = model.startswith((".", "/", "~")) or Path(model).exists()
-    return model.count("/") == 1 and not a_path
+    """Whether ``model`` has the form owner/name and no such folder is here. Raises
+    ``ConfigError`` for what cannot be looked at."""
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return False
+    with naming(f"model {model}"):
+        return not Path(model).exists()
 
 
 def _demo_folder() -> Path:

@@ -17,6 +17,7 @@ from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 from pagemesh.runtime.config import Secret, computed, setting
 from pagemesh.runtime.ids import NAME_CHARACTERS_MAX, host_name, is_name
 from pagemesh.runtime.origins import parse_origins
+from pagemesh.runtime.user_paths import expanded
 from pagemesh.wire.errors import ConfigError
 
 NATS_URL = "nats://127.0.0.1:4222"
@@ -127,10 +128,14 @@ class HostConfig:
         Secret(), "SECRET", "keys prefix ids and tenants' salts; the same on every service",
         strong=True,
     )  # fmt: skip
-
     drain_ms: int = setting(
         30_000, "DRAIN_MS", "how long a service that is told to stop may finish what it has",
         minimum=0, maximum=10 * MINUTE_MS,
+    )  # fmt: skip
+    step_ms_max: int = setting(
+        5 * MINUTE_MS, "STEP_MS_MAX", "what a step may take; a worker whose step takes longer "
+        "ends, to be started again, and the pager waits for as long",
+        minimum=1_000, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -198,6 +203,12 @@ class PagerConfig:
         False, "PAGER_KILL_HOLDERS", "kill a stuck worker of this host that holds wanted pages"
     )
 
+    @property
+    def disk_folder(self) -> Path | None:
+        """Where evicted pages are kept, if anywhere. Raises ``ConfigError``."""
+        named = f"PAGEMESH_DISK_DIR={self.disk_dir} (--disk-dir)"
+        return expanded(self.disk_dir, named) if self.disk_dir else None
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -253,11 +264,6 @@ class WorkerConfig:
         0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: as "
         "long again as without them, and more where many wait",
         minimum=0, maximum=MINUTE_MS,
-    )  # fmt: skip
-    step_ms_max: int = setting(
-        5 * MINUTE_MS, "STEP_MS_MAX", "what a step may take; a worker whose step takes longer "
-        "ends, to be started again",
-        minimum=1_000, maximum=24 * 60 * MINUTE_MS,
     )  # fmt: skip
     stream_ms: int = setting(
         40, "STREAM_MS", "tokens that come sooner after one another than this are sent together; "

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from tests.unit.cli.test_reconcile import line, pager
 
 from pagemesh.cli import audit
+from pagemesh.cli.main import run
 from pagemesh.cli.operator import Mesh
 from pagemesh.cli.reconcile import Look, reconcile
 from pagemesh.runtime import rpc
 from pagemesh.runtime.bus import Bus, Delivery
 from pagemesh.runtime.ids import new_service_name
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Stale
+from pagemesh.wire.errors import Absent, DeadlineExceeded, Stale
 from pagemesh.wire.pager_reports import InspectPager
+from pagemesh.wire.presence import Announce
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -77,7 +81,7 @@ def test_who_was_silent_is_named_though_it_is_gone_by_the_second_look() -> None:
     """As under ``up``, which kills what stands still while the first look waits for it."""
     first, second = Look(pager(), (), silent=frozenset({"decode-1"})), Look(pager(), ())
     assert audit._summary(first, second).endswith("0 workers; no answer from decode-1")
-    told = msgspec.json.encode(audit._entries([(first, second)], []))
+    told = msgspec.json.encode(audit._entries([(first, second)], {}, []))
     assert b'"silent":["decode-1"]' in told
 
 
@@ -90,3 +94,51 @@ def test_all_adds_up_only_where_everybody_spoke() -> None:
     uncounted = Look(pager(are_pins_counted=False), ())
     assert audit._verdict([(heard, uncounted)]) == told
     assert audit._verdict([(uncounted, heard)]) == whole, "pins are judged by the second look"
+    assert audit._verdict([(heard, heard)], {"other": Stale("")}) == told, "of another host nothing"
+
+
+async def test_a_pager_that_does_not_answer_hides_nothing_of_the_others(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is gone, one is frozen, and one begins anew after the first look."""
+    monkeypatch.setattr(audit, "ASK_TIMEOUT_MS", 300)
+    monkeypatch.setattr(audit, "_BETWEEN_S", 0.0)
+    hosts = [new_service_name(what) for what in ("gone", "frozen", "anew", "well")]
+    _, frozen, anew, well = hosts
+    await bus.subscribe(subjects.pager_report(frozen), lambda _: None)
+    await _serve(bus, anew, (1, 1, 1, 1, 2))
+    await _serve(bus, well, (1,) * 6)
+    there = [
+        Announce(role="pager", name=host, incarnation=1, host=host, state="ready") for host in hosts
+    ]
+    looks, unheard = await audit._looks(Mesh(bus, tuple(there), ()))
+    assert [(one.pager.host, two.pager.host) for one, two in looks] == [(well, well)]
+    assert {host: type(error) for host, error in unheard.items()} == {
+        hosts[0]: Absent, frozen: DeadlineExceeded, anew: Stale
+    }  # fmt: skip
+
+
+def test_a_host_that_is_not_heard_is_told_beside_the_others_and_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks: audit.Looks = [(Look(pager(), ()), Look(pager(), ()))]
+    unheard: audit.Unheard = {"other": DeadlineExceeded("no answer in 10 s")}
+
+    async def told(_: object) -> tuple[audit.Looks, audit.Unheard]:
+        return looks, unheard
+
+    monkeypatch.setattr(audit, "_look_twice", told)
+    assert run(["audit"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "other: no answer in 10 s\n"
+    assert shown.out.startswith("h: 16 pages") and shown.out.endswith("what was told adds up\n")
+    assert run(["audit", "--json"]) == 1
+    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    assert [host["host"] for host in hosts] == ["h", "other"]
+    assert hosts[1]["error"] == {"code": "DeadlineExceeded", "message": "no answer in 10 s"}
+    looks.clear()
+    assert run(["audit"]) == 1
+    assert capsys.readouterr().out == "", "nothing was told"
+    looks.append((Look(pager(), ()), Look(pager(), ())))
+    unheard.clear()
+    assert run(["audit"]) == 0

@@ -36,7 +36,15 @@ from pagemesh.wire.cache_messages import (
     PrefixUnpinned,
     UnpinPrefix,
 )
-from pagemesh.wire.errors import ConfigError, Fault, Gone, Malformed
+from pagemesh.wire.errors import (
+    Absent,
+    Busy,
+    ConfigError,
+    DeadlineExceeded,
+    Fault,
+    Gone,
+    Malformed,
+)
 from pagemesh.wire.messages import Message
 
 
@@ -44,7 +52,7 @@ class Door:
     """Pagers that answer whatever they are asked, by host."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers: dict[str, Message | Gone] = {}
+        self.answers: dict[str, Message | Fault] = {}
         self.asked: list[tuple[str, Message]] = []
         monkeypatch.setattr(cache, "connected", self._connected)
 
@@ -54,7 +62,7 @@ class Door:
 
     async def ask(
         self, verb: str, message: Message, _kind: type[Message]
-    ) -> dict[str, Message | Gone]:
+    ) -> dict[str, Message | Fault]:
         self.asked.append((verb, message))
         return self.answers
 
@@ -84,17 +92,40 @@ def gateway(monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response) -> list[d
 def test_every_pager_is_shown_and_one_that_refuses_is_an_error_beside_the_others(
     door: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    door.answers = {"h": STATS, "other": Gone("not now")}
-    assert run(["cache", "stats"]) == 0
+    door.answers = {"h": STATS, "other": Busy("not now")}
+    assert run(["cache", "stats"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("h: 64 pages") and shown.err == "other: not now\n"
-    assert run(["cache", "stats", "--json"]) == 0
+    assert run(["cache", "stats", "--json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert (first["host"], first["total_pages"]) == ("h", 64)
-    assert second == {"host": "other", "error": {"code": "Gone", "message": "not now"}}
-    del door.answers["h"]
-    assert run(["cache", "stats"]) == 1
+    assert second == {"host": "other", "error": {"code": "Busy", "message": "not now"}}
+    del door.answers["other"]
+    assert run(["cache", "stats"]) == 0
     assert door.asked == [("stats", AskCacheStats())] * 3
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("invalidate --tenant alice", RETIRED),
+        (f"pin --root {ROOT} --tokens 1", PINNED),
+        (f"unpin {PIN}", PrefixUnpinned(host="h", pins=[PIN])),
+    ],
+)
+def test_it_is_done_when_every_host_that_has_it_did_it(
+    door: Door, command: str, answer: Message
+) -> None:
+    def code(**answers: Message | Fault) -> int:
+        door.answers = answers
+        return run(["cache", *command.split()])
+
+    nothing = Gone("nothing of it is here")
+    assert code(h=answer, other=answer) == 0
+    assert code(h=answer, other=nothing) == 0, "one that has it is enough"
+    assert code(h=nothing, other=nothing) == 1
+    for error in (Busy("not now"), DeadlineExceeded("no answer"), Absent("nobody listens")):
+        assert code(h=answer, other=error) == 1, error.code
 
 
 @pytest.mark.parametrize(

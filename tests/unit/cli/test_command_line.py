@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import http_url
 from pagemesh.cli.options import given_flags
 from pagemesh.cli.serve import service_config
-from pagemesh.cli.up import plan
+from pagemesh.cli.up import MeshPlan, plan
 from pagemesh.wire.errors import ConfigError
 
 
@@ -48,6 +49,17 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["health", "localhost:8000"], "'localhost:8000' is not an http:// or https:// URL"),
         (["up", "--http", ":0", "--model", "/does/not/exist"], "/does/not/exist"),
         (["up", "--http", ":0", "--model", __file__], "is a file"),
+        (["up", "--http", ":0", "--model", "~nobody-here/x"], "model ~nobody-here/x: no home"),
+        (["up", "--http", ":0", "--model", "n" * 300 + "/x"], "file name too long"),
+        (
+            ["up", "--http", ":0", "--disk-dir", "~nobody-here/x"],
+            "PAGEMESH_DISK_DIR=~nobody-here/x",
+        ),
+        (["serve", "decode", "--model", "n" * 300], "file name too long"),
+        (
+            ["serve", "pager", "--pool-dir", "~nobody-here/x"],
+            "--pool-dir='~nobody-here/x': no home",
+        ),
         (["up", "--pool-bytes", "512 acres"], "from 64KiB to 16TiB"),
         (["up", "--pool-bytes", "8G"], "such as 512MiB or 8GB"),
         (["up", "--body-bytes-max", "2TiB"], "from 1KiB to 1GiB"),
@@ -75,6 +87,22 @@ def test_a_command_may_be_told_to_run_the_sources_of_the_core(
 ) -> None:
     monkeypatch.setenv("PAGEMESH_COMPILED", "0")
     assert "/does/not/exist" in error_of(capsys, "up", "--model", "/does/not/exist")
+
+
+def test_the_services_of_up_are_told_so_too_and_no_variable_that_is_no_setting_of_theirs(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan({"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0"}, {}, Screen())
+    assert not any("PAGEMESH_COMPILED" in each for each in environments(made))
+    monkeypatch.setenv("PAGEMESH_COMPILED", "0")
+    monkeypatch.setenv("PAGEMESH_PREFILL", "3")
+    assert {each["PAGEMESH_COMPILED"] for each in environments(made)} == {"0"}
+    assert not any("PAGEMESH_PREFILL" in each for each in environments(made))
+
+
+def environments(made: MeshPlan) -> list[Mapping[str, str]]:
+    """Those of the services that ``up`` starts."""
+    return [spec.environ for spec in plan_services(made.up, made.config, None)]
 
 
 def test_a_gateway_of_its_own_does_not_pass_over_the_address_of_up(
@@ -172,8 +200,7 @@ def test_a_nats_url_that_cannot_be_used_is_refused_before_anything_starts(model:
 def metrics_ports(model: str, first: int) -> list[str]:
     flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": ":0", "PAGEMESH_METRICS_PORT": str(first)}
     made = plan({}, flags, Screen())
-    specs = plan_services(made.up, made.config, None)
-    return [spec.environ["PAGEMESH_METRICS_PORT"] for spec in specs]
+    return [each["PAGEMESH_METRICS_PORT"] for each in environments(made)]
 
 
 def test_each_service_of_a_mesh_has_a_metrics_port_of_its_own(
@@ -184,11 +211,8 @@ def test_each_service_of_a_mesh_has_a_metrics_port_of_its_own(
     assert metrics_ports(model, 0) == ["0"] * 4
 
 
-def test_metrics_ports_past_the_last_one_are_refused(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(up, "check_metrics_ports", lambda *_: None)
-    with pytest.raises(ConfigError, match="PAGEMESH_METRICS_PORT=65533"):
+def test_metrics_ports_past_the_last_one_are_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"PAGEMESH_METRICS_PORT=65533 .* for 4 services"):
         metrics_ports(model, 65_533)
 
 
@@ -208,6 +232,14 @@ def test_doctor_names_a_variable_that_nothing_reads(
 ) -> None:
     monkeypatch.setenv("PAGEMESH_PORT", "1")
     assert "PAGEMESH_PORT" in error_of(capsys, "doctor")
+
+
+@pytest.mark.parametrize("role", ["pager", "prefill", "decode"])
+def test_whoever_has_to_know_how_long_a_step_may_take_has_a_flag_for_it(
+    capsys: pytest.CaptureFixture[str], role: str
+) -> None:
+    assert run(["serve", role, "--help"]) == 0
+    assert capsys.readouterr().out.count("--step-ms-max") == 1
 
 
 def test_a_service_without_a_name_gets_one_of_its_role() -> None:

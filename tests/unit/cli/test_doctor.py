@@ -15,12 +15,11 @@ from tests.support.model_files import write_model_files
 from pagemesh.cli import doctor
 from pagemesh.cli.doctor import Finding, examine
 from pagemesh.runtime.ports import free_port, shown_address
-from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
 
 
 def findings(environ: dict[str, str]) -> dict[str, Finding]:
-    return {finding.topic: finding for finding in examine(load_service_config(environ))}
+    return {finding.topic: finding for finding in examine(environ)}
 
 
 def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
@@ -50,6 +49,48 @@ def test_a_folder_for_pages_on_disk_is_looked_at_if_one_is_named(tmp_path: Path)
     assert told.ok and told.text == f"{tmp_path / 'new'}, takes up to 3 GiB"
     refused = findings({"PAGEMESH_DISK_DIR": "/proc/pages"})["disk folder"]
     assert not refused.ok and "/proc cannot be written" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"PAGEMESH_DTYPE": "float16"}, "PAGEMESH_DTYPE=float16"),
+        ({"PAGEMESH_HOST_BYTES": "1GiB"}, "pages are in the host's memory already"),
+        ({"PAGEMESH_NATS": "http://x"}, "PAGEMESH_NATS='http://x'"),
+        (
+            {"PAGEMESH_NATS": "tls://x:4222", "PAGEMESH_NATS_TLS_CA": "none.pem"},
+            "PAGEMESH_NATS_TLS_CA='none.pem' cannot be used",
+        ),
+        ({"PAGEMESH_NATS_TLS_CA": "none.pem"}, "the server that up starts has no TLS"),
+        ({"PAGEMESH_CORS_ORIGINS": "example.com"}, "scheme://host[:port]"),
+    ],
+)
+def test_settings_that_up_would_refuse_are_named(environ: dict[str, str], named: str) -> None:
+    found = findings(environ)["settings"]
+    assert not found.ok and named in found.text
+    assert findings({"PAGEMESH_NATS": "nats://x:4222"})["settings"].ok
+
+
+def test_a_mesh_of_nobody_is_no_mesh_to_examine() -> None:
+    with pytest.raises(ConfigError, match="at least one worker"):
+        findings({"PAGEMESH_PREFILL": "0", "PAGEMESH_DECODE": "0"})
+
+
+def test_the_ports_for_metrics_are_those_of_the_services_that_up_would_start() -> None:
+    assert findings({})["metrics ports"].text.startswith("none")
+    more = {"PAGEMESH_METRICS_PORT": "65530", "PAGEMESH_PREFILL": "4"}
+    refused = findings(more)["metrics ports"]
+    assert not refused.ok and "for 7 services" in refused.text
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        taken = findings({"PAGEMESH_METRICS_PORT": str(port)})["metrics ports"]
+    assert not taken.ok and f"PAGEMESH_METRICS_PORT={port}" in taken.text
+
+
+def test_a_pool_folder_that_others_can_write_to_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    found = findings({"PAGEMESH_POOL_DIR": str(tmp_path)})["pool folder"]
+    assert not found.ok and "writable by nobody else" in found.text
 
 
 def test_an_address_that_is_taken_is_named_with_the_way_out() -> None:
@@ -117,7 +158,7 @@ def test_a_missing_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(doctor, "find_nats_server", missing)
     found = findings({})
     assert not found["nats-server"].ok
-    assert found["python"].ok and len(found) == 12
+    assert found["python"].ok and len(found) == 14
 
 
 def test_what_triton_needs_is_looked_for_where_the_device_is_a_gpu(

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from pagemesh.cli.mesh import run_folder as run_folder_module
-from pagemesh.cli.mesh.run_folder import LOCK_NAME, orphan_pool_bytes, run_folder, running_folders
+from pagemesh.cli.mesh.run_folder import (
+    LOCK_NAME,
+    check_owner,
+    orphan_pool_bytes,
+    run_folder,
+    running_folders,
+)
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
 
@@ -167,6 +173,24 @@ def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     open_to_all.chmod(0o777)
     with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(open_to_all):
         pass
+    with pytest.raises(ConfigError, match=r"\(--pool-dir\): must be yours"):
+        check_owner(open_to_all)
+    check_owner(tmp_path / "not" / "there" / "yet")
+
+
+def test_a_file_that_is_named_as_a_folder_of_a_mesh_is_none(tmp_path: Path) -> None:
+    (tmp_path / "up-notes.txt").touch()
+    assert orphan_pool_bytes(tmp_path) == 0 and running_folders(tmp_path) == []
+    with run_folder(tmp_path) as folder:
+        assert not folder.adopted
+    assert [path.name for path in tmp_path.iterdir()] == ["up-notes.txt"]
+
+
+def test_where_no_folder_can_be_no_mesh_runs(tmp_path: Path) -> None:
+    nowhere = tmp_path / ("n" * 300)
+    assert orphan_pool_bytes(nowhere) == 0 and running_folders(nowhere) == []
+    with pytest.raises(ConfigError, match=r"\(--pool-dir\): file name too long"):
+        check_owner(nowhere)
 
 
 def test_a_pool_folder_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from pagemesh.cli.mesh.start_checks import (
 )
 from pagemesh.cli.up import for_eyes, plan
 from pagemesh.kernels.layout import PageLayout
+from pagemesh.kernels.native import library
+from pagemesh.kernels.native.library import CpuLevel
 from pagemesh.pager.storage.disk_file import DiskPlace, PlainFile
 from pagemesh.runtime.service_config import load_service_config
 from pagemesh.wire.errors import ConfigError
@@ -214,8 +216,35 @@ def test_a_folder_that_may_not_even_be_looked_into_is_refused(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(shutil, "disk_usage", forbidden)
-    with pytest.raises(ConfigError, match=r"PAGEMESH_POOL_DIR=.*: Permission denied; name another"):
+    with pytest.raises(
+        ConfigError, match=r"PAGEMESH_POOL_DIR=.*\(permission denied\); name another"
+    ):
         check_room(tmp_path, 1)
+
+
+def test_a_folder_for_pools_where_nobody_can_write_is_not_called_too_small() -> None:
+    # Root may write there as well as anybody, and it says that it has no byte free.
+    with pytest.raises(ConfigError, match=r"=/proc \(--pool-dir\): cannot be written"):
+        check_room(Path("/proc"), 1)
+
+
+def test_a_full_file_system_is_called_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 0))
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(ConfigError, match="0 B free, the pool takes 1 MiB; lower"):
+        check_room(tmp_path, 1 << 20)
+    assert "1 MiB free" in check_room(tmp_path, 1 << 20, orphan_bytes=1 << 20)
+
+
+def test_a_level_that_the_processor_has_not_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library.library(), "pm_best_level", lambda: CpuLevel.AVX2)
+    line = up_error(capsys, "--cpu-level", "avx512")
+    assert "PAGEMESH_CPU_LEVEL=avx512 but this CPU goes up to avx2; leave it out" in line
 
 
 def test_a_folder_for_pages_on_disk_that_cannot_be_one_is_refused_before_anything_starts(

@@ -13,7 +13,6 @@ from pagemesh.cli.doctor import examine
 from pagemesh.engine import cores
 from pagemesh.engine.cores import UsableCores, cpu_quota
 from pagemesh.engine.worker.stepper import bounded_threads
-from pagemesh.runtime.service_config import load_service_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def test_doctor_tells_the_cores_as_they_count(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(32)))
     monkeypatch.setattr(cores, "cpu_quota", lambda: 2.0)
-    found = {finding.topic: finding.text for finding in examine(load_service_config({}))}
+    found = {finding.topic: finding.text for finding in examine({})}
     assert found["limits"].endswith(" open files, 2 of 32 cores, the CPU quota allows 2")
 
 

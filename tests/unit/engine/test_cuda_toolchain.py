@@ -64,6 +64,9 @@ def test_a_user_without_a_home_is_told_to_name_a_folder(
     monkeypatch.setenv("TRITON_HOME", str(file))
     with pytest.raises(ConfigError, match=r"file cannot be written; name .*TRITON_CACHE_DIR"):
         check_toolchain()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(machine / ("n" * 300)))
+    with pytest.raises(ConfigError, match=r"\(TRITON_CACHE_DIR\): file name too long"):
+        check_toolchain()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(machine / "kernels"))
     assert check_toolchain().endswith(str(machine / "kernels"))
     assert cache_folder() == machine / "kernels"

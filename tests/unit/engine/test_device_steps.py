@@ -222,6 +222,24 @@ def test_a_pool_whose_memory_has_not_come_or_that_is_elsewhere_is_not_used(
     other.close()
 
 
+def test_a_pool_is_let_go_once_it_was_discarded(device: Host, cpu: Host) -> None:
+    assert device.box is not None
+    for host in (device, cpu):
+        assert not host.executor.let_go_discarded()
+    prompt = some_tokens(5, vocab=VOCAB)
+    row = make_row(1, device.grant(1, 16), prompt, 0, 5)
+    assert not device.run(row)[0].revoked
+    device.memory.make(replace(device.store.facts, incarnation=7), "w")
+    assert device.box.is_discarded
+    assert not device.run(row)[0].revoked, "until the step thread lets go"
+    assert device.executor.let_go_discarded()
+    assert not device.box.is_discarded and not device.executor.let_go_discarded()
+    with pytest.raises(RuntimeError, match="before any pool"):
+        device.run(row)
+    with pytest.raises(Gone, match="has not come"):
+        device.executor.use_opened(device.opened)
+
+
 def test_the_same_weights_in_another_type_are_another_root(folder: Path) -> None:
     config = settings_for(folder, "interpreter")
     whole, half = open_engine(config), open_engine(replace(config, dtype="bfloat16"))

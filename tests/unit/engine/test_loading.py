@@ -17,7 +17,7 @@ from tests.unit.engine.models import SHAPE, save_twin
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagemesh.engine import checkpoint, prepared
-from pagemesh.engine.files import locked
+from pagemesh.engine.files import cache_folder, locked
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
 from pagemesh.kernels.linear.packed import unpack_linear
@@ -305,3 +305,16 @@ def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"PAGEMESH_CACHE_DIR=.* cannot make this folder"):
         load(folder, cache=tmp_path / "file" / "cache")
+
+
+def test_prepared_weights_are_kept_in_the_users_cache_folder_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder("") == tmp_path / ".cache" / "pagemesh"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("") == tmp_path / "xdg" / "pagemesh"
+    assert cache_folder("~/mine") == tmp_path / "mine"
+    with pytest.raises(ConfigError, match=r"^PAGEMESH_CACHE_DIR=~nobody-here/x \(--cache"):
+        cache_folder("~nobody-here/x")

@@ -48,7 +48,7 @@ async def test_a_step_that_never_ends_ends_the_process(
         return compute(self, plan)
 
     monkeypatch.setattr(ModelExecutor, "run", hangs)
-    mesh.config = replace(mesh.config, worker=replace(mesh.config.worker, step_ms_max=300))
+    mesh.config = replace(mesh.config, host=replace(mesh.config.host, step_ms_max=300))
     monkeypatch.setattr(service, "_end_hung", ended.set)
     try:
         async with mesh.worker("decode", "solo"):

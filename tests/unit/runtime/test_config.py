@@ -76,6 +76,7 @@ def test_every_kind_of_value_is_parsed() -> None:
         (PagerConfig, "PAGEMESH_POOL_BYTES", "-1", "a size from 64KiB to 16TiB"),
         (PagerConfig, "PAGEMESH_POOL_BYTES", "1KiB", "a size from 64KiB to 16TiB"),
         (HostConfig, "PAGEMESH_POOL_DIR", " ", "a path"),
+        (HostConfig, "PAGEMESH_POOL_DIR", "~nobody-here/x", "write the path in full"),
     ],
 )
 def test_a_bad_value_names_itself_and_what_is_allowed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import huggingface_hub
 import pytest
 from tests.support.model_files import write_model_files
 
-from pagemesh.runtime.model_folder import INDEX_NAME, find_model, read_config, weight_files
+from pagemesh.runtime.model_folder import (
+    INDEX_NAME,
+    find_model,
+    is_hub_id,
+    read_config,
+    weight_files,
+)
 from pagemesh.wire.errors import ConfigError
 
 
@@ -81,6 +88,30 @@ def test_the_files_of_the_weights_are_those_of_the_index_or_the_one_file(tmp_pat
     assert [file.name for file in weight_files(tmp_path)] == ["model.safetensors"]
     (tmp_path / INDEX_NAME).write_text('{"weight_map": {"a": "2.st", "b": "1.st", "c": "2.st"}}')
     assert weight_files(tmp_path) == [tmp_path / "1.st", tmp_path / "2.st"]
+
+
+def test_an_index_of_weights_that_may_not_be_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / INDEX_NAME).touch()
+    monkeypatch.setattr(Path, "read_text", forbidden)
+    with pytest.raises(ConfigError, match=r"index\.json: cannot be read \(Permission denied\)"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["~nobody-here/x", "n" * 300, "n" * 300 + "/name"])
+def test_a_name_that_no_path_can_have_is_one_sentence(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model {model}: .*(in full|name another)$"):
+        find_model(model)
+
+
+def test_a_hub_id_whose_path_may_not_be_looked_at_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="file name too long"):
+        is_hub_id("n" * 300 + "/name")
+    assert is_hub_id("owner/name") and not is_hub_id("~nobody-here/x")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 1}', "[" * 200_000])

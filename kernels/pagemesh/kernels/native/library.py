@@ -317,16 +317,28 @@ def _advice() -> str:
 
 
 def _choose_level(loaded: ctypes.CDLL) -> None:
+    loaded.pm_set_level(_level_of(loaded, os.environ.get(LEVEL_VARIABLE, "")))
+
+
+def _level_of(loaded: ctypes.CDLL, name: str) -> CpuLevel:
     best = CpuLevel(loaded.pm_best_level())
-    name = os.environ.get(LEVEL_VARIABLE, "").strip().upper()
+    name = name.strip().upper()
     if name and name not in CpuLevel.__members__:
         known = ", ".join(level.name.lower() for level in CpuLevel)
         raise ConfigError(f"{LEVEL_VARIABLE}={name.lower()} is not one of {known}")
     wanted = CpuLevel[name] if name else best
-    if loaded.pm_set_level(wanted):
+    if wanted > best:
         raise ConfigError(
-            f"{LEVEL_VARIABLE}={wanted.name.lower()} but this CPU goes up to {best.name.lower()}"
+            f"{LEVEL_VARIABLE}={wanted.name.lower()} but this CPU goes up to {best.name.lower()}; "
+            "leave it out for the best there is"
         )
+    return wanted
+
+
+def check_level(name: str) -> None:
+    """Raises ``ConfigError`` for the name of a level that this CPU has not, or that is none; what
+    is empty means the best."""
+    _level_of(library(), name)
 
 
 def cpu_level() -> CpuLevel:

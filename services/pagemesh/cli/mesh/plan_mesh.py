@@ -12,16 +12,15 @@ from pagemesh.cli.mesh import nats_conf
 from pagemesh.cli.mesh.children import ChildSpec
 from pagemesh.cli.mesh.run_folder import RunFolder, url_file_name, write_private
 from pagemesh.cli.mesh.up_config import UpConfig
+from pagemesh.runtime import compiled
 from pagemesh.runtime.config import ENV_PREFIX, Secret
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.service_config import ServiceConfig, service_environ
 from pagemesh.runtime.settings import BusConfig
-from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.subjects import BUS_ROLES, BusRole
 
 STAGES: Mapping[str, int] = {"nats": 0, "pager": 1, "decode": 2, "prefill": 2, "gateway": 3}
-PORT_MAX = 65_535
 URL_ROLES: tuple[BusRole, ...] = ("client", "operator")
 """Roles of people: the URL of each is written to a private file, ``ROLE.url``."""
 
@@ -81,16 +80,11 @@ def plan_services(
 
 
 def _with_own_metrics(config: ServiceConfig, index: int) -> ServiceConfig:
-    """One port cannot be listened on twice: the services take it and the ones that follow.
-    Raises ``ConfigError``."""
+    """One port cannot be listened on twice: the services take it and the ones that follow, which
+    ``check_metrics_ports`` has looked at."""
     first = config.telemetry.metrics_port
     if first == 0:
         return config
-    if first + index > PORT_MAX:
-        raise ConfigError(
-            f"PAGEMESH_METRICS_PORT={first} leaves too few ports; each service of "
-            "the mesh takes the next one, so name a lower one"
-        )
     return replace(config, telemetry=replace(config.telemetry, metrics_port=first + index))
 
 
@@ -106,5 +100,10 @@ def _service(role: BusRole, name: str, config: ServiceConfig, nats: NatsServer |
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment without our settings, which each child is given anew and complete."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    """Our environment without our settings, which each child is given anew and complete. Whether
+    cores run compiled is no setting: it is asked before there are any."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == compiled.VARIABLE or not name.startswith(ENV_PREFIX)
+    }

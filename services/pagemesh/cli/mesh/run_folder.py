@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import HOLDERS_SUFFIX, PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
 
@@ -46,7 +47,7 @@ class RunFolder:
         secret = kept or secrets.token_hex(32)
         if disk_dir:
             with contextlib.suppress(OSError):
-                folder = Path(disk_dir).expanduser()
+                folder = expanded(disk_dir, "PAGEMESH_DISK_DIR")
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with _alone_in(folder):  # another `up` may begin with the same disk
                     found = _kept_secret(folder)
@@ -99,7 +100,9 @@ def write_private(path: Path, text: str) -> None:
 def run_folder(base: Path) -> Iterator[RunFolder]:
     """A folder of our own below ``base``, removed at the end. Raises ``ConfigError`` when
     ``base`` cannot be made or belongs to someone else."""
-    _prepare(base)
+    with naming(f"PAGEMESH_POOL_DIR={base} (--pool-dir)"):
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(base)
     with _alone_in(base):
         folder, lock = _adopt_or_make(base)
     try:
@@ -122,6 +125,17 @@ def orphan_pool_bytes(base: Path) -> int:
     return total
 
 
+def check_owner(base: Path) -> None:
+    """Whether ``base`` is ours alone, or not there yet. Raises ``ConfigError``."""
+    named = f"PAGEMESH_POOL_DIR={base} (--pool-dir)"
+    with naming(named):
+        if not base.exists():
+            return
+        facts = base.stat()
+    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o022:
+        raise ConfigError(f"{named}: must be yours and writable by nobody else (chmod 700)")
+
+
 def running_folders(base: Path) -> list[Path]:
     """The folders below ``base`` whose `pagemesh up` is alive."""
     if not _usable(base):
@@ -141,12 +155,14 @@ def url_file_name(role: str) -> str:
     return f"{role}.url"
 
 
-def _usable(base: Path) -> bool:
-    return base.is_dir() and os.access(base, os.R_OK | os.W_OK | os.X_OK)
+def _usable(folder: Path) -> bool:
+    """Asked for access first, which says no where nobody may even look: ``is_dir`` raises there."""
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK) and folder.is_dir()
 
 
 def _folders(base: Path) -> list[Path]:
-    return sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]
+    """Those of meshes of ours: others may have files and folders of such names beside them."""
+    return list(filter(_usable, sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]))
 
 
 @contextmanager
@@ -194,18 +210,6 @@ def _orphans(base: Path) -> Iterator[tuple[Path, int]]:
             os.close(lock)
         else:
             yield folder, lock
-
-
-def _prepare(base: Path) -> None:
-    try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = base.stat()
-    except OSError as error:
-        raise ConfigError(f"PAGEMESH_POOL_DIR={base}: {error.strerror}; name another") from None
-    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o022:
-        raise ConfigError(
-            f"PAGEMESH_POOL_DIR={base}: must be yours and writable by nobody else (chmod 700)"
-        )
 
 
 def _try_lock(path: Path) -> int | None:

@@ -7,20 +7,20 @@ would be a mesh that comes up halfway.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from pagemesh.cli.mesh.gpu_check import Gpu, check_gpu, check_gpu_room
+from pagemesh.cli.mesh.gpu_check import Gpu, check_gpu_room
 from pagemesh.cli.planning.formats import FORMATS
 from pagemesh.cli.planning.memory import page_shape
 from pagemesh.cli.planning.shape import ModelShape, read_shape
 from pagemesh.cli.planning.weights import weights_of
 from pagemesh.engine.coverage import refuse_unsupported
 from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.kernels.native.library import check_level
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.bus.tls import tls_context
@@ -56,22 +56,21 @@ class PoolPlan:
         )
 
 
-def check_settings(config: ServiceConfig, *, own_nats: bool) -> Gpu | None:
-    """What can be judged before a model is fetched; gives the GPU that the mesh is to run on, if
-    that is one. Raises ``ConfigError``."""
+def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
+    """Whether the settings go together, of which no GPU, disk or server is asked. Raises
+    ``ConfigError``."""
     _ = config.telemetry.traces_url
     gate = config.gateway
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     _ = gate.page_origins
     config.worker.check_supported()
+    if config.worker.device == "cpu" and config.worker.cpu_level:
+        check_level(config.worker.cpu_level)
     if config.worker.device == "cpu" and config.pager.host_bytes:
         raise ConfigError(
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
             "host's memory already; leave it out, or give --pool-bytes more"
         )
-    gpu = check_gpu(config) if config.worker.device == "cuda" else None
-    if config.pager.disk_dir:
-        check_disk(Path(config.pager.disk_dir).expanduser(), config.host.host)
     if not own_nats:
         _ = config.bus.servers
         tls_context(config.bus)
@@ -80,7 +79,6 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> Gpu | None:
             "PAGEMESH_NATS_TLS_CA or PAGEMESH_NATS_TLS_CERT is set, and the server that up starts "
             "has no TLS; name one that has with --nats, or unset them"
         )
-    return gpu
 
 
 def check_device_room(
@@ -153,12 +151,9 @@ def check_disk(folder: Path, host: str) -> None:
     if not existing.is_dir():
         raise _no_disk(folder, f"{existing} is not a folder" if named else "not a folder")
     try:
-        # Asking for permission is not enough: root has it everywhere, read-only disks included.
-        Path(tempfile.mkdtemp(prefix=".pagemesh-", dir=existing)).rmdir()
+        _try_to_write(existing)
         is_taken = not holder_is_dead(DiskPlace(folder, host, 0, b"").path("index"))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return
         why = str(error.strerror).lower()
         raise _no_disk(folder, f"{named}cannot be written ({why})") from None
     if is_taken:
@@ -191,10 +186,12 @@ def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(existing).free + orphan_bytes
+        _try_to_write(existing)
     except OSError as error:
-        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: {error.strerror}; name another") from None
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"PAGEMESH_POOL_DIR={folder}: cannot be written; name another")
+        why = str(error.strerror).lower()
+        raise ConfigError(
+            f"PAGEMESH_POOL_DIR={folder} (--pool-dir): cannot be written ({why}); name another"
+        ) from None
     if free < wanted_bytes:
         raise ConfigError(
             f"PAGEMESH_POOL_DIR={folder}: {shown_binary(free)} free, the pool takes "
@@ -202,6 +199,16 @@ def check_room(folder: Path, wanted_bytes: int, orphan_bytes: int = 0) -> str:
             "file system more (containers: --shm-size)"
         )
     return f"{folder}, {shown_binary(free)} free, the pool takes {shown_binary(wanted_bytes)}"
+
+
+def _try_to_write(folder: Path) -> None:
+    """Asking for permission is not enough: root has it everywhere, read-only disks included.
+    Raises ``OSError``, but not for a file system that is full."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".pagemesh-", dir=folder)).rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _round_up(count_bytes: int) -> int:

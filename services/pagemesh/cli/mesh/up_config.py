@@ -44,6 +44,20 @@ class UpConfig:
         minimum=2_000, maximum=86_400_000,
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """Raises ``ConfigError`` for a mesh that could answer nobody."""
+        if not self.worker_count:
+            raise ConfigError("--prefill 0 --decode 0: at least one worker is needed")
+
+    @property
+    def worker_count(self) -> int:
+        return self.prefill_count + self.decode_count
+
+    @property
+    def service_count(self) -> int:
+        """With a pager and a gateway."""
+        return self.worker_count + 2
+
 
 def for_device(up: UpConfig, config: ServiceConfig, given: Mapping[str, str]) -> UpConfig:
     """``up`` with one worker for both roles on a GPU, unless ``given`` (by variable) says how many
@@ -51,6 +65,11 @@ def for_device(up: UpConfig, config: ServiceConfig, given: Mapping[str, str]) ->
     if config.worker.device != "cuda" or "PAGEMESH_PREFILL" in given or not up.decode_count:
         return up
     return replace(up, prefill_count=0)
+
+
+def starts_nats(given: Mapping[str, str]) -> bool:
+    """Whether ``up`` starts a NATS server of its own: ``given`` (by variable) names none."""
+    return "PAGEMESH_NATS" not in given
 
 
 def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
@@ -88,19 +107,25 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
 
 
 def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
-    """Whether the ports for metrics of ``service_count`` services are free. Raises
+    """Whether the ports for metrics of ``service_count`` services are there and free. Raises
     ``ConfigError``."""
     telemetry = config.telemetry
-    for port in range(telemetry.metrics_port, telemetry.metrics_port + service_count):
-        if not telemetry.metrics_port or port > _PORT_MAX:
-            return
+    if not telemetry.metrics_port:
+        return
+    ports = range(telemetry.metrics_port, telemetry.metrics_port + service_count)
+    named = f"PAGEMESH_METRICS_PORT={telemetry.metrics_port} (--metrics-port)"
+    if ports[-1] > _PORT_MAX:
+        raise ConfigError(
+            f"{named} leaves too few ports for {service_count} services, which take one each; name "
+            "a lower one"
+        )
+    for port in ports:
         try:
             usable_port(telemetry.metrics_host, port)
         except OSError as error:
             raise ConfigError(
-                f"PAGEMESH_METRICS_PORT={telemetry.metrics_port} (--metrics-port): "
-                f"{_reason(error)} at {shown_address(telemetry.metrics_host, port)}; name another, "
-                f"from which on {service_count} services take one each"
+                f"{named}: {_reason(error)} at {shown_address(telemetry.metrics_host, port)}; name "
+                f"another, from which on {service_count} services take one each"
             ) from None
 
 

@@ -19,7 +19,6 @@ from pagemesh.engine.cuda.graph_bytes import ROWS_MAX
 from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.device_memory import MemoryMaker
-from pagemesh.engine.files import ensure_folder
 from pagemesh.engine.loading import (
     ServedModel,
     page_layout,
@@ -32,6 +31,7 @@ from pagemesh.engine.opening import Engine, has_lean_path
 from pagemesh.kernels.layout import KvDtype, PageLayout
 from pagemesh.kernels.ops import KvPool
 from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.user_paths import ensure_folder
 from pagemesh.wire.errors import ConfigError
 
 DeviceName = Literal["cuda", "interpreter"]

@@ -9,6 +9,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from pagemesh.runtime.user_paths import naming
 from pagemesh.wire.errors import ConfigError
 
 
@@ -31,7 +32,8 @@ def check_toolchain() -> str:
             "Python.h; install them (Debian: python3-dev)"
         )
     folder = cache_folder()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    with naming(f"Triton's folder {folder} (TRITON_CACHE_DIR)"):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(
             f"Triton keeps compiled kernels in {folder}, and {existing} cannot be written; name "
