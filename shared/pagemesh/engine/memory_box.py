@@ -37,7 +37,7 @@ _PAUSE_S = 0.2
 """After what kept it from taking a connection: too many open files, most likely."""
 _KEPT_MAX = 2
 """Memories: of the pool in use, and of the one that follows it."""
-_UNMAP_S_MAX = 1.5
+_UNMAP_S_MAX = 1.0
 """What a step may take to end whose pool was discarded: the pager waits a little longer."""
 _log = get_logger(__name__)
 

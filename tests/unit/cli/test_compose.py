@@ -106,7 +106,10 @@ def test_a_model_of_this_host_is_mounted_where_every_service_looks_for_it() -> N
     mounted = "${PAGEMESH_MODEL_FOLDER:-./ops/demo_model/weights}:/model:ro"
     for role in ("gateway", "prefill", "decode"):
         assert mounted in SERVICES[role]["volumes"]
-        assert environment(role)["PAGEMESH_MODEL"] == "${PAGEMESH_MODEL_FOLDER:+/model}"
+        assert (
+            environment(role)["PAGEMESH_MODEL"]
+            == "${PAGEMESH_MODEL:-${PAGEMESH_MODEL_FOLDER:+/model}}"
+        )
 
 
 def test_what_prometheus_keeps_in_memory_fits_its_own_limit() -> None:

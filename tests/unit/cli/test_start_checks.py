@@ -243,8 +243,9 @@ def test_a_level_that_the_processor_has_not_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library.library(), "pm_best_level", lambda: CpuLevel.AVX2)
-    line = up_error(capsys, "--cpu-level", "avx512")
-    assert "PAGEMESH_CPU_LEVEL=avx512 but this CPU goes up to avx2; leave it out" in line
+    for device in ("cpu", "interpreter"):
+        line = up_error(capsys, "--cpu-level", "avx512", "--device", device)
+        assert "PAGEMESH_CPU_LEVEL=avx512 but this CPU goes up to avx2; leave it out" in line
 
 
 def test_a_folder_for_pages_on_disk_that_cannot_be_one_is_refused_before_anything_starts(

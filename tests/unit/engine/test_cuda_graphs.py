@@ -206,7 +206,12 @@ def test_without_memory_for_another_steps_go_on_with_the_graphs_there_are() -> N
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"]
+    "words",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling it",
+    ],
 )
 def test_memory_that_the_driver_has_not_ends_no_worker(words: str) -> None:
     def capture(_bucket: Bucket) -> Step:

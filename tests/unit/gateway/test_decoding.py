@@ -28,6 +28,11 @@ def test_a_body_that_is_no_object_is_told_what_is_meant() -> None:
         ({"model": 1}, "model: expected a string or null, got an integer"),
         ({"messages": {}}, "messages: expected an array, got an object"),
         ({"stream": "yes"}, "stream: expected true or false or null, got a string"),
+        (
+            {"messages": [{"role": "`int`", "content": ""}]},
+            "messages[0].role: invalid enum value '`int`'; roles are system, developer, user and "
+            "assistant",
+        ),
         ({"top_logprobs": -1}, "top_logprobs: expected an integer >= 0"),
     ],
 )

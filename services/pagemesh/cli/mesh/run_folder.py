@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
@@ -162,7 +163,8 @@ def _usable(folder: Path) -> bool:
 
 def _folders(base: Path) -> list[Path]:
     """Those of meshes of ours: others may have files and folders of such names beside them."""
-    return list(filter(_usable, sorted(base.glob(PREFIX + "*"))[:_FOLDER_COUNT_MAX]))
+    found = filter(_usable, sorted(base.glob(PREFIX + "*")))
+    return list(itertools.islice(found, _FOLDER_COUNT_MAX))
 
 
 @contextmanager

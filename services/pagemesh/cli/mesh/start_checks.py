@@ -64,7 +64,7 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
     _ = Tenants(gate.api_keys.reveal(), config.host.secret.reveal_bytes(), gate.tenant_limits)
     _ = gate.page_origins
     config.worker.check_supported()
-    if config.worker.device == "cpu" and config.worker.cpu_level:
+    if config.worker.cpu_level:  # wherever steps run, headers are written by native code
         check_level(config.worker.cpu_level)
     if config.worker.device == "cpu" and config.pager.host_bytes:
         raise ConfigError(

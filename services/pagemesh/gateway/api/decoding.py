@@ -70,7 +70,7 @@ def _named(text: str, elsewhere: dict[str, str]) -> ApiError:
 
 def _said(message: str) -> str:
     """``message`` of msgspec with its types in words; what it quotes of a body stays."""
-    kinds = _KINDS.sub(_kinds_said, message)
+    kinds = _KINDS.sub(_kinds_said, message) if message.startswith("Expected ") else message
     return f"{kinds[:1].lower()}{kinds[1:]}"
 
 

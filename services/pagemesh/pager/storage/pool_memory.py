@@ -20,6 +20,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
@@ -36,7 +37,9 @@ from pagemesh.wire.pool_memory import Action, HandMemory, MovePages
 MAKE_S_MAX = 60.0
 """What a worker may take to make and zero the memory; nobody else is served then."""
 HAND_S_MAX = 2.0
-"""What a worker may take for anything else: it stores or copies a number, or lets a step end."""
+"""What a worker may take for anything else: it only stores or copies a number."""
+LET_GO_S_MAX = 1.2
+"""What it may take to let go of another pool, after the step that goes on over it."""
 _LOOK_S = 0.1
 """How often one that waits for a worker without end looks whether there still is a reason to."""
 _RETRY_MS = 500
@@ -61,7 +64,10 @@ class PoolMemory:
         does not answer, or has no room while somebody has not let go."""
         self.drop()
         names = dict.fromkeys((*others, lock_name))
-        keeping = [name for name in names if not self._lets_go(name, facts)]
+        # All at once, or who asked for the session would have given up before it is answered.
+        with ThreadPoolExecutor(len(names)) as asking:
+            have_let_go = list(asking.map(lambda name: self._lets_go(name, facts), names))
+        keeping = [name for name, gone in zip(names, have_let_go, strict=True) if not gone]
         try:
             self._take_in(facts, self._ask(lock_name, facts, "make", MAKE_S_MAX))
         except NoCapacity as fault:
@@ -76,7 +82,7 @@ class PoolMemory:
     def _lets_go(self, lock_name: str, facts: PoolFacts) -> bool:
         """Whether the worker has the memory of no other pool than that of ``facts`` any more."""
         try:
-            self._ask(lock_name, facts, "keep_only", HAND_S_MAX).close()
+            self._ask(lock_name, facts, "keep_only", LET_GO_S_MAX).close()
         except Fault as fault:
             _log.warning("pager.memory_not_let_go", lock=lock_name, reason=fault.message)
             return False

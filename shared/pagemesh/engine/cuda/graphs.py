@@ -150,8 +150,10 @@ def common_buckets(rows_max: int, spans_max: int) -> list[Bucket]:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether the device had no memory. Only what torch allocates itself fails with a class of its
     own; graphs, kernels and libraries take memory of the driver."""
-    is_torch_own = isinstance(error, torch.cuda.OutOfMemoryError)
-    return is_torch_own or "out of memory" in str(error).lower()
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "alloc_failed" in text
 
 
 def warn_of_memory(graph_count: int) -> None:
