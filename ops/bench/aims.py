@@ -27,6 +27,11 @@ SPEED_OF_MODEL: Mapping[str, float] = {"L": 1.2}
 is the workload that says (``serving.workloads``)."""
 
 
+def is_slow(in_process_ms: float, over_ms: float) -> bool:
+    """Whether ``OVER_IN_PROCESS`` allows more than ``over_ms`` do."""
+    return in_process_ms * (OVER_IN_PROCESS - 1) > over_ms
+
+
 def of_aim(value: float, aim: float, *, at_least: bool = False) -> str:
     """``value`` should be at most ``aim``, or ``at_least`` that."""
     is_missed = value < aim if at_least else value > aim

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ops.bench.aims import OVER_IN_PROCESS, of_aim
+from ops.bench.aims import OVER_IN_PROCESS, is_slow, of_aim
 from ops.bench.hardware import describe
 from ops.bench.no_drafts import NO_DRAFTS
 from ops.bench.stream import Connection, events_of
@@ -257,8 +257,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 def _of_aim(first: dict[str, float]) -> str:
     """Of slow models a share counts, of others milliseconds."""
-    is_slow = first["in_process"] * (OVER_IN_PROCESS - 1) > AIM_MS
-    if is_slow:
+    if is_slow(first["in_process"], AIM_MS):
         return of_aim(first["mesh"] / first["in_process"], OVER_IN_PROCESS)
     return of_aim(first["over"], AIM_MS)
 

@@ -314,8 +314,7 @@ def _cache(report: Report) -> Iterator[Figure]:
     aim = _at_least(wanted["cached_share_of_possible"])
     yield _figure("cached, of what is possible", shares, on, **aim)
     firsts = [one["first_token_ms"] for one in found]
-    slow_ms = wanted["over_in_process_ms"] / (aims.OVER_IN_PROCESS - 1)
-    if all(one["in_process"] > slow_ms for one in firsts):
+    if all(aims.is_slow(one["in_process"], wanted["over_in_process_ms"]) for one in firsts):
         ratios = [one["mesh"] / one["in_process"] for one in firsts]
         yield _figure("first token over that in process", ratios, on, aim=aims.OVER_IN_PROCESS)
         return

@@ -60,29 +60,36 @@ def require_exact(folder: Path, rounds: list[list[dict[str, Any]]]) -> None:
                 assert reference.worst_gap(prompt, tokens) <= GAP_MAX
 
 
+def handing_over(pool_dir: Path, model: Path) -> Mesh:
+    """A mesh on a device whose prefill worker computes every prompt."""
+    flags = ("--device", "interpreter")
+    return Mesh(pool_dir, model=model, pool_bytes=4 << 20, handover=True, flags=flags)
+
+
+def replace(mesh: Mesh, *roles: str) -> None:
+    """Kill all of ``roles`` at once, and wait for those that follow them."""
+    killed = {role: mesh.kill(role) for role in roles}
+    mesh.wait_for(
+        lambda: all(mesh.pid(role) != old for role, old in killed.items()), " and ".join(roles)
+    )
+    mesh.wait_ready(90.0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tokens_are_those_of_the_cpu_and_pages_outlive_each_process_but_not_all(
     pool_dir: Path, tmp_path: Path, no_stray_processes: None
 ) -> None:
     folder = write_tiny_llama(tmp_path / "tiny")
-    with Mesh(
-        pool_dir, model=folder, pool_bytes=4 << 20, handover=True, flags=("--device", "interpreter")
-    ) as mesh:
+    with handing_over(pool_dir, folder) as mesh:
         rounds = [greedy(mesh), greedy(mesh)]
         assert cached(rounds[1]) > 0
         for role in ("decode", "pager"):
-            old = mesh.kill(role)
-            mesh.wait_for(lambda role=role, old=old: mesh.pid(role) != old, role)  # type: ignore[misc]
-            mesh.wait_ready(90.0)
+            replace(mesh, role)
             rounds.append(greedy(mesh))
             assert cached(rounds[-1]) >= cached(rounds[1]), f"{role} took no page with it"
         mesh.wait_idle(60.0)
-        killed = {role: mesh.kill(role) for role in ("pager", "prefill", "decode")}
-        mesh.wait_for(
-            lambda: all(mesh.pid(role) != old for role, old in killed.items()), "all of them"
-        )
-        mesh.wait_ready(90.0)
+        replace(mesh, "pager", "prefill", "decode")
         rounds.append(greedy(mesh))
         assert cached(rounds[-1]) < cached(rounds[1]), "the memory went with the last of them"
         mesh.wait_idle(60.0)
@@ -114,9 +121,7 @@ def test_of_a_pool_that_was_removed_no_process_keeps_the_memory(
     pool_dir: Path, tmp_path: Path, no_stray_processes: None
 ) -> None:
     folder = write_tiny_llama(tmp_path / "tiny")
-    with Mesh(
-        pool_dir, model=folder, pool_bytes=4 << 20, handover=True, flags=("--device", "interpreter")
-    ) as mesh:
+    with handing_over(pool_dir, folder) as mesh:
 
         def held() -> set[int]:
             return set().union(*map(memories, mesh.pids().values()))
@@ -125,9 +130,7 @@ def test_of_a_pool_that_was_removed_no_process_keeps_the_memory(
         (old,) = held()
         for path in pool_dir.rglob("*.pool"):
             path.unlink()
-        killed = mesh.kill("decode")
-        mesh.wait_for(lambda: mesh.pid("decode") != killed, "decode")
-        mesh.wait_ready(90.0)
+        replace(mesh, "decode")
         rounds.append(greedy(mesh))
         assert len(held()) == len(held() - {old}) == 1
         mesh.wait_idle(60.0)

@@ -204,7 +204,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
 def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
     host = replace(config.host, pool_dir=folder.path)
     if not host.secret.is_set:
-        host = replace(host, secret=Secret(folder.secret(config.pager.disk_dir)))
+        host = replace(host, secret=Secret(folder.secret(config.pager.disk_folder)))
     return replace(config, host=host)
 
 

@@ -126,11 +126,6 @@ class GatewayActor:
         self.presence.announce_soon()
 
     @property
-    def ready(self) -> bool:
-        """A request that comes now will most likely be served."""
-        return not self.unready_why
-
-    @property
     def unready_why(self) -> str:
         """Why a request that comes now may not be served, for people; empty if it will be."""
         if self.bus.state is not BusState.CONNECTED:

@@ -112,9 +112,9 @@ def test_a_secret_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path) -> No
     disk.mkdir()
     (disk / "secret").touch()
     with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
-        secret = one.secret(str(disk))
+        secret = one.secret(disk)
         assert len(secret) == 64
-        assert two.secret(str(disk)) == secret, "the next mesh reads the same disk"
+        assert two.secret(disk) == secret, "the next mesh reads the same disk"
     assert [path.name for path in disk.iterdir()] == ["secret"]
     assert (disk / "secret").stat().st_mode & 0o077 == 0
 
@@ -132,9 +132,9 @@ def test_a_secret_that_cannot_be_written_leaves_nothing_for_the_next_mesh(
 
         with monkeypatch.context() as full:
             full.setattr(run_folder_module, "write_private", cut_short)
-            assert one.secret(str(disk)) == in_run_folder
+            assert one.secret(disk) == in_run_folder
         assert list(disk.iterdir()) == []
-        assert len(one.secret(str(disk))) == 64
+        assert len(one.secret(disk)) == 64
 
 
 def test_two_meshes_that_begin_at_once_with_one_disk_have_one_secret(
@@ -147,7 +147,7 @@ def test_two_meshes_that_begin_at_once_with_one_disk_have_one_secret(
         write(path, text)
 
     monkeypatch.setattr(run_folder_module, "write_private", slowly)
-    disk = str(tmp_path / "disk")
+    disk = tmp_path / "disk"
     with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
         with ThreadPoolExecutor(2) as threads:
             said = list(threads.map(lambda folder: folder.secret(disk), (one, two)))
@@ -160,9 +160,9 @@ def test_an_adopted_pool_stays_warm_when_a_disk_is_given_to_it_and_when_it_is_ta
     orphan(tmp_path, "up-old", "host.pool", "secret")
     disk = tmp_path / "disk"
     with run_folder(tmp_path) as folder:
-        assert folder.secret(str(disk)) == "x" == (disk / "secret").read_text()
+        assert folder.secret(disk) == "x" == (disk / "secret").read_text()
     with run_folder(tmp_path) as other:
-        assert other.secret(str(disk)) == "x"
+        assert other.secret(disk) == "x"
         (other.path / "host.pool").touch()
         assert other.secret() == "x"
 

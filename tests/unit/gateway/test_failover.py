@@ -115,10 +115,10 @@ async def test_a_request_that_comes_after_the_only_worker_died_waits_for_the_nex
         shared_nats_server.url, model_folder, roles=("decode",), limits=limits
     ) as mesh:
         gateway, bus = mesh.front.gateway, mesh.worker.bus
-        await eventually(lambda: gateway.ready)
+        await eventually(lambda: not gateway.unready_why)
         await mesh.worker.stop_listening()
         first = asyncio.create_task(stream_text(mesh, TEXT))  # finds out
-        await eventually(lambda: not gateway.ready)
+        await eventually(lambda: bool(gateway.unready_why))
         second = asyncio.create_task(stream_text(mesh, TEXT))
         await asyncio.sleep(5 * limits.worker_wait_ms_max / 1_000)
         async with FakeWorker(bus, f"next-{mesh.worker.name}", "decode").running():
@@ -164,6 +164,6 @@ async def test_a_worker_that_was_away_for_a_moment_and_has_no_news_is_asked_agai
         assert await stream_text(mesh, TEXT) == TEXT[::-1]
         await mesh.worker.stop_listening()
         asked = asyncio.create_task(stream_text(mesh, TEXT))
-        await eventually(lambda: not mesh.front.gateway.ready)
+        await eventually(lambda: bool(mesh.front.gateway.unready_why))
         await mesh.worker.listen()
         assert await asked == TEXT[::-1]

@@ -119,7 +119,7 @@ async def test_health_version_metrics_and_tokens_are_served(
     mesh: FakeMesh, http: httpx.AsyncClient
 ) -> None:
     assert (await http.get("/health/live")).status_code == 200
-    await eventually(lambda: mesh.front.gateway.ready)
+    await eventually(lambda: not mesh.front.gateway.unready_why)
     assert (await http.get("/health/ready")).status_code == 200
     assert (await http.get("/health")).json() == {"status": "ready"}
     assert "version" in (await http.get("/version")).json()
@@ -187,7 +187,7 @@ async def test_the_four_foreign_gauges_are_there_for_who_asks(
         fake_mesh(shared_nats_server.url, model_folder, config=config) as mesh,
         httpx.AsyncClient(base_url=mesh.url) as http,
     ):
-        await eventually(lambda: mesh.front.gateway.ready)
+        await eventually(lambda: not mesh.front.gateway.unready_why)
         text = (await http.get("/metrics")).text
     assert 'vllm:num_requests_running{model_name="tiny"} 0' in text
     assert 'vllm:num_requests_waiting{model_name="tiny"} 0' in text

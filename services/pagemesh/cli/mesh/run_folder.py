@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagemesh.kernels.native.locks import holder_is_dead
-from pagemesh.runtime.user_paths import expanded, naming
+from pagemesh.runtime.user_paths import naming
 from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import HOLDERS_SUFFIX, PINS_SUFFIX, POOL_SUFFIX, RETIRED_SUFFIX
 
@@ -40,20 +40,19 @@ class RunFolder:
     adopted: bool
     removed_count: int
 
-    def secret(self, disk_dir: str = "") -> str:
+    def secret(self, disk_folder: Path | None = None) -> str:
         """The mesh's secret: the one that the disk tier's pages are keyed with, else that of the
         adopted pool, else a new one. It is kept in both places, so that either is found again; if
-        ``disk_dir`` cannot be used, nor will the tier be."""
+        ``disk_folder`` cannot be used, nor will the tier be."""
         kept = _kept_secret(self.path)
         secret = kept or secrets.token_hex(32)
-        if disk_dir:
+        if disk_folder is not None:
             with contextlib.suppress(OSError):
-                folder = expanded(disk_dir, "PAGEMESH_DISK_DIR")
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with _alone_in(folder):  # another `up` may begin with the same disk
-                    found = _kept_secret(folder)
+                disk_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with _alone_in(disk_folder):  # another `up` may begin with the same disk
+                    found = _kept_secret(disk_folder)
                     if not found:
-                        _keep_secret(folder, secret)
+                        _keep_secret(disk_folder, secret)
                 secret = found or secret
         if secret != kept:
             _keep_secret(self.path, secret)
