@@ -13,12 +13,11 @@
 #include <math.h>
 
 #include "attention_caps.h"
+#include "attention_pages.h"
 #include "kernels.h"
-#include "kv_types.h"
 
 namespace {
 
-constexpr int kBlock = 64, kBlockVectors = kBlock / kLanes;
 constexpr long kSpan = 512;
 #if PM_LEVEL >= 1
 constexpr int kTileQueries = 6, kUnitQueriesMin = 48, kUnitQueriesMax = 192;
@@ -88,83 +87,14 @@ void write_out(const AttentionCall& call, long row, long head, State state) {
   }
 }
 
-// A head's K and V in the pages of one sequence.
-template <typename T>
-struct HeadPages {
-  using Code = typename T::Code;
-  const PmPages& pages;
-  const int32_t* table;
-  long kv_head;
+// What comes next is fetched while a run computes, once or twice: long before it is read and, since
+// some of that is dropped when much is under way, again one vector or strip before.
+enum class Fetch { kNothing, kOnce, kTwice };
 
-  bool whole_vectors() const { return pages.page_size % kLanes == 0; }
-  Code* keys(long position) const {
-    return head_of<T>(pages, table[position / pages.page_size], kv_head);
-  }
-};
-
-// Slots of a block; those outside take part in nothing.
-struct Slots {
-  int first, end;
-};
-
-// Where a block's slots are. K vector j at dimension d: keys[j] + d * key_stride.
-template <typename T>
-struct Block {
-  using Code = typename T::Code;
-  const Code* keys[kBlockVectors];
-  const Code* next_keys[kBlockVectors];  // of the block after it, to fetch ahead
-  long key_stride;
-  const Code* values[kBlock];
-  float key_scales[T::kScaled ? kBlock : 1];
-  float value_scales[T::kScaled ? kBlock : 1];
-};
-
-// Where the K vectors of slots of the block at `start` are, in pages of whole vectors.
-template <typename T>
-void locate_keys(const HeadPages<T>& head, long start, Slots slots,
-                 const typename T::Code** keys) {
-  for (int j = slots.first / kLanes; j * kLanes < slots.end; ++j) {
-    const long position = start + j * kLanes;
-    keys[j] = head.keys(position) + position % head.pages.page_size;
-  }
-}
-
-// `key_copy`: room for the block's K, [head_dim][64], when vectors cross pages.
-template <typename T>
-void locate(const HeadPages<T>& head, long start, Slots slots, typename T::Code* key_copy,
-            Block<T>* block) {
-  const PmPages& pages = head.pages;
-  const bool whole = head.whole_vectors();
-  if (T::kScaled) {
-    memset(block->key_scales, 0, sizeof block->key_scales);
-    memset(block->value_scales, 0, sizeof block->value_scales);
-  }
-  for (int slot = slots.first, end; slot < slots.end; slot = end) {  // a page at a time
-    const long position = start + slot, offset = position % pages.page_size;
-    const long left = pages.page_size - offset;
-    end = left < slots.end - slot ? slot + static_cast<int>(left) : slots.end;
-    typename T::Code* keys = head.keys(position);
-    typename T::Code* values = keys + pages.value_offset;
-    for (int i = slot; i < end; ++i) {
-      block->values[i] = values + (offset + i - slot) * pages.head_dim;
-    }
-    if (T::kScaled) {
-      const float* of_keys = scales_of(pages, keys) + offset;
-      const float* of_values = scales_of(pages, values) + offset;
-      for (int i = slot; i < end; ++i) {
-        block->key_scales[i] = of_keys[i - slot] * T::kUnit;
-        block->value_scales[i] = of_values[i - slot] * T::kUnit;
-      }
-    }
-    for (long d = 0; !whole && d < pages.head_dim; ++d) {
-      const typename T::Code* row = keys + d * pages.page_size + offset;
-      for (int i = slot; i < end; ++i) key_copy[d * kBlock + i] = row[i - slot];
-    }
-  }
-  block->key_stride = whole ? pages.page_size : kBlock;
-  if (whole) return locate_keys(head, start, slots, block->keys);
-  for (int j = 0; j < kBlockVectors; ++j) block->keys[j] = key_copy + j * kLanes;
-}
+// Whether that pays where memory is fetched far, as it was timed with AVX2 on a Zen 3.
+template <typename T, int Q>
+constexpr bool kFetchesTwice =
+    PM_LEVEL == 1 && sizeof(typename T::Code) == 4 && Q >= 2 && Q <= kFetchQueries;
 
 // A run of queries and what a block does to them: states and packed queries lie one after the
 // other, [run][state_floats] and [run][head_dim]; `weights` is [run][64], `keep` [run].
@@ -177,7 +107,7 @@ struct Run {
   Slots slots;             // of the block that some query sees
   int all_end;             // those before it every query sees
   int ends[kTileQueries];  // of each query
-  bool fetches;            // what comes next
+  Fetch fetch;
 };
 
 // Of so many vectors of codes one begins a cache line.
@@ -195,7 +125,7 @@ inline void fetch(const void* memory, bool far, int queries) {
 
 // While a block's K is read its V is fetched, and during V the next block's K, which has as many
 // vectors.
-template <typename T, int Q, int N, bool FETCH>
+template <typename T, int Q, int N, Fetch FETCH>
 void scores(const AttentionCall& call, const Block<T>& block, const float* q, int vector,
             V (*out)[kBlockVectors]) {
   const long columns = call.pages.head_dim;
@@ -204,13 +134,21 @@ void scores(const AttentionCall& call, const Block<T>& block, const float* q, in
   for (int i = 0; i < Q; ++i) {
     for (int j = 0; j < N; ++j) sum[i][j] = zero();
   }
+  const int after = vector + N;  // what is read next: vectors of K, then the first strip of V
 #pragma GCC unroll kUnroll
   for (long d = 0; d < columns; ++d) {
     V key[N];
     for (int j = 0; j < N; ++j) {
       key[j] = T::decode(block.keys[vector + j] + d * block.key_stride);
     }
-    if (FETCH && d % kLineVectors<T> == 0) {
+    for (int j = 0; FETCH == Fetch::kTwice && j < N; ++j) {
+      if (after < kBlockVectors) {
+        prefetch(block.keys[after + j] + d * block.key_stride);
+      } else if (d < kBlock) {
+        prefetch(block.values[d] + j * kLanes);
+      }
+    }
+    if (FETCH != Fetch::kNothing && d % kLineVectors<T> == 0) {
       for (int j = 0; j < N; ++j) {
         fetch(block.values[(vector + j) * kLanes] + d * kLanes, far, Q);
       }
@@ -244,13 +182,17 @@ void all_scores(const AttentionCall& call, const Block<T>& block, const Run& run
   constexpr int kHeld = kHeldVectors<Q>, kSome = kHeld < 2 ? kHeld : 2;
   const float* q = run.q;
   const bool all = high - low == kBlockVectors;
-  if (all && run.fetches) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, true>(call, block, q, low, out);
+  constexpr Fetch kNothing = Fetch::kNothing, kOnce = Fetch::kOnce;
+  constexpr Fetch kMost = kFetchesTwice<T, Q> ? Fetch::kTwice : kOnce;
+  if (all && run.fetch == Fetch::kTwice) {
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kMost>(call, block, q, low, out);
+  } else if (all && run.fetch == kOnce) {
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kOnce>(call, block, q, low, out);
   } else if (all) {
-    for (; low < high; low += kHeld) scores<T, Q, kHeld, false>(call, block, q, low, out);
+    for (; low < high; low += kHeld) scores<T, Q, kHeld, kNothing>(call, block, q, low, out);
   }
-  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, false>(call, block, q, low, out);
-  if (low < high) scores<T, Q, 1, false>(call, block, q, low, out);
+  for (; low + kSome <= high; low += kSome) scores<T, Q, kSome, kNothing>(call, block, q, low, out);
+  if (low < high) scores<T, Q, 1, kNothing>(call, block, q, low, out);
 }
 
 // Softmax numerators of the block's slots, and by how much to scale what was summed before.
@@ -290,7 +232,7 @@ void weigh(const AttentionCall& call, const Block<T>& block, const Run& run) {
 }
 
 // Adds the weighted rows of V to N vectors of columns from `at` on; if TAIL, in part beyond them.
-template <typename T, int Q, int N, bool TAIL = false>
+template <typename T, int Q, int N, Fetch FETCH, bool TAIL = false>
 void add_values(const AttentionCall& call, const Block<T>& block, const Run& run, long at) {
   const long columns = call.pages.head_dim;
   const int lanes = lanes_at(at, columns);
@@ -300,9 +242,17 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     const float* values = state_at(run.states, i, call.width).values() + at;
     for (int j = 0; j < N; ++j) sum[i][j] = mul(load(values + j * kLanes), splat(run.keep[i]));
   }
+  const bool ends = at + N * kLanes >= columns;
   const auto add_slot = [&](int slot, bool by_all) {
     V value[N];
     const typename T::Code* from = block.values[slot] + at;
+    for (int j = 0; FETCH == Fetch::kTwice && j < N; ++j) {  // the next strip, or the next K
+      if (ends) {
+        prefetch(block.next_keys[j] + slot * block.key_stride);
+      } else {
+        prefetch(from + (N + j) * kLanes);
+      }
+    }
     for (int j = 0; j < N; ++j) {
       value[j] = TAIL ? T::decode_some(from, lanes) : T::decode(from + j * kLanes);
     }
@@ -328,7 +278,7 @@ void add_values(const AttentionCall& call, const Block<T>& block, const Run& run
     return slot;
   };
   int slot = run.slots.first;
-  if (run.fetches) {
+  if (FETCH != Fetch::kNothing) {
     slot = add_slots(add_slots(slot, run.all_end, true), run.slots.end, false);
   }
 #pragma GCC unroll kUnroll
@@ -346,21 +296,31 @@ struct Part {
   long at;
 };
 
-template <typename T, int Q>
-void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
-  constexpr int kHeld = kHeldVectors<Q>;
-  if (part.vectors == 0) return weigh<T, Q>(call, block, run);
-  if (part.vectors == 8) return add_values<T, Q, (Q <= 2 ? 2 : 1) * kHeld>(call, block, run, part.at);
+template <typename T, int Q, Fetch FETCH>
+void take_strip(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
+  constexpr int kHeld = kHeldVectors<Q>, kWide = (Q <= 2 ? 2 : 1) * kHeld;
+  if (part.vectors == 8) return add_values<T, Q, kWide, FETCH>(call, block, run, part.at);
   const long end = part.at + part.vectors * kLanes;
-  if (end > call.pages.head_dim) return add_values<T, Q, 1, true>(call, block, run, part.at);
+  if (end > call.pages.head_dim) return add_values<T, Q, 1, FETCH, true>(call, block, run, part.at);
   for (; part.at + kHeld * kLanes <= end; part.at += kHeld * kLanes) {
-    add_values<T, Q, kHeld>(call, block, run, part.at);
+    add_values<T, Q, kHeld, FETCH>(call, block, run, part.at);
   }
   if (part.at + 2 * kLanes <= end) {
-    add_values<T, Q, (kHeld < 2 ? 1 : 2)>(call, block, run, part.at);
+    add_values<T, Q, (kHeld < 2 ? 1 : 2), FETCH>(call, block, run, part.at);
     part.at += 2 * kLanes;
   }
-  if (part.at < end) add_values<T, Q, 1>(call, block, run, part.at);
+  if (part.at < end) add_values<T, Q, 1, FETCH>(call, block, run, part.at);
+}
+
+template <typename T, int Q>
+void take(const AttentionCall& call, const Block<T>& block, const Run& run, Part part) {
+  constexpr Fetch kMost = kFetchesTwice<T, Q> ? Fetch::kTwice : Fetch::kOnce;
+  if (part.vectors == 0) return weigh<T, Q>(call, block, run);
+  switch (run.fetch) {
+    case Fetch::kTwice: return take_strip<T, Q, kMost>(call, block, run, part);
+    case Fetch::kOnce: return take_strip<T, Q, Fetch::kOnce>(call, block, run, part);
+    default: return take_strip<T, Q, Fetch::kNothing>(call, block, run, part);
+  }
 }
 
 template <typename T>

@@ -86,7 +86,7 @@ Run run_at(const AttentionCall& call, Tile tile, long start, long query, int cou
           {kBlock, 0},
           kBlock,
           {},
-          false};
+          Fetch::kNothing};
   for (int i = 0; i < count; ++i) {
     const Slots seen = slots_of(reach_of(call, tile.row + (query + i) / call.group), start);
     run.ends[i] = seen.end;
@@ -119,12 +119,16 @@ void tile_block(const AttentionCall& call, Tile tile, Rows rows, const Block<T>&
       const long count = (end - query + pieces - 1) / pieces;
       Run& run = scratch.runs[run_count++];
       run = run_at(call, tile, start, query, static_cast<int>(count), scratch);
-      run.fetches = fetching < kFetchRuns && run.slots.end == kBlock;
-      fetching += run.fetches;
+      if (fetching < kFetchRuns && run.slots.end == kBlock) {
+        run.fetch = Fetch::kOnce;
+        ++fetching;
+      }
       query += count;
     }
     query = end;
   }
+  // Of several runs the later ones find what the first one read.
+  if (run_count == 1 && fetching && pm::fetches_far) scratch.runs[0].fetch = Fetch::kTwice;
   take_block(call, block, scratch.runs, run_count);
 }
 
