@@ -36,7 +36,7 @@ _MESSAGE_COUNT_MAX = 200
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
               help="Longest answer.")  # fmt: skip
 @click.option("--temperature", type=Number(0, 2), default=None,
-              help="0 always takes the likeliest token.  [default: the gateway's, 1]")  # fmt: skip
+              help="0 always takes the likeliest token.  [default: the model's, or 1]")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
 @gateway_flags
 def chat(
