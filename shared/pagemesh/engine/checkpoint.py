@@ -64,6 +64,7 @@ class Checkpoint:
         self._versions = [_version(path) for path in self.paths]
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         from safetensors import safe_open
@@ -88,12 +89,17 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def share(self, stored: str, name: str) -> None:
+        """Have the tensor that is stored as ``stored`` found as ``name``, too."""
+        self._names[name] = stored
+        self._files[name] = self._files[stored]
+
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A read-only tensor, mapped. Raises ``ConfigError`` when it is not there, has
         another shape or is not made of floating-point numbers."""
         if name not in self._files:
             raise ConfigError(f"model {self.folder}: tensor {name} is missing")
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        tensor: torch.Tensor = self._files[name].get_tensor(self._names.get(name, name))
         if tuple(tensor.shape) != shape:
             raise ConfigError(
                 f"model {self.folder}: tensor {name} has shape {list(tensor.shape)}, "
@@ -110,19 +116,26 @@ class Checkpoint:
         """What was read by name since this was opened is what is mapped. Raises
         ``FilesChangedError``."""
         for path, version in zip(self.paths, self._versions, strict=True):
-            if not path.is_file() or _version(path) != version:
-                raise FilesChangedError(
-                    f"model {path}: was changed while it was read; wait until all of it is there, "
-                    "then start again"
-                )
+            if _version(path) != version:
+                raise _changed(path)
 
 
 def _version(path: Path) -> tuple[int, ...]:
     """What is another when the file is, or when somebody has written to it. Other weights of the
     same size may be given the old time of modification, as by rsync or cp -p. The time of the last
-    change of any kind is the kernel's own."""
-    facts = path.stat()
+    change of any kind is the kernel's own. Raises ``FilesChangedError`` where it is gone."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        raise _changed(path) from None
     return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _changed(path: Path) -> FilesChangedError:
+    return FilesChangedError(
+        f"model {path}: was changed while it was read; wait until all of it is there, then start "
+        "again"
+    )
 
 
 def _weight_paths(folder: Path) -> list[Path]:
@@ -141,15 +154,16 @@ def weights_digest(
     """SHA-256 over the content of ``paths`` and what the configuration makes of it.
 
     Reading tens of gigabytes takes a minute, so each file's digest is remembered in
-    ``cache`` under its path, inode, size and times.
+    ``cache`` under its path, inode, size and times. Raises ``FilesChangedError`` where a file is
+    gone by then.
     """
-    paths = list(paths)
-    total = sum(path.stat().st_size for path in paths)
+    sizes = {path: _size(path) for path in paths}
+    total = sum(sizes.values())
     digest = hashlib.sha256(config_digest)
     done = 0
-    for path in paths:
+    for path, size in sizes.items():
         digest.update(_file_digest(path, cache, partial(_report, progress, done, total)))
-        done += path.stat().st_size
+        done += size
     progress("digest", total, total)
     return digest.digest()
 
@@ -163,6 +177,10 @@ def tokenizer_digest(folder: Path) -> bytes:
             content = path.read_bytes()
             digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.digest()
+
+
+def _size(path: Path) -> int:
+    return _version(path)[1]
 
 
 def _report(progress: Progress, before: int, total: int, count: int) -> None:
@@ -180,7 +198,11 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
     except (OSError, ValueError):
         pass  # not known yet, or a torn file of an older time: read it again
     digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise _changed(path) from None
+    with file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             done += len(chunk)

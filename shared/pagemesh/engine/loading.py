@@ -25,7 +25,7 @@ from pagemesh.engine.checkpoint import (
 from pagemesh.engine.files import write_atomically
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import kept_digest, load_prepared
-from pagemesh.engine.weights import HEAD, DecoderWeights, assemble, recipes
+from pagemesh.engine.weights import EMBEDDING, HEAD, DecoderWeights, assemble, recipes
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import PageLayout, identity
 from pagemesh.kernels.weight_types import AskedType
@@ -184,9 +184,12 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
 def with_own_head(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     """``config`` as ``transformers`` takes it for an open ``checkpoint``: a head that is stored
     beside the embeddings is not theirs, whatever the configuration says. Where it is a copy of
-    them nothing changes."""
-    if config.tied_embeddings and HEAD in checkpoint:
+    them nothing changes. What both share may be stored under the head's name alone."""
+    if not config.tied_embeddings or HEAD not in checkpoint:
+        return config
+    if EMBEDDING in checkpoint:
         return replace(config, tied_embeddings=False)
+    checkpoint.share(HEAD, EMBEDDING)
     return config
 
 

@@ -18,7 +18,7 @@ from pagemesh.kernels.weight_types import AskedType, WeightType, rounds_rows
 Tensor = torch.Tensor
 HEAD = "lm_head.weight"
 """The name in a checkpoint of a head that is not the embeddings'."""
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def recipes(config: DecoderConfig) -> Iterator[Recipe]:
     """Every tensor of a decoder, in the order the forward pass reads them."""
     hidden, vocab = config.hidden_size, config.vocab_tokens
-    embedding = ((_EMBEDDING, (vocab, hidden)),)
+    embedding = ((EMBEDDING, (vocab, hidden)),)
     yield Recipe("embedding", embedding, table=True, factor=config.embedding_factor)
     for index in range(config.layer_count):
         yield from _layer_recipes(config, index)
     yield Recipe("norm", (("model.norm.weight", (hidden,)),))
-    parts = ((_EMBEDDING if config.tied_embeddings else HEAD, (vocab, hidden)),)
+    parts = ((EMBEDDING if config.tied_embeddings else HEAD, (vocab, hidden)),)
     yield Recipe("head.weight", parts, matrix=True, factor=config.logits_factor)
 
 

@@ -82,12 +82,13 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that the model's weights are in, whether they are there or not. Raises
+    """The files that the model's weights are in, whether they are there or not: a single one goes
+    before an index, which an earlier version in the same folder may have left. Raises
     ``ConfigError`` for an index that is broken or cannot be read."""
-    index = folder / INDEX_NAME
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
     try:
-        if not index.is_file():
-            return [folder / SINGLE_NAME]
+        if single.is_file() or not index.is_file():
+            return [single]
         names = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
     except OSError as error:
         raise ConfigError(f"model {index}: cannot be read ({error.strerror})") from None

@@ -76,6 +76,16 @@ def test_weights_that_are_replaced_while_they_are_loaded_are_loaded_again(
     assert torch.equal(found.qkv.panels, wanted.qkv.panels), "one version by the other's name"
 
 
+def test_a_file_that_is_gone_when_it_is_named_was_changed(folder: Path, tmp_path: Path) -> None:
+    gone = folder / WEIGHTS
+    with checkpoint.Checkpoint(folder) as opened:
+        gone.unlink()
+        with pytest.raises(FilesChangedError, match="was changed while it was read"):
+            checkpoint.weights_digest(opened.paths, b"", tmp_path)
+        with pytest.raises(FilesChangedError, match="was changed while it was read"):
+            opened.require_unchanged()
+
+
 def test_files_that_never_rest_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_PAUSE_S", 0.0)
     digest = checkpoint.weights_digest

@@ -97,6 +97,24 @@ def test_a_head_that_is_stored_beside_the_embeddings_it_is_said_to_be_is_its_own
     assert torch.equal(unpack_linear(tied.weights.head), tied.weights.embedding)
 
 
+def test_a_table_that_both_share_may_be_stored_as_the_head_alone(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    shared = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors | {"lm_head.weight": shared}, folder / WEIGHTS, metadata={"format": "pt"})
+    twin = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    assert torch.equal(twin.model.embed_tokens.weight, shared), "transformers takes it so"
+    weights = load(folder).weights
+    assert torch.equal(weights.embedding, shared)
+    assert torch.equal(unpack_linear(weights.head), shared)
+
+
+def test_a_single_file_goes_before_the_index_of_an_earlier_version(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    twin = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    assert torch.equal(load(folder).weights.norm, twin.model.norm.weight)
+
+
 def test_half_precision_is_converted_once_and_then_found(tmp_path: Path) -> None:
     save_twin(tmp_path / "model", LlamaConfig(**SHAPE), dtype=torch.bfloat16)
     stages: list[str] = []
@@ -281,6 +299,7 @@ def test_broken_files_are_named(folder: Path) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
     assert "broken safetensors" in refusal(folder)
+    (folder / WEIGHTS).unlink()
     (folder / "model.safetensors.index.json").write_text("{")
     assert "broken index" in refusal(folder)
     (folder / "config.json").write_text("{not json")
