@@ -12,7 +12,7 @@ from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.plan import StepResult, TokenScores, plan_after
 from pagemesh.wire.messages import SequenceKey
 from pagemesh.wire.pager_messages import Release
-from pagemesh.wire.work_messages import Finish
+from pagemesh.wire.work_messages import Abort, Finish
 
 OTHER = SequenceKey(request="2" * 32, attempt=1, choice=0)
 
@@ -86,3 +86,14 @@ def test_a_prompt_whose_scores_are_no_numbers_is_not_answered() -> None:
     (row,) = result_of(bench.plan, 50).rows
     _finish(bench, StepResult(bench.plan.step, (replace(row, prompt_scores=scores),)))
     assert _ends(bench, key().request) == [("error", "Internal")]
+
+
+def test_pages_of_a_step_that_was_no_numbers_are_not_cached_when_its_client_has_left() -> None:
+    bench = Bench().start()
+    bench.ask(submit(8))
+    bench.grant()
+    plan = bench.plan
+    assert plan is not None
+    bench.ask(Abort(request=key().request, attempt=1, reason="client"))
+    _finish(bench, result_of(plan, 50, spoiled=key()))
+    assert not bench.asked(Release).cache

@@ -184,6 +184,22 @@ def test_prompt_scores_do_not_read_the_cache_and_cover_every_chunk() -> None:
     assert (last.score_from, last.score_next) == (8, None)
 
 
+def test_choices_that_want_nothing_but_the_prompts_scores_have_them_computed_once() -> None:
+    bench = Bench().start()
+    bench.ask(submit(8, choices=3, max_tokens=0, prompt_logprobs=True))
+    bench.grant()
+    bench.step()
+    assert [frame.finish for frame in bench.frames] == ["length"] * 3
+    assert bench.plan is None and "Admit" not in bench.open_kinds()
+
+
+def test_whoever_has_a_token_reads_the_cache_though_its_prompt_was_scored() -> None:
+    bench = Bench().start()
+    message = submit(6, generated=(61,))
+    bench.ask(msgspec.structs.replace(message, read_cache=False))
+    assert bench.asked(Admit).read_cache is True
+
+
 def test_a_resubmitted_choice_whose_prompt_scores_were_lost_is_scored_again() -> None:
     bench = Bench().start()
     bench.ask(submit(6, generated=(61,), prompt_logprobs=True))

@@ -68,6 +68,23 @@ def granted(bench: Bench) -> None:
     bench.answer(Admit, msgspec.structs.replace(answer, waterfall=FALL))
 
 
+def test_pages_computed_before_a_preemption_do_not_count_as_cached() -> None:
+    nothing = Waterfall(available_tokens=0)
+    bench = Bench().start()
+    bench.ask(submit(20))
+    first = bench.granted(bench.asked(Admit))
+    bench.answer(Admit, msgspec.structs.replace(first, waterfall=nothing))
+    bench.step()
+    bench.notice(Revoke(key=key(), lease=first.lease, reason="preempted"))
+    bench.step(revoked=True)
+    while "Admit" not in bench.open_kinds():
+        bench.tick()
+    granted(bench)
+    while not bench.frames:
+        bench.step(51)
+    assert bench.frames[0].waterfall == nothing
+
+
 def test_what_was_cached_is_said_with_the_first_frame_and_whenever_that_is_sent_again() -> None:
     bench = Bench().start()
     bench.ask(submit(10))

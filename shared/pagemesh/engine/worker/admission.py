@@ -95,11 +95,9 @@ def expect(desk: Desk, sequence: Sequence) -> None:
 
 
 def _reads_cache(sequence: Sequence) -> bool:
-    """Not for a prompt that must be computed. Once that was done, and pages were taken away,
-    what is cached is as good as what was computed."""
-    if sequence.scoring:
-        return False
-    return sequence.read_cache or (sequence.has_first_token and sequence.preempted_count > 0)
+    """Not for a prompt that must be computed. Once that was done, here or elsewhere, what is
+    cached is as good as what was computed."""
+    return not sequence.scoring and (sequence.read_cache or sequence.has_first_token)
 
 
 def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
@@ -143,7 +141,7 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
         return
     lease.known = length
     lease.reserved_pages = -(-reserve(desk, sequence) // desk.page_size)
-    if not sequence.waterfall_told:
+    if sequence.waterfall is None and not sequence.waterfall_told:
         sequence.waterfall = granted.waterfall
     if not sequence.preempted_count:
         sequence.cached_tokens = filled

@@ -174,7 +174,8 @@ class SequenceSpans:
             if not call.is_queued:
                 self._record(call, at_us)
         elif isinstance(message, Granted) and life is not None and life.asking is call:
-            life.waterfall, life.granted = message.waterfall, True
+            if not life.granted:
+                life.waterfall, life.granted = message.waterfall, True
             life.asking, life.queued_us = None, at_us
             granted: dict[str, Attribute] = {semconv.PAGEMESH_LEASE: f"{message.lease:x}"}
             self._record(call, at_us, _waterfall(message.waterfall) | granted)

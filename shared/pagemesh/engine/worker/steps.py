@@ -184,6 +184,8 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         if len(outcomes) < wanted_count or any(outcome.revoked for outcome in outcomes):
             admission.revoked(desk, lease, "revoked", "")
             continue
+        if any(one.poisoned for one in outcomes):
+            lease.cache = False  # also where it ended meanwhile
         if row.beam_count:
             row.sequence.computed_tokens += row.beam_count
             lease.filled = row.sequence.prompt_count
@@ -243,6 +245,10 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
         return
     prefilled = sequence.phase is Phase.PREFILL
     if not sequence.sampling.max_tokens:
+        for child in tuple(sequence.followers):
+            if child.phase is Phase.FOLLOWING:
+                _share_prompt(sequence, child)
+                ending.finish(desk, child, "length", first_position=0)
         ending.finish(desk, sequence, "length", first_position=0)
         return
     children = _first_tokens(desk, row, outcome) if row.followers else []
@@ -276,9 +282,8 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
 
 
 def _spoiled(desk: Desk, row: Row) -> None:
-    """End what was to draw from a row that is no numbers, and keep nothing of its pages."""
+    """End what was to draw from a row that is no numbers."""
     error = Internal("the model computed no numbers here; if it does again, check its weights")
-    row.lease.cache = False
     for follower in row.followers:
         if follower.phase is Phase.FOLLOWING:
             ending.fail(desk, follower, error)
@@ -295,9 +300,7 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
     for child in row.followers:
         if child.phase is not Phase.FOLLOWING:
             continue
-        child.prompt_scores = row.sequence.prompt_scores
-        child.waterfall = row.sequence.waterfall
-        child.cached_tokens = row.sequence.cached_tokens
+        _share_prompt(row.sequence, child)
         reason = _append(child, _own(outcome, child))
         if reason is not None:
             ending.finish(desk, child, reason, first_position=0)
@@ -305,6 +308,11 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
             frames.tell(desk, child, 0)
             wanting.append(child)
     return wanting
+
+
+def _share_prompt(leader: Sequence, child: Sequence) -> None:
+    child.prompt_scores = leader.prompt_scores
+    child.waterfall, child.cached_tokens = leader.waterfall, leader.cached_tokens
 
 
 def _append(sequence: Sequence, drawn: Drawn) -> Finish | None:
