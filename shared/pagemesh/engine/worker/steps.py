@@ -184,8 +184,8 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         if len(outcomes) < wanted_count or any(outcome.revoked for outcome in outcomes):
             admission.revoked(desk, lease, "revoked", "")
             continue
-        if any(one.poisoned for one in outcomes):
-            lease.cache = False  # also where it ended meanwhile
+        if row.sequence.lease is not lease and any(one.poisoned for one in outcomes):
+            lease.cache = False  # it ended meanwhile; of others ``_computed`` finds out
         if row.beam_count:
             row.sequence.computed_tokens += row.beam_count
             lease.filled = row.sequence.prompt_count
@@ -282,8 +282,9 @@ def _computed(desk: Desk, row: Row, outcomes: list[RowResult]) -> None:
 
 
 def _spoiled(desk: Desk, row: Row) -> None:
-    """End what was to draw from a row that is no numbers."""
+    """End what was to draw from a row that is no numbers, and keep nothing of its pages."""
     error = Internal("the model computed no numbers here; if it does again, check its weights")
+    row.lease.cache = False
     for follower in row.followers:
         if follower.phase is Phase.FOLLOWING:
             ending.fail(desk, follower, error)
