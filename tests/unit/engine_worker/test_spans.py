@@ -156,6 +156,22 @@ class TestAsking:
         assert admit["attributes"]["pagemesh.admit.tries"] == 4
         assert admit["attributes"][semconv.PAGEMESH_LEASE] == "7"
 
+    def test_after_a_preemption_the_sequence_goes_on_telling_what_the_first_one_found(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made = self.begun()
+        for delivered in (4, 16):
+            granted = Granted(
+                key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"",
+                cached_tokens=delivered, waterfall=Waterfall(delivered_tokens=delivered),
+            )  # fmt: skip
+            self.asked(made, 5, granted)
+            made.preempted(self.KEY, "preempted", 12, 8)
+        made.end(self.KEY, FACTS, 20)
+        name, said = told[-1]
+        assert name == "prefill sequence"
+        assert said["attributes"][semconv.PAGEMESH_TOKENS_DELIVERED] == 4
+
     def test_does_not_look_granted_when_the_sequence_ends_before_it_is_answered(
         self, told: list[tuple[str, dict[str, Any]]]
     ) -> None:
