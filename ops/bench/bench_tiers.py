@@ -47,6 +47,7 @@ from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
     DiskFound,
     FoundRecords,
     LoadPages,
@@ -56,7 +57,7 @@ from pagemesh.pager.tiers.tier_events import (
 from pagemesh.wire.messages import Message
 from pagemesh.wire.pager_messages import Admit
 
-ROOT, LAYOUT, SECRET = b"r" * 32, b"l" * 32, b"secret" * 8
+ROOT, LAYOUT, SECRET, CHAIN_KEY = b"r" * 32, b"l" * 32, b"secret" * 8, b"chains" * 5
 TURNS, TURN_REQUESTS = 24, HOT_PREFIXES
 LOADS = (Load("miss", 275_000, 40_000), Load("evict", 75_000, 75_000))
 SLOTS = 200_000
@@ -82,7 +83,9 @@ class DiskPagerAdapter(PagerAdapter):
             np.empty(0, np.intp),
             (),
         )
-        self.core.handle(DiskFound(SLOTS, nothing, 0), 1_000)
+        facts, contents = self.core.books.facts, DiskContents(SLOTS, nothing, 0, CHAIN_KEY)
+        tier = DiskTier(facts, contents, self.limits.staged_pages_max(facts))
+        self.core.handle(DiskFound(tier, 0), 1_000)
 
     def ask(self, message: Message) -> Message:
         answer: Message | None = None
@@ -173,7 +176,7 @@ def _stores(count: int, dice: np.random.Generator) -> list[StorePages]:
     stores = []
     for first in range(0, count, BATCH_PAGES):
         tokens = dice.integers(0, 1 << 17, BATCH_PAGES * PAGE_SIZE, np.uint32).tobytes()
-        chains = chain_keys(root_chain(ROOT), tokens, 0, len(tokens), 4 * PAGE_SIZE)
+        chains = chain_keys(root_chain(CHAIN_KEY, ROOT), tokens, 0, len(tokens), 4 * PAGE_SIZE)
         pages = Run(0, BATCH_PAGES)
         slots = tuple(range(first, first + BATCH_PAGES))
         stores.append(StorePages(pages, slots, tuple(pages), tuple(chains), ROOT, tokens))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from pagemesh.runtime.bus import Bus, BusState, Delivery
+from pagemesh.runtime.bus.nats_client import DirectClient
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import BusConfig
@@ -102,6 +105,36 @@ async def test_a_bus_is_closed_at_once_at_every_moment_of_a_reconnect(
     for turns in range(24):
         async with asyncio.timeout(5):
             await close_after(turns)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_is_cancelled_while_it_connects_is_so_though_the_client_swallows_it(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    connect, begun = DirectClient.connect, asyncio.Event()
+
+    async def swallow(client: DirectClient, **options: Any) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if fails:
+            raise ConnectionRefusedError
+        await connect(client, **options)
+
+    async def stay() -> None:
+        config = BusConfig(url=nats_server.url)
+        async with Bus.connect(config, role="client", name="a", patient=True):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(DirectClient, "connect", swallow)
+    task = asyncio.create_task(stay())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=2.0)
+    was_cancelled = task.cancelled()
+    task.cancel()
+    await asyncio.wait({task})
+    assert was_cancelled
 
 
 async def test_a_restarted_server_is_found_and_subscriptions_work_again(

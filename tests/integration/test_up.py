@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import signal
 import socket
@@ -10,8 +12,18 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 from tests.integration.mesh import Mesh, error_line
 from tests.support.leaks import descendants
+
+from pagemesh.cli import up
+from pagemesh.cli.mesh.children import ChildSpec
+from pagemesh.cli.mesh.plan_mesh import NatsServer as PlannedNats
+from pagemesh.cli.mesh.screen import Screen
+from pagemesh.cli.mesh.up_config import UpConfig
+from pagemesh.runtime.config import Secret
+from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.runtime.service_config import load_service_config
 
 MODEL = "tiny"
 PROMPT = "one two three four five six seven eight nine ten " * 4
@@ -87,6 +99,30 @@ def test_two_meshes_live_side_by_side(pool_dir: Path, tiny_model: Path) -> None:
         assert one.url != two.url
         text_of(complete(one))
         text_of(complete(two))
+
+
+async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_up(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(up, "_is_up", is_up)
+    shown = io.StringIO()
+    screen = Screen(Console(file=shown, width=200))
+    config = load_service_config({"PAGEMESH_NATS_START_WAIT_MS": "100"})
+    plan = up.MeshPlan(UpConfig(start_timeout_ms=20_000), config, own_nats=True)
+    server = NatsServer(tmp_path)
+    spec = ChildSpec("nats", "nats", 0, (), {})
+    own = PlannedNats(server.url, {"operator": Secret()}, spec)
+    ready = asyncio.create_task(up._become_ready(plan, config, own, screen, []))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(server.start)
+    try:
+        await ready
+    finally:
+        server.stop()
+    assert shown.getvalue() == "nats: ready\n"
 
 
 # --- what is wrong is one line, exit code 2, and nothing left running

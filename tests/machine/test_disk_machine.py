@@ -120,15 +120,16 @@ class MachineDisk(Evicting, DiskRig):
         self.stores = []
         self.staged.clear()
 
-    def read(self, load: LoadPages, good: int) -> None:
-        """The first ``good`` pages are read, and one more that is damaged."""
+    def read(self, load: LoadPages, good: int, *, is_other: bool = False) -> None:
+        """The first ``good`` pages are read, and one more that is damaged, or ``is_other``."""
         assert self.memory is not None
         for page, slot in list(zip(table_of(load.pages).tolist(), load.slots, strict=True))[:good]:
             for at, context in enumerate(self.held(slot).contexts):
                 assert context is not None, "a page was stored that was not full"
                 self.memory.write([page], at, context, load.mover)
         bad = load.slots[good] if good < len(load.slots) else None
-        self.handle(PagesLoaded(load.load, good, 100, bad))
+        is_other = is_other and bad is not None
+        self.handle(PagesLoaded(load.load, good, 100, bad, is_other=is_other))
 
     def lose(self) -> None:
         """The bytes of what was last to be stored cannot be had."""
@@ -196,10 +197,10 @@ class DiskMachine(PagerMachine):
         self.pass_on()
 
     @precondition(lambda self: self.rig.loads)
-    @rule(pick=picks, good=st.sampled_from([0, 1, 2, 9, 9, 9]))
-    def disk_reads(self, pick: int, good: int) -> None:
+    @rule(pick=picks, good=st.sampled_from([0, 1, 2, 9, 9, 9]), is_other=st.booleans())
+    def disk_reads(self, pick: int, good: int, is_other: bool) -> None:
         load = self.rig.loads.pop(pick % len(self.rig.loads))
-        self.rig.read(load, min(good, len(load.slots)))
+        self.rig.read(load, min(good, len(load.slots)), is_other=is_other)
         self.pass_on()
 
     @precondition(lambda self: self.rig.core.books.disk or self.rig.core.tiers.is_opening)

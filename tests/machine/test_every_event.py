@@ -15,10 +15,9 @@ from tests.machine.test_disk_machine import DiskMachine
 from tests.machine.test_pager_machine import PagerMachine
 
 from pagemesh.pager.events import Asked, Event, Tick
-from pagemesh.pager.tiers.tier_events import DiskFound
+from pagemesh.pager.tiers.disk_tier import DiskTier
 
 PROMPT, OTHER = [0] * 10, [1] * 10
-_ONLY_SHOWN = {(DiskFound, "medium")}
 Play = Callable[[DiskMachine], None]
 
 
@@ -35,9 +34,7 @@ def _kinds_of(event: object) -> Iterator[str]:
 
 
 def _choices(event: type) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for name, hint in get_type_hints(event).items():
-        if (event, name) in _ONLY_SHOWN:
-            continue
+    for name, hint in get_type_hints(event, localns={"DiskTier": DiskTier}).items():
         if hint is bool:
             yield name, (False, True)
         elif get_origin(hint) is Literal:
@@ -115,11 +112,11 @@ def lose(machine: DiskMachine) -> None:
 
 def use_the_disk(machine: DiskMachine) -> None:
     machine.leaves_memory_and_is_wanted_again(0, PROMPT)
-    machine.disk_reads(0, 9)
+    machine.disk_reads(0, 1, True)
     machine.what_is_cached_is_put_away(False)
     machine.disk_writes()
     machine.survives_the_pool_and_is_wanted_again(0, PROMPT)
-    machine.disk_reads(0, 9)
+    machine.disk_reads(0, 9, False)
     machine.what_is_cached_is_put_away(True)
     machine.runs_from_start_to_end(0, OTHER, ROOTS[0])
     machine.what_is_cached_is_put_away(True)

@@ -14,7 +14,9 @@ from tests.sim.world import Process
 
 from pagemesh.pager.events import Command
 from pagemesh.pager.pages.runs import table_of
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
     LoadPages,
     PagesLoaded,
     PagesNotTaken,
@@ -172,10 +174,10 @@ class DeviceDiskHands(DiskHands):
 
     def __init__(
         self, hands: DeviceHands, process: Process, memory: PoolMemory, host: Host, bugs: Bugs,
-        tell: Callable[[TierEvent], None],
+        tell: Callable[[TierEvent], None], tier_of: Callable[[DiskContents], DiskTier],
     ) -> None:  # fmt: skip
         assert host.disk is not None
-        super().__init__(process, memory, host.disk, bugs, tell)
+        super().__init__(process, memory, host.disk, bugs, tell, tier_of)
         self._hands = hands
 
     def take(self, command: StorePages, done: Callable[[], None]) -> None:

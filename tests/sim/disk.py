@@ -23,8 +23,10 @@ from tests.sim.world import Process
 from pagemesh.pager.events import Command
 from pagemesh.pager.pages.runs import table_of
 from pagemesh.pager.tiers.chain_keys import chain_over, root_chain
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.load import PAGER
 from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
     DiskFailed,
     DiskFound,
     ForgetRetired,
@@ -41,6 +43,8 @@ from pagemesh.pager.tiers.tier_events import (
     TellDamaged,
     TierEvent,
 )
+
+_CHAIN_KEY = b"chains" * 5
 
 
 @dataclass(slots=True)
@@ -93,7 +97,7 @@ class DiskMemory:
         self.retired = {0: reduce(or_, self.retired.values(), RetiredRoots())}
         return self.retired[0]
 
-    def found(self) -> DiskFound:
+    def contents(self) -> DiskContents:
         roots = list(dict.fromkeys(line.root for line in self.lines.values()))
         records = FoundRecords(
             np.array(list(self.lines), np.uint32),
@@ -102,7 +106,7 @@ class DiskMemory:
             np.array([roots.index(line.root) for line in self.lines.values()], np.intp),
             tuple(roots),
         )
-        return DiskFound(self.slot_count, records, 0, self.all_retired())
+        return DiskContents(self.slot_count, records, 0, _CHAIN_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,8 @@ class _Taken:
 
 
 class DiskHands:
-    """The disk tier's threads in one life of a pager; ``tell`` hears events."""
+    """The disk tier's threads in one life of a pager; ``tell`` hears events, and ``tier_of`` makes
+    the tier of what is there."""
 
     def __init__(
         self,
@@ -125,11 +130,12 @@ class DiskHands:
         disk: DiskMemory,
         bugs: Bugs,
         tell: Callable[[TierEvent], None],
+        tier_of: Callable[[DiskContents], DiskTier],
     ) -> None:
         self._process, self._memory, self._disk = process, memory, disk
-        self._bugs, self._tell = bugs, tell
+        self._bugs, self._tell, self._tier_of = bugs, tell, tier_of
         self._width = 4 * memory.page_size
-        self._writes: deque[_Taken | ForgetRetired] = deque()
+        self._writes: deque[_Taken | ForgetSlots | ForgetRetired] = deque()
         self._skipped: set[int] = set()
         self._reads: deque[LoadPages] = deque()
         self._writing = self._reading = self._failed = False
@@ -143,12 +149,8 @@ class DiskHands:
                 pages, memory = table_of(command.pages).tolist(), self._memory
                 values = [list(memory.slots[page]) for page in pages]
                 self.store(command, values, [memory.grown[page] for page in pages])
-            case ForgetSlots(slots):
-                self._skipped.difference_update(slots)
-                self._forget(slots)
             case SkipSlots(slots):
                 self._skipped.update(slots)
-                self._forget(slots)
             case TellDamaged():
                 pass
             case GiveUpDisk() if not self._failed:
@@ -156,7 +158,7 @@ class DiskHands:
                 self._tell(DiskFailed("too much is damaged"))
             case RememberRetired(number, retired):
                 self._disk.retired[number] = retired
-            case ForgetRetired():
+            case ForgetSlots() | ForgetRetired():
                 self._writes.append(command)
                 self._write()
             case LoadPages():
@@ -179,7 +181,8 @@ class DiskHands:
             self._failed = True
             self._tell(DiskFailed("read-only"))
         else:
-            self._tell(self._disk.found())
+            tier = self._tier_of(self._disk.contents())
+            self._tell(DiskFound(tier, 0, self._disk.all_retired()))
 
     # Writing
 
@@ -202,6 +205,9 @@ class DiskHands:
             match self._writes.popleft():
                 case ForgetRetired(number):
                     self._forget_retired(number)
+                case ForgetSlots(slots):
+                    self._skipped.difference_update(slots)
+                    self._forget(slots)
                 case taken:
                     self._writing = True
                     self._forget(taken.command.slots)
@@ -227,7 +233,7 @@ class DiskHands:
             for slot, index, chain, slots, growth in zip(*columns, strict=True):
                 if slot not in self._skipped:
                     tokens = command.tokens[: (index + 1) * self._width]
-                    start, end = root_chain(command.root), len(tokens) - self._width
+                    start, end = root_chain(_CHAIN_KEY, command.root), len(tokens) - self._width
                     before = chain_over(start, tokens, 0, end, self._width)
                     line = Line(command.root, tokens, chain, before, slots, growth)
                     self._disk.lines[slot] = line

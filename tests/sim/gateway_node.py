@@ -118,7 +118,6 @@ class GatewayNode(Process):
         self._watch(client)
 
     def worker_lost(self, worker: ev.Worker) -> None:
-        self._tracker.forget(worker)
         for request in list(self._cores):
             self._handle(request, ev.WorkerLost(worker))
 

@@ -24,7 +24,7 @@ from pagemesh.pager.retention.retiring import Retiring
 from pagemesh.pager.retention.root_lines import RootLines
 from pagemesh.pager.state import PagerCore
 from pagemesh.pager.tiers.disk_tier import DiskTier
-from pagemesh.pager.tiers.tier_events import DiskFound, RememberRetired, StorePages
+from pagemesh.pager.tiers.tier_events import DiskContents, RememberRetired, StorePages
 from pagemesh.runtime.settings import PagerConfig
 from pagemesh.wire.messages import Message, Refused
 from pagemesh.wire.pager_messages import Admit, Forked, Granted, OpenSession, PoolSpec
@@ -204,8 +204,15 @@ class PagerNode(Process):
         if host.disk is None:
             return None
         if self._device is None:
-            return DiskHands(self, memory, host.disk, self._bugs, self.handle)
-        return DeviceDiskHands(self._device, self, memory, host, self._bugs, self.handle)
+            return DiskHands(self, memory, host.disk, self._bugs, self.handle, self._tier_of)
+        return DeviceDiskHands(
+            self._device, self, memory, host, self._bugs, self.handle, self._tier_of
+        )
+
+    def _tier_of(self, contents: DiskContents) -> DiskTier:
+        assert self.core is not None
+        facts, kind = self.core.books.facts, _KeepsRetired if self._bugs.keep_retired else DiskTier
+        return kind(facts, contents, self._limits.staged_pages_max(facts))
 
     def stop(self) -> None:
         if self.core is not None:
@@ -230,9 +237,6 @@ class PagerNode(Process):
         if not isinstance(event, ev.Tick | ev.Recovered):
             self.world.note(self.name, "event", event)
         commands = core.handle(event, int(self.world.now))
-        if self._bugs.keep_retired and isinstance(event, DiskFound):
-            staged_max = core.books.disk.staged_pages_max if core.books.disk else 0
-            core.books.disk = _KeepsRetired(core.books.facts, event, staged_max)
         if commands or not isinstance(event, ev.Tick):
             core.check()
         if isinstance(event, ev.Asked) and type(event.message) is self.dies_amid:

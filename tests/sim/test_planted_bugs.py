@@ -28,9 +28,9 @@ _SEEDS_MAX = 60
             id="sequence goes back",
         ),
         pytest.param(Bugs(take_late=True), ["delivered"], 10, id="take late"),
-        pytest.param(Bugs(trust_disk=True), ["delivered"], 10, id="trust disk"),
+        pytest.param(Bugs(trust_disk=True), ["delivered"], 40, id="trust disk"),
         pytest.param(Bugs(keep_retired=True), ["another growth"], 10, id="keep retired"),
-        pytest.param(Bugs(keep_root_lines=True), ["another growth"], 10, id="keep root lines"),
+        pytest.param(Bugs(keep_root_lines=True), ["another growth"], 30, id="keep root lines"),
         pytest.param(
             Bugs(take_up_invalidated=True), ["another growth"], 10, id="take up invalidated"
         ),

@@ -24,6 +24,7 @@ from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.gateway_url import client_config, gateway_flags
 from pagemesh.cli.operator import Mesh, bus_config, bus_flags, connected, fault_entry
 from pagemesh.cli.param_types import Counts, Digits
+from pagemesh.cli.words import typed
 from pagemesh.wire.cache_messages import (
     LINES_MAX,
     PIN_TTL_S_MAX,
@@ -162,7 +163,7 @@ def invalidate(
     if len(given) != 1:
         raise click.UsageError("give one of --root, --model, --tenant and --idle")
     what, name = given[0]
-    ask = InvalidateCache(what=what, name=name)
+    ask = InvalidateCache(what=what, name=typed(name))
     answers = (CacheInvalidated, partial(invalidated_text, asked=ask))
     return _each(arguments, "invalidate", [ask], *answers, as_json=as_json, after=_swept)
 

@@ -18,12 +18,12 @@ from pagemesh.cli.chat_stream import (
     ask,
     client,
     served_model,
-    typed,
 )
 from pagemesh.cli.gateway_url import client_config, gateway_flags
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Number
 from pagemesh.cli.word_wrap import WordWrap
+from pagemesh.cli.words import typed
 from pagemesh.wire.errors import ConfigError
 
 _HELP = "Type a message; /reset forgets the conversation, /quit or Ctrl-D leaves."
@@ -70,7 +70,7 @@ def chat(
 
 
 def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]) -> None:
-    notes = Console(stderr=True, highlight=False)
+    notes = _notes()
     notes.print(f"{settings['model']} at {http.base_url}. {_HELP}", style="dim", soft_wrap=True)
     messages = list(first)
     prompt = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
@@ -97,7 +97,7 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
         try:
             answer = _say(http, settings, messages)
         except ChatError as error:
-            notes.print(f"error: {error}", style="red", markup=False)
+            notes.print(f"error: {error}", style="red")
             messages.pop()
             continue
         except KeyboardInterrupt:  # leaving the stream cancels the request
@@ -124,6 +124,10 @@ def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) 
 
     answer = ask(http, {**settings, "messages": messages}, show)
     write(wrap.end() + "\n")
-    notes = Console(stderr=True, highlight=False)
-    notes.print(answer.facts, style="dim", markup=False, soft_wrap=True)
+    _notes().print(answer.facts, style="dim", soft_wrap=True)
     return answer
+
+
+def _notes() -> Console:
+    """Where all that is no answer goes. Names and errors are shown as they are."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)

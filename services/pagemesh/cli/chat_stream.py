@@ -56,12 +56,6 @@ class Answer:
         )
 
 
-def typed(text: str) -> str:
-    """What somebody typed or named on a command line, of which Python marks the bytes that it could
-    not read: those that are no UTF-8 become a mark that JSON can hold."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -> httpx.Client:
     """An HTTP client for the gateway, whose URL may end in ``/v1`` as SDKs want it. Raises
     ``ConfigError`` for what is no URL."""
@@ -76,7 +70,11 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     url = config.url.rstrip("/").removesuffix("/v1")
     try:
-        return httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        httpx.URL(url).host.encode("idna")  # as connecting does, which does not say what is wrong
+        return httpx.Client(
+            base_url=url, headers=headers, timeout=timeout, transport=transport,
+            trust_env=False, verify=httpx.create_ssl_context(),  # no proxies; SSL_CERT_FILE counts
+        )  # fmt: skip
     except (httpx.InvalidURL, ValueError):
         raise ConfigError(wrong) from None
 

@@ -27,7 +27,7 @@ def health(url: str) -> int:
         if httpx.URL(url).path == "/":
             url = url.rstrip("/") + _READY
         status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
         raise ConfigError(f"{url!r} is not an http:// or https:// URL") from None
     except httpx.TimeoutException:
         raise Unhealthy(f"{url}: no answer within {_TIMEOUT_S:.0f} s") from None

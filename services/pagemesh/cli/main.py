@@ -11,10 +11,10 @@ from typing import ClassVar
 import click
 
 from pagemesh.runtime.version import __version__
-from pagemesh.wire.errors import ConfigError, PagemeshError
 
 ERROR_PREFIX = "error: "
 EXIT_CONFIG = 2
+EXIT_STOPPED = 130
 _WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -66,6 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code of the command line ``arguments`` (the process's own when None)."""
+    try:  # it brings numpy, which takes long enough for a Ctrl-C
+        from pagemesh.wire.errors import ConfigError, PagemeshError
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
     try:
         code = cli.main(arguments, prog_name="pagemesh", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -75,7 +79,7 @@ def run(arguments: list[str] | None = None) -> int:
         command = error.ctx.command_path if error.ctx else "pagemesh"
         return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", EXIT_CONFIG)
     except click.Abort:
-        return 130
+        return EXIT_STOPPED
     except ConfigError as error:
         return _fail(str(error), EXIT_CONFIG)
     except PagemeshError as error:

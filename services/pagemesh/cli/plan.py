@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pagemesh.cli.param_types import Counts, Number, Size
 from pagemesh.cli.planning.assemble import Asked, make_plan
 from pagemesh.cli.planning.formats import FORMATS, find_format
 from pagemesh.cli.planning.lifetime import Pace
+from pagemesh.cli.planning.memory import DEVICE_COUNT_MAX
 from pagemesh.cli.planning.report import json_report, text_report
 from pagemesh.cli.planning.shape import read_shape
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights, weights_of
@@ -22,7 +24,7 @@ from pagemesh.engine.coverage import is_tested, refuse_form
 from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import load
 from pagemesh.runtime.model_folder import find_model, read_config
-from pagemesh.runtime.model_types import page_type
+from pagemesh.runtime.model_types import page_type, stored_type
 from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.runtime.user_paths import expanded, naming
 from pagemesh.wire.errors import ConfigError
@@ -39,8 +41,8 @@ _LENGTHS = Counts(1, 1 << 24, "token counts such as 800,2300,3900")
               show_default=True, help="Share of it for weights and KV.")  # fmt: skip
 @click.option("--pool-bytes", type=_SIZE, help="KV memory of all devices, instead of --memory.  "
               "[default: the pool of `pagemesh up`]")  # fmt: skip
-@click.option("--tensor-parallel", type=click.IntRange(1, 1024), default=1, show_default=True,
-              help="Devices that share each layer.")  # fmt: skip
+@click.option("--tensor-parallel", type=click.IntRange(1, DEVICE_COUNT_MAX), default=1,
+              show_default=True, help="Devices that share each layer.")  # fmt: skip
 @click.option("--kv-dtype", metavar="TYPE", default=None,
               help=f"{', '.join(FORMATS)}.  [default: the checkpoint's, or without MODEL that of "
               "`pagemesh up`]")  # fmt: skip
@@ -94,6 +96,8 @@ def ask(
     config = read_config(path)
     where = f"model {path}"
     shape = read_shape(config, where)
+    if not shape.dtype:
+        shape = replace(shape, dtype=stored_type(path.parent))
     worker = load(WorkerConfig, os.environ)
     up_kv = page_type(worker, shape.stored)
     stored = shape.dtype if shape.dtype in DTYPE_BYTES else "bfloat16"

@@ -231,14 +231,16 @@ async def _become_ready(
     screen: Screen,
     names: list[str],
 ) -> None:
-    """Return when every service says it is ready and the gateway serves."""
+    """Return when every service says it is ready and the gateway serves. A NATS server of our own
+    is one of those that start: it has as long for it as they."""
     bus_config = nats.bus(config.bus, "operator") if nats else config.bus
-    url = http_url(config) + "/health/ready"
+    url, name = http_url(config) + "/health/ready", new_service_name("up")
     async with (
         asyncio.timeout(plan.up.start_timeout_ms / 1_000),
-        Bus.connect(bus_config, role="operator", name=new_service_name("up")) as bus,
+        Bus.connect(bus_config, role="operator", name=name, patient=nats is not None) as bus,
         httpx.AsyncClient(timeout=2.0, trust_env=False) as client,
     ):
+        await bus.wait_connected(timeout_ms=plan.up.start_timeout_ms)
         if nats:
             screen.change(nats.spec.name, "ready")
         roster = Roster(MonotonicClock(), screen.change)

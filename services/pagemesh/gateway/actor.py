@@ -114,11 +114,15 @@ class GatewayActor:
             try:
                 yield self
             finally:
-                for life in tuple(self._lives.values()):
-                    life.feed(ev.ClientGone("stopped"))
+                self.cut_off()
                 presence.cancel()
                 self._inbox.stop()
                 await asyncio.wait([presence, inbox])
+
+    def cut_off(self) -> None:
+        """End what still runs; its clients hear that the gateway was stopped."""
+        for life in tuple(self._lives.values()):
+            life.feed(ev.ClientGone("stopped"))
 
     def announce(self, state: State) -> None:
         """Be known as ``state`` from now on."""
@@ -142,20 +146,22 @@ class GatewayActor:
 
     # Requests ---------------------------------------------------------------------------------
 
-    async def facts(self, *, wait_ms: int) -> ModelFacts:
+    async def facts(self, limits: RequestLimits) -> ModelFacts:
         """What workers say of the model. Raises ``NotReady`` when none was ever there, after
         waiting for one; what was known stays known while all workers restart."""
-        deadline_ms = self.clock.now_ms() + wait_ms
+        since_ms = self.clock.now_ms()
         while True:
             found = self.known_facts
             if found is not None:
                 return found
-            left_ms = deadline_ms - self.clock.now_ms()
+            nobody = NotReady("no worker is ready", retry_after_ms=1_000)
+            wait_ms_max = limits.wait_ms_max(nobody, patient=self._expected())
+            left_ms = since_ms + wait_ms_max - self.clock.now_ms()
             if left_ms <= 0:
-                raise NotReady("no worker is ready", retry_after_ms=1_000)
+                raise nobody
             self._router_changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_ms / 1_000):
+            with contextlib.suppress(TimeoutError):  # nothing tells that nobody is expected now
+                async with asyncio.timeout(min(left_ms, limits.worker_wait_ms_max) / 1_000):
                     await self._router_changed.wait()
 
     @property
@@ -214,7 +220,8 @@ class GatewayActor:
             if announce.role in ("prefill", "decode"):
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
                 measures.workers_lost.labels(change.reason).inc()
-                self._tracker.forget(who)
+                if change.reason != "silent":  # after which it may go on where it was
+                    self._tracker.forget(who)
                 for life in tuple(self._lives.values()):
                     life.feed(ev.WorkerLost(who))
         else:
@@ -227,12 +234,13 @@ class GatewayActor:
         self._router_changed.set()
 
     def _absent(self, who: Worker) -> None:
-        """Somebody found out before presence did: move everything away from ``who`` now."""
-        self.router.absent(who)
+        """Somebody found out before presence did: move everything away from ``who`` now. All who
+        ask it find out, mostly at once; only the first tells the rest, or the loop would stall."""
         self.presence.directory.doubt(who.name, who.incarnation)
         self._returning.vanished(who.name, self.clock.now_ms())
-        for life in tuple(self._lives.values()):
-            life.feed(ev.WorkerLost(who))
+        if self.router.absent(who):
+            for life in tuple(self._lives.values()):
+                life.feed(ev.WorkerLost(who))
 
     def _given(self, route: ev.Route) -> None:
         """Though they announce what they did before: that is when the router's count is over."""

@@ -48,7 +48,8 @@ ForClient = ev.Deliver | ev.ChoiceEnded | ev.PromptScored | ev.Ended
 
 
 class Outbox:
-    """What was not sent to the client yet, bounded. One reader."""
+    """What was not sent to the client yet. One reader; what one that waits has had no chance to
+    take is not held against it, however much comes in a turn, as a search's whole answer does."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class Outbox:
         ended = isinstance(event, ev.Ended)
         size = len(event.text) if isinstance(event, ev.Deliver) else 0
         full = len(self._events) >= self._events_max
-        if not ended and (full or self._characters + size > self._characters_max):
+        full = full or self._characters + size > self._characters_max
+        if full and not ended and self._reader is None:
             return False
         self._events.append((prompt_index, event))
         self._characters += size
@@ -79,7 +81,10 @@ class Outbox:
         """Everything there is, at least one event, in order."""
         while not self._events:
             self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            try:
+                await self._reader
+            finally:
+                self._reader = None
         taken, self._events = self._events, []
         self._characters = 0
         return taken
@@ -353,8 +358,8 @@ class Life:
         self.feed(ev.ResendAnswered(command.message.key, command.worker, answer))
 
     async def _abort(self, command: ev.SendAbort) -> None:
-        """Make it likely that it arrives; what is lost all the same, the worker's next frame
-        gives away (``Orphans``)."""
+        """Make it likely that it arrives; what is lost all the same, the worker's next frames
+        give away (``Choice.overheard``, ``Orphans``)."""
         subject = subjects.worker(command.worker.name)
         for _ in range(_ABORT_TRIES_MAX):
             try:

@@ -172,7 +172,7 @@ class PagerActor(Behaviour[PagerEvent]):
         if settings.disk is not None:
             pages = page_bytes_of(store, self._memory, self._holders)
             disk = self._life.disk = Disk(
-                settings.disk, facts, pages, self._disk_says, retired=self._retired
+                settings.disk, facts, settings.limits, pages, self._disk_says, retired=self._retired
             )
             disk.open()
             await self._feed(self._life, DiskOpening())

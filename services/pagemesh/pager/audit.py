@@ -13,6 +13,7 @@ from pagemesh.pager.leases.states import LeaseState, SessionState, TicketState
 from pagemesh.pager.pages.pool import PagePool
 from pagemesh.pager.pages.runs import Pages, join_all, table_of
 from pagemesh.pager.recount import Recount, owner_of, recount
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.node import UNLINKED
 from pagemesh.pager.tree.radix import Forest, Node
@@ -50,7 +51,7 @@ def report(books: Books, after: int = 0) -> PagerReport:
         ticket_count=len(books.tickets),
         waiter_count=books.waiting.count + books.in_flight.wait_count,
         disk_slots=0 if disk is None else disk.slot_count,
-        disk_pages=0 if disk is None else disk.page_count - len(disk.staged),
+        disk_pages=0 if disk is None else _written_pages(disk),
         unclaimed_pages=_unclaimed_pages(books),
         leased_pages=found.leased_pages,
         lease_count=len(books.leases),
@@ -92,6 +93,13 @@ def _line(books: Books, lease: Lease) -> LeaseLine:
 def _expires_in_ms(books: Books, lease: Lease) -> int:
     ticket = books.tickets.get(lease.ticket)
     return 0 if ticket is None else max(0, ticket.expires_ms - books.now_ms)
+
+
+def _written_pages(disk: DiskTier) -> int:
+    """Pages that can be found on disk, but for those that wait to be written. Of what waits, some
+    may have been dropped since, and is found no more."""
+    waiting = (one for one in disk.staged.values() if disk.find(one.shelf.root, one.chain) is one)
+    return disk.page_count - sum(1 for _ in waiting)
 
 
 def _unclaimed_pages(books: Books) -> int:

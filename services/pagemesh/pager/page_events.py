@@ -22,6 +22,9 @@ from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
 
 SNAPSHOT_KEYS_MAX = 65_536
 CHANGED_KEYS_MAX = 65_536
+_KEYS_PER_DROP, _DROPPED_PER_KEY = 2, 32
+"""Pages whose keys are known are dropped as quickly as two keys are made, and one more for every 32
+pages."""
 
 
 class PageEvents:
@@ -36,8 +39,8 @@ class PageEvents:
         """Keys and whether they were cached by that, in order; since the last event."""
         self._changed_count = 0
         self._noted: deque[PagesStored | PagesDropped] = deque()
-        """What ``work`` has to do, in order. It grows at a restart only: every turn of the actor
-        works off more than it notes."""
+        """What ``work`` has to do, in order. It grows at a restart, whose pages have no keys yet;
+        what a turn of a sweep frees is worked off in that turn."""
         self.sequence = 0
 
     @property
@@ -60,14 +63,15 @@ class PageEvents:
         self._noted.append(command)
 
     def work(self, pages_max: int) -> None:
-        """Take up what was noted, in order, until ``pages_max`` pages are done, or a few more:
-        what came in one command stays together."""
+        """Take up what was noted, in order, for as long as it takes to make the keys of
+        ``pages_max`` pages, or a little longer: what came in one command stays together."""
         while self._noted and pages_max > 0:
             command = self._noted.popleft()
-            pages_max -= len(command.pages)
             if isinstance(command, PagesStored):
+                pages_max -= len(command.pages)
                 self._stored(command)
             else:
+                pages_max -= _KEYS_PER_DROP + len(command.pages) // _DROPPED_PER_KEY
                 self._dropped(command)
 
     def take(self) -> PagesChanged | None:

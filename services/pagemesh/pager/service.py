@@ -109,9 +109,7 @@ async def _serve(
             presence.announce_soon()
             for subscription in subscriptions:
                 await bus.unsubscribe(subscription)
-            if settings.disk is not None:
-                actor.try_admit(PutAwayDue())
-            actor.stop()
+            actor.stop(PutAwayDue() if settings.disk is not None else None)
             await serving
             ticks.stop()
             announcing.cancel()

@@ -178,6 +178,7 @@ class PagerCore:
         """Raise ``AssertionError`` when ledger, tree, leases or tables disagree."""
         check_books(self.books)
         self._waterfalls.check()
+        self._sweeps.check()
 
     def _take_note(self, event: HolderDied | Recovered | Tick | Sweep | TierEvent) -> None:
         """Of what nobody asked for."""

@@ -49,7 +49,7 @@ _OTHER_STATES: Mapping[str, str] = {
     "is_encoder_decoder": "is an encoder-decoder",
     "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
     "num_kv_shared_layers": "has layers that share K and V with others",
-    "cla_share_factor": "has layers that share K and V with others",
+    "use_cla": "has layers that share K and V with others",
     "state_size": "keeps a recurrent state (SSM)",
     "mamba_d_state": "keeps a recurrent state (SSM)",
     "ssm_state_size": "keeps a recurrent state (SSM)",

@@ -6,8 +6,8 @@
       Absent when stopping              and a fresh behaviour starts under a crash limit
 
 ``admit`` may be called from anywhere on the event loop, most of all from bus callbacks; it
-never waits and never drops. ``stop`` drains: what was admitted is handled, then ``run``
-returns.
+never waits and never drops. ``stop`` drains: what was admitted is handled, and what it is
+given itself, then ``run`` returns.
 """
 
 from __future__ import annotations
@@ -109,9 +109,12 @@ class Actor(Generic[E]):
             return False
         return True
 
-    def stop(self) -> None:
-        """Take nothing new; ``run`` returns when what is queued has been handled."""
+    def stop(self, final: E | None = None) -> None:
+        """Take nothing new; ``run`` returns when what is queued has been handled, and then
+        ``final``, for which there is room in a full inbox, too."""
         self._stopping = True
+        if final is not None:
+            self._queue.append(final)
         self._wake.set()
 
     async def run(self) -> None:

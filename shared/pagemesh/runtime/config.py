@@ -237,6 +237,10 @@ def _bound(value: float) -> str:
 
 
 def _parse_secret(option: Option, text: str, origin: str) -> Secret:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{origin} holds bytes that are no UTF-8; write it as text") from None
     if option.strong:
         what = f"at least {SECRET_CHARACTERS_MIN} characters that nobody can guess"
         repeated = len(set(text)) < 4

@@ -6,8 +6,14 @@ import platform
 import re
 import secrets
 
+from pagemesh.wire.errors import ConfigError
+
 NAME_CHARACTERS_MAX = 64
+TEXT_CHARACTERS_MAX = 1_024
+"""Of ``wire.messages.ShortText``."""
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_NOT_UTF_8 = re.compile("[\ud800-\udfff]")
+"""What Python makes of such bytes in variables, flags and the names of files."""
 
 
 def new_incarnation() -> int:
@@ -31,9 +37,29 @@ def to_name(text: str, *, fallback: str) -> str:
     return name or fallback
 
 
-def is_name(text: str) -> bool:
-    """Whether ``text`` can be one NATS subject token, and part of a file's name."""
-    return 0 < len(text) <= NAME_CHARACTERS_MAX and not _NOT_A_NAME.search(text)
+def check_name(variable: str, text: str) -> None:
+    """Raises ``ConfigError`` where the setting of ``variable`` (without its prefix) can stand
+    neither in a subject nor in a file's name."""
+    if not 0 < len(text) <= NAME_CHARACTERS_MAX or _NOT_A_NAME.search(text):
+        raise ConfigError(
+            f"{_named(variable, text)} is not a name of 1 to {NAME_CHARACTERS_MAX} letters, "
+            "digits, - and _; a name with dots can be written with dashes"
+        )
+
+
+def check_carried(variable: str, text: str, *, characters_max: int = TEXT_CHARACTERS_MAX) -> None:
+    """Raises ``ConfigError`` where no message carries the setting of ``variable``: it is too long,
+    or of bytes that are no UTF-8."""
+    if len(text) > characters_max or _NOT_UTF_8.search(text):
+        raise ConfigError(
+            f"{_named(variable, text)} cannot be told to other services, which take up to "
+            f"{characters_max:,} characters of UTF-8; give another"
+        )
+
+
+def _named(variable: str, text: str) -> str:
+    flag = variable.lower().replace("_", "-")
+    return f"PAGEMESH_{variable}={text[:80]!r} (--{flag})"
 
 
 def host_name() -> str:

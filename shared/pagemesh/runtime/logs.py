@@ -8,17 +8,17 @@ the message, so nothing a peer sends can forge a line.
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
 import pagemesh
 from pagemesh.runtime import trace
 from pagemesh.runtime.settings import TelemetryConfig
+from pagemesh.runtime.unheard import Unheard
 from pagemesh.wire.errors import PagemeshError
 
 Event = MutableMapping[str, Any]
@@ -34,23 +34,22 @@ def get_logger(name: str) -> Any:
 def set_up_logs(
     config: TelemetryConfig, *, service: str, name: str = "", stream: TextIO | None = None
 ) -> None:
-    """Configure logging of this process; call it once, before anything logs."""
-    out = stream if stream is not None else sys.stderr
+    """Configure logging of this process, to stderr unless there is a ``stream``; call it once,
+    before anything logs. A stream that cannot be written to stops nobody."""
+    out = cast(TextIO, Unheard(stream))
     console = config.log_format == "console" or (config.log_format == "auto" and out.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
         renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
     facts = {"service": service} | ({"name": name} if name else {})
-    _configure(config, facts, renderer, lambda: out)
+    _configure(config, facts, renderer, out)
     # Libraries log through the standard module; only what they consider wrong is wanted.
     logging.basicConfig(level=logging.ERROR, stream=out, format="%(message)s", force=True)
     for name in ("nats", "opentelemetry", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _configure(
-    config: TelemetryConfig, facts: dict[str, str], renderer: Any, stream: Callable[[], TextIO]
-) -> None:
+def _configure(config: TelemetryConfig, facts: dict[str, str], renderer: Any, out: TextIO) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -63,7 +62,7 @@ def _configure(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
-        logger_factory=lambda *_: structlog.PrintLogger(stream()),
+        logger_factory=lambda *_: structlog.PrintLogger(out),
         cache_logger_on_first_use=False,
     )
 
@@ -128,5 +127,5 @@ _configure(
     TelemetryConfig(log_level="warning"),
     {},
     structlog.processors.JSONRenderer(),
-    lambda: sys.stderr,
+    cast(TextIO, Unheard()),
 )

@@ -72,6 +72,10 @@ def serve_metrics(config: TelemetryConfig) -> Iterator[None]:
         raise ConfigError(
             f"PAGEMESH_METRICS_PORT={config.metrics_port} cannot be used: {error.strerror}"
         ) from None
+    except UnicodeError:
+        raise ConfigError(
+            f"PAGEMESH_METRICS_HOST={config.metrics_host[:80]!r} is not the name of a host"
+        ) from None
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+import re
 import socket
 from pathlib import Path
 
@@ -14,6 +15,9 @@ _CHOICE_COUNT = 16_384
 _PORT_MIN, _PORT_MAX = 1_024, 65_535
 _TRIES_MAX = 64
 _OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
+_USER = re.compile(r"(?s)(^|,)(\s*(?:\w+://)?)(?:(?!,\s*\w+://).)*@")
+"""What is before the last @ of a URL, where passwords may have any character: not only that of
+what parses, since errors show what does not. The next URL begins with a comma and a scheme."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -33,7 +37,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 def usable_port(host: str, port: int) -> int:
     """``port`` when it can be listened on at ``host``; the system's choice for 0. Raises
     ``OSError``."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # what Python raises of a name that no host can have, such as a..b
+        raise socket.gaierror(socket.EAI_NONAME, "name or service not known") from None
     family, kind, protocol, _, address = found[0]
     with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,6 +53,11 @@ def usable_port(host: str, port: int) -> int:
 def shown_address(host: str, port: int) -> str:
     """``host`` and ``port`` as URLs have them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def shown_urls(urls: str) -> str:
+    """URLs, with commas, without users and passwords: for messages and logs."""
+    return _USER.sub(r"\1\2", urls)
 
 
 def _outgoing() -> tuple[int, int]:

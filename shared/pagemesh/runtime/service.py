@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
@@ -22,6 +21,7 @@ from pagemesh.runtime.open_files import allow_open_files
 from pagemesh.runtime.pulse import beat
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.spans import set_up_spans
+from pagemesh.runtime.unheard import Unheard
 from pagemesh.wire.errors import ConfigError
 
 EXIT_OK = 0
@@ -138,5 +138,5 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _config_exit(service: str, error: ConfigError) -> int:
     line = " ".join(str(error).split())
-    sys.stderr.write(f"pagemesh {service}: {line}\n")
+    Unheard().write(f"pagemesh {service}: {line}\n")
     return EXIT_CONFIG

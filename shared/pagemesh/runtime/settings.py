@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from urllib.parse import urlsplit
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.weight_types import ASKED_TYPES, AskedType
 from pagemesh.runtime.config import Secret, computed, setting
-from pagemesh.runtime.ids import NAME_CHARACTERS_MAX, host_name, is_name
+from pagemesh.runtime.ids import check_carried, check_name, host_name
 from pagemesh.runtime.origins import parse_origins
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.runtime.user_paths import expanded
 from pagemesh.wire.errors import ConfigError
 
@@ -99,8 +99,9 @@ class BusConfig:
         """The URLs. Raises ``ConfigError`` for one that cannot be used."""
         urls = [part.strip() for part in self.url.split(",") if part.strip()]
         if not urls or not all(_is_url(url, ("nats", "tls")) for url in urls):
+            hint = "; set PAGEMESH_NATS_PASSWORD to the password" if "@" in self.url else ""
             raise ConfigError(
-                f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}"
+                f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}{hint}"
             )
         return urls
 
@@ -112,7 +113,7 @@ class BusConfig:
     @property
     def shown_url(self) -> str:
         """The URLs without user and password, for messages and logs."""
-        return ",".join(re.sub(r"//[^/@]*@", "//", part) for part in self.url.split(","))
+        return shown_urls(self.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,9 @@ class HostConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` for what can stand neither in a subject nor in a file's name."""
-        if not is_name(self.host):
-            raise ConfigError(
-                f"PAGEMESH_HOST={self.host!r} (--host) is not a name of 1 to {NAME_CHARACTERS_MAX} "
-                "letters, digits, - and _; a name with dots can be written with dashes"
-            )
+        """Raises ``ConfigError`` for what others cannot be told, or not as a name."""
+        check_name("HOST", self.host)
+        check_carried("POOL_DIR", str(self.pool_dir), characters_max=900)  # and a file's name
 
     def required_secret(self) -> bytes:
         """The secret. Raises ``ConfigError`` when none was given."""
@@ -279,6 +277,10 @@ class WorkerConfig:
         1_024, "WAITING_COUNT_MAX", "sequences that may wait to run", minimum=1, maximum=1 << 20
     )
 
+    def __post_init__(self) -> None:
+        """Raises ``ConfigError`` for a name that others cannot be told."""
+        check_carried("MODEL_NAME", self.model_name)
+
     @property
     def weight_type(self) -> AskedType:
         """Of matrices on a CPU, where no other is supported."""
@@ -380,8 +382,8 @@ class TelemetryConfig:
             return ""
         if not _is_url(self.otlp, ("http", "https")):
             raise ConfigError(
-                f"PAGEMESH_OTLP={self.otlp[:80]!r} (--otlp) is not the URL of an OTLP/HTTP "
-                "collector such as http://127.0.0.1:4318"
+                f"PAGEMESH_OTLP={shown_urls(self.otlp)[:80]!r} (--otlp) is not the URL of an "
+                "OTLP/HTTP collector such as http://127.0.0.1:4318"
             )
         return self.otlp.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
 

@@ -11,7 +11,6 @@ when a collector stops taking them, and a line when it takes them again.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from pagemesh.runtime import ids, metrics, semconv
 from pagemesh.runtime.clock import wall_ns
 from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.ports import shown_urls
 from pagemesh.runtime.settings import TelemetryConfig
 from pagemesh.runtime.trace import TraceContext
 from pagemesh.runtime.version import VERSION
@@ -158,7 +158,7 @@ def set_up_spans(config: TelemetryConfig, *, service: str, name: str = "") -> It
         }
     )
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
-    _sink = SpanSink(exporter, resource, re.sub(r"//[^/@]*@", "//", endpoint))
+    _sink = SpanSink(exporter, resource, shown_urls(endpoint))
     try:
         yield
     finally:

@@ -163,6 +163,7 @@ def test_what_is_asked_for_is_what_was_written(
         ("unpin --all", UnpinPrefix(pin=None)),
         ("invalidate --root AB", InvalidateCache(what="root", name="ab")),
         ("invalidate --tenant Alice", InvalidateCache(what="tenant", name="Alice")),
+        ("invalidate --model caf\udce9", InvalidateCache(what="model", name="caf\ufffd")),
         ("invalidate --idle", InvalidateCache(what="idle")),
         (f"pin --root {ROOT.upper()} --tokens 1,2 --ttl-s 60",
          PinPrefix(root=ROOT, tokens=[1, 2], ttl_s=60)),

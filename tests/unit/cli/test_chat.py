@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pagemesh.cli.chat_stream import Answer, ChatError, ask, client, events, served_model, typed
+from pagemesh.cli.chat_stream import Answer, ChatError, ask, client, events, served_model
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.main import run
+from pagemesh.cli.words import typed
 from pagemesh.runtime.config import Secret
 from pagemesh.wire.errors import ConfigError
 
@@ -107,6 +108,15 @@ def test_nobody_at_the_url_is_said_with_what_to_do(capsys: pytest.CaptureFixture
     assert "pagemesh up" in capsys.readouterr().err
 
 
+def test_a_mesh_is_asked_without_the_proxies_of_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "foo://proxy")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    assert run(["chat", "--url", "http://127.0.0.1:1", "--once", "hi"]) == 2
+    assert "no mesh at http://127.0.0.1:1" in capsys.readouterr().err
+
+
 def test_what_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="--url"):
         client(ClientConfig(url="127.0.0.1:8000"))
@@ -142,6 +152,21 @@ def test_a_slip_in_a_command_is_told_and_not_asked_of_the_model(
 def test_an_answer_that_hit_its_limit_says_so() -> None:
     answer = Answer("x", "length", 1, 0, 5, 0.1, 0.5)
     assert answer.facts.endswith("5 tokens in 0.50 s (10/s) | stopped by length")
+
+
+def test_names_and_errors_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m[/x]:smile:"}]})
+        return httpx.Response(400, json={"error": {"message": "[b]no:smile:"}})
+
+    monkeypatch.setattr("pagemesh.cli.chat.client", lambda _config: mesh(handler))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert run(["chat"]) == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("m[/x]:smile: at http://") and "error: [b]no:smile:\n" in shown
 
 
 class Terminal(io.StringIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -170,6 +172,30 @@ async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> Non
         failure = await mesh.failed()
     assert isinstance(failure, ChildLost)
     assert "a died 4 times" in str(failure) and "boom" in str(failure)
+
+
+async def test_a_machine_that_is_short_of_processes_for_a_while_costs_a_child_no_more_than_a_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, short = asyncio.create_subprocess_exec, True
+
+    async def fork(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if short:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fork)
+    witness = Witness()
+    why = "could not be started: resource temporarily unavailable"
+    async with witness.watch(program("a", SLEEP)) as mesh:
+        await witness.until(lambda: ("a", f"died ({why})") in witness.changes)
+        short = False
+        await witness.until(lambda: "up" in witness.lines)
+        short = True
+        os.kill((await witness.pids(mesh))[0], signal.SIGKILL)
+        failure = await mesh.failed()
+    assert isinstance(failure, ChildLost)
+    assert str(failure).endswith(f"its last words: {why}")
 
 
 async def test_children_stop_in_the_reverse_order_of_their_stages(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pagemesh.cli.mesh.up_config import http_url
 from pagemesh.cli.options import given_flags
 from pagemesh.cli.serve import service_config
 from pagemesh.cli.up import MeshPlan, plan
+from pagemesh.runtime.ports import free_port
 from pagemesh.wire.errors import ConfigError
 
 
@@ -47,6 +48,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["up", "--http", "127.0.0.1:" + "9" * 5_000], "--http"),
         (["up", "--http", "127.0.0.1:\u00b2"], "--http"),
         (["health", "localhost:8000"], "'localhost:8000' is not an http:// or https:// URL"),
+        (["health", "http://a..b"], "'http://a..b/health/ready' is not an http:// or https:// URL"),
+        (["chat", "--url", "http://a..b", "--once", "hello"], "PAGEMESH_URL='http://a..b' (--url)"),
         (["up", "--http", ":0", "--model", "/does/not/exist"], "/does/not/exist"),
         (["up", "--http", ":0", "--model", __file__], "is a file"),
         (["up", "--http", ":0", "--model", "~nobody-here/x"], "model ~nobody-here/x: no home"),
@@ -133,8 +136,9 @@ def test_an_occupied_port_is_named_with_what_to_do(
 def test_a_host_that_is_not_found_is_told_in_words(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
-    line = error_of(capsys, "up", "--model", model, "--http", "999.1.1.1:8000")
-    assert "cannot serve at 999.1.1.1:8000: name or service not known" in line
+    for host in ("999.1.1.1", "a..b"):
+        line = error_of(capsys, "up", "--model", model, "--http", f"{host}:8000")
+        assert f"cannot serve at {host}:8000: name or service not known" in line
 
 
 def test_a_key_that_is_too_short_is_refused_before_anything_starts(
@@ -164,8 +168,11 @@ def test_port_zero_becomes_a_free_port_that_restarts_can_keep(model: str) -> Non
 
 @pytest.mark.parametrize(
     ("address", "url"),
-    [("0.0.0.0:0", "http://127.0.0.1:"), ("[::1]:0", "http://[::1]:"), (":0", "http://127.0.0.1:")],
-)
+    [
+        ("0.0.0.0:0", "http://127.0.0.1:"), (":0", "http://127.0.0.1:"),
+        ("[::1]:0", "http://[::1]:"), ("[::]:0", "http://[::1]:"),
+    ],
+)  # fmt: skip
 def test_the_url_is_one_that_a_client_here_can_use(model: str, address: str, url: str) -> None:
     made = plan({}, {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": address}, Screen())
     assert http_url(made.config).startswith(url)
@@ -216,6 +223,13 @@ def test_metrics_ports_past_the_last_one_are_refused(model: str) -> None:
         metrics_ports(model, 65_533)
 
 
+def test_metrics_ports_with_the_one_that_is_served_among_them_are_refused(model: str) -> None:
+    port = free_port()
+    flags = {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": f"127.0.0.1:{port}"}
+    with pytest.raises(ConfigError, match=f"--metrics-port.: the mesh serves at {port}; name anot"):
+        plan({}, flags | {"PAGEMESH_METRICS_PORT": str(port - 1)}, Screen())
+
+
 def test_help_shows_the_defaults_that_up_has_and_leaves_out_what_it_settles(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -261,6 +275,23 @@ def test_secrets_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "--http-port" in shown
     assert "--secret" not in shown and "--api-keys" not in shown
+
+
+def test_a_command_that_is_stopped_while_it_is_imported_says_nothing() -> None:
+    import subprocess
+    import sys
+
+    code = """if True:
+    import sys
+    class Stop:
+        def find_spec(self, name, *_):
+            if name == "numpy":
+                raise KeyboardInterrupt
+    sys.meta_path.insert(0, Stop())
+    from pagemesh.cli.main import main
+    main(["--version"])"""
+    stopped = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, b"", b"")
 
 
 def test_version_and_help_need_no_heavy_imports() -> None:

@@ -249,6 +249,14 @@ def test_rates_are_drawn_as_the_ending_says(
     assert "optimum" in capsys.readouterr().out
 
 
+def test_a_trace_whose_name_is_no_text_is_drawn_with_a_mark(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace = trace_file(tmp_path, [1, 2], [1, 3]).rename(tmp_path / "caf\udce9.jsonl")
+    plot = tmp_path / "rates.svg"
+    assert run(["replay", str(trace), "--capacity", "4", "--plot", str(plot)]) == 0
+    assert "<!-- caf\ufffd.jsonl -->" in plot.read_text()
+
+
 def test_a_plot_has_a_line_for_each_policy_and_for_the_optimum(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scores = Scores((10, 100), {"lru": (0.1, 0.2), "s3-fifo": (0.15, 0.2)}, (0.2, 0.3), 0.4)

@@ -24,6 +24,7 @@ from pagemesh.cli.mesh.start_checks import (
     PoolPlan,
     check_disk,
     check_room,
+    check_settings,
     disk_shortfall,
     known_shape,
     plan_pool,
@@ -346,6 +347,16 @@ def test_the_ready_line_is_one_line_unless_a_terminal_would_break_it() -> None:
         "  demo on 1 prefill + 1 decode, 2.0 s",
         "  nats door: /dev/shm/up/client.url",
     ]
+
+
+def test_more_memory_beside_a_disk_than_the_machine_has_is_refused(tmp_path: Path) -> None:
+    disk = {"PAGEMESH_DEVICE": "interpreter", "PAGEMESH_DISK_DIR": str(tmp_path)}
+    check_settings(
+        load_service_config({**disk, "PAGEMESH_HOST_BYTES": str(1 << 20)}), own_nats=True
+    )
+    config = load_service_config({**disk, "PAGEMESH_HOST_BYTES": str(1 << 44)})
+    with pytest.raises(ConfigError, match=r"^PAGEMESH_HOST_BYTES=.* of memory; give less$"):
+        check_settings(config, own_nats=True)
 
 
 def test_the_pool_of_a_device_takes_room_for_headers_alone(tmp_path: Path) -> None:

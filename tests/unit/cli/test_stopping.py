@@ -28,6 +28,11 @@ def recorded() -> tuple[Screen, io.StringIO]:
     return Screen(Console(file=shown, width=200)), shown
 
 
+def forget_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
 async def test_an_idle_mesh_stops_without_a_word_about_waiting() -> None:
     screen, shown = recorded()
     witness = Witness()
@@ -77,6 +82,19 @@ async def test_the_second_signal_waits_for_nobody() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await stops
         assert time.monotonic() - started < 1.0
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().remove_signal_handler(number)
+    forget_signals()
     assert shown.getvalue().splitlines()[-1].startswith("stopping at once")
+
+
+async def test_a_mesh_under_nohup_outlives_its_terminal() -> None:
+    screen, _ = recorded()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    async with Witness().watch(program("gateway", SLEEP)) as mesh:
+        stop = stop_signals(mesh, screen)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+    forget_signals()
+    signal.signal(signal.SIGHUP, before)

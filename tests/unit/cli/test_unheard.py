@@ -14,7 +14,8 @@ import pytest
 from tests.unit.cli.test_command_line import error_of
 
 from pagemesh.cli.main import cli, run
-from pagemesh.cli.mesh.screen import Screen, Unheard, announce
+from pagemesh.cli.mesh.screen import Screen, announce
+from pagemesh.runtime.unheard import Unheard
 
 
 class Full(io.StringIO):
@@ -42,6 +43,11 @@ def test_what_can_be_read_is_written_as_it_is() -> None:
     stream = Unheard(kept)
     assert stream.write("line") == 4 and kept.getvalue() == "line"
     assert not stream.isatty()
+
+
+def test_what_services_log_is_shown_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().line("model [bold]tiny[/x]:smile: is here")
+    assert capsys.readouterr().err == "model [bold]tiny[/x]:smile: is here\n"
 
 
 def test_a_closed_terminal_stops_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:

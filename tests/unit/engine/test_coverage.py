@@ -37,6 +37,7 @@ def test_the_table_of_models_has_each_tested_architecture_with_its_path() -> Non
         ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, "fallback"),
         ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention"]}, "fallback"),
         ("Gemma2ForCausalLM", {}, "fallback"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": False, "cla_share_factor": 2}, "fallback"),
     ],
 )
 def test_a_configuration_takes_the_path_that_can_run_it(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from msgspec import structs
 from openai import AsyncOpenAI
 from tests.unit.gateway.fake_mesh import FakeMesh, FakeWorker, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
@@ -15,6 +16,7 @@ from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.runtime.bus import BusState
+from pagemesh.runtime.directory import Joined, Lost
 from pagemesh.runtime.nats_server import NatsServer
 
 TEXT = "said once, in order, by whoever is left"
@@ -105,6 +107,39 @@ async def test_without_any_worker_a_request_is_refused_after_a_short_wait(
             await stream_text(mesh, TEXT)
         assert caught.value.status_code == 503
         assert "retry-after" in caught.value.response.headers
+
+
+def asked_while_one_starts(mesh: FakeMesh, worker: FakeWorker) -> asyncio.Task[str]:
+    """A stream that is asked for when ``worker`` has just said that it starts."""
+    starting = structs.replace(worker.announce, state="starting", model=None)
+    mesh.front.gateway.presence_changed(Joined(starting))
+    return asyncio.create_task(stream_text(mesh, TEXT))
+
+
+async def test_a_request_that_comes_while_the_first_worker_starts_waits_for_it(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    limits = RequestLimits(worker_wait_ms_max=200)
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=(), limits=limits) as mesh:
+        worker = FakeWorker(mesh.bus, f"first-{mesh.front.gateway.name}", "decode")
+        asked = asked_while_one_starts(mesh, worker)
+        await asyncio.sleep(5 * limits.worker_wait_ms_max / 1_000)
+        async with worker.running():
+            assert await asked == TEXT[::-1]
+
+
+async def test_a_request_waits_no_longer_for_a_first_worker_that_went_again(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    limits = RequestLimits(worker_wait_ms_max=200)
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=(), limits=limits) as mesh:
+        worker = FakeWorker(mesh.bus, "first", "decode")
+        asked = asked_while_one_starts(mesh, worker)
+        await asyncio.sleep(2 * limits.worker_wait_ms_max / 1_000)
+        mesh.front.gateway.presence_changed(Lost(worker.announce, "left"))
+        with pytest.raises(openai.InternalServerError):
+            async with asyncio.timeout(2):
+                await asked
 
 
 async def test_a_request_that_comes_after_the_only_worker_died_waits_for_the_next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,14 +13,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import nats
 import pytest
+from nats.aio.client import Client
 from tests.unit.gateway.fake_mesh import FACTS, FakeWorker
-from tests.unit.gateway.support import MODEL, write_model
+from tests.unit.gateway.support import MODEL, eventually, write_model
 
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.ports import free_port
 from pagemesh.runtime.settings import BusConfig
+from pagemesh.wire import subjects
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
@@ -142,6 +146,60 @@ async def test_an_answer_that_a_stop_cuts_short_ends_with_the_reason(
         assert '"code":"stopped"' in rest[-1] and "ask again" in rest[-1]
 
 
+@pytest.mark.parametrize("with_http", [False, True])
+async def test_callers_over_the_bus_are_told_too_and_the_limit_holds_with_both_doors_busy(
+    shared_nats_server: NatsServer, model_folder: Path, with_http: bool
+) -> None:
+    port = free_port()
+    brief = {"PAGEMESH_HTTP_PORT": str(port), "PAGEMESH_DRAIN_MS": "300"}
+    name = f"decode-both-{with_http}"
+    async with (
+        Bus.connect(BusConfig(url=shared_nats_server.url), role="decode", name=name) as bus,
+        FakeWorker(bus, name, "decode", pause_s=0.1).running() as worker,
+        gateway(shared_nats_server.url, model_folder, **brief) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+        await nats.connect(shared_nats_server.url) as client,
+    ):
+        await _ready(http)
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 2_000}
+        asked = [
+            asyncio.create_task(_bus_error(client, body | {"stream": stream}))
+            for stream in (False, True)
+        ]
+        if with_http:
+            asked.append(asyncio.create_task(_http_error(http, body)))
+        await eventually(lambda: worker.running_count == len(asked))
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await process.wait()
+            errors = await asyncio.gather(*asked)
+        assert [error["code"] for error in errors] == ["stopped"] * len(asked)
+        await eventually(lambda: not worker.running_count)
+
+
+async def test_callers_that_wait_for_a_worker_are_told_that_the_gateway_was_stopped(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    port = free_port()
+    brief = {"PAGEMESH_HTTP_PORT": str(port), "PAGEMESH_DRAIN_MS": "300"}
+    with NatsServer(tmp_path / "nats") as server:
+        async with (
+            gateway(server.url, model_folder, **brief) as process,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+            await nats.connect(server.url) as client,
+        ):
+            await _answers(http, "/health/live", 200)
+            body: dict[str, object] = {"model": MODEL, "prompt": "abc"}
+            asked = [
+                asyncio.create_task(ask)
+                for ask in (_bus_error(client, body), _http_error(http, body))
+            ]
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            errors = await asyncio.gather(*asked)
+    assert [error["code"] for error in errors] == ["stopped", "stopped"]
+
+
 async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +230,23 @@ async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
     assert process.returncode == 0
     lines = [line for line in errors.decode().splitlines() if "bus.unreachable" in line]
     assert lines and server.url in lines[0]
+
+
+async def _http_error(http: httpx.AsyncClient, body: dict[str, object]) -> dict[str, str]:
+    error: dict[str, str] = (await http.post("/v1/completions", json=body)).json()["error"]
+    return error
+
+
+async def _bus_error(client: Client, body: dict[str, object]) -> dict[str, str]:
+    """The error at the end of an answer."""
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    await client.publish(subjects.COMPLETIONS, json.dumps(body).encode(), reply=inbox)
+    async for message in subscription.messages:
+        if "pagemesh-last" in (message.headers or {}):
+            error: dict[str, str] = json.loads(message.data)["error"]
+            return error
+    raise AssertionError("the answer had no end")
 
 
 async def _ready(http: httpx.AsyncClient) -> None:

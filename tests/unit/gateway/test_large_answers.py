@@ -12,6 +12,7 @@ from tests.unit.gateway.fake_mesh import FakeMesh
 from tests.unit.gateway.support import eventually
 
 from pagemesh.gateway.api.render import Renderer
+from pagemesh.gateway.api.scores import Echo
 from pagemesh.gateway.doors.front import Call
 
 TEXT = "/v1/completions"
@@ -73,6 +74,17 @@ async def test_each_choice_tells_its_own_prompt(http: httpx.AsyncClient) -> None
     assert [choice["logprobs"]["tokens"][:-1] for choice in choices] == [
         ["a", "b", "c"], ["a", "b", "c"], ["x", "y"], ["x", "y"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=("whole", "stream"))
+async def test_a_prompts_scores_are_looked_up_once_for_all_choices(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    looked_up: list[int] = []
+    monkeypatch.setattr(Echo, "of", noting(Echo.of, looked_up))
+    body = {"prompt": "abcdef", "n": 5, "max_tokens": 1, "echo": True, "logprobs": 1}
+    assert (await http.post(TEXT, json=body | {"stream": is_stream})).status_code == 200
+    assert len(looked_up) == len("abcdef")
 
 
 def noting(method: Callable[..., Any], threads: list[int]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, eventually, frame, spec
 
@@ -89,6 +90,28 @@ async def test_a_reader_that_missed_text_is_never_told_that_it_is_complete() -> 
     kinds = [event for _, event in await outbox.take()]
     assert isinstance(kinds[0], ev.Deliver)
     assert kinds[1:] == [ev.Ended(ev.Cancelled("slow"))]
+
+
+async def test_a_reader_that_waits_is_not_slow_however_much_comes_at_once() -> None:
+    outbox = Outbox(characters_max=10, events_max=3)
+    made = life(outbox, choice_count=3)
+    made.feed(ev.Begin())
+    reader = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    for choice in range(3):
+        made.feed(ev.FrameArrived(DECODE, frame(0, [1] * 20, choice=choice, finish="stop")))
+    events = [event for _, event in await reader]
+    assert [type(event) for event in events] == [ev.Deliver, ev.ChoiceEnded] * 3 + [ev.Ended]
+    assert events[-1] == ev.Ended(ev.Completed())
+
+
+async def test_a_reader_that_has_gone_away_while_it_waited_is_slow() -> None:
+    outbox = Outbox(characters_max=10)
+    reader = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert not outbox.put(0, ev.Deliver(0, 0, np.zeros(1, "<u4"), "x" * 11, None, 0))
 
 
 async def test_a_reader_that_keeps_up_is_told_the_end() -> None:

@@ -26,7 +26,7 @@ from pagemesh.gateway.routing.router import Router
 from pagemesh.wire.errors import Busy, NoCapacity, NotReady, Superseded
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.pager_reports import PagesChanged, PagesSnapshot
-from pagemesh.wire.presence import Load, PageNeeds, Role
+from pagemesh.wire.presence import Load, PageNeeds, Role, State
 
 
 def leading(index: PageIndex) -> int:
@@ -180,6 +180,16 @@ def test_who_does_not_listen_is_not_chosen_until_it_announces_itself(router: Rou
     assert names(chosen(router, want())) == ("d", "")
 
 
+@pytest.mark.parametrize("state", ["ready", "draining"])
+def test_that_a_worker_does_not_listen_is_news_once_until_it_announces_itself(
+    router: Router, state: State
+) -> None:
+    for _ in range(2):
+        router.announced(worker("d", "decode", state=state))
+        assert [router.absent(Worker("d", 1)) for _ in range(3)] == [True, False, False]
+    assert not router.absent(Worker("d", 2))
+
+
 def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
     for one in (worker("d", "decode"), pager("a")):
         router.announced(one)
@@ -238,9 +248,33 @@ def test_a_new_life_of_the_pager_forgets_what_the_last_one_said() -> None:
     assert len(index) == 0
 
 
-def test_an_index_forgets_the_oldest_keys_above_its_limit() -> None:
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_listing_that_two_lives_of_the_pager_gave_in_part_is_asked_for_anew(late: int) -> None:
+    index = PageIndex(keys_max=1_000)
+    keys = KEYS.astype("<u8").tobytes()
+    index.announced(epoch=1, sequence=0)
+    first = PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys[:80], more=True)
+    assert index.snapshot(first) == 10
+    index.announced(epoch=2, sequence=0)
+    gone = KEYS[:1].astype("<u8").tobytes()
+    index.changed(PagesChanged(host="a", epoch=2, sequence=1, removed=gone))
+    rest = PagesSnapshot(host="a", epoch=late, sequence=0, first=10, keys=keys[80:], more=False)
+    assert index.snapshot(rest) == 0
+    index.check()
+    assert index.announced(epoch=2, sequence=1)
+    whole = PagesSnapshot(host="a", epoch=2, sequence=1, first=0, keys=keys, more=False)
+    assert index.snapshot(whole) == 0 and index.state is IndexState.FRESH
+    assert leading(index) == 20
+
+
+def test_a_full_index_keeps_what_was_stored_first_and_takes_others_when_it_has_room() -> None:
     index = PageIndex(keys_max=5)
     index.announced(epoch=1, sequence=0)
-    index.changed(stored("a", 1, 20))
-    assert len(index) == 5
-    index.check()
+    for sequence, first in enumerate((0, 3, 10), 1):
+        index.changed(stored("a", sequence, 3, first=first))
+        index.check()
+    assert leading(index) == len(index) == 5
+    gone = KEYS[2:5].astype("<u8").tobytes()
+    index.changed(PagesChanged(host="a", epoch=1, sequence=4, removed=gone))
+    index.changed(stored("a", 5, 2, first=2))
+    assert leading(index) == len(index) == 4

@@ -81,7 +81,7 @@ def whole_characters(raw: bytes) -> str:
 @pytest.mark.parametrize("width", [0, 1, 5])
 def test_a_completions_scores_are_four_lists_and_offsets_count_characters(width: int) -> None:
     prompt, scores = TextScores(written), TextScores(written)
-    prompt.add_unscored(1)
+    prompt.add_unscored([1])
     names, values_shown, tops_shown, raws = ["the"], [None], [None], [b"the"]
     for part, seed in ((prompt, 1), (scores, 2), (scores, 3)):
         tokens, chosen, tops, values = made_up(6, width, seed)
@@ -95,11 +95,10 @@ def test_a_completions_scores_are_four_lists_and_offsets_count_characters(width:
             raws.append(RAW[token])
             values_shown.append(shown(chosen[index]))  # type: ignore[arg-type]
             tops_shown.append(top)  # type: ignore[arg-type]
-    prompt.follow(scores)
     before = Offsets()
     before.of([b"10 letters"])
     offsets = [10 + len(whole_characters(b"".join(raws[:index]))) for index in range(len(raws))]
-    assert json.loads(bytes(prompt.json(before))) == {
+    assert json.loads(bytes(prompt.followed_by(scores).json(before))) == {
         "tokens": names,
         "token_logprobs": values_shown,
         "top_logprobs": tops_shown,
@@ -129,8 +128,7 @@ def test_offsets_of_a_prompt_are_those_in_the_text_that_was_given() -> None:
         ("Hi\u00e9 yo", [0, 1, 3, 4, 2, 0], [0, 0, 2, 2, 3, 6]),
     ):
         scores = TextScores(known, echo=Echo(text))
-        for token in tokens:
-            scores.add_unscored(token)
+        scores.add_unscored(tokens)
         assert json.loads(bytes(scores.json()))["text_offset"] == expected, text
 
 
@@ -140,8 +138,7 @@ def test_a_special_token_takes_room_where_the_text_shows_it() -> None:
 
     for shows, expected in ((False, [0, 0]), (True, [0, len(RAW[1])])):
         scores = TextScores(special, shows_special=shows)
-        for token in (1, 2):
-            scores.add_unscored(token)
+        scores.add_unscored((1, 2))
         assert json.loads(bytes(scores.json()))["text_offset"] == expected
 
 

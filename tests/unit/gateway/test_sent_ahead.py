@@ -118,3 +118,18 @@ async def test_half_a_head_behind_requests_that_wait_has_no_time_limit(
     await eventually(lambda: not connection.pipeline)
     connection.data_received(padded[-2:])
     await eventually(lambda: wire.written.count(b"HTTP/1.1 200") == 3)
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", GET[:6]], ids=("the end of a line", "half a head"))
+async def test_what_comes_during_an_answer_is_timed_from_its_end_on(
+    connection: Connection, wire: Wire, sent: bytes
+) -> None:
+    """A client's stray line end cut off every answer that took longer than a head may."""
+    connection.data_received(POST)
+    connection.data_received(sent)
+    assert connection._head_timer is None
+    await eventually(lambda: wire.written.count(b"HTTP/1.1 200") == 1)
+    assert connection._head_timer is not None
+    connection.data_received(GET.removeprefix(sent))
+    assert connection._head_timer is None
+    await eventually(lambda: wire.written.count(b"HTTP/1.1 200") == 2)

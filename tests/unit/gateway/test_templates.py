@@ -80,6 +80,9 @@ def test_templates_render_as_transformers_renders_them() -> None:
         "{% set t = 'x' * 99999 %}{{ t.join(t) }}",
         "{% set t = 'x' * 99999 %}{{ t | join(t) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(18) }}",
+        "{% for i in [18] recursive %}{% if i %}{{ loop([i-1]) }}{{ loop([i-1]) }}{% endif %}"
+        "{% endfor %}",
         "{{ nothing.at.all }}",
         "{{ raise_exception('roles must alternate') }}",
         "{{ lipsum(n=10000) }}",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
@@ -22,12 +23,12 @@ KEYS = f"alice:{'a' * 20},bob:{'b' * 20}"
 
 @asynccontextmanager
 async def limited(
-    server: NatsServer, model: Path, limits: str
+    server: NatsServer, model: Path, limits: str, *, request_count_max: int = 64
 ) -> AsyncIterator[tuple[FakeMesh, httpx.AsyncClient]]:
-    async with (
-        fake_mesh(server.url, model, api_keys=KEYS, tenant_limits=limits) as mesh,
-        httpx.AsyncClient(base_url=mesh.url) as http,
-    ):
+    made = fake_mesh(
+        server.url, model, api_keys=KEYS, tenant_limits=limits, request_count_max=request_count_max
+    )
+    async with made as mesh, httpx.AsyncClient(base_url=mesh.url) as http:
         yield mesh, http
 
 
@@ -46,6 +47,29 @@ async def test_a_tenant_with_enough_requests_is_told_its_limit_and_others_go_on(
         assert (await http.post(TEXT, json=body, headers=BOB)).status_code == 200
         assert (await first).status_code == 200
         assert (await http.post(TEXT, json=body, headers=ALICE)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [TEXT, "/tokenize", "/detokenize"])
+async def test_bodies_that_are_long_in_coming_count_and_leave_room_for_other_tenants(
+    shared_nats_server: NatsServer, model_folder: Path, path: str
+) -> None:
+    """One tenant's took the places of everybody."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: {ALICE['authorization']}\r\n"
+    around = limited(shared_nats_server, model_folder, "alice:requests=1", request_count_max=2)
+    async with around as (mesh, http):
+        url, answers = httpx.URL(mesh.url), []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
+            answers.append((reader, writer))
+            await eventually(lambda: mesh.front._calls_of["alice"] == 1)
+        for reader, writer in answers[1:]:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 429")
+            writer.close()
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 2}
+        assert (await http.post(TEXT, json=body, headers=BOB)).status_code == 200
+        answers[0][1].close()
+        await eventually(lambda: not mesh.front._calls_of)
 
 
 async def test_tenant_quota_and_time_to_live_go_with_the_request(

@@ -95,6 +95,35 @@ def test_a_streamed_answer_is_not_generated_twice() -> None:
     assert used.value.code == "idempotency_key_used"
 
 
+def test_a_large_answer_is_not_kept_and_not_generated_twice() -> None:
+    store = IdempotencyStore(answer_bytes_max=5)
+    for key, answer in (("small", b"12345"), ("large", b"123456")):
+        store.begin("t", key, b"", 0)
+        store.finish("t", key, answer)
+    assert store.begin("t", "small", b"", 1) == b"12345"
+    with pytest.raises(ApiError, match="above 5 bytes; use another key") as used:
+        store.begin("t", "large", b"", 1)
+    assert used.value.code == "idempotency_key_used"
+    store.check()
+
+
+@pytest.mark.parametrize("limits", [{"entries_max": 8}, {"bytes_max": 8}])
+def test_a_tenant_with_many_answers_loses_its_own_not_those_of_others(
+    limits: dict[str, int],
+) -> None:
+    store = IdempotencyStore(**limits)
+    answer = b"1"
+    for tenant, count in (("alice", 2), ("bob", 100)):
+        for index in range(count):
+            store.begin(tenant, str(index), b"", 0)
+            store.finish(tenant, str(index), answer)
+            store.check()
+    for tenant, index in (("alice", 0), ("alice", 1), ("bob", 99), ("bob", 94)):
+        assert store.begin(tenant, str(index), b"", 1) == answer
+    assert store.begin("bob", "93", b"", 1) is None
+    store.check()
+
+
 def test_limits_are_a_tenants_own_or_those_of_everybody_else() -> None:
     tenants = Tenants(
         f"alice:{ALICE},bob:{BOB}", SECRET,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 from tests.unit.gateway.fake_mesh import FakeWorker, fake_mesh
-from tests.unit.gateway.support import eventually
+from tests.unit.gateway.support import eventually, frame
 from tests.unit.gateway.test_failover import TEXT, stream_text
 
-from pagemesh.runtime.directory import Joined, Lost
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Worker
+from pagemesh.gateway.life import Life
+from pagemesh.runtime.directory import Changed, Joined, Lost
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire.presence import Announce, Load
+from pagemesh.wire.work_messages import Frames
 
 
 async def test_what_was_sent_is_not_counted_for_ever_though_its_worker_announces_the_same(
@@ -58,3 +63,54 @@ async def test_the_log_tells_of_workers_and_pagers_and_the_metric_why_workers_we
         ("gateway.pager_joined", "pager-2", None),
         ("gateway.pager_lost", "pager-2", "left"),
     ]
+
+
+class Told:
+    """A life that only takes note of what it is fed."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.Event] = []
+
+    def feed(self, event: ev.Event) -> None:
+        self.events.append(event)
+
+
+async def test_lives_are_told_once_that_a_worker_is_gone_however_many_ask_it_in_vain(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=()) as mesh:
+        gateway, told = mesh.front.gateway, Told()
+        gateway._lives["one"] = cast(Life, told)
+        announce = FakeWorker(mesh.bus, "decode-2", "decode").announce
+        who = Worker(announce.name, announce.incarnation)
+        for change in (Joined(announce), Changed(announce)):
+            told.events.clear()
+            gateway.presence_changed(change)
+            for _ in range(3):
+                gateway.surroundings.absent(who)
+            assert told.events == [ev.WorkerLost(who)]
+
+
+async def test_of_a_worker_that_was_silent_for_a_while_only_what_did_not_come_counts_as_lost(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    def lost() -> float:
+        return REGISTRY.get_sample_value("pagemesh_gateway_frames_lost_total") or 0.0
+
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=()) as mesh:
+        gateway = mesh.front.gateway
+        announce = FakeWorker(mesh.bus, "decode-2", "decode").announce
+
+        def hear(counter: int) -> None:
+            gateway.received(Frames(
+                worker=announce.name, incarnation=announce.incarnation, counter=counter,
+                gateway_incarnation=gateway.incarnation, frames=[frame(0, [1], finish="stop")],
+            ))  # fmt: skip
+
+        gateway.presence_changed(Joined(announce))
+        for counter in range(1, 7):
+            hear(counter)
+        before = lost()
+        gateway.presence_changed(Lost(announce, "silent"))
+        hear(8)
+        assert lost() == before + 1

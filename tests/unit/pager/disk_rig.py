@@ -12,7 +12,9 @@ from pagemesh.pager.events import Command
 from pagemesh.pager.limits import PagerLimits
 from pagemesh.pager.pages.runs import Pages, table_of
 from pagemesh.pager.tiers.chain_keys import chain_keys, chain_over, root_chain
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
     DiskFailed,
     DiskFound,
     ForgetRetired,
@@ -31,6 +33,7 @@ from pagemesh.pager.tiers.tier_events import (
 from pagemesh.wire.pager_messages import Granted
 from pagemesh.wire.tokens import pack
 
+CHAIN_KEY = b"chains" * 5
 PROMPT = range(17)
 """Four full pages, and one token to compute."""
 Prefix = tuple[bytes, bytes]
@@ -78,16 +81,18 @@ class DiskRig(Rig):
             np.array([roots.index(root) for (root, _), _ in self.slots.values()], np.intp),
             tuple(roots),
         )
-        self.handle(
-            DiskFound(
-                self.slot_count, records, 0, self.kept, memory_pages=self.memory_pages
-            )
-        )  # fmt: skip
+        contents = DiskContents(
+            self.slot_count, records, 0, CHAIN_KEY, memory_pages=self.memory_pages
+        )
+        facts = self.core.books.facts
+        tier = DiskTier(facts, contents, self.limits.staged_pages_max(facts))
+        self.handle(DiskFound(tier, 0, self.kept))
 
     def _before(self, prefix: Prefix) -> int:
         """The chain key of the page before the last one of ``prefix``."""
         root, tokens = prefix
-        return chain_over(root_chain(root), tokens, 0, len(tokens) - self.width, self.width)
+        start = root_chain(CHAIN_KEY, root)
+        return chain_over(start, tokens, 0, len(tokens) - self.width, self.width)
 
     def restart_with_an_empty_pool(self) -> None:
         """The machine was switched off: only the disk is left."""
@@ -135,7 +140,7 @@ class DiskRig(Rig):
 
     def _check_chains(self, store: StorePages) -> None:
         """Under another key nobody would find it again."""
-        start, end = root_chain(store.root), len(store.tokens)
+        start, end = root_chain(CHAIN_KEY, store.root), len(store.tokens)
         chains = list(chain_keys(start, store.tokens, 0, end, self.width))
         assert [chains[index] for index in store.indexes] == list(store.chains)
 

@@ -41,6 +41,7 @@ from pagemesh.pager.eviction import EvictionPolicy, Lru
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pages.runs import table_of as as_table
 from pagemesh.pager.state import PagerCore
+from pagemesh.wire import codec
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 from pagemesh.wire.messages import Message, Order, Refused, SequenceKey
 from pagemesh.wire.pager_messages import (
@@ -156,14 +157,15 @@ class Rig:
         for command in self.commands:
             self.perform(command)
         self.core.check()
-        assert self.core.report().faults == [], "an audit would find something"
+        report = self.core.report()
+        assert codec.decode(codec.encode(report)) == report, "whoever asks could not read it"
+        assert report.faults == [], "an audit would find something"
         self.check_headers()
         return self.commands
 
     def restart(self, holders: Iterable[Holder] = (), after_ms: int = 0) -> None:
         """Kill -9 the pager: ``after_ms`` later, a new one starts from what is in the pool."""
-        self.epoch += 1
-        self.now_ms += after_ms
+        self.epoch, self.now_ms = self.epoch + 1, self.now_ms + after_ms
         self.core = self._new_core()
         self.cached.clear()
         pins = tuple(pin.after(self.now_ms - self._kept_at_ms) for pin in self.kept_pins)
@@ -194,8 +196,6 @@ class Rig:
                 self.known[holder.incarnation] = holder
             case ForgetHolder(incarnation):
                 self.known.pop(incarnation, None)
-            case _:
-                pass
 
     def check_headers(self) -> None:
         """What the pool says is what the core believes."""

@@ -109,6 +109,24 @@ def test_what_is_invalidated_while_it_is_read_is_no_damage(rig: DiskRig, worker:
     assert not rig.told_damaged and rig.core.books.disk is not None
 
 
+def test_another_page_of_the_same_key_is_dropped_and_no_damage(
+    rig: DiskRig, worker: Worker
+) -> None:
+    for number in range(1, 2 * DAMAGED_LOADS_MAX):
+        put_on_disk(rig, worker, PROMPT)
+        reads_whatever_is_there(rig)
+        assert is_queued(worker.admit(number, PROMPT))
+        [load] = rig.loads
+        rig.loads.clear()
+        rig.handle(PagesLoaded(load.load, 1, 100, load.slots[1], is_other=True))
+        [granted] = pushed(rig)
+        assert granted.cached_tokens == 4 and rig.prefixes() == {pack(PROMPT[:4])}
+        worker.release(granted)
+    disk = rig.core.books.disk
+    assert disk is not None and (disk.counts.corrupt, disk.counts.after_corrupt) == (0, 0)
+    assert not rig.told_damaged and damaged_pages(rig, [*PROMPT]) == 0
+
+
 def damaged_pages(rig: DiskRig, tokens: list[int]) -> int:
     """As the waterfall asks."""
     books = rig.core.books

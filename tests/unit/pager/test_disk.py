@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 from tests.unit.pager.test_disk_file import FACTS, PAGE_BYTES, PAGE_COUNT, load_of, store_of
 
+from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.pages.runs import Pages, Run
 from pagemesh.pager.storage.disk import Disk
 from pagemesh.pager.storage.disk_file import DiskPlace, Opener, PlainFile
 from pagemesh.pager.storage.page_bytes import MappedPages, PageBytes
 from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
     DiskFailed,
     DiskFound,
     ForgetSlots,
@@ -66,7 +69,7 @@ async def disk_on(
     place = DiskPlace(folder, "host", bytes_max, b"secret" * 8, memory_bytes=memory_bytes)
     retired = RetiredNotes.beside(folder, "host", place)
     pages = MappedPages(FACTS, pool) if isinstance(pool, np.ndarray) else pool
-    disk = Disk(place, FACTS, pages, heard, opener, retired=retired)
+    disk = Disk(place, FACTS, PagerLimits(), pages, heard, opener, retired=retired)
     disk.open()
     try:
         yield disk, heard
@@ -103,18 +106,44 @@ async def test_what_was_taken_is_on_disk_when_the_pager_has_stopped(
         await disk.take(store_of((4, 5, 6)))
     async with disk_on(tmp_path, pool) as (_, heard):
         found = await heard.next()
-    assert isinstance(found, DiskFound) and found.records.slots.tolist() == [4, 5, 6]
+    assert isinstance(found, DiskFound) and found.tier.page_count == 3
 
 
-async def test_what_is_forgotten_is_so_at_once(tmp_path: Path, pool: np.ndarray) -> None:
+async def test_what_earlier_pagers_stored_is_taken_over_beside_the_event_loop(
+    tmp_path: Path, pool: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a million records it takes seconds, and who is not heard for ten is killed."""
+    threads = list[str]()
+
+    class Watched(DiskTier):
+        def __init__(self, facts: PoolFacts, found: DiskContents, staged_pages_max: int) -> None:
+            threads.append(threading.current_thread().name)
+            super().__init__(facts, found, staged_pages_max)
+
+    monkeypatch.setattr("pagemesh.pager.storage.disk.DiskTier", Watched)
+    async with disk_on(tmp_path, pool) as (_, heard):
+        found = await heard.next()
+    assert isinstance(found, DiskFound) and isinstance(found.tier, Watched)
+    assert found.tier.staged_pages_max == PagerLimits().staged_pages_max(FACTS)
+    assert [name.partition("_")[0] for name in threads] == ["pager-disk-write"]
+
+
+async def test_what_is_forgotten_is_so_before_its_slot_is_written_anew(
+    tmp_path: Path, pool: np.ndarray
+) -> None:
     async with disk_on(tmp_path, pool) as (disk, heard):
         assert isinstance(await heard.next(), DiskFound)
         await disk.take(store_of((4, 5, 6)))
         assert await heard.next() == PagesWritten((4, 5, 6))
-        await disk.perform(ForgetSlots((5,)))
-        index = (tmp_path / "host.disk.index").read_bytes()  # as if the process died now
-    assert not any(index[4_096 + 5 * 128 : 4_096 + 6 * 128])
-    assert any(index[4_096 + 4 * 128 : 4_096 + 5 * 128])
+        await disk.perform(ForgetSlots((4, 5)))
+        await disk.take(store_of((4,)))
+        assert await heard.next() == PagesWritten((4,))
+        assert slots_with_records(tmp_path) == [4, 6], "as if the process died now"
+
+
+def slots_with_records(folder: Path) -> list[int]:
+    index = (folder / "host.disk.index").read_bytes()[4_096:]
+    return [at // 128 for at in range(0, len(index), 128) if any(index[at : at + 128])]
 
 
 class FullFile(PlainFile):
@@ -160,6 +189,46 @@ async def test_a_bug_on_a_thread_is_not_lost(tmp_path: Path, pool: np.ndarray) -
         assert isinstance(await heard.next(), IndexError)
 
 
+async def test_a_sector_that_cannot_be_read_is_a_damaged_page_and_no_end_of_the_tier(
+    tmp_path: Path, pool: np.ndarray
+) -> None:
+    before = pool.copy()
+    async with disk_on(tmp_path, pool, UnreadableFile) as (disk, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await disk.take(store_of((4, 5, 6)))
+        assert await heard.next() == PagesWritten((4, 5, 6))
+        for slots, count, bad_slot in (((4, 5, 6), 1, 5), ((4,), 1, None)):
+            disk.load(load_of(slots))
+            done = await heard.next()
+            assert isinstance(done, PagesLoaded)
+            assert (done.page_count, done.bad_slot) == (count, bad_slot)
+        assert heard.is_empty
+    assert np.array_equal(pool[5 * PAGE_BYTES : 6 * PAGE_BYTES], before[:PAGE_BYTES])
+
+
+class UnreadableFile(PlainFile):
+    """The page in slot 5 is on a bad sector."""
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        if len(target) == PAGE_BYTES and offset == 5 * PAGE_BYTES:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read_into(target, offset)
+
+
+async def test_memory_that_the_machine_has_not_is_told_of_and_the_files_are_let_go(
+    tmp_path: Path, pool: np.ndarray
+) -> None:
+    for _ in range(2):
+        async with disk_on(tmp_path, pool, memory_bytes=1 << 60) as (_, heard):
+            failed = await heard.next()
+        assert failed == DiskFailed(
+            f"{tmp_path}: there is no memory for PAGEMESH_HOST_BYTES={1 << 60} (--host-bytes); "
+            "give less"
+        )
+    async with disk_on(tmp_path, pool) as (_, heard):
+        assert isinstance(await heard.next(), DiskFound)
+
+
 class SlowFile(PlainFile):
     """Writes nothing until it is let to."""
 
@@ -179,11 +248,14 @@ async def test_nobody_waits_for_a_slow_disk(tmp_path: Path, pool: np.ndarray) ->
         async with asyncio.timeout(5):
             for slot in range(8):
                 await disk.take(store_of((slot,)))
+            await disk.perform(SkipSlots((3,)))
+            await disk.perform(ForgetSlots((8,)))
             disk.load(load_of((9,)))
             answer = await heard.next()
         assert isinstance(answer, PagesLoaded) and answer.bad_slot == 9
         SlowFile.may_write.set()
-        assert await heard.next() == PagesWritten((0,))
+        assert [await heard.next() for _ in range(8)] == [PagesWritten((at,)) for at in range(8)]
+    assert slots_with_records(tmp_path) == [0, 1, 2, 4, 5, 6, 7]
 
 
 async def test_what_is_skipped_while_it_is_written_is_not_found_and_its_slot_is_used_again(
@@ -200,7 +272,7 @@ async def test_what_is_skipped_while_it_is_written_is_not_found_and_its_slot_is_
         await disk.perform(SkipSlots((5,)))  # written, and nobody has heard of it yet
     async with disk_on(tmp_path, pool) as (disk, heard):
         found = await heard.next()
-        assert isinstance(found, DiskFound) and not len(found.records.slots)
+        assert isinstance(found, DiskFound) and not found.tier.page_count
         await disk.take(store_of((4,)))
         assert await heard.next() == PagesWritten((4,))
         await disk.perform(SkipSlots((4,)))
@@ -296,7 +368,7 @@ async def test_handing_pages_over_counts_for_those_from_memory_and_from_disk_ali
 ) -> None:
     async with disk_on(tmp_path, stuck, memory_bytes=2 * PAGE_BYTES) as (disk, heard):
         found = await heard.next()
-        assert isinstance(found, DiskFound) and found.memory_pages == 2
+        assert isinstance(found, DiskFound)
         await disk.take(store_of((4, 5, 6)))
         assert await heard.next() == PagesWritten((4, 5, 6))
         stuck.gates[8].set()

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.pages.runs import Run
-from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, PlainFile
+from pagemesh.pager.storage import disk_file
+from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, PlainFile, Read
 from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
-from pagemesh.pager.tiers.tier_events import DiskFound, LoadPages, StorePages
+from pagemesh.pager.tiers.tier_events import DiskContents, LoadPages, StorePages
+from pagemesh.wire.identity import page_digests
 from pagemesh.wire.tokens import pack
 
 PAGE_SIZE, PAGE_BYTES, PAGE_COUNT = 4, 512, 8
 FACTS = PoolFacts("host", 1, 7, PAGE_COUNT, PAGE_SIZE, PAGE_BYTES, b"l" * 32, "/pool")
-ROOT, WIDTH = b"r" * 32, 4 * PAGE_SIZE
+CHAIN_KEY, ROOT, WIDTH = b"chains" * 5, b"r" * 32, 4 * PAGE_SIZE
 TOKENS = pack(range(3 * PAGE_SIZE))
 SLOT_COUNT = 10
 POOL = np.random.default_rng(5).integers(0, 256, (PAGE_COUNT, PAGE_BYTES), np.uint8)
@@ -29,7 +33,7 @@ POOL = np.random.default_rng(5).integers(0, 256, (PAGE_COUNT, PAGE_BYTES), np.ui
 def store_of(slots: tuple[int, ...], tokens: bytes = TOKENS, root: bytes = ROOT) -> StorePages:
     """The first pages of ``tokens``, from pool pages 0 on, into ``slots``."""
     count = len(slots)
-    chains = tuple(chain_keys(root_chain(root), tokens, 0, count * WIDTH, WIDTH))
+    chains = tuple(chain_keys(root_chain(CHAIN_KEY, root), tokens, 0, count * WIDTH, WIDTH))
     return StorePages(Run(0, count), slots, tuple(range(count)), chains, root, tokens)
 
 
@@ -43,7 +47,7 @@ def place(tmp_path: Path) -> DiskPlace:
     return DiskPlace(tmp_path / "disk", "host", SLOT_COUNT * (PAGE_BYTES + 128), b"secret" * 8)
 
 
-def opened(place: DiskPlace, facts: PoolFacts = FACTS) -> tuple[DiskFile, DiskFound]:
+def opened(place: DiskPlace, facts: PoolFacts = FACTS) -> tuple[DiskFile, DiskContents]:
     return DiskFile.open(place, facts)
 
 
@@ -235,6 +239,84 @@ def test_what_the_system_refuses_is_raised_as_it_is(place: DiskPlace, code: int)
     file.close()
 
 
+def test_whatever_goes_wrong_while_files_are_opened_they_are_let_go(
+    place: DiskPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskFile, "_scan", lambda *_, **__: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            opened(place)
+    assert not found_slots(place), "another pager would be said to use them"
+
+
+def test_another_page_that_is_whole_is_no_damage(place: DiskPlace) -> None:
+    """Two pages of a root may have the same chain key."""
+    stored(place)
+    file, _ = opened(place)
+    pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
+    other = load_of((2, 0, 7), pack([*range(4), 9, *range(5, 12)]))
+    for command, is_other in ((other, True), (load_of((2, 7, 0), root=b"o" * 32), False)):
+        row = MappedPages(FACTS, pool).filling(command.pages).row
+        read = file.load(command, row, lambda: False)
+        assert (read.bad_slot, read.is_other) == ((0, True) if is_other else (2, False))
+    file.close()
+
+
+def test_a_path_that_is_stored_from_its_end_on_is_hashed_once_and_others_by_themselves(
+    place: DiskPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = list[int]()
+
+    def counting(key: bytes, root: bytes, tokens: bytes, page_size: int) -> Iterator[bytes]:
+        hashed.append(len(tokens) // WIDTH)
+        return page_digests(key, root, tokens, page_size)
+
+    monkeypatch.setattr(disk_file, "page_digests", counting)
+    file, _ = opened(place)
+    for index in (2, 1, 0):
+        whole = store_of((0, 1, 2), TOKENS[: (index + 1) * WIDTH])
+        command = msgspec.structs.replace(
+            whole, pages=Run(index, index + 1), slots=(index,), indexes=(index,),
+            chains=(whole.chains[index],),
+        )  # fmt: skip
+        file.store(command, POOL[index : index + 1])
+    assert hashed == [3]
+    file.store(store_of((5,), root=b"o" * 32), POOL[:1])
+    file.store(store_of((6,), pack(range(4, 8))), POOL[:1])
+    assert hashed == [3, 3, 1]
+    for wanted, page in ((load_of((0, 1, 2)), 2), (load_of((5,), root=b"o" * 32), 0)):
+        count, bad, pool = loaded(file, wanted)
+        assert (count, bad) == (len(wanted.slots), None)
+        assert np.array_equal(pool[5 + page], POOL[page])
+    file.close()
+    _, found = opened(place)
+    start = root_chain(found.chain_key, ROOT)
+    befores = [start, *chain_keys(start, TOKENS, 0, 2 * WIDTH, WIDTH)]
+    assert found.records.befores.tolist()[:3] == befores[::-1]
+
+
+def test_chain_keys_start_from_the_secret_and_are_the_same_in_the_next_life(
+    place: DiskPlace,
+) -> None:
+    keys = list[bytes]()
+    for secret in (place.secret, b"other secret" * 4, place.secret):
+        file, found = opened(replace(place, secret=secret))
+        keys.append(found.chain_key)
+        assert repr(found.chain_key) not in repr(found), "it would be in logs"
+        file.close()
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_files_of_an_earlier_format_are_begun_anew(
+    place: DiskPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("pagemesh.pager.storage.disk_file._VERSION", 2)
+        stored(place)
+        assert found_slots(place) == [2, 0, 7]
+    assert not found_slots(place)
+
+
 def test_reading_stops_when_the_pager_ends(place: DiskPlace) -> None:
     stored(place)
     file, _ = opened(place)
@@ -242,5 +324,5 @@ def test_reading_stops_when_the_pager_ends(place: DiskPlace) -> None:
     pool = np.zeros((PAGE_COUNT, PAGE_BYTES), np.uint8)
     command = load_of((2, 0, 7))
     filling = MappedPages(FACTS, pool).filling(command.pages)
-    assert file.load(command, filling.row, lambda: next(answers)) == (1, None, 0, 0)
+    assert file.load(command, filling.row, lambda: next(answers)) == Read(1, None)
     file.close()

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed
+from tests.unit.pager.disk_rig import CHAIN_KEY, PROMPT, DiskRig, flood, prefixes_of, pushed
 from tests.unit.pager.rig import ROOT, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, stats
 from tests.unit.pager.test_disk_file import FACTS
@@ -14,7 +14,7 @@ from tests.unit.pager.test_tiers_dropped import put_away
 
 from pagemesh.pager.tiers.disk_shelves import DiskAccount, Record
 from pagemesh.pager.tiers.disk_tier import DiskTier
-from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords
+from pagemesh.pager.tiers.tier_events import DiskContents, FoundRecords
 from pagemesh.wire.cache_messages import DiskTenantLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
@@ -31,7 +31,8 @@ def records_of(slots: list[int], chains: list[int]) -> FoundRecords:
 
 
 def tier(slots: int = 10, records: FoundRecords | None = None) -> DiskTier:
-    found = DiskFound(slots, records_of([], []) if records is None else records, 0)
+    records = records_of([], []) if records is None else records
+    found = DiskContents(slots, records, 0, CHAIN_KEY)
     return DiskTier(FACTS, found, 1_000)
 
 

@@ -66,6 +66,34 @@ def test_what_a_restart_finds_is_told_a_part_at_a_time_and_in_order() -> None:
     assert sorted(listed(events.snapshot(0).keys)) == sorted(keys_of(range(20)))
 
 
+def test_what_a_sweep_frees_in_a_turn_is_told_in_that_turn() -> None:
+    """It is many more pages than keys can be made of, and takes none."""
+    events = stream()
+    events.note(stored(Run(0, PAGES)))
+    events.work(PAGES)
+    for first in (32, 0):
+        events.note(PagesDropped(Run(first, first + 32)))
+    events.work(5)
+    assert not events.is_behind
+    changed = events.take()
+    assert changed is not None and not changed.stored
+    assert sorted(listed(changed.removed)) == sorted(keys_of(range(PAGES)))
+    assert not events.snapshot(0).keys
+
+
+def test_many_small_drops_are_worked_off_a_part_at_a_time() -> None:
+    events = stream()
+    events.note(stored(Run(0, PAGES)))
+    events.work(PAGES)
+    for page in range(10):
+        events.note(PagesDropped(Run(page, page + 1)))
+    turns = 0
+    while events.is_behind:
+        events.work(8)
+        turns += 1
+    assert turns == 3, "four at a time"
+
+
 def test_a_page_that_came_and_went_between_two_events_is_told_of_as_gone() -> None:
     events = stream()
     events.note(stored(Run(0, 2)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.unit.pager.rig import Rig, Worker
+from tests.unit.pager.rig import ROOT, Rig, Worker
+from tests.unit.pager.steps import cache, invalidated
 
 from pagemesh.pager.leases.patience import IDLE_TICK_MS, TICK_MS, Absence, patience_ms
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Queued
 
 
@@ -33,6 +35,30 @@ def test_a_session_that_is_about_to_end_gets_its_tick_in_time() -> None:
     assert patience_ms(rig.core.books) == 120
     rig.tick(120)
     assert patience_ms(rig.core.books) == TICK_MS  # its pages drain until it is proven dead
+
+
+def test_what_has_a_time_to_live_makes_it_impatient_only_when_that_is_about_to_end() -> None:
+    rig = Rig()
+    worker = Worker(rig, "a", 1)
+    cache(worker, 1, range(8), terms=CacheTerms(ttl_s=30 * 86_400))
+    assert patience_ms(rig.core.books) == IDLE_TICK_MS
+    cache(worker, 2, range(20, 28), terms=CacheTerms(ttl_s=2))
+    seen = []
+    for _ in range(8):
+        seen.append((patience_ms(rig.core.books), rig.core.books.pool.idle))
+        worker.heartbeat()
+        rig.tick(IDLE_TICK_MS)
+    assert seen == [*5 * [(IDLE_TICK_MS, 4)], (TICK_MS, 4), *2 * [(IDLE_TICK_MS, 2)]]
+
+
+def test_who_uses_what_was_invalidated_does_not_make_it_impatient() -> None:
+    rig = Rig()
+    worker = Worker(rig, "a", 1)
+    lease = worker.granted(1, range(8))
+    assert invalidated(rig, "root", ROOT.hex()).goes_on is False
+    assert patience_ms(rig.core.books) == IDLE_TICK_MS
+    worker.release(lease)
+    assert not rig.core.books.forest.retired
 
 
 def test_a_tick_that_comes_far_too_late_says_for_how_long_the_pager_was_away() -> None:

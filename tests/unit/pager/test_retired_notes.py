@@ -114,6 +114,15 @@ def test_a_pager_adds_to_what_earlier_ones_kept_and_forgets_both(tmp_path: Path)
     assert not notes(tmp_path).read()
 
 
+def test_what_the_core_of_an_earlier_pool_kept_stays_though_the_next_numbers_anew(
+    tmp_path: Path,
+) -> None:
+    kept = notes(tmp_path)
+    kept.add(RememberRetired(1, ONE))
+    kept.add(RememberRetired(1, TWO))
+    assert kept.read() == ONE | TWO == notes(tmp_path).read()
+
+
 @pytest.mark.parametrize("lost", ["host.retired", "disk/host.disk.retired"])
 def test_either_file_is_enough(tmp_path: Path, lost: str) -> None:
     notes(tmp_path).add(RememberRetired(1, ONE))

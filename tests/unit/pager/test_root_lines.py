@@ -86,6 +86,25 @@ def test_an_empty_tree_makes_way_for_a_root_while_workers_have_not_declared(
     lines.free += free
 
 
+@pytest.mark.parametrize(
+    ("edge_counts", "left"), [((200, 2, 1), 1), ((2, 1, 200), 0), ((200, 150, 180), 1)]
+)
+def test_a_tree_that_is_freed_quickly_makes_way_before_a_large_one_that_is_unused_for_longer(
+    edge_counts: tuple[int, ...], left: int
+) -> None:
+    rig = Rig(1_000)
+    worker, roots = Worker(rig, "w", 1), [ROOT, OTHER, EMPTY_TREE]
+    for root, count in zip(roots, edge_counts, strict=True):
+        for number in range(count):
+            cache(worker, number, [number, 1, 2, 3], root=root)
+    books, lines = rig.core.books, rig.core.books.root_lines
+    lines.free, free = [], lines.free
+    assert has_root_place(books, NEW)
+    assert tree_of(books, NEW, NO_TERMS)
+    assert books.forest.trees.keys() == {*roots, NEW} - {roots[left]}
+    lines.free += free
+
+
 def test_a_tree_of_which_a_lease_may_be_declared_makes_way_for_none(
     rig: Rig, worker: Worker
 ) -> None:

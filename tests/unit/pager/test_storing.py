@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed
+from tests.unit.pager.disk_rig import (
+    PROMPT,
+    DiskRig,
+    flood,
+    prefixes_of,
+    pushed,
+    put_on_disk,
+)
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, invalidated
-from tests.unit.pager.test_disk_quotas import store, tier
+from tests.unit.pager.test_disk_quotas import records_of, store, tier
+from xxhash import xxh3_64_intdigest
 
-from pagemesh.pager.events import Command
+from pagemesh.pager.events import Command, Sweep
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.tiers import chain_keys
 from pagemesh.pager.tiers.disk_tier import DiskTier
-from pagemesh.pager.tiers.tier_events import ForgetSlots, PagesNotTaken, PutAway, StorePages
+from pagemesh.pager.tiers.tier_events import (
+    DiskFound,
+    ForgetSlots,
+    FoundRecords,
+    PagesNotTaken,
+    PutAway,
+    StorePages,
+)
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack
@@ -108,6 +125,37 @@ def test_a_slot_is_never_taken_from_a_page_that_others_follow() -> None:
     assert disk.find(ROOT, 3) is None and disk.find(ROOT, 1) is not None
 
 
+def test_pages_that_follow_one_another_are_dropped_with_each_other() -> None:
+    """Keys are hashes, and two pages of a prompt may have the same."""
+    numbers = np.array([1, 2], np.uint64)
+    records = FoundRecords(
+        np.array([0, 1], np.uint32), numbers, numbers[::-1], np.zeros(2, np.intp), (ROOT,)
+    )
+    disk = tier(4, records)
+    first = disk.find(ROOT, 1)
+    assert first is not None and [one.chain for one in disk.drop_all([first])] == [1, 2]
+    disk.check()
+    assert disk.page_count == 0
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_of_a_page_that_two_slots_have_none_is_found_again_when_it_is_invalidated(
+    is_older: bool,
+) -> None:
+    """A writer leaves that which dies before it comes to the page that gets the first slot."""
+    rig = rig_with(64)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    twice = {63: next(iter(rig.slots.values()))}
+    rig.slots = twice | rig.slots if is_older else rig.slots | twice
+    rig.restart_with_an_empty_pool()
+    assert len(rig.slots) == 4 and (63 in rig.slots) == (not is_older)
+    invalidated(rig, "root", ROOT.hex())
+    assert not rig.slots and not rig.kept
+    rig.restart_with_an_empty_pool()
+    assert disk_of(rig).page_count == 0
+
+
 def test_where_slots_are_fewer_than_pages_the_start_of_a_run_gets_them() -> None:
     disk = tier(3)
     claimed = disk.claim([1, 2, 3, 4, 5], 0, ROOT)
@@ -128,6 +176,19 @@ def test_what_follows_pages_that_nobody_could_copy_is_dropped_with_them() -> Non
     flood(worker)
     rig.handle(PagesNotTaken(rig.stores.pop().slots))
     assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+def test_while_nobody_copies_pages_those_on_disk_already_are_not_counted_as_not_stored() -> None:
+    rig = rig_with(64)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, range(9))
+    worker.release(worker.granted(2, PROMPT, read_cache=False), PROMPT)
+    cache(worker, 3, range(500, 505))
+    drive_out(worker, 4, 1)
+    rig.handle(PagesNotTaken(rig.stores.pop().slots))
+    before = disk_of(rig).counts.not_stored
+    flood(worker, 5)
+    assert not rig.stores and disk_of(rig).counts.not_stored - before == 2
 
 
 def test_what_follows_pages_that_a_tenant_lost_to_its_quota_is_dropped() -> None:
@@ -160,6 +221,18 @@ def test_a_pager_that_finds_an_end_without_its_start_forgets_it_unless_the_pool_
     assert disk_of(rig).page_count == 2, "the pool has what they follow"
     rig.restart_with_an_empty_pool()
     assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+def test_of_many_ends_without_their_starts_a_pager_forgets_some_a_turn() -> None:
+    rig, count = rig_with(64), 3_000
+    rig.restart()
+    disk = tier(count, records_of([*range(count)], [*range(1, count + 1)]))
+    rig.handle(DiskFound(disk, 0))
+    left = [disk.page_count]
+    while rig.core.is_sweeping:
+        rig.handle(Sweep())
+        left.append(disk.page_count)
+    assert left == [count - 1_024, count - 2_048, 0] and disk.counts.cut_off == count
 
 
 @pytest.mark.parametrize("last", ["released", "died", "expired"])
@@ -205,6 +278,30 @@ def test_a_slot_is_forgotten_before_it_is_written_again(monkeypatch: pytest.Monk
     assert forgotten.slots == store.slots and told.index(forgotten) < told.index(store)
     rig.write()
     assert rig.prefixes() == {pack(range(4))}
+
+
+def test_a_long_edge_that_is_evicted_bit_by_bit_is_hashed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_with(1_000, page_count=608, slot_count=1_000)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, range(4 * 600))
+    [node] = rig.core.books.forest.trees[ROOT].root.children.values()
+    hashed = list[int]()
+
+    def counting(data: bytes, seed: int) -> int:
+        hashed.append(len(data))
+        return xxh3_64_intdigest(data, seed)
+
+    monkeypatch.setattr(chain_keys, "xxh3_64_intdigest", counting)
+    rig.core.books.out = []
+    for _ in range(100):
+        rig.core.books.forest.trim(node, 6, Why.EVICTED)
+    assert len(hashed) <= 600
+    stores = [one for one in rig.core.books.out if isinstance(one, StorePages)]
+    assert [one.indexes[0] for one in stores] == [*range(594, -1, -6)]
+    for one in stores:
+        rig._check_chains(one)
 
 
 @pytest.mark.parametrize(

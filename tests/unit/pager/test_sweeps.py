@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, put_on_disk
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
 from tests.unit.pager.steps import OTHER, cache, invalidated, stats
 from tests.unit.pager.test_recovery import declare, line
@@ -124,6 +124,53 @@ def test_a_sequence_that_takes_up_what_is_swept_later_is_not_disturbed(
     assert rig.core.books.pool.free == 16
 
 
+def test_what_is_invalidated_and_in_use_is_not_walked_again_until_something_is_left_of_it(
+    rig: Rig, worker: Worker
+) -> None:
+    """A walk that is longer than a turn would go on for as long as the sequences do."""
+    branches(worker, 3)
+    running = [
+        worker.granted(number, [*range(4), *range(100 * number, 100 * number + 5)])
+        for number in range(3)
+    ]
+    invalidated(rig, "root", ROOT.hex())
+    sweep(rig)
+    for lease in running:
+        rig.tick()
+        assert not rig.core._sweeps.is_going_on
+        worker.release(lease)
+    assert rig.core.books.pool.free == 16 and not rig.core.books.forest.retired
+
+
+def test_of_an_edge_that_is_cut_after_a_sweep_has_listed_it_what_is_idle_is_freed(
+    rig: Rig, worker: Worker
+) -> None:
+    long, short = [*range(4), *range(90, 98)], [*range(4), *range(90, 94)]
+    cache(worker, 1, long)
+    branches(worker, 6)
+    running = worker.granted(2, short, 12, read_cache=False)
+    invalidated(rig, "root", ROOT.hex())
+    worker.committed(running, short)
+    sweep(rig)
+    assert (rig.core.books.pool.idle, rig.core.books.pool.pinned) == (0, 2)
+    worker.release(running, short)
+    assert rig.core.books.pool.free == 16 and not rig.core.books.forest.retired
+
+
+def test_what_somebody_leaves_above_what_is_being_swept_is_swept_after_that(
+    rig: Rig, worker: Worker
+) -> None:
+    for number in range(6):
+        cache(worker, number, [*range(8), *range(100 * number, 100 * number + 4)])
+    running = worker.granted(9, range(4), 12, read_cache=False)
+    invalidated(rig, "root", ROOT.hex())
+    worker.release(running, range(4))  # that has cut the edge whose children are swept now
+    sweep(rig)
+    assert rig.core.books.pool.idle == 1
+    rig.tick()
+    assert rig.core.books.pool.free == 16 and not rig.core.books.forest.retired
+
+
 def test_a_sweep_takes_no_later_tree_for_its_own_that_has_its_line_of_the_root_table(
     rig: Rig, worker: Worker
 ) -> None:
@@ -190,6 +237,21 @@ def test_a_pager_that_dies_before_the_disk_has_forgotten_brings_nothing_back() -
     assert not rig.prefixes() and not rig.kept
     worker = Worker(rig, "w", 2)
     assert worker.granted(2, PROMPT).cached_tokens == 0
+
+
+def test_what_waits_to_be_written_and_was_invalidated_is_not_reported_as_on_disk() -> None:
+    rig = DiskRig(16)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    flood(worker)
+    cache(worker, 2, range(50, 55), root=OTHER)
+    flood(worker, 901)
+    assert invalidated(rig, "root", ROOT.hex()).goes_on, "two of four are to be swept"
+    assert rig.core.report().disk_pages == 0
+    sweep(rig)
+    assert rig.core.report().disk_pages == 0
+    rig.write()
+    assert rig.core.report().disk_pages == 1, "that of the other root"
 
 
 def test_what_is_stored_anew_while_the_disk_forgets_is_kept() -> None:

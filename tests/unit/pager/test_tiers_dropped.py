@@ -14,10 +14,15 @@ from tests.unit.pager.disk_rig import (
     pushed,
     put_on_disk,
 )
-from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, invalidated
 
-from pagemesh.pager.tiers.tier_events import PagesLoaded, PutAway
+from pagemesh.pager.tiers.tier_events import (
+    DiskOpening,
+    PagesLoaded,
+    PutAway,
+    RememberRetired,
+)
 from pagemesh.wire.cache_messages import CacheInvalidated, InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.tokens import pack
@@ -46,6 +51,42 @@ def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
     flood(worker, 901)
     rig.write()
     assert rig.prefixes() == prefixes_of(PROMPT), "what is computed anew is kept again"
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_pages_that_were_not_to_be_kept_do_not_come_from_disk_though_the_tier_was_not_on(
+    rig: DiskRig, worker: Worker, has_failed: bool
+) -> None:
+    cache(worker, 1, PROMPT)
+    cache(worker, 2, PROMPT, root=OTHER)
+    rig.handle(PutAway(anew=True))
+    rig.write()
+    if has_failed:
+        rig.fail()
+    else:
+        rig.restart()
+        rig.handle(DiskOpening())
+    worker = Worker(rig, "w", 2)
+    for number in (3, 4):  # the second time nothing has to be written down
+        granted = worker.granted(number, PROMPT)
+        worker.release(granted, PROMPT, cache=False)
+        kept = [one for one in rig.commands if isinstance(one, RememberRetired)]
+        assert len(kept) == (number == 3)
+    if has_failed:
+        rig.restart()
+        worker = Worker(rig, "w", 3)
+    rig.open()
+    assert not rig.prefixes() and len(rig.prefixes(OTHER)) == 4
+    assert worker.granted(5, PROMPT).cached_tokens == 0
+    assert not rig.kept, "it is forgotten, and need not be remembered any more"
+
+
+def test_without_a_disk_nothing_is_written_down_of_pages_that_were_not_to_be_kept() -> None:
+    rig = Rig(16)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    worker.release(worker.granted(2, PROMPT), cache=False)
+    assert not any(isinstance(one, RememberRetired) for one in rig.commands)
 
 
 def test_what_is_being_written_when_its_root_is_invalidated_is_not_found_again(

@@ -110,6 +110,16 @@ async def test_what_is_queued_while_it_rests_is_handled() -> None:
     await running
 
 
+async def test_there_is_room_for_what_is_to_be_done_at_the_end_though_the_inbox_is_full() -> None:
+    log: list[str] = []
+    actor = make(log, asyncio.Event(), inbox_count_max=2)
+    assert [actor.try_admit(event) for event in "abc"] == [True, True, False]
+    actor.stop("put away")
+    assert not actor.try_admit("d")
+    await actor.run()
+    assert log == ["begin", "a", "b", "put away", "end"]
+
+
 async def test_events_are_handled_one_by_one_in_order() -> None:
     log: list[str] = []
     actor = make(log, asyncio.Event())

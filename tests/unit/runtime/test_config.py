@@ -104,6 +104,14 @@ def test_an_empty_short_or_known_secret_is_refused_without_showing_it(secret: st
         assert secret not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "variable"), [(HostConfig, "SECRET"), (GatewayConfig, "API_KEYS")]
+)
+def test_a_secret_that_is_no_text_is_refused_by_name(kind: type[object], variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"PAGEMESH_{variable} holds bytes that are no UTF-8"):
+        load(kind, {f"PAGEMESH_{variable}": "\udcff" + GOOD_SECRET})
+
+
 def test_a_secret_that_is_needed_and_missing_says_how_to_make_one() -> None:
     with pytest.raises(ConfigError, match="openssl rand"):
         load(HostConfig, {}).required_secret()
@@ -117,6 +125,10 @@ def test_secrets_do_not_show() -> None:
     assert GOOD_SECRET not in str(dataclasses.asdict(config))
     assert Secret(GOOD_SECRET) == config.secret
     assert "hush" not in BusConfig(url="nats://u:hush@h:1").shown_url
+    with pytest.raises(ConfigError, match=r"'nats://h:1'.*PAGEMESH_NATS_PASSWORD"):
+        _ = BusConfig(url="nats://u:h,ush@h:1").servers
+    with pytest.raises(ConfigError, match="'http://h:1'"):
+        _ = TelemetryConfig(otlp="http://u:h/ush@h:1").traces_url
 
 
 @pytest.mark.parametrize(
@@ -167,3 +179,19 @@ def test_a_hosts_name_can_stand_in_subjects_and_names_of_files(name: str) -> Non
         load(HostConfig, {"PAGEMESH_HOST": name})
     for fine in ("node-1_a", "gpu-", "-a", "a" * 64):
         assert load(HostConfig, {"PAGEMESH_HOST": fine}).host == fine
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "flag"),
+    [(WorkerConfig, "PAGEMESH_MODEL_NAME", "--model-name"),
+     (HostConfig, "PAGEMESH_POOL_DIR", "--pool-dir")],
+)  # fmt: skip
+@pytest.mark.parametrize("text", ["/a\udcff", "/" + "x" * 1_024], ids=["no UTF-8", "too long"])
+def test_what_messages_cannot_carry_is_refused_by_name(
+    kind: type[object], variable: str, flag: str, text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(kind, {variable: text})
+    line = str(caught.value)
+    assert line.startswith(f"{variable}={text[:80]!r} ({flag}) cannot be told")
+    assert line.isprintable() and len(line) < 300

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,3 +98,28 @@ def test_an_error_within_our_packages_is_placed_by_its_path_there() -> None:
     except ConfigError as error:
         line = json.loads(logged(TelemetryConfig(), error=error))
     assert line["error"]["at"].startswith("runtime/config.py:")
+
+
+class Full(io.StringIO):
+    """A file on a full disk."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("stream", [Full(), closed(), None], ids=["full", "closed", "none"])
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_a_log_that_cannot_be_written_stops_nobody(
+    stream: io.StringIO | None, is_set_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    if is_set_up:
+        set_up_logs(TelemetryConfig(), service="test")
+    get_logger("here").warning("bus.lost")

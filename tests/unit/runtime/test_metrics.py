@@ -32,6 +32,15 @@ def test_the_endpoint_serves_while_it_is_open_and_frees_its_port() -> None:
                 assert b"pagemesh_" in answer.read()
 
 
+def test_a_name_that_no_host_has_is_a_config_error_that_names_it() -> None:
+    config = TelemetryConfig(metrics_host="a..b", metrics_port=free_port())
+    with (
+        pytest.raises(ConfigError, match=r"PAGEMESH_METRICS_HOST='a\.\.b'"),
+        metrics.serve_metrics(config),
+    ):
+        pytest.fail("nobody listens there")
+
+
 def test_a_taken_port_is_a_config_error_that_names_it() -> None:
     config = TelemetryConfig(metrics_port=free_port())
     with (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagemesh.runtime import ports
-from pagemesh.runtime.ports import free_port, usable_port
+from pagemesh.runtime.ports import free_port, shown_urls, usable_port
 
 
 def test_a_free_port_is_none_that_outgoing_connections_are_given(
@@ -64,3 +64,23 @@ def test_what_somebody_listens_on_is_not_usable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(OSError, match="in use"):
             usable_port("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_name_that_no_host_can_have_is_not_found() -> None:
+    with pytest.raises(socket.gaierror, match="name or service not known"):
+        usable_port("a..b", 8_000)
+
+
+@pytest.mark.parametrize(
+    ("urls", "shown"),
+    [
+        ("nats://bob:p@ss@h:4222", "nats://h:4222"),
+        ("nats://bob:se,cret@h:4222", "nats://h:4222"),
+        ("nats://bob:se/cret@h:4222", "nats://h:4222"),
+        ("bob:p@ss@h:4222", "h:4222"),
+        ("nats://a:1, nats://bob:p,@b:2,tls://u:p@ss@c:3", "nats://a:1, nats://b:2,tls://c:3"),
+        ("nats://a:1,nats://b:2", "nats://a:1,nats://b:2"),
+    ],
+)
+def test_nothing_of_a_password_in_a_url_is_shown(urls: str, shown: str) -> None:
+    assert shown_urls(urls) == shown

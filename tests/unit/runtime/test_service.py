@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -56,6 +57,7 @@ def start(
     what: str,
     pulse_fd: int | None = None,
     open_files: tuple[int, int] | None = None,
+    log: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     program = tmp_path / "program.py"
     limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, {open_files})\n" if open_files else ""
@@ -64,7 +66,7 @@ def start(
     process = subprocess.Popen(
         [sys.executable, str(program), what, *more],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         text=True,
         pass_fds=[] if pulse_fd is None else [pulse_fd],
     )
@@ -87,6 +89,14 @@ def test_a_service_may_open_as_many_files_as_it_can_have(
 def test_the_first_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "drains")
     process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "drained\n")
+
+
+def test_a_service_whose_log_is_on_a_full_disk_drains_like_any_other(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start(tmp_path, "drains", log=full)
+    process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "drained\n")
 

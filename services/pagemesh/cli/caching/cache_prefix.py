@@ -15,8 +15,9 @@ import click
 import httpx
 import msgspec
 
-from pagemesh.cli.chat_stream import answer_of, client, typed
+from pagemesh.cli.chat_stream import answer_of, client
 from pagemesh.cli.client_config import ClientConfig
+from pagemesh.cli.words import typed
 from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import ConfigError
 

@@ -115,15 +115,21 @@ class Child:
         """
         is_first = True
         while not self._stopping.is_set():
-            code = await self._run_once()
+            born_ms = self._clock.now_ms()
+            code: int | None = None
+            try:
+                code = await self._run_once()
+                why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
+            except OSError as error:  # of a pipe or a fork: the machine is short of them just now
+                why = f"could not be started: {(error.strerror or str(error)).lower()}"
+                self._tail.append(why)
             if self._stopping.is_set():
                 return
             if code == EXIT_CONFIG and is_first:
-                self._on_failure(ConfigError(f"{self.spec.name}: {self._last_error()}"))
+                self._on_failure(ConfigError(f"{self.spec.name}: {why}"))
                 return
             is_first = False
-            decision = self._restarts.exited(self._clock.now_ms())
-            why = self._last_error() if code == EXIT_CONFIG else _exit_text(code)
+            decision = self._restarts.exited(born_ms, self._clock.now_ms())
             self._on_change(self.spec.name, f"died ({why})")
             if isinstance(decision, GiveUp):
                 self._on_failure(ChildLost(self._give_up_text(decision)))

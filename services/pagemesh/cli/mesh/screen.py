@@ -9,13 +9,15 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, Self, cast
 
 import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
+
+from pagemesh.runtime.unheard import Unheard
 
 _STYLES = {"ready": "green", "starting": "yellow", "started": "yellow", "waiting": "dim"}
 _WIDTH_NAME = 14
@@ -28,26 +30,6 @@ def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
     if width is None or len(line) <= width:
         return line
     return "\n  ".join((head, *facts))
-
-
-class Unheard:
-    """A stream whose reader may go at any time: a terminal is closed, a pipe's other end dies, the
-    disk that a log is on is full. What is then written is lost, and that is all."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def announce(text: str) -> None:
@@ -95,7 +77,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Print a line of its own; what services log goes this way, unchanged."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def settle(self) -> None:
         if self._live is not None:

@@ -7,6 +7,7 @@ would be a mesh that comes up halfway.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ def check_settings(config: ServiceConfig, *, own_nats: bool) -> None:
         raise ConfigError(
             f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): pages are in the "
             "host's memory already; leave it out, or give --pool-bytes more"
+        )
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.pager.disk_dir and config.pager.host_bytes > memory_bytes:  # else the folder says so
+        raise ConfigError(
+            f"PAGEMESH_HOST_BYTES={config.pager.host_bytes} (--host-bytes): this machine has "
+            f"{shown_binary(memory_bytes)} of memory; give less"
         )
     if not own_nats:
         _ = config.bus.servers

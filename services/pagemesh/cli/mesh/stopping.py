@@ -22,7 +22,8 @@ _PATIENCE_S = 1.0
 
 def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
     """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one kills the mesh. The
-    handlers stay: stopping in order must not be cut short by an impatient Ctrl-C."""
+    handlers stay: stopping in order must not be cut short by an impatient Ctrl-C. Under ``nohup``,
+    which has SIGHUP ignored, a terminal that closes stops nothing."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -32,7 +33,8 @@ def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
             mesh.kill()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
         loop.add_signal_handler(number, ask)
     return stop
 

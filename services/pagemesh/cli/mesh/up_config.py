@@ -15,6 +15,8 @@ from pagemesh.wire.errors import ConfigError
 
 WORKER_COUNT_MAX = 64
 _PORT_MAX = 65_535
+_LOOPBACK_OF_ALL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to reach who listens on all addresses; on all of IPv6 is not on any of IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class UpConfig:
         600_000, "START_TIMEOUT_MS", "how long loading may take", minimum=1_000, maximum=86_400_000
     )
     exit_count_max: int = setting(
-        12, "EXIT_COUNT_MAX", "deaths of one service within a minute that end the mesh",
+        12, "EXIT_COUNT_MAX", "deaths of one service, with no life of 15 s between them, that "
+        "end the mesh",
         minimum=1, maximum=1_000,
     )  # fmt: skip
     silence_ms_max: int = setting(
@@ -107,8 +110,8 @@ def with_free_port(config: ServiceConfig) -> ServiceConfig:
 
 
 def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
-    """Whether the ports for metrics of ``service_count`` services are there and free. Raises
-    ``ConfigError``."""
+    """Whether the ports for metrics of ``service_count`` services are there, free, and none that
+    the mesh serves at, be it at another address. Raises ``ConfigError``."""
     telemetry = config.telemetry
     if not telemetry.metrics_port:
         return
@@ -119,13 +122,16 @@ def check_metrics_ports(config: ServiceConfig, service_count: int) -> None:
             f"{named} leaves too few ports for {service_count} services, which take one each; name "
             "a lower one"
         )
+    another = f"name another, from which on {service_count} services take one each"
+    if config.gateway.http_port in ports:
+        raise ConfigError(f"{named}: the mesh serves at {config.gateway.http_port}; {another}")
     for port in ports:
         try:
             usable_port(telemetry.metrics_host, port)
         except OSError as error:
             raise ConfigError(
-                f"{named}: {_reason(error)} at {shown_address(telemetry.metrics_host, port)}; name "
-                f"another, from which on {service_count} services take one each"
+                f"{named}: {_reason(error)} at {shown_address(telemetry.metrics_host, port)}; "
+                f"{another}"
             ) from None
 
 
@@ -146,6 +152,5 @@ def is_loopback(host: str) -> bool:
 def http_url(config: ServiceConfig) -> str:
     """Where clients on this machine reach the gateway."""
     host = config.gateway.http_host
-    if host in ("0.0.0.0", "::", ""):
-        host = "127.0.0.1"
+    host = _LOOPBACK_OF_ALL.get(host, host)
     return f"http://{shown_address(host, config.gateway.http_port)}"

@@ -20,6 +20,7 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import PoolFormat
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
+DEVICE_COUNT_MAX = 1_024
 RECORD_BYTES = 128
 """What a page takes in a tier beside its own bytes: the record that finds it there again."""
 TAIL_SHARE_MAX = 0.04
@@ -89,10 +90,9 @@ def page_shape(shape: ModelShape, kv: KvFormat, page_size: int, device_count: in
 
 
 def even_splits(heads: int, kv_heads: int) -> str:
-    """The device counts that heads can be shared out on."""
-    found = [
-        n for n in range(1, heads + 1) if not heads % n and not (kv_heads % n and n % kv_heads)
-    ]
+    """The device counts that heads can be shared out on, of those that may be asked for."""
+    counts = range(1, min(heads, DEVICE_COUNT_MAX) + 1)
+    found = [n for n in counts if not heads % n and not (kv_heads % n and n % kv_heads)]
     return ", ".join(map(str, found))
 
 

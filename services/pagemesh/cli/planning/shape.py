@@ -22,11 +22,11 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 _KV_HEADS = (
-    "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
-    "num_attention_groups",
+    "num_key_value_heads_per_layer", "num_key_value_heads", "num_kv_heads", "n_head_kv",
+    "multi_query_group_num", "num_attention_groups",
 )  # fmt: skip
 _HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
-_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
+HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _CONTEXT = (
     "max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx",
     "model_max_length",
@@ -70,12 +70,16 @@ _ASSUMED: Mapping[str, Config] = {
 }  # fmt: skip
 """What a family's own code takes for granted and its files may leave out."""
 _ENCODERS = "ForMaskedLM"
+_ENCODER_FIELDS = ("type_vocab_size", "relative_attention_num_buckets")
+"""What BERT and MPNet have and no decoder does, whatever the head is that they were saved with."""
 _OTHER_FORMS: Mapping[str, str] = {
     "kv_lora_rank": "keeps one latent a token instead of K and V of each head (MLA)",
     "num_kv_shared_layers": "has layers that share K and V with others",
-    "cla_share_factor": "has layers that share K and V with others",
+    "use_cla": "has layers that share K and V with others",
     "global_head_dim": "has heads of several widths",
     "block_configs": "has layers that differ in their heads",
+    "per_layer_config": "has layers that differ in their heads",
+    "hybrid_layer_pattern": "has heads of their own in layers with a window",
     "cross_attention_layers": "has layers that keep K and V of images, not of tokens",
 }
 
@@ -94,7 +98,7 @@ class ModelShape:
     """Layers that look back at most ``window_tokens``."""
     window_tokens: int
     dtype: str
-    """Of the checkpoint, as ``transformers`` names it."""
+    """Of the checkpoint, as ``transformers`` names it; empty where config.json has none."""
 
     @property
     def stored(self) -> StoredType:
@@ -135,10 +139,15 @@ def read_shape(config: Config, where: str) -> ModelShape:
     if any(config.get(name) is not None for name in _HEAD_DIM):
         head_dim = _number(config, _HEAD_DIM, where)
     else:
-        hidden = _number(config, _HIDDEN, where)
+        hidden = _number(config, HIDDEN, where)
         if hidden % heads:
             raise ConfigError(f"{where}: hidden size {hidden} is no multiple of {heads} heads")
         head_dim = hidden // heads
+    for name, count in {"swa_num_key_value_heads": kv_heads, "v_head_dim": head_dim}.items():
+        if config.get(name) not in (None, count):
+            raise ConfigError(
+                f"{where}: {name} is not {count} as of other keys; no one page holds that"
+            )
     if all(config.get(name) is None for name in _CONTEXT):
         raise ConfigError(
             f"{where}: does not say how long the context may be; add {_CONTEXT[0]} to a copy of it"
@@ -154,15 +163,19 @@ def read_shape(config: Config, where: str) -> ModelShape:
         context_tokens_max=context,
         window_layer_count=windows,
         window_tokens=window,
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").split(".")[-1],
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "").split(".")[-1],
     )
 
 
 def _refuse_other_forms(config: Config, where: str) -> None:
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"{where}: is an encoder-decoder; pages hold decoders' K and V only")
-    names = config.get("architectures")
-    if isinstance(names, list) and names and all(str(one).endswith(_ENCODERS) for one in names):
+    given = config.get("architectures")
+    names = given if isinstance(given, list) and given else [config.get("model_type")]
+    is_like_bert = any(config.get(field) is not None for field in _ENCODER_FIELDS)
+    if all(str(one).endswith(_ENCODERS) for one in names) or (
+        is_like_bert and not config.get("is_decoder")
+    ):
         raise ConfigError(
             f"{where}: {names[0]} is an encoder, which keeps no K and V between steps"
         )

@@ -21,18 +21,24 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pagemesh.cli.planning.shape import TEXT_PARTS, Config, ModelShape, decoder_part
+from pagemesh.cli.planning.shape import HIDDEN, TEXT_PARTS, Config, ModelShape, decoder_part
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _HALVES = frozenset({"float16", "bfloat16"})
 _HEAD = "lm_head.weight"
+_WIDTHS = ("word_embed_proj_dim", *HIDDEN)  # OPT's embeddings may be narrower than its layers
 _HEADER_LENGTH_BYTES = 8
 _GATED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3"})
 """Families whose every parameter the formula below counts."""
 _TIED = frozenset(
-    {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "gpt2"}
+    {
+        "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ctrl", "ernie4_5", "ernie4_5_moe",
+        "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo",
+        "gpt_neox_japanese", "granite_swa", "jetmoe", "lfm2", "lfm2_moe", "modernbert-decoder",
+        "mpt", "openai-gpt", "opt", "smollm3", "starcoder2", "vaultgemma", "xglm",
+    }
 )  # fmt: skip
 """Families that take the head from the embedding unless their config.json says otherwise."""
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
@@ -87,8 +93,9 @@ def weights_of(
 def _table_count(config: Config) -> int:
     """Parameters of the embeddings, 0 when nothing says how many."""
     config = decoder_part(config)
+    width = next((name for name in _WIDTHS if config.get(name) is not None), HIDDEN[0])
     try:
-        return _count(config, "vocab_size") * _count(config, "hidden_size")
+        return _count(config, "vocab_size") * _count(config, width)
     except KeyError:
         return 0
 

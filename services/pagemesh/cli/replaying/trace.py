@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagemesh.cli.words import typed
 from pagemesh.wire.errors import ConfigError
 
 PROMPT_BLOCKS_MAX = 1 << 20
@@ -63,9 +64,8 @@ def read_trace(path: Path, scored_share: float) -> Trace:
         raise ConfigError(f"trace {path}: {error.strerror}; name a file") from None
     if not prompts:
         raise ConfigError(f"trace {path} is empty")
-    return Trace(
-        path.name, tuple(prompts), len(prompts) - max(1, round(scored_share * len(prompts)))
-    )
+    scored_from = len(prompts) - max(1, round(scored_share * len(prompts)))
+    return Trace(typed(path.name), tuple(prompts), scored_from)
 
 
 def _prompt(line: bytes, where: str, places: dict[tuple[int, int], int]) -> tuple[int, ...]:

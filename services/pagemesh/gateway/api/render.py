@@ -86,12 +86,14 @@ class Renderer:
         choices: list[dict[str, Any]] = []
         for prompt_index, prompt in enumerate(prompts):
             text = self._prompt_text(prompt_index, prompt) if ask.echo else ""
+            before = None
+            if ask.echo and ask.logprobs is not None:
+                told = collected.prompt_scores.get(prompt_index)
+                before = self._prompt_scores(text, prompt, told)
             ids = _ids(prompt) if ask.return_token_ids and not ask.chat else None
             first = prompt_index * ask.n
             for index, one in enumerate(made[first : first + ask.n], first):
-                before = (text, prompt, collected.prompt_scores.get(prompt_index))
-                scores = self._scores_of(one, *before)
-                choice = self._choice(index, one, text, scores)
+                choice = self._choice(index, one, text, _scores_of(one, before))
                 if ids is not None:
                     choice["prompt_token_ids"] = ids
                 choices.append(choice)
@@ -100,17 +102,6 @@ class Renderer:
         if ask.return_token_ids and ask.chat:
             body["prompt_token_ids"] = _ids(prompts[0])
         return msgspec.json.encode(body)
-
-    def _scores_of(
-        self, one: _Collected, echoed: str, prompt: U32, prompt_scores: TopLogprobs | None
-    ) -> msgspec.Raw | None:
-        if one.scores is None:
-            return None
-        if not (self._ask.echo and isinstance(one.scores, TextScores)):
-            return one.scores.json()
-        whole = self._prompt_scores(echoed, prompt, prompt_scores)
-        whole.follow(one.scores)
-        return whole.json()
 
     def _choice(
         self, index: int, one: _Collected, echoed: str, logprobs: msgspec.Raw | None
@@ -147,32 +138,33 @@ class Renderer:
     def echoed(self, prompt_index: int, prompt: U32, scores: TopLogprobs | None) -> list[bytes]:
         """The prompt itself, for completions with ``echo``: a chunk for each choice."""
         text = self._prompt_text(prompt_index, prompt)
+        asked = self._ask.logprobs is not None
+        found = self._prompt_scores(text, prompt, scores) if asked else None
         chunks = []
         for index in range(prompt_index * self._ask.n, (prompt_index + 1) * self._ask.n):
-            logprobs = None
-            if self._ask.logprobs is not None:
-                logprobs = self._next_scores(index, self._prompt_scores(text, prompt, scores))
+            logprobs = None if found is None else self._next_scores(index, found)
             chunks.append(self._chunk([self._chunk_choice(index, text, logprobs)]))
         return chunks
 
     def delivered(self, prompt_index: int, event: Deliver) -> bytes:
         """New tokens of a choice; empty when there is nothing to show yet."""
+        # Of tokens whose scores were lost only completions tell, that there are none.
+        is_scored = (event if self._ask.chat else self._ask).logprobs is not None
         shown = len(event.tokens) - event.hidden_count
-        scored = event.logprobs is not None and shown > 0
-        if not event.text and not scored and not self._ask.return_token_ids:
+        if not event.text and not (is_scored and shown) and not self._ask.return_token_ids:
             return b""
         index = prompt_index * self._ask.n + event.choice
-        logprobs = None
-        if event.logprobs is None and not self._ask.return_token_ids:
+        if not is_scored and not self._ask.return_token_ids:
             around = self._around.get(index) or self._text_around(index)
             return around[0] + _encode(event.text) + around[1]
-        if event.logprobs is not None:
+        logprobs = None
+        if is_scored:
             found = new_scores(
                 self._tokens.written,
                 chat=self._ask.chat,
                 shows_special=not self._ask.skip_special_tokens,
             )
-            found.add(event.tokens[:shown].tolist(), event.logprobs)
+            _add_scores(found, event)
             logprobs = self._next_scores(index, found)
         content: Any = {"content": event.text} if self._ask.chat else event.text
         choice = self._chunk_choice(index, content, logprobs)
@@ -224,7 +216,7 @@ class Renderer:
     def _prompt_scores(self, text: str, prompt: U32, scores: TopLogprobs | None) -> TextScores:
         ids, found = prompt.tolist(), TextScores(self._tokens.written, echo=Echo(text))
         if scores is not None:
-            found.add_unscored(ids[0])
+            found.add_unscored(ids[:1])
             found.add(ids[1:], scores)
         return found
 
@@ -279,10 +271,10 @@ class Collector:
             chosen = np.frombuffer(event.logprobs.chosen, "<f4")
             one.logprob_sum += float(chosen.sum(dtype=np.float64))
             one.scored_count += len(chosen)
-            if one.scores is not None:
-                before_bytes, shown = one.scores.size_bytes, len(event.tokens) - event.hidden_count
-                one.scores.add(event.tokens[:shown].tolist(), event.logprobs)
-                self._grown(one.scores.size_bytes - before_bytes)
+        if one.scores is not None:
+            before_bytes = one.scores.size_bytes
+            _add_scores(one.scores, event)
+            self._grown(one.scores.size_bytes - before_bytes)
 
     def told(self, prompt_tokens: int) -> None:
         """So many tokens of prompts are told with every choice. Raises ``ApiError`` as
@@ -305,6 +297,21 @@ class Collector:
         one.texts.append(event.text)
         one.finish = event.finish
         one.stop_reason = event.stop_reason
+
+
+def _add_scores(scores: ChatScores | TextScores, event: Deliver) -> None:
+    """Those of the tokens that are shown, or that there are none: they may be lost."""
+    tokens = event.tokens[: len(event.tokens) - event.hidden_count].tolist()
+    if event.logprobs is None:
+        scores.add_unscored(tokens)
+    else:
+        scores.add(tokens, event.logprobs)
+
+
+def _scores_of(one: _Collected, prompt_scores: TextScores | None) -> msgspec.Raw | None:
+    if prompt_scores is not None and isinstance(one.scores, TextScores):
+        return prompt_scores.followed_by(one.scores).json()
+    return None if one.scores is None else one.scores.json()
 
 
 def too_large(bytes_max: int) -> ApiError:

@@ -7,6 +7,7 @@ them all at the end of the answer kept everybody else waiting for seconds.
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -101,6 +102,9 @@ class ChatScores:
             self.size_bytes += len(row)
             self._rows.append(row)
 
+    def add_unscored(self, tokens: Sequence[int]) -> None:
+        """Tokens whose scores were lost are left out: here a score is a number."""
+
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(b'{"content":[%b],"refusal":null}' % b",".join(self._rows))
 
@@ -126,9 +130,10 @@ class TextScores:
         self._shown: list[bytes] = []
         """What the text has of each token."""
 
-    def add_unscored(self, token: int) -> None:
-        """The first token of a prompt, which has no score."""
-        self._add(token, b"null", b"null")
+    def add_unscored(self, tokens: Sequence[int]) -> None:
+        """The first token of a prompt, which has no score, or those whose scores were lost."""
+        for token in tokens:
+            self._add(token, b"null", b"null")
 
     def add(self, tokens: Sequence[int], scores: TopLogprobs) -> None:
         """As ``ChatScores.add``."""
@@ -143,13 +148,15 @@ class TextScores:
             shown = b",".join([b"%b:%b" % pair for pair in top.items()])
             self._add(token, value, b"{%b}" % shown)
 
-    def follow(self, others: TextScores) -> None:
-        """Add those of the tokens that come next."""
-        self.size_bytes += others.size_bytes
-        self._names += others._names
-        self._values += others._values
-        self._tops += others._tops
-        self._shown += others._shown
+    def followed_by(self, others: TextScores) -> TextScores:
+        """These, and those of the tokens that come next."""
+        both = copy.copy(self)
+        both.size_bytes = self.size_bytes + others.size_bytes
+        both._names = self._names + others._names
+        both._values = self._values + others._values
+        both._tops = self._tops + others._tops
+        both._shown = self._shown + others._shown
+        return both
 
     def json(self, offsets: Offsets | None = None) -> msgspec.Raw:
         """``offsets``: of the tokens before; none are before these where there is none."""

@@ -23,6 +23,8 @@ from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import TopLogprobs
 
 _HISTORY_MAX = 16
+_QUIET_MS = 1_000
+"""How long frames that crossed an abort may come."""
 
 
 class ChoiceState(enum.Enum):
@@ -96,6 +98,8 @@ class Choice:
     """When a resend for a gap was last asked, so that one gap asks once."""
     probes: dict[Worker, bool] = field(default_factory=dict)
     """Workers asked after a silence: True once one said that it does not know the choice."""
+    overheard_ms: dict[int, int] = field(default_factory=dict)
+    """By attempt that is over: when a worker that goes on with it was first heard, or last told."""
     waterfall: Waterfall | None = None
     computed_tokens: int = 0
     avoid: set[Worker] = field(default_factory=set)
@@ -122,6 +126,19 @@ class Choice:
             raise AssertionError(f"choice {self.index}: illegal {line} after {past}")
         self.history.append(line)
         self.state = state
+
+    def submitted(self, attempt: int) -> None:
+        """``attempt`` is on its way: nobody holds it yet, and nothing of it was lost."""
+        self.attempt, self.holder = attempt, None
+        self.resend_count, self.resend_ms = 0, None
+        self.move(ChoiceState.SUBMITTED, f"attempt {attempt}")
+
+    def overheard(self, attempt: int, now_ms: int) -> bool:
+        """A worker goes on with ``attempt``, which is over. True: its abort was lost, send one."""
+        if now_ms - self.overheard_ms.setdefault(attempt, now_ms) < _QUIET_MS:
+            return False
+        self.overheard_ms[attempt] = now_ms
+        return True
 
     def heard(self, now_ms: int, silence_ms: int) -> None:
         """A sign of life of this attempt."""

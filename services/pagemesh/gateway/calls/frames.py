@@ -34,7 +34,7 @@ class FrameTracker:
         return max(0, counter - expected)
 
     def forget(self, worker: Worker) -> None:
-        """The worker is gone."""
+        """The worker is gone for good: what it said before would count as lost if it came back."""
         self._last.pop(worker, None)
 
     def check(self) -> None:

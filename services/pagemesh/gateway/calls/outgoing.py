@@ -119,6 +119,11 @@ def resend(spec: RequestSpec, choice: Choice) -> Resend:
     return Resend(key=key, position=choice.token_count)
 
 
+def stop(key: SequenceKey) -> Abort:
+    """Stop what is over here, and goes on there."""
+    return Abort(request=key.request, attempt=key.attempt, choice=key.choice, reason="superseded")
+
+
 def abort(spec: RequestSpec, choice: Choice, reason: AbortReason, whole: int | None) -> Abort:
     """Stop ``choice``, or every choice of each attempt up to ``whole``."""
     return Abort(

@@ -7,7 +7,7 @@
 Each choice has a life of its own (``choice``). An attempt is one ``Submit`` of one or more
 choices; a choice whose attempt was refused, lost or silent goes into the next one, with the
 tokens its client already has. Those never change: what a frame repeats is dropped, what it
-skips is asked for again, and frames of older attempts are not looked at.
+skips is asked for again, and who goes on sending frames of older attempts is told to stop.
 
 Pure: time is an argument, ``due_ms`` says when a ``Tick`` is wanted.
 """
@@ -150,9 +150,7 @@ class RequestCore:
         if self._attempt == 1:
             self.elsewhere_tokens = route.elsewhere_tokens
         for choice in group:
-            choice.attempt = self._attempt
-            choice.holder = None
-            choice.move(ChoiceState.SUBMITTED, f"attempt {self._attempt}")
+            choice.submitted(self._attempt)
             choice.heard(now_ms, self._limits.submit_timeout_ms + self._limits.silence_ms_max)
         live = {choice.attempt for choice in self.choices if choice.placed}
         self.routes = {n: kept for n, kept in self.routes.items() if n in live}
@@ -193,6 +191,9 @@ class RequestCore:
             return
         choice = self.choices[key.choice]
         if not choice.placed or choice.attempt != key.attempt:
+            is_last = frame.finish is not None or frame.error is not None
+            if not is_last and choice.overheard(key.attempt, now_ms):
+                self._out.append(ev.SendAbort(worker, outgoing.stop(key)))
             return
         if choice.state is ChoiceState.SUBMITTED:
             choice.move(ChoiceState.RUNNING, "frame")

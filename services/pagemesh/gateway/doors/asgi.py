@@ -16,7 +16,7 @@ from typing import Self
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagemesh.gateway.api.api_errors import ApiError, ClientLeft
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, cancelled
 from pagemesh.gateway.doors.tenants import Tenants, bearer
 from pagemesh.runtime.ids import new_request_id
 from pagemesh.runtime.logs import get_logger
@@ -210,6 +210,9 @@ class Guard:
                 await send_json(labelled, body, status=shown.status, headers=headers_kept)
         except ClientLeft:
             return
+        except asyncio.CancelledError:  # the process ends
+            if not started:
+                await send_error(labelled, cancelled("stopped"))
         except Exception as error:
             _log.error("gateway.http_crashed", error=error)
             if not started:

@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, cancelled, from_fault
 from pagemesh.gateway.api.render import too_large
 from pagemesh.gateway.calls.call_facts import ends_counted
+from pagemesh.gateway.doors.finishing import finished
 from pagemesh.gateway.doors.front import Caller, Front
 from pagemesh.gateway.doors.http import models_json
 from pagemesh.gateway.doors.tenants import bearer
@@ -144,11 +145,11 @@ class BusDoor:
                 )
                 for endpoint in _ENDPOINTS
             ]
-            try:
-                yield self
-            finally:
-                await self.close()
-                await asyncio.gather(*self._calls, return_exceptions=True)
+            async with finished(self._front.gateway, self._calls):
+                try:
+                    yield self
+                finally:
+                    await self.close()
 
     async def close(self) -> None:
         """Take no new calls; other gateways get them. Doing so twice is harmless."""
@@ -183,6 +184,9 @@ class BusDoor:
             await self._answer(delivery, answer)
         except ClientLeft:
             failed = "cancelled"
+        except asyncio.CancelledError:
+            await _send_error(answer, cancelled("stopped"))
+            raise
         except ApiError as error:
             failed = error.code or error.type
             await _send_error(answer, error)
@@ -205,7 +209,7 @@ class BusDoor:
         if delivery.subject == subjects.MODELS:
             await answer.send(msgspec.json.encode(models_json(self._front)), last=True)
             return
-        with self._front.entered(_DOOR, chat=_is_chat(delivery)):
+        with self._front.asked(tenant, _DOOR, chat=_is_chat(delivery)):
             await self._complete(delivery, tenant, answer)
 
     async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:

@@ -77,10 +77,11 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.is_behind:
             self.data_received(b"")
+        if self._gathered_bytes:  # during the answer, which they had no time limit in
+            self._expect_head()
 
     def _take(self, data: bytes) -> None:
-        if self._head_timer is None and not self._in_body and not self.pipeline:
-            self._expect_head()  # while requests wait nothing is read, so that no head can come
+        self._expect_head()
         self._gathered_bytes += len(data)
         super().data_received(data)
         if self._gathered_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
@@ -134,7 +135,11 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        """From now on, unless a body or an answer is under way: that one has limits of its own."""
+        running = self._answering
+        is_idle = running is None or running.response_complete
+        if self._head_timer is None and is_idle and not self._in_body:
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -90,20 +90,36 @@ class Front:
         self.next_turns = NextTurns(tokens)
         self._call_count = 0
         self._calls_of: Counter[str] = Counter()
-        """By tenant, of those that are limited."""
+        """By tenant."""
 
     @contextlib.contextmanager
-    def entered(self, door: str, *, chat: bool) -> Iterator[None]:
-        """A call is here: from before its body is read, since bodies take room long before
-        they are requests, until it was answered. Raises ``ApiError`` when there are too many."""
+    def entered(self, tenant: str) -> Iterator[None]:
+        """A call of ``tenant`` is here: from before its body is read, since bodies take room long
+        before they are requests, until it was answered. Raises ``ApiError`` when there are too
+        many, or too many of the tenant's."""
+        requests_max = self.tenants.limits_of(tenant).requests_max
+        if requests_max and self._calls_of[tenant] >= requests_max:
+            text = f"your limit of {requests_max} open requests is reached: wait for one to end"
+            raise ApiError(429, text, code="quota_exceeded", retry_after_ms=1_000)
         if self._call_count >= self.gateway.request_count_max:
-            with ends_counted(door, chat=chat):
-                raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
+            raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         self._call_count += 1
+        self._calls_of[tenant] += 1
         try:
             yield
         finally:
             self._call_count -= 1
+            self._calls_of[tenant] -= 1
+            if not self._calls_of[tenant]:
+                del self._calls_of[tenant]
+
+    @contextlib.contextmanager
+    def asked(self, tenant: str, door: str, *, chat: bool) -> Iterator[None]:
+        """``entered`` for a completion, which counts as one even if it is refused."""
+        with contextlib.ExitStack() as stack:
+            with ends_counted(door, chat=chat):
+                stack.enter_context(self.entered(tenant))
+            yield
 
     async def understand(self, body: bytes, caller: Caller, *, chat: bool) -> Understood:
         """Parse and tokenise. Raises ``ApiError``."""
@@ -144,7 +160,7 @@ class Front:
         lives: list[Life] = []
         limits = self.tenants.limits_of(caller.tenant)
         try:
-            with self._counted(caller.tenant, limits.requests_max), trace.use(context):
+            with trace.use(context):
                 works = await self._works(understood, limits)
                 outbox = Outbox()
                 lives += self._lives(understood, works, caller, outbox, context)
@@ -165,29 +181,12 @@ class Front:
             facts.close([life.core for life in lives], self.gateway.clock.now_us())
         self.next_turns.expect(turn, understood.salt)
 
-    @contextlib.contextmanager
-    def _counted(self, tenant: str, requests_max: int) -> Iterator[None]:
-        """One more call of ``tenant``. Raises ``ApiError`` when it has enough (0: it never has)."""
-        if not requests_max:
-            yield
-            return
-        if self._calls_of[tenant] >= requests_max:
-            text = f"your limit of {requests_max} open requests is reached: wait for one to end"
-            raise ApiError(429, text, code="quota_exceeded", retry_after_ms=1_000)
-        self._calls_of[tenant] += 1
-        try:
-            yield
-        finally:
-            self._calls_of[tenant] -= 1
-            if not self._calls_of[tenant]:
-                del self._calls_of[tenant]
-
     async def _works(self, understood: Understood, limits: TenantLimits) -> list[Work]:
         ask = understood.ask
         if not self.gateway.room(len(ask.prompts)):
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         try:
-            facts = await self.gateway.facts(wait_ms=self._limits.worker_wait_ms_max)
+            facts = await self.gateway.facts(self._limits)
             bytes_max = self.gateway.bus.message_bytes_max
         except Fault as fault:
             raise from_fault(fault) from None

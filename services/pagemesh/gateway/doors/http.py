@@ -40,6 +40,7 @@ from pagemesh.gateway.doors.asgi import (
 )
 from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.cors import for_pages
+from pagemesh.gateway.doors.finishing import finished
 from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
@@ -74,7 +75,7 @@ class _Completions:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._front.entered(_DOOR, chat=self._chat):
+        with self._front.asked(scope["pagemesh.tenant"], _DOOR, chat=self._chat):
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,8 +188,10 @@ class HttpDoor:
         return _json({"version": VERSION})
 
     async def _tokenize(self, request: Request) -> Response:
-        body, tenant = await self._body(request), request.scope["pagemesh.tenant"]
-        ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
+        tenant = request.scope["pagemesh.tenant"]
+        with self._front.entered(tenant):
+            body = await self._body(request)
+            ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
         roots = self._front.cache_roots(tenant, salt)
         return _json({"count": len(ids), "tokens": ids, "cache_roots": roots})
 
@@ -213,8 +216,10 @@ class HttpDoor:
         return ids.tolist(), form.cache_salt or ""
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._body(request)
-        return _json(await off_loop(len(body), lambda: self._text_of(body)))
+        with self._front.entered(request.scope["pagemesh.tenant"]):
+            body = await self._body(request)
+            text = await off_loop(len(body), lambda: self._text_of(body))
+        return _json(text)
 
     def _text_of(self, body: bytes) -> dict[str, object]:
         front = self._front
@@ -248,12 +253,13 @@ class HttpDoor:
         )
         server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")
-        try:
-            await server.listening.wait()
-            yield f"http://{shown_address(host, port)}"
-        finally:
-            server.stop()
-            await running
+        async with finished(self._front.gateway, [running]):
+            try:
+                await server.listening.wait()
+                yield f"http://{shown_address(host, port)}"
+            finally:
+                server.stop()
+        await running
 
 
 class _Server(uvicorn.Server):

@@ -5,12 +5,13 @@
                         +--abandon--> (new)
 
 A second call with a key that is running is told so (409; SDKs ask again by themselves); one
-that is done gets the same answer again, and nothing is generated twice. A streamed answer is
-not kept: its key stays used.
+that is done gets the same answer again, and nothing is generated twice. An answer that is streamed
+or large is not kept: its key stays used. Where there are too many, whoever has most loses first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from pagemesh.gateway.api.api_errors import ApiError
@@ -25,23 +26,29 @@ class _Entry:
     since_ms: int
     answer: bytes | None = None
     done: bool = False
+    unkept_why: str = ""
 
 
 class IdempotencyStore:
-    """Bounded by entries, by bytes of answers, and by age."""
+    """Bounded by entries, by bytes of each answer and of all, and by age."""
 
     def __init__(
         self,
         *,
         entries_max: int = 4_096,
         bytes_max: int = 32 << 20,
+        answer_bytes_max: int = 2 << 20,
         age_ms_max: int = 600_000,
     ) -> None:
         self._entries_max = entries_max
         self._bytes_max = bytes_max
+        self._answer_bytes_max = answer_bytes_max
         self._age_ms_max = age_ms_max
-        self._bytes = 0
         self._entries: dict[tuple[str, str], _Entry] = {}
+        self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        self._done_of: Counter[str] = Counter()
+        """By tenant, of finished entries."""
 
     def begin(self, tenant: str, key: str, body_digest: bytes, now_ms: int) -> bytes | None:
         """The answer that was given already, or None: go ahead, then ``finish`` or
@@ -51,7 +58,7 @@ class IdempotencyStore:
         self._expire(now_ms)
         entry = self._entries.get((tenant, key))
         if entry is None:
-            if len(self._entries) >= self._entries_max and not self._drop_one():
+            if len(self._entries) >= self._entries_max and not self._drop_one(self._done_of):
                 raise ApiError(429, "too many idempotency keys in use", retry_after_ms=1_000)
             self._entries[tenant, key] = _Entry(body_digest, now_ms)
             return None
@@ -61,7 +68,7 @@ class IdempotencyStore:
             message = "a request with this idempotency key is running"
             raise ApiError(409, message, HEADER, "idempotency_key_in_use", retry_after_ms=1_000)
         if entry.answer is None:
-            message = "a request with this idempotency key was answered as a stream"
+            message = f"a request with this idempotency key {entry.unkept_why}; use another key"
             raise ApiError(400, message, HEADER, "idempotency_key_used")
         return entry.answer
 
@@ -70,10 +77,15 @@ class IdempotencyStore:
         entry = self._entries.get((tenant, key))
         if entry is None:
             return
+        if answer is None:
+            entry.unkept_why = "was answered as a stream"
+        elif len(answer) > self._answer_bytes_max:
+            entry.unkept_why = f"had an answer above {self._answer_bytes_max} bytes"
+        else:
+            entry.answer = answer
         entry.done = True
-        entry.answer = answer
-        self._bytes += len(answer or b"")
-        while self._bytes > self._bytes_max and self._drop_one():
+        self._count(tenant, entry, 1)
+        while self._bytes > self._bytes_max and self._drop_one(self._bytes_of):
             pass
 
     def abandon(self, tenant: str, key: str) -> None:
@@ -85,6 +97,8 @@ class IdempotencyStore:
     def check(self) -> None:
         assert len(self._entries) <= self._entries_max
         assert self._bytes == sum(len(entry.answer or b"") for entry in self._entries.values())
+        done = Counter(tenant for (tenant, _), entry in self._entries.items() if entry.done)
+        assert self._done_of == done and self._bytes == self._bytes_of.total()
 
     def _expire(self, now_ms: int) -> None:
         for name, entry in list(self._entries.items()):
@@ -93,12 +107,22 @@ class IdempotencyStore:
             if entry.done:
                 self._drop(name)
 
-    def _drop_one(self) -> bool:
-        """Forget the oldest finished entry; False: there is none."""
-        name = next((name for name, entry in self._entries.items() if entry.done), None)
-        if name is not None:
-            self._drop(name)
-        return name is not None
+    def _drop_one(self, weights: Counter[str]) -> bool:
+        """Forget the oldest finished entry of the tenant that weighs most; False: there is none."""
+        if not weights:
+            return False
+        heaviest = max(weights, key=weights.__getitem__)
+        its = (name for name, one in self._entries.items() if one.done and name[0] == heaviest)
+        self._drop(next(its))
+        return True
 
     def _drop(self, name: tuple[str, str]) -> None:
-        self._bytes -= len(self._entries.pop(name).answer or b"")
+        self._count(name[0], self._entries.pop(name), -1)
+
+    def _count(self, tenant: str, entry: _Entry, sign: int) -> None:
+        size = sign * len(entry.answer or b"")
+        self._bytes += size
+        for weights, change in ((self._bytes_of, size), (self._done_of, sign)):
+            weights[tenant] += change
+            if not weights[tenant]:
+                del weights[tenant]

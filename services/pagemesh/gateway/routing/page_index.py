@@ -28,7 +28,8 @@ class IndexState(enum.Enum):
 
 
 class PageIndex:
-    """The keys of one host, at most ``keys_max``; the oldest are forgotten first."""
+    """The keys of one host, at most ``keys_max``. Beyond them the newest are not kept: what many
+    share was stored long ago, and what is cached no more makes room by itself."""
 
     def __init__(self, *, keys_max: int) -> None:
         self.state = IndexState.BLANK
@@ -37,6 +38,8 @@ class PageIndex:
         """Each with the load that last said it: what a later listing lacks went unnoticed."""
         self._load_number = 0
         self._removed: set[int] = set()
+        self._listed_count = 0
+        """Keys of the listing that were had so far."""
         self._epoch = 0
         self._sequence = 0
 
@@ -72,14 +75,18 @@ class PageIndex:
 
     def snapshot(self, message: PagesSnapshot) -> int:
         """Apply a part of a listing; returns the index the next part starts at, 0 when this
-        was the last one or is of another life."""
-        if self.state is not IndexState.LOADING or message.epoch != self._epoch:
+        was the last one, or of another life of the pager than what was had of it before."""
+        if self.state is not IndexState.LOADING:
+            return 0
+        if (message.epoch, message.first) != (self._epoch, self._listed_count):
+            self.unload()
             return 0
         keys = _ints(message.keys)
         self._add([key for key in keys if key not in self._removed])
         self._sequence = max(self._sequence, message.sequence)
+        self._listed_count += len(keys)
         if message.more and keys:
-            return message.first + len(keys)
+            return self._listed_count
         self._removed.clear()
         number = self._load_number
         self._keys = {key: said for key, said in self._keys.items() if said == number}
@@ -89,6 +96,7 @@ class PageIndex:
     def unload(self) -> None:
         """The snapshot could not be had: the next announcement asks again."""
         self.state = IndexState.BLANK
+        self._removed.clear()
 
     def __contains__(self, key: int) -> bool:
         return key in self._keys
@@ -107,13 +115,15 @@ class PageIndex:
     def _add(self, keys: list[int]) -> None:
         self._keys.update(dict.fromkeys(keys, self._load_number))
         while len(self._keys) > self._keys_max:
-            self._keys.pop(next(iter(self._keys)))
+            self._keys.popitem()
 
     def _reload(self, epoch: int, sequence: int) -> None:
         if epoch != self._epoch:
             self._keys.clear()
+            self._listed_count = 0
         if self.state is not IndexState.LOADING:  # a listing on its way stays good enough
             self._load_number += 1
+            self._listed_count = 0
         self._removed.clear()
         self._epoch, self._sequence = epoch, sequence
         self.state = IndexState.LOADING

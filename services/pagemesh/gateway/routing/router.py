@@ -65,6 +65,8 @@ class _Known:
     """Those of other gateways, when it announced itself."""
     sent_tokens: int = 0
     sent_count: int = 0
+    absent: bool = False
+    """Nobody listens there, as was found out since."""
 
     @property
     def has_company(self) -> bool:
@@ -148,11 +150,13 @@ class Router:
             if host.pager == who:
                 del self._hosts[name]
 
-    def absent(self, who: Worker) -> None:
-        """Nobody listens there: not ready until it announces itself again."""
+    def absent(self, who: Worker) -> bool:
+        """Nobody listens there: not ready until it announces itself again. True if that is news."""
         known = self._workers.get(who.name)
-        if known is not None and known.worker == who:
-            known.ready = False
+        if known is None or known.worker != who or known.absent:
+            return False
+        known.ready, known.absent = False, True
+        return True
 
     def pages_changed(self, message: PagesChanged) -> bool:
         """Apply a pager's event. True when a snapshot must be asked for."""

@@ -2,7 +2,7 @@
 
 Templates come with models and their arguments from clients; neither is trusted. What a
 template may do is what ``transformers`` offers to it, less what makes memory out of nothing:
-all loops share one budget of turns and time, joining and repeating text another of
+all loops and macros share one budget of turns and time, joining and repeating text another of
 characters, and padding and formatting are refused.
 """
 
@@ -19,11 +19,12 @@ from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 TURNS_MAX = 200_000
-"""Loop turns of one rendering, all loops together."""
+"""Loop turns and calls of macros in one rendering, all together."""
 RENDER_S_MAX = 2.0
 CHARACTERS_MAX = 128 << 20
 """Characters (or list items) that one rendering may make by joining, adding and repeating."""
@@ -155,6 +156,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(__obj, Macro | LoopContext):  # which may call themselves, more than once
+            _budget.turn()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             name = getattr(__obj, "__name__", "")

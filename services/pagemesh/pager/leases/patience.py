@@ -38,15 +38,13 @@ class Absence:
 
 def patience_ms(books: Books) -> int:
     """``TICK_MS`` to ``IDLE_TICK_MS``, and less where a session is to end before that."""
-    forest = books.forest
     if (
         books.waiting.count
         or books.in_flight.wait_count
         or books.revoked
         or books.tickets
         or books.unsettled
-        or forest.retired
-        or forest.lifetimes.due
+        or books.forest.lifetimes.is_due_by(books.now_ms + IDLE_TICK_MS)
     ):
         return TICK_MS
     ends_ms = books.now_ms + IDLE_TICK_MS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pagemesh.pager.events import StoreRoot
@@ -14,6 +16,11 @@ from pagemesh.wire.cache_terms import CacheTerms
 
 if TYPE_CHECKING:
     from pagemesh.pager.books import Books
+
+_QUICK_EDGES = 128
+"""A tree with no more of them is freed in a few milliseconds."""
+_LARGE_EDGES, _TREES_LOOK_MAX = 256, 64
+"""Trees that have so many edges are alike, and so many trees are looked at to find a quick one."""
 
 
 def has_root_place(books: Books, digest: bytes) -> bool:
@@ -27,7 +34,8 @@ def tree_of(books: Books, digest: bytes, terms: CacheTerms) -> Tree:
     """The tree of a root, planted when it is new (``has_root_place`` holds), and from now on
     that of the tenant in ``terms``. It may take the place of a tree that no lease uses: an empty
     one, else of the tenant with the most trees the one that was not asked for the longest, so that
-    roots seen once do not drive out those in use, nor many salts of one tenant what others have."""
+    roots seen once do not drive out those in use, nor many salts of one tenant what others have. A
+    large one is passed over if a small one is there: it is freed at once, and everybody waits."""
     trees = books.forest.trees
     tree = trees.pop(digest, None)
     if tree is not None:
@@ -57,10 +65,17 @@ def uproot(books: Books, tree: Tree, why: Why) -> None:
 
 
 def leave_retired(books: Books, tree: Tree, anchor: Node) -> None:
-    """Free what of the retired ``tree`` was needed by ``anchor``'s user only, who is gone."""
+    """Free what of the retired ``tree`` was needed by ``anchor``'s user only, who is gone. What
+    cannot be freed now, since somebody unheard may read it or a sweep has not freed yet what hangs
+    below it, a later sweep frees."""
     books.drop(anchor, 0, Why.INVALIDATED)
     if tree.is_unused:
-        uproot(books, tree, Why.INVALIDATED)
+        return uproot(books, tree, Why.INVALIDATED)
+    node = anchor
+    while not (len(node.pages) or node.is_root):  # it is gone
+        node = node.parent
+    if not node.pins:
+        tree.has_left = True
 
 
 def _pages_in_hand(books: Books, tree: Tree) -> tuple[int, int]:
@@ -83,8 +98,23 @@ def _spare_tree(books: Books) -> Tree | None:
         if tree.is_unused and _may_go(books, tree):
             return tree
     counts = Counter(tree.tenant for tree in trees)
-    spare = (tree for tree in trees if _may_go(books, tree))
-    return max(spare, key=lambda tree: counts[tree.tenant], default=None)
+    spare = [tree for tree in trees if _may_go(books, tree)]
+    most = max((counts[tree.tenant] for tree in spare), default=0)
+    return _quickest(tree for tree in spare if counts[tree.tenant] == most)
+
+
+def _quickest(trees: Iterable[Tree]) -> Tree | None:
+    """The first of ``trees`` that is freed quickly, else of those looked at the one with the fewest
+    edges."""
+    found: Tree | None = None
+    fewest = _LARGE_EDGES
+    for tree in islice(trees, _TREES_LOOK_MAX):
+        count = sum(1 for _ in islice(tree.root.below(), fewest))
+        if found is None or count < fewest:
+            found, fewest = tree, count
+        if count <= _QUICK_EDGES:
+            break
+    return found
 
 
 def hide(books: Books, pages: Pages) -> None:

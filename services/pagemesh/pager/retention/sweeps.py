@@ -3,7 +3,7 @@
     retired, or idle when asked --> swept, from leaves to roots --> free
                                      |  somebody uses it: it stays, and goes when that is over
                                      v
-                                    a tree that is retired is swept again, until nothing is left
+                                    a tree that is retired is swept again if anything idle was left
 
 What the disk has of it is forgotten in the same turns (``tiers.Tiers.sweep``).
 """
@@ -64,6 +64,7 @@ class Sweeps:
 
     def _begin(self, tree: Tree, newest: int) -> None:
         """From the leaves again if the tree is being swept, which then keeps its turn."""
+        tree.has_left = False
         self._open[tree.root] = _Sweep(tree, newest, _upwards(tree.root))
 
     def work(self) -> int:
@@ -91,13 +92,21 @@ class Sweeps:
         return freed
 
     def tick(self) -> None:
-        """Sweep again what is retired and not free yet."""
+        """Sweep again what is retired and left something idle. What is in use alone is not walked:
+        a walk of a large tree takes many turns, and would free nothing."""
         books = self._books
         for tree in books.forest.retired.values() if books.may_evict() else ():
-            if tree.root not in self._open:
+            if tree.has_left and tree.root not in self._open:
                 self._begin(tree, books.pool.last_sequence)
         if self.is_due:
             self.work()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if nothing will free what is idle of a retired tree."""
+        for tree in self._books.forest.retired.values():
+            if not (tree.has_left or tree.root in self._open):
+                assert not tree.is_unused, "a retired tree keeps its line of the root table"
+                assert all(node.pins for node in tree.root.below()), "what is retired stays idle"
 
     def _free(self, sweep: _Sweep, node: Node) -> None:
         books = self._books
@@ -107,15 +116,16 @@ class Sweeps:
 
 def _upwards(root: Node) -> Iterator[Node | None]:
     """Every node below ``root``, each after its children; None for steps in between. What hangs
-    below a node is looked up when it is come to, and what is gone meanwhile, or was cut, is passed
-    over."""
+    below a node is looked up when it is come to. What is gone meanwhile is passed over, and of an
+    edge that was cut meanwhile both parts are come to."""
     path = [(root, list(root.children.values()))]
     while path:
         node, below = path[-1]
         if below:
             child = below.pop()
-            if child.parent is node:
-                path.append((child, list(child.children.values())))
+            while child.parent is not node:
+                child = child.parent
+            path.append((child, list(child.children.values())))
             yield None
         else:
             path.pop()

@@ -2,12 +2,13 @@
 
     actor --take--> [ bytes copied ] --> writer --> PagesWritten ----+
                     not to be had    -------------> PagesNotTaken ---+
+          --forget, skip---------------> writer                      |
           --load-----------------------> reader --> PagesLoaded -----+--> events for the core
-          <-forget, skip->               any of them: DiskFailed ----+
+                                         any of them: DiskFailed ----+
           --give up---------------------------------> DiskFailed ----'
 
-Nothing here waits for the disk on the event loop. How much may wait to be written, and what is
-read, is the core's to bound.
+Nobody waits for the disk here: the actor goes on, and the writer does what it was told in order.
+How much may wait to be written, and what is read, is the core's to bound.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
-from pagemesh.pager.limits import PoolFacts
+from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
 from pagemesh.pager.storage.page_bytes import Bytes, Filling, PageBytes
 from pagemesh.pager.storage.retired_notes import RetiredNotes
+from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.load import PAGER
 from pagemesh.pager.tiers.tier_events import (
     DiskFailed,
@@ -52,9 +53,9 @@ _TOLD_AGAIN_S = 60.0
 def log_event(event: TierEvent) -> None:
     """What operators are told of it, if anything."""
     match event:
-        case DiskFound(slot_count, records, dropped_count):
+        case DiskFound(tier, dropped_count):
             _log.info(
-                "pager.disk_found", slots=slot_count, pages=len(records.slots),
+                "pager.disk_found", slots=tier.slot_count, pages=tier.page_count,
                 dropped=dropped_count,
             )  # fmt: skip
         case DiskFailed(why):
@@ -74,6 +75,7 @@ class Disk:
         self,
         place: DiskPlace,
         facts: PoolFacts,
+        limits: PagerLimits,
         pages: PageBytes,
         report: Callable[[TierEvent | BaseException], None],
         opener: Opener = PlainFile,
@@ -81,6 +83,7 @@ class Disk:
         retired: RetiredNotes,
     ) -> None:
         self._place, self._facts, self._opener = place, facts, opener
+        self._staged_pages_max = limits.staged_pages_max(facts)
         self._retired = retired
         self._pages = pages
         self._report = report
@@ -106,7 +109,7 @@ class Disk:
             case LoadPages():
                 self.load(command)
             case ForgetSlots() | SkipSlots():
-                await self.forget(command)
+                self._forget(command)
             case TellDamaged(slot):
                 self._tell_damaged(slot)
             case GiveUpDisk():
@@ -159,11 +162,15 @@ class Disk:
         self._filling = {one: its for one, its in self._filling.items() if not one.done()}
         self._filling[future] = own
 
-    async def forget(self, command: ForgetSlots | SkipSlots) -> None:
-        """Let nothing be found in these slots, not even by a pager that is started right after
-        this returns."""
-        for event in await asyncio.to_thread(self._forget, command):
-            self._report(event)
+    def _forget(self, command: ForgetSlots | SkipSlots) -> None:
+        """Let nothing be found in these slots, once what was told before is done."""
+        file = self._file
+        if file is None:
+            return
+        if isinstance(command, SkipSlots):
+            file.skip(command.slots)
+        clear = file.empty if isinstance(command, SkipSlots) else file.forget
+        self._start(self._writer, lambda: self._clear(command.slots, clear))
 
     def _tell_damaged(self, slot: int) -> None:
         self._damaged_count += 1
@@ -210,7 +217,8 @@ class Disk:
             self._file, found = DiskFile.open(self._place, self._facts, self._opener)
         except OSError as error:
             return self._fail(error)
-        return [replace(found, retired=self._retired.read())]
+        tier = DiskTier(self._facts, found, self._staged_pages_max)
+        return [DiskFound(tier, found.dropped_count, self._retired.read())]
 
     def _store(self, command: StorePages, taken: Bytes) -> list[TierEvent]:
         if self._file is None or self._failed.is_set():
@@ -244,18 +252,17 @@ class Disk:
         return [
             PagesLoaded(
                 command.load, filling.settled, (ended_ns - began_ns) // 1_000, read.bad_slot,
-                memory_count, memory_ns // 1_000,
+                memory_count, memory_ns // 1_000, read.is_other,
             ),
             *failed,
         ]  # fmt: skip
 
-    def _forget(self, command: ForgetSlots | SkipSlots) -> list[TierEvent]:
-        if self._file is None or self._failed.is_set():
+    def _clear(self, slots: Iterable[int], clear: Callable[[int], None]) -> list[TierEvent]:
+        if self._failed.is_set():
             return []
-        forget = self._file.skip if isinstance(command, SkipSlots) else self._file.forget
         try:
-            for slot in command.slots:
-                forget(slot)
+            for slot in slots:
+                clear(slot)
         except OSError as error:
             return self._fail(error)
         return []

@@ -17,12 +17,13 @@ so when the page is read. Nothing is ever flushed by force: what is lost is comp
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -35,11 +36,16 @@ from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.storage.page_memory import PageMemory
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
-from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords, LoadPages, StorePages
+from pagemesh.pager.tiers.tier_events import (
+    DiskContents,
+    FoundRecords,
+    LoadPages,
+    StorePages,
+)
 from pagemesh.wire.cache_messages import Medium
 from pagemesh.wire.identity import page_digests
 
-_MAGIC, _VERSION = b"PMDISK01", 2
+_MAGIC, _VERSION = b"PMDISK01", 3
 _HEAD_BYTES = 4_096
 _RECORD_BYTES = 128
 _HEAD = struct.Struct("<8sIIQQ32s")
@@ -119,53 +125,76 @@ class DiskPlace:
         name = "disk" if self.medium == "disk" else "host"
         return self.folder / f"{self.host}.{name}.{part}"
 
+    def key(self, purpose: bytes) -> bytes:
+        """One made of the secret, for nothing else than ``purpose``, at most 16 bytes."""
+        return hashlib.blake2b(self.secret, digest_size=32, person=purpose).digest()
+
 
 class Read(NamedTuple):
     """How many pages hold what they should, the slot of the first that does not, how many
-    were in memory, and what these took."""
+    were in memory, what these took, and whether that slot holds another page, whole."""
 
     page_count: int
     bad_slot: int | None
     memory_count: int = 0
     memory_ns: int = 0
+    is_other: bool = False
+
+
+def _memory_of(place: DiskPlace, facts: PoolFacts) -> PageMemory:
+    try:
+        return PageMemory(facts.page_bytes, place.memory_bytes)
+    except MemoryError:
+        wanted = f"PAGEMESH_HOST_BYTES={place.memory_bytes} (--host-bytes)"
+        raise OSError(errno.ENOMEM, f"there is no memory for {wanted}; give less") from None
+
+
+class _Hashed(NamedTuple):
+    """A path under ``root``: for each of its pages the chain key of the page before it, and its
+    digest."""
+
+    root: bytes
+    tokens: bytes
+    befores: list[int]
+    digests: list[bytes]
 
 
 class DiskFile:
-    """Records and pages of one host. Made by ``open``; after that ``store`` is called by one
-    thread at a time, and so are, for slots that are not written anew, ``forget`` and ``skip``."""
+    """Records and pages of one host. Made by ``open``; after that one thread writes, others may
+    call ``load`` and ``skip``."""
 
-    def __init__(self, place: DiskPlace, facts: PoolFacts, index: File, pages: File) -> None:
+    def __init__(
+        self, place: DiskPlace, facts: PoolFacts, index: File, pages: File, memory: PageMemory
+    ) -> None:
         self._facts = facts
-        self._key = hashlib.blake2b(place.secret, digest_size=32, person=b"pagemesh-disk").digest()
+        self._key, self._chain_key = place.key(b"pagemesh-disk"), place.key(b"pagemesh-chains")
         self._index, self._pages = index, pages
         self._medium = place.medium
-        self._memory = PageMemory(facts.page_bytes, place.memory_bytes)
+        self._memory = memory
         self._number = 0
         self.slot_count = place.bytes_max // (facts.page_bytes + _RECORD_BYTES)
         self._used = bytearray(self.slot_count)
         """1 where a record may be."""
         self._skipped: set[int] = set()
-        self._recording = threading.Lock()
-        """Held while ``_skipped`` is asked or changed, and what follows from it is written."""
+        self._hashed = _Hashed(b"", b"", [], [])
+        """What was stored last: a long edge is stored bit by bit from its end, and hashed once."""
 
     @classmethod
     def open(
         cls, place: DiskPlace, facts: PoolFacts, opener: Opener = PlainFile
-    ) -> tuple[DiskFile, DiskFound]:
+    ) -> tuple[DiskFile, DiskContents]:
         """Take the files over, or make them, and list the whole records. Raises ``OSError``."""
+        memory = _memory_of(place, facts)
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        index = opener(place.path("index"))
-        try:
+        with ExitStack() as opened:
+            index = opener(place.path("index"))
+            opened.callback(index.close)
             pages = opener(place.path("pages"))
-        except OSError:
-            index.close()
-            raise
-        file = cls(place, facts, index, pages)
-        try:
-            return file, file._adopt()
-        except OSError:
-            file.close()
-            raise
+            opened.callback(pages.close)
+            file = cls(place, facts, index, pages, memory)
+            contents = file._adopt()
+            opened.pop_all()
+        return file, contents
 
     def close(self) -> None:
         """Let go of files and locks. Raises ``OSError``."""
@@ -176,7 +205,7 @@ class DiskFile:
 
     # Starting
 
-    def _adopt(self) -> DiskFound:
+    def _adopt(self) -> DiskContents:
         head = self._sealed(
             _HEAD.pack(
                 _MAGIC, _VERSION, self._facts.page_size, self._facts.page_bytes, self._facts.group,
@@ -196,7 +225,7 @@ class DiskFile:
             self._pages.truncate(self.slot_count * page_bytes)
         return self._scan(whole_pages=self._pages.size() // page_bytes)
 
-    def _scan(self, whole_pages: int) -> DiskFound:
+    def _scan(self, whole_pages: int) -> DiskContents:
         """Every whole record, the oldest first."""
         lines: list[tuple[int, int, int, int, int]] = []
         roots: dict[bytes, int] = {}
@@ -225,8 +254,8 @@ class DiskFile:
             np.array(columns[1], np.uint32), np.array(columns[2], np.uint64),
             np.array(columns[3], np.uint64), np.array(columns[4], np.intp), tuple(roots),
         )  # fmt: skip
-        return DiskFound(
-            self.slot_count, records, dropped, medium=self._medium,
+        return DiskContents(
+            self.slot_count, records, dropped, self._chain_key, medium=self._medium,
             memory_pages=self._memory.page_count,
         )  # fmt: skip
 
@@ -235,15 +264,13 @@ class DiskFile:
     def store(self, command: StorePages, pages: _Bytes) -> None:
         """Write ``pages`` (uint8 [pages, page_bytes]) and their records, but for those that are
         to be skipped. Raises ``OSError``."""
-        digests = self._digests(command.root, command.tokens, 0)
-        befores = self._befores(command)
+        *_, befores, digests = self._hashes(command)
         for row, slot, index, chain in zip(
             pages, command.slots, command.indexes, command.chains, strict=True
         ):
-            with self._recording:
-                self._empty(slot)
-                if slot in self._skipped:
-                    continue
+            self.empty(slot)
+            if slot in self._skipped:
+                continue
             data = memoryview(row)
             self._pages.write(data, slot * self._facts.page_bytes)
             self._number += 1
@@ -251,32 +278,33 @@ class DiskFile:
                 self._number, slot, index, chain, befores[index], xxh3_128_digest(data),
                 command.root, digests[index],
             )  # fmt: skip
-            with self._recording:
-                if slot not in self._skipped:
-                    self._used[slot] = 1
-                    self._index.write(self._line(record), self._offset(slot))
-                    self._memory.put(slot, data)
+            if slot not in self._skipped:
+                self._used[slot] = 1
+                self._index.write(self._line(record), self._offset(slot))
+                self._memory.put(slot, data)
 
-    def _befores(self, command: StorePages) -> list[int]:
-        """For each page of the path the chain key of the page before."""
-        start, end = root_chain(command.root), len(command.tokens)
-        width = self._facts.page_token_bytes
-        return [start, *chain_keys(start, command.tokens, 0, end, width)]
+    def _hashes(self, command: StorePages) -> _Hashed:
+        """At least those of the path that ``command`` is about."""
+        root, tokens, kept = command.root, command.tokens, self._hashed
+        if kept.root == root and kept.tokens.startswith(tokens):
+            return kept
+        start, width = root_chain(self._chain_key, root), self._facts.page_token_bytes
+        befores = [start, *chain_keys(start, tokens, 0, len(tokens), width)]
+        self._hashed = _Hashed(root, tokens, befores, self._digests(root, tokens, 0))
+        return self._hashed
+
+    def skip(self, slots: Iterable[int]) -> None:
+        """Let ``store``, which may be at it, write no record into ``slots`` until they are
+        forgotten. It may have done so already: they are to be emptied, too."""
+        self._skipped.update(slots)
 
     def forget(self, slot: int) -> None:
+        """Leave no record in ``slot``, which may be written again. Raises ``OSError``."""
+        self._skipped.discard(slot)
+        self.empty(slot)
+
+    def empty(self, slot: int) -> None:
         """Leave no record in ``slot``. Raises ``OSError``."""
-        with self._recording:
-            self._skipped.discard(slot)
-            self._empty(slot)
-
-    def skip(self, slot: int) -> None:
-        """Leave no record in ``slot``, and let ``store``, which is about to write it or has just
-        done so, write none until the slot is forgotten. Raises ``OSError``."""
-        with self._recording:
-            self._skipped.add(slot)
-            self._empty(slot)
-
-    def _empty(self, slot: int) -> None:
         self._memory.drop(slot)
         if self._used[slot]:
             self._index.write(_EMPTY, self._offset(slot))
@@ -294,42 +322,53 @@ class DiskFile:
         be called by several threads. Raises ``OSError``, and what ``row`` raises."""
         digests = self._digests(command.root, command.tokens, command.first_index)
         memory_count = memory_ns = 0
-        bad_slot = None
+        bad_slot, is_other = None, False
         for done, slot in enumerate(command.slots):
             if is_over():
                 break
             began_ns = time.perf_counter_ns()
             found = self._read(slot, row(done), command.root, digests[done])
-            if not found:
-                bad_slot = slot
+            if found in ("", "other"):
+                bad_slot, is_other = slot, found == "other"
                 break
             if found == "memory":
                 memory_count += 1
                 memory_ns += time.perf_counter_ns() - began_ns
         else:
             done = len(command.slots)
-        return Read(done, bad_slot, memory_count, memory_ns)
+        return Read(done, bad_slot, memory_count, memory_ns, is_other)
 
     def _read(
         self, slot: int, target: memoryview, root: bytes, digest: bytes
-    ) -> Literal["memory", "disk", ""]:
-        """Where it came from; empty: it is not what it should be."""
+    ) -> Literal["memory", "disk", "other", ""]:
+        """Where it came from; empty: it is not what it should be. ``other``: what is there is whole
+        and another page of ``root``, and only its chain key is that of what is looked for."""
         line = bytearray(_RECORD_BYTES)
         self._index.read_into(memoryview(line), self._offset(slot))
         record = self._record(bytes(line), slot)
         if record is None:
             return ""
         *_, checksum, found_root, found_digest = record
-        if (found_root, found_digest) != (root, digest):
+        if found_root != root:
             return ""
+        if found_digest != digest:
+            return "other"
         if self._memory.get(slot, target) and xxh3_128_digest(target) == checksum:
             return "memory"
-        if self._pages.read_into(target, slot * len(target)) < len(target):
-            return ""
-        if xxh3_128_digest(target) != checksum:
+        if not self._read_page(slot, target) or xxh3_128_digest(target) != checksum:
             return ""
         self._memory.put(slot, target)
         return "disk"
+
+    def _read_page(self, slot: int, target: memoryview) -> bool:
+        """Whether all of it is there. A sector that cannot be read is one page's damage, and no
+        reason to read none of the others."""
+        try:
+            return self._pages.read_into(target, slot * len(target)) == len(target)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
 
     def _digests(self, root: bytes, tokens: bytes, first: int) -> list[bytes]:
         return list(page_digests(self._key, root, tokens, self._facts.page_size))[first:]

@@ -84,9 +84,10 @@ class RetiredNotes:
         """Keep what ``command`` says, too."""
         with self._lock:
             self._load()
-            self._numbers[command.number] = command.retired
+            number = command.number  # another pool's core may have had it: each begins with 1
+            self._numbers[number] = self._numbers.get(number, RetiredRoots()) | command.retired
             if len(self._numbers) > RETIRED_ROOTS_MAX:
-                self._numbers = {command.number: self._sum()}
+                self._numbers = {number: self._sum()}
             self._write(self._files)
 
     def forget(self, number: int) -> None:

@@ -1,21 +1,29 @@
 """Chain keys: a 64-bit hash of all tokens from the root to the end of a page.
 
 The disk tier finds pages by them. One is made in a fraction of a microsecond a page, from that of
-the page before.
+the page before. Where a tree's keys start is a secret of the mesh's: the hash is none that keeps
+its input, so whoever knew the start could find tokens for any key.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterator
 
 from xxhash import xxh3_64_intdigest
 
 from pagemesh.pager.tree.radix import Node
 
+_ROOTS_MAX = 4_096
+_EDGES_MAX = 64
 
-def root_chain(root: bytes) -> int:
-    """Where the chain keys of a tree start."""
-    return int.from_bytes(root[:8], "little")
+
+@functools.lru_cache(maxsize=_ROOTS_MAX)
+def root_chain(key: bytes, root: bytes) -> int:
+    """Where the chain keys of a tree start, which nobody can tell who has not ``key``."""
+    start = hashlib.blake2b(root, digest_size=8, key=key).digest()
+    return int.from_bytes(start, "little")
 
 
 def chain_keys(start: int, tokens: bytes, at: int, end: int, width: int) -> Iterator[int]:
@@ -35,14 +43,15 @@ def chain_over(start: int, tokens: bytes, at: int, end: int, width: int) -> int:
     return chain
 
 
-def chain_at(node: Node, root: bytes, width: int) -> int:
-    """The chain key at the end of ``node``. It is kept there: edges only grow at their end, and
-    whoever takes pages from one forgets its key (``Node.chain``)."""
+def chain_at(node: Node, start: int, width: int) -> int:
+    """The chain key at the end of ``node``, in a tree whose keys start at ``start``. It is kept
+    there: edges only grow at their end, and whoever takes pages from one forgets its key
+    (``Node.chain``)."""
     above: list[Node] = []
     while not node.is_root and (node.chain is None or node.chain[0] != node.depth):
         above.append(node)
         node = node.parent
-    chain = root_chain(root) if node.is_root or node.chain is None else node.chain[1]
+    chain = start if node.is_root or node.chain is None else node.chain[1]
     for edge in reversed(above):
         at = 0
         known = edge.chain
@@ -52,3 +61,34 @@ def chain_at(node: Node, root: bytes, width: int) -> int:
         chain = chain_over(chain, edge.tokens, at, len(edge.tokens), width)
         edge.chain = (edge.depth, chain)
     return chain
+
+
+class EdgeChains:
+    """Chain keys of edges: one that leaves the pool bit by bit, from its end, is hashed once."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._kept: dict[Node, tuple[int, list[int]]] = {}
+        """How deep an edge begins, and the keys of the page before it and of its own, as far as
+        they were asked for."""
+
+    def of(self, node: Node, start: int) -> list[int]:
+        """The keys of the page before ``node`` and of its own, in a tree whose keys start at
+        ``start``: not to be changed."""
+        first = node.depth - len(node.pages)
+        kept = self._kept.get(node)
+        if kept is None or kept[0] != first:  # it was cut, and what is left is its end
+            if len(self._kept) >= _EDGES_MAX:
+                self._kept.clear()
+            kept = self._kept[node] = first, [chain_at(node.parent, start, self._width)]
+        chains, width = kept[1], self._width
+        at = (len(chains) - 1) * width
+        chains.extend(chain_keys(chains[-1], node.tokens, at, len(node.tokens), width))
+        return chains
+
+    def shorten(self, node: Node, page_count: int) -> None:
+        """``node`` has only its first ``page_count`` pages from now on, and may grow anew."""
+        if not page_count:
+            self._kept.pop(node, None)
+        elif (kept := self._kept.get(node)) is not None:
+            del kept[1][page_count + 1 :]

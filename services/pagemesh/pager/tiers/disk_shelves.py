@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pagemesh.pager.tiers.chain_keys import root_chain
 from pagemesh.pager.tiers.followers import Followers
 from pagemesh.pager.tiers.tier_events import FoundRecords
 
@@ -54,26 +53,28 @@ class Claimed(NamedTuple):
 
 class Shelf:
     """The records of the tree ``root``, by chain key, and which of them ``followers`` are of
-    others, or of pages that are not on disk."""
+    others, or of pages that are not on disk. ``start``: where its chain keys start."""
 
-    __slots__ = ("account", "followers", "records", "root")
+    __slots__ = ("account", "followers", "records", "root", "start")
 
-    def __init__(self, root: bytes, account: DiskAccount) -> None:
-        self.root = root
+    def __init__(self, root: bytes, start: int, account: DiskAccount) -> None:
+        self.root, self.start = root, start
         self.account = account
         # Not a plain dict: finding its first key is linear after removals at the front.
         self.records: OrderedDict[int, Record] = OrderedDict()
         self.followers = Followers()
 
     def behind(self, chain: int) -> list[Record]:
-        """All that is not found without ``chain``, each after what it follows."""
-        found: list[Record] = []
-        open_chains = [chain]
+        """All that is not found without ``chain``, each after what it follows, and once: keys are
+        hashes, so that a page may follow what follows it."""
+        seen, open_chains = {chain: None}, [chain]
         while open_chains:
             for follower in self.followers.of(open_chains.pop()):
-                found.append(self.records[follower])
-                open_chains.append(follower)
-        return found
+                if follower not in seen:
+                    seen[follower] = None
+                    open_chains.append(follower)
+        del seen[chain]
+        return [self.records[follower] for follower in seen]
 
     def fitting(self, chains: list[int], room: int) -> int:
         """How many of the first of ``chains`` are here, but for ``room`` others."""
@@ -90,9 +91,9 @@ class Shelf:
 
     def strays(self) -> list[Record]:
         """Those that follow what is not here, and do not start a prefix."""
-        records, start = self.records, root_chain(self.root)
+        records = self.records
         lines = [one for one in records.values() if one.before not in records]
-        return [one for one in lines if one.before != start]
+        return [one for one in lines if one.before != self.start]
 
     def oldest(self, looked: int) -> tuple[Record | None, int]:
         """The oldest record that is not in use, and how many were looked at in all."""
@@ -157,14 +158,24 @@ class DiskAccount:
             assert queued.get(id(shelf), uses[0] + 1) <= uses[0], "a shelf would not be found"
 
 
-def oldest_first(found: FoundRecords) -> list[tuple[int, int, int, int]]:
-    """Root index, chain key, that of the page before, and slot of each page, in an order of uses:
-    what was written last is the most recent, and what it follows is more recent still, so that
-    ends go first. Of a page that was written twice the newer record counts."""
+class InOrder(NamedTuple):
+    """``lines``: root index, chain key, that of the page before, and slot of each page, in an order
+    of uses. ``older_slots``: what is there is a page that another slot has, too."""
+
+    lines: list[tuple[int, int, int, int]]
+    older_slots: list[int]
+
+
+def oldest_first(found: FoundRecords) -> InOrder:
+    """What was written last is the most recent, and what it follows is more recent still, so that
+    ends go first. Of a page that was written twice, which a writer leaves that dies between its
+    record and that of who gets its old slot, the newer record counts."""
     newest: dict[tuple[int, int], tuple[int, int]] = {}
+    older_slots: list[int] = []
     columns = (found.root_indexes, found.chains, found.befores, found.slots)
     for root, chain, before, slot in zip(*(one.tolist() for one in columns), strict=True):
-        newest.pop((root, chain), None)
+        if (older := newest.pop((root, chain), None)) is not None:
+            older_slots.append(older[1])
         newest[root, chain] = before, slot
     lines: list[tuple[int, int, int, int]] = []
     while newest:
@@ -175,4 +186,4 @@ def oldest_first(found: FoundRecords) -> list[tuple[int, int, int, int]]:
             path.append((root, chain, before, slot))
         lines += reversed(path)
     lines.reverse()
-    return lines
+    return InOrder(lines, older_slots)

@@ -27,12 +27,12 @@ from dataclasses import asdict
 from itertools import count
 
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.tiers.chain_keys import chain_keys
+from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.disk_accounts import DiskAccounts
 from pagemesh.pager.tiers.disk_shelves import Claimed, DiskAccount, Record, Shelf, oldest_first
 from pagemesh.pager.tiers.fetch_cost import FetchCost
 from pagemesh.pager.tiers.tier_counts import TierCounts
-from pagemesh.pager.tiers.tier_events import DiskFound, FoundRecords
+from pagemesh.pager.tiers.tier_events import DiskContents
 from pagemesh.wire.cache_messages import DiskLine
 from pagemesh.wire.cache_terms import NO_TERMS, CacheTerms
 
@@ -43,9 +43,10 @@ _PASSED_MAX = 1_024
 class DiskTier:
     """The slots of an open disk. ``staged_pages_max``: how many pages may wait to be written."""
 
-    def __init__(self, facts: PoolFacts, found: DiskFound, staged_pages_max: int) -> None:
+    def __init__(self, facts: PoolFacts, found: DiskContents, staged_pages_max: int) -> None:
         self._width = facts.page_token_bytes
         self._medium = found.medium
+        self.chain_key = found.chain_key
         self.slot_count = found.slot_count
         self.staged_pages_max = staged_pages_max
         self.staged: dict[int, Record] = {}
@@ -61,17 +62,14 @@ class DiskTier:
         self._dropped_busy: dict[int, Record] = {}
         """By slot: forgotten, and in use still."""
         self._uses = count(1)
-        used = self._take_over(found.records)
-        self._free = [slot for slot in range(found.slot_count - 1, -1, -1) if not used[slot]]
-
-    def _take_over(self, found: FoundRecords) -> bytearray:
-        """Put what earlier pagers have stored onto shelves; which slots are used."""
-        used = bytearray(self.slot_count)
-        for root_index, chain, before, slot in oldest_first(found):
-            shelf = self._shelf(found.roots[root_index])
+        lines, self.older_slots = oldest_first(found.records)
+        """Free slots with pages that were found in others, too: to be forgotten at the start."""
+        used = bytearray(found.slot_count)
+        for root_index, chain, before, slot in lines:
+            shelf = self._shelf(found.records.roots[root_index])
             self._put(Record(chain, before, slot, shelf, True, next(self._uses)))
             used[slot] = 1
-        return used
+        self._free = [slot for slot in range(found.slot_count - 1, -1, -1) if not used[slot]]
 
     @property
     def staged_room(self) -> int:
@@ -364,7 +362,8 @@ class DiskTier:
     def _shelf(self, root: bytes) -> Shelf:
         shelf = self._shelves.get(root)
         if shelf is None:
-            shelf = self._shelves[root] = Shelf(root, self.accounts.common)
+            start = root_chain(self.chain_key, root)
+            shelf = self._shelves[root] = Shelf(root, start, self.accounts.common)
             self.accounts.common.shelf_count += 1
         return shelf
 

@@ -8,11 +8,11 @@ and is not stored, all that follows it on disk is dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.pages.runs import own, part, table_of
-from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over, root_chain
+from pagemesh.pager.tiers.chain_keys import EdgeChains, chain_keys, root_chain
 from pagemesh.pager.tiers.damage import Damage
 from pagemesh.pager.tiers.disk_shelves import Record
 from pagemesh.pager.tiers.disk_tier import DiskTier
@@ -24,10 +24,14 @@ from pagemesh.pager.tree.radix import Node, Tree
 
 
 class Storing:
-    """Of one pager life."""
+    """Of one pager life. ``unseen`` hears of roots of which pages are invalidated while the tier
+    is off, or not open yet."""
 
-    def __init__(self, books: Books, movers: Movers, damage: Damage) -> None:
+    def __init__(
+        self, books: Books, movers: Movers, damage: Damage, unseen: Callable[[bytes], None]
+    ) -> None:
         self._books, self._movers, self._damage = books, movers, damage
+        self._unseen = unseen
         self._width = books.facts.page_token_bytes
         self._away: deque[Node] | None = None
         self._away_pages = 0
@@ -35,13 +39,19 @@ class Storing:
         self._away_left = 0
         self._away_quotas: dict[str, int] = {}
         """What tenants may still put there."""
+        self._strays: deque[Record] = deque()
+        self._edges = EdgeChains(self._width)
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
         """The last pages of an idle leaf leave the pool: keep them if they were only evicted."""
         disk = self._books.disk
-        if disk is None:
+        if disk is None and why is not Why.INVALIDATED:
             return
         tree = self._books.forest.tree_of(node)
+        if disk is None:
+            if not tree.is_retired:
+                self._unseen(tree.digest)
+            return
         first = len(node.pages) - page_count
         if tree.is_retired:
             pass  # its records are gone; those of its root are of a later tree
@@ -49,10 +59,9 @@ class Storing:
             if self._movers.can_copy(self._books.now_ms):
                 self._store(disk, node, first, page_count)
             else:
-                disk.counts.not_stored += page_count
-                self._lose(disk, tree, node, first, page_count)
+                disk.counts.not_stored += self._lose(disk, tree, node, first, page_count)
         elif disk.page_count and why in (Why.EXPIRED, Why.INVALIDATED):
-            chains = self._chains_of(node, tree.digest, first, page_count)
+            _, *chains = self._chains_of(disk, node, tree.digest, first, page_count)
             known = list(filter(None, (disk.find(tree.digest, one) for one in chains)))
             dropped = disk.drop_all(known)
             disk.counts.left(why, len(dropped))
@@ -61,11 +70,15 @@ class Storing:
         elif disk.page_count:
             self._lose(disk, tree, node, first, page_count)
         node.chain = None
+        self._edges.shorten(node, first)
 
-    def _lose(self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int) -> None:
-        """Pages leave and are not stored."""
-        chains = self._chains_of(node, tree.digest, first, count)
-        forget(self._books, disk.lose(chains, tree.digest))
+    def _lose(self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int) -> int:
+        """Pages leave and are not stored. Returns how many are not on disk already."""
+        root = tree.digest
+        _, *chains = self._chains_of(disk, node, root, first, count)
+        missing_count = sum(disk.find(root, chain) is None for chain in chains)
+        forget(self._books, disk.lose(chains, root))
+        return missing_count
 
     def put_away(self, *, anew: bool) -> None:
         """Store what is committed and not on disk yet, as much as may wait to be written; the
@@ -106,8 +119,7 @@ class Storing:
         for."""
         tree = self._books.forest.tree_of(node)
         root = tree.digest
-        before = self._chain_before(node, root, first)
-        chains = self._chains_of(node, root, first, count)
+        before, *chains = self._chains_of(disk, node, root, first, count)
         places, slots, dropped = disk.claim(chains, before, root, tree.terms)
         forget(self._books, dropped)  # before its slots are used again
         self._damage.mended(root, chains)
@@ -124,43 +136,57 @@ class Storing:
             )
         )  # fmt: skip
 
-    def drop_strays(self, disk: DiskTier) -> None:
-        """Forget what earlier pagers have stored and nobody finds, as what it follows was never
-        written, and is not in the pool either."""
+    def find_strays(self, disk: DiskTier) -> None:
+        """Have that dropped which earlier pagers have stored and nobody finds, as what it follows
+        was never written, and is not in the pool either."""
         for root, strays in disk.strays().items():
-            cached = self._chains_in(root)
-            dropped = disk.drop_all(one for one in strays if one.before not in cached)
-            disk.counts.cut_off += len(dropped)
-            forget(self._books, dropped)
+            cached = self._chains_in(disk, root)
+            self._strays.extend(one for one in strays if one.before not in cached)
+
+    @property
+    def has_strays(self) -> bool:
+        """Some are to be dropped still."""
+        return bool(self._strays)
+
+    def drop_strays(self, disk: DiskTier, count_max: int) -> None:
+        """Drop some of them, and what follows: after the pool was lost it may be all there is.
+        Those that follow something by now stay."""
+        dropped: list[Record] = []
+        while self._strays and len(dropped) < count_max:
+            stray = self._strays.popleft()
+            if stray.before not in stray.shelf.records:
+                dropped += disk.drop_all([stray])
+        disk.counts.cut_off += len(dropped)
+        forget(self._books, dropped)
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless each page on disk can be found: what comes before it is
         there, or in the pool."""
         disk = self._books.disk
-        for root, strays in (disk.strays() if disk is not None else {}).items():
-            cached = self._chains_in(root)
-            assert all(one.before in cached for one in strays), "what it follows is nowhere"
+        if disk is None:
+            return
+        for root, strays in disk.strays().items():
+            cached = self._chains_in(disk, root)
+            lost = [one for one in strays if one.before not in cached]
+            assert self._strays or not lost, "what it follows is nowhere"
 
     # Chain keys
 
-    def _chain_before(self, node: Node, root: bytes, first: int) -> int:
-        """That of the page before page ``first`` of ``node``."""
-        start = chain_at(node.parent, root, self._width)
-        return chain_over(start, node.tokens, 0, first * self._width, self._width)
+    def _chains_of(
+        self, disk: DiskTier, node: Node, root: bytes, first: int, count: int
+    ) -> list[int]:
+        """That of the page before page ``first`` of ``node``, and those of ``count`` from that
+        on."""
+        chains = self._edges.of(node, root_chain(disk.chain_key, root))
+        return chains[first : first + count + 1]
 
-    def _chains_of(self, node: Node, root: bytes, first: int, count: int) -> list[int]:
-        """Those of ``count`` pages of ``node`` from its page ``first`` on."""
-        width = self._width
-        start = self._chain_before(node, root, first)
-        return list(chain_keys(start, node.tokens, first * width, (first + count) * width, width))
-
-    def _chains_in(self, root: bytes) -> set[int]:
+    def _chains_in(self, disk: DiskTier, root: bytes) -> set[int]:
         """Those of all pages in the pool."""
         tree = self._books.forest.trees.get(root)
         if tree is None:
             return set()
         found: set[int] = set()
-        ends = {tree.root: root_chain(root)}
+        ends = {tree.root: root_chain(disk.chain_key, root)}
         for node in tree.root.below():
             start, end = ends[node.parent], len(node.tokens)
             chains = list(chain_keys(start, node.tokens, 0, end, self._width))

@@ -20,7 +20,8 @@ the core alone. It forgets no slot that is being written: it has it skipped, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ from numpy.typing import NDArray
 
 from pagemesh.pager.pages.runs import Pages
 from pagemesh.wire.cache_messages import Medium
+
+if TYPE_CHECKING:
+    from pagemesh.pager.tiers.disk_tier import DiskTier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,9 @@ class RetiredRoots:
     def __bool__(self) -> bool:
         return self.everything or bool(self.roots)
 
+    def __contains__(self, root: bytes) -> bool:
+        return self.everything or root in self.roots
+
 
 NOTHING_RETIRED = RetiredRoots()
 RETIRED_ROOTS_MAX = 1_024
@@ -71,17 +78,28 @@ class DiskOpening:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskFound:
-    """The disk is open. ``dropped_count``: records that are not whole, or of another secret.
-    ``retired``: what was to be forgotten, and may be there still."""
+class DiskContents:
+    """What an open disk holds. ``dropped_count``: records that are not whole, or of another secret.
+    ``chain_key``: that of ``chain_keys.root_chain``."""
 
     slot_count: int
     records: FoundRecords
     dropped_count: int
-    retired: RetiredRoots = NOTHING_RETIRED
+    chain_key: bytes = field(repr=False)
     medium: Medium = "disk"
     memory_pages: int = 0
     """So many pages that were written or read last are in memory too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFound:
+    """The disk is open. ``tier`` is made of its contents already: with a million records that takes
+    seconds, in which others have to be served. ``retired``: what was to be forgotten, and may be
+    there still."""
+
+    tier: DiskTier
+    dropped_count: int
+    retired: RetiredRoots = NOTHING_RETIRED
 
 
 class PagesWritten(msgspec.Struct, frozen=True):
@@ -107,6 +125,8 @@ class PagesLoaded(msgspec.Struct, frozen=True):
     bad_slot: int | None = None
     memory_count: int = 0
     memory_us: int = 0
+    is_other: bool = False
+    """What is in ``bad_slot`` is whole, and another page's that has the same chain key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +164,16 @@ class LoadPages(msgspec.Struct, frozen=True, eq=False):
 
 
 class ForgetSlots(msgspec.Struct, frozen=True):
-    """What is in ``slots`` must not be found again."""
+    """What is in ``slots`` must not be found again. That is done before what is to be written
+    there after it is, and nobody waits for it: where a pager that dies before must not be
+    followed by one that finds it, it says so by ``RememberRetired`` first."""
 
     slots: tuple[int, ...]
 
 
 class SkipSlots(msgspec.Struct, frozen=True):
-    """What is being written into ``slots`` must not be found, not even by the next pager. They
-    are said to be written all the same, and are forgotten then."""
+    """What is being written into ``slots`` must not be found. They are said to be written all the
+    same, and are forgotten then."""
 
     slots: tuple[int, ...]
 

@@ -24,7 +24,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.pages.runs import Pages, as_run, first_of, join, join_all, part
 from pagemesh.pager.retention.roots import leave_retired
-from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over
+from pagemesh.pager.tiers.chain_keys import chain_at, chain_keys, chain_over, root_chain
 from pagemesh.pager.tiers.damage import Damage
 from pagemesh.pager.tiers.disk_shelves import Record
 from pagemesh.pager.tiers.disk_tier import DiskTier
@@ -36,6 +36,7 @@ from pagemesh.pager.tiers.tier_events import (
     DiskFound,
     DiskOpening,
     ForgetRetired,
+    ForgetSlots,
     GiveUpDisk,
     LoadPages,
     PagesLoaded,
@@ -56,7 +57,7 @@ from pagemesh.wire.pool_format import IN_FILE, HeaderState
 _LOAD_PAGES_MAX = 1_024
 """In one load; what follows is loaded by who comes to where it ends."""
 _SWEPT_PAGES_MAX = 1_024
-"""In one turn, of what was retired."""
+"""In one turn, of what is to be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,12 @@ class Tiers:
         """What the disk has to be told when it is open."""
         self._retired_number = 0
         self._must_forget = False
+        self._chain_key = b""
+        """The last disk's, which may be off by now."""
         self._movers, self._damage = Movers(books.limits), Damage()
-        self._storing = Storing(books, self._movers, self._damage)
+        self._storing = Storing(books, self._movers, self._damage, self._unseen)
+        self._hears = False
+        """Whether it is told of what leaves the pool."""
 
     def handle(self, event: TierEvent) -> None:
         """The disk was opened, has done something, or has failed."""
@@ -91,6 +96,7 @@ class Tiers:
         match event:
             case DiskOpening():
                 self.is_opening = True
+                self._hear()
             case DiskFound():
                 self._found(event)
             case PagesWritten(slots):
@@ -107,6 +113,11 @@ class Tiers:
             case PutAway(anew):
                 self._storing.put_away(anew=anew)
 
+    def _hear(self) -> None:
+        if not self._hears:
+            self._hears = True
+            self._books.forest.on_leave(self._storing.leaving)
+
     def _switch_off(self, why: str) -> None:
         self._books.disk = None
         self.is_opening, self.why_off = False, why
@@ -116,16 +127,27 @@ class Tiers:
         the disk has nothing of them any more, which may be long: there is perhaps no disk tier now,
         or it has failed, and the next pager has one."""
         for load in self._books.loads.values():
-            if retired.everything or load.tree.digest in retired.roots:
+            if load.tree.digest in retired:
                 load.is_unwanted = True
                 self._books.in_flight.leave(load)
-        self._retired_number += 1
-        self._books.out.append(RememberRetired(self._retired_number, retired))
+        self._remember(retired)
         disk = self._books.disk
         if disk is None:
             self._retired |= retired
         else:
             self._retire_on(disk, retired)
+
+    def _remember(self, retired: RetiredRoots) -> None:
+        self._retired_number += 1
+        self._books.out.append(RememberRetired(self._retired_number, retired))
+
+    def _unseen(self, root: bytes) -> None:
+        """Pages of ``root`` must not be used again, and there is a disk of which nobody knows now
+        what it has of them: it forgets all of the root, when it can."""
+        if root not in self._retired:
+            retired = RetiredRoots(frozenset({root}))
+            self._remember(retired)
+            self._retired |= retired
 
     def _retire_on(self, disk: DiskTier, retired: RetiredRoots) -> None:
         disk.retire(disk.roots() if retired.everything else retired.roots)
@@ -133,14 +155,17 @@ class Tiers:
 
     @property
     def is_sweeping(self) -> bool:
-        """The disk has to be told to forget more of what was retired."""
+        """The disk has to be told to forget more."""
         disk = self._books.disk
-        return disk is not None and disk.is_sweeping
+        return disk is not None and (disk.is_sweeping or self._storing.has_strays)
 
     def sweep(self) -> None:
-        """Have the disk forget some of what was retired: a turn's worth."""
+        """Have the disk forget some of what was retired, or is not to be found: a turn's worth."""
         disk = self._books.disk
-        if disk is None or not self._must_forget:
+        if disk is None:
+            return
+        self._storing.drop_strays(disk, _SWEPT_PAGES_MAX)
+        if not self._must_forget:
             return
         forget(self._books, disk.sweep(_SWEPT_PAGES_MAX))
         if not disk.is_sweeping:
@@ -200,7 +225,8 @@ class Tiers:
     def _chain_of(self, match: Match, message: Admit) -> int:
         """The chain key of the page where ``match`` ends."""
         at, node_at = match.pages * self._width, match.node.depth * self._width
-        start = chain_at(match.node, message.root, self._width)
+        root_start = root_chain(self._chain_key, message.root)
+        start = chain_at(match.node, root_start, self._width)
         return chain_over(start, message.tokens, node_at, at, self._width)
 
     def load(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> Load:
@@ -241,7 +267,9 @@ class Tiers:
             disk.release(load.records)
             read = load.records[: event.page_count]
             disk.cost.loaded(event, [record.slot for record in read], books.now_ms)
-            damaged = event.bad_slot is not None and self._drop_bad(disk, load, event.bad_slot)
+            damaged = False
+            if event.bad_slot is not None:
+                damaged = self._drop_bad(disk, load, event.bad_slot, is_other=event.is_other)
             self._damage.loaded(is_damaged=damaged)
             if event.bad_slot is None and event.page_count < len(load.records):
                 self._movers.failed_in(load.incarnation, books.now_ms)
@@ -292,13 +320,17 @@ class Tiers:
             books.late.append(PagesStored(tree.digest, after, fresh, fresh_tokens))
         return join(part(pages, 0, known), rest)
 
-    def _drop_bad(self, disk: DiskTier, load: Load, slot: int) -> bool:
+    def _drop_bad(self, disk: DiskTier, load: Load, slot: int, *, is_other: bool) -> bool:
         """What is not what it should be is never tried again, nor what follows it: that is computed
         now and stored anew, where else each request would find the next one that is damaged. False:
-        it was dropped meanwhile, and is nothing to wonder at."""
+        the disk is not to blame, since it was dropped meanwhile, or is another page's."""
         bad = next(at for at, record in enumerate(load.records) if record.slot == slot)
         is_there = not load.records[bad].is_dropped
         dropped = disk.drop_all(load.records[bad:])
+        if is_other:
+            disk.counts.cut_off += len(dropped)
+            forget(self._books, dropped)
+            return False
         disk.counts.corrupt += is_there
         disk.counts.after_corrupt += len(dropped) - is_there
         forget(self._books, dropped)
@@ -310,12 +342,14 @@ class Tiers:
 
     def _found(self, event: DiskFound) -> None:
         books = self._books
-        staged = books.limits.staged_pages_max(books.facts)
-        disk = books.disk = DiskTier(books.facts, event, staged)
-        books.forest.on_leave(self._storing.leaving)
+        disk = books.disk = event.tier
+        self._chain_key = disk.chain_key
+        self._hear()
         self.is_opening, self.why_off = False, ""
+        if disk.older_slots:
+            books.out.append(ForgetSlots(tuple(disk.older_slots)))
         retired, self._retired = self._retired | event.retired, RetiredRoots()
         if retired:
             self._retire_on(disk, retired)
-            self.sweep()
-        self._storing.drop_strays(disk)
+        self._storing.find_strays(disk)
+        self.sweep()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOREVER_MS: Final = 1 << 61
 """The largest power of two that compiled code keeps in a register."""
-_SECONDS_LOOK_MAX = 4_096
+_SECONDS_LOOK_MAX, _SECONDS_NEAR_MAX = 4_096, 8
 
 
 class Lifetimes:
@@ -50,6 +50,15 @@ class Lifetimes:
     def knows(self, node: Node) -> bool:
         """Whether ``node`` is timed and will be looked at."""
         return node in self.due
+
+    def is_due_by(self, by_ms: int) -> bool:
+        """Whether an edge is to be looked at by then; also if it would take long to tell."""
+        end_s = by_ms // 1_000 + 1
+        if not self.due or end_s <= self._at:
+            return False
+        if end_s - self._at > _SECONDS_NEAR_MAX:
+            return True
+        return any(second in self._seconds for second in range(self._at, end_s))
 
     def keep(self, node: Node, until_ms: int) -> None:
         """``node``, and so all above it, may be read until ``until_ms``, or for longer if that

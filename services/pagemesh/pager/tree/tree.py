@@ -24,6 +24,8 @@ class Tree:
     """Whose it is, as its last admission said; empty: not said in this life of the pager."""
     terms: CacheTerms = NO_TERMS
     is_retired: bool = False
+    has_left: bool = False
+    """Something of it, retired, was left idle when its last user ended: it is to be swept again."""
 
     @property
     def tenant(self) -> str:

@@ -9,11 +9,12 @@ order for a step, the longest passed over first: so nobody stands still. That ta
 rows at most, so that the first in the order go on however many there are.
 
 With nobody to wait for it a prompt has the whole step. Otherwise prompts have what the target of
-the time between two tokens leaves, or as long as a step of those who read takes without them:
-longer, up to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and the fewer read, since who has
-no text yet waits for more than who has some. How many prompt tokens that is, is learnt from the
-steps that were run (``costs``). Who reads may read from another worker of the host, whose steps
-take turns with these.
+the time between two tokens leaves, or several times as long as a step of those who read takes
+without them: ``PROMPTS_RATIO_MIN`` to ``PROMPTS_RATIO_MAX`` times, the more prompts wait and the
+fewer read. Whoever reads is held up by a prompt for as long as it takes to compute, in few steps or
+in many; in few, its first text comes sooner, and more answers share each reading of the weights.
+How many prompt tokens that is, is learnt from the steps that were run (``costs``). Who reads may
+read from another worker of the host, whose steps take turns with these.
 
 Prompts are computed by priority, then by how many times longer than the rest of them takes to
 compute they have been here (highest response ratio next). So who needs little, because it is
@@ -51,9 +52,8 @@ ALONE_US_MIN = 20_000
 """What a step of prompts alone may take, where no target is set: nobody reads faster."""
 PROMPT_WEIGHT = 4
 """So many who read answers count as much as one whose prompt waits."""
-PROMPTS_RATIO_MAX = 8.0
-"""Time for prompts by that of the step without them (``IDLE_US_MIN``), at most, where no target is
-set."""
+PROMPTS_RATIO_MIN, PROMPTS_RATIO_MAX = 4.0, 8.0
+"""Time for prompts by that of the step without them (``IDLE_US_MIN``), where no target is set."""
 GUESSED_TOKEN_US = 100.0
 """What a prompt token takes, before it was seen what it does."""
 PASSED_MAX = 8
@@ -205,11 +205,9 @@ class Batching:
         if self.itl_target_ms:
             return 1_000.0 * self.itl_target_ms - alone_us
         ratio = PROMPT_WEIGHT * waiting_count / (len(starts) + self.readers.rows)
-        idle_us = max(alone_us, IDLE_US_MIN, 1_000 * self.stream_ms)
-        least_us = 2.0 * idle_us - alone_us
-        if not draws:
-            least_us = max(least_us, ALONE_US_MIN)
-        return max(least_us, min(ratio, PROMPTS_RATIO_MAX) * idle_us)
+        ratio = max(PROMPTS_RATIO_MIN, min(ratio, PROMPTS_RATIO_MAX))
+        spare_us = ratio * max(alone_us, IDLE_US_MIN, 1_000 * self.stream_ms)
+        return spare_us if draws else max(spare_us, ALONE_US_MIN)
 
     def _chunk(self, wish: Wish, spare_us: float, least: int) -> int:
         """Tokens of ``wish`` for ``spare_us``, but at least ``least``. Less than a useful chunk is

@@ -6,8 +6,8 @@ surprise a caller stops here:
 - A PING overtakes what was published before it: ``barrier`` sends two.
 - A PING whose waiter was cancelled kills the client's read loop when its PONG comes: pings
   run in tasks of their own that nobody cancels while the connection lives.
-- It swallows the cancellation of who waits for it, now and then: tasks that have to end look at
-  a state besides.
+- It swallows the cancellation of who waits for it, now and then: ``open`` raises it after all
+  (``_cancellable``), and tasks that have to end look at a state besides.
 - A frozen server is noticed by our own heartbeat, which no full buffer can hold up.
 - Errors come in one callback: they are told apart here.
 - It sends its password in clear text to a server that offers no TLS: not where TLS is asked for.
@@ -21,7 +21,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import nats.errors
@@ -90,7 +90,7 @@ class Link:
             link._lose(_text(client.last_error) or "the server closed the connection")
 
         try:
-            async with asyncio.timeout(config.connect_timeout_ms / 1_000):
+            async with _cancellable(), asyncio.timeout(config.connect_timeout_ms / 1_000):
                 await client.connect(
                     servers=config.servers,
                     error_cb=on_error, closed_cb=on_close, name=name, inbox_prefix=inbox_prefix,
@@ -270,6 +270,20 @@ class Link:
     async def _on_error(self, error: Exception, events: LinkEvents) -> None:
         if violation := _VIOLATION.search(str(error)):
             await events.on_denied(violation[1], violation[2])
+
+
+@contextlib.asynccontextmanager
+async def _cancellable() -> AsyncIterator[None]:
+    """Whoever is cancelled within it is so when it is over, whether what was waited for went on
+    or failed at that moment."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:  # time limits within it have taken theirs back
+            raise asyncio.CancelledError
 
 
 def _reason(error: BaseException) -> str:

@@ -295,6 +295,7 @@ def test_a_shared_prefix_counts_for_windows_as_for_the_sessions_above_them(
         (["{folder}", "--memory", "80GB", "--pool-bytes", "1GB"], "exclude each other"),
         (["{folder}", "--kv-dtype", "int3"], "--kv-dtype"),
         (["{folder}", "--tensor-parallel", "3"], "--tensor-parallel 3"),
+        (["{folder}/heads.json", "--tensor-parallel", "2"], "; 1, 3, 5, 15, 17, 51, 85, 255, 257"),
         (["{folder}", "--lengths", "1,-2"], "--lengths"),
         (["{folder}", "--lengths", ""], "--lengths"),
         (["{folder}", "--lengths", "9" * 5_000], "token counts such as 800,2300,3900 (1 to"),
@@ -313,6 +314,8 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     (folder / "broken.json").write_text("{not json")
     (folder / "list.json").write_text("[]")
     (folder / "mla.json").write_text(json.dumps(LLAMA_70B | {"kv_lora_rank": 512}))
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), (1 << 32) - 1)
+    (folder / "heads.json").write_text(json.dumps(LLAMA_70B | heads | {"head_dim": 64}))
     (folder / "wide.json").write_text(json.dumps(LLAMA_70B | {"head_dim": 1024}))
     filled = [part.replace("{folder}", str(folder)) for part in arguments]
     assert named in error_of(capsys, "plan", *filled)
@@ -372,17 +375,3 @@ def test_one_head_is_one_head(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "80 layers, 1 KV head x 128 (multi-query, 64 query" in shown(
         capsys, tmp_path / "mqa.json"
     )
-
-
-@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": False}])
-def test_a_head_is_its_own_matrix_on_a_cpu_where_a_family_ties_it_without_a_word(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, said: dict[str, bool]
-) -> None:
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    other = {"hidden_size": 64, "head_dim": 16, "vocab_size": 1_000, "sliding_window": 64}
-    most = {"model_type": "gemma2", "max_position_embeddings": 128, "torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps(sizes | other | most | said))
-    table = torch.zeros(1_000, 64, dtype=torch.bfloat16)
-    save_torch_file({"model.embed_tokens.weight": table}, tmp_path / "model.safetensors")
-    copies = 1 if said else 2
-    assert as_json(capsys, tmp_path)["weights_bytes"] == copies * table.nbytes

@@ -112,6 +112,15 @@ def test_layers_with_a_window_are_counted(
         ({"model_type": "mllama_text_model"}, "cross_attention_layers"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_key_value_heads": [2, 2, 4, 4, 4, 4]}, "num_key_value_heads differs by layer"),
+        (
+            {"num_key_value_heads_per_layer": [2, 2, 4, 4, 4, 4], "num_key_value_heads": 4},
+            "num_key_value_heads_per_layer differs by layer",
+        ),
+        ({"num_key_value_heads": 2, "swa_num_key_value_heads": 4}, "swa_num_key_value_heads is"),
+        ({"head_dim": 192, "v_head_dim": 128}, "v_head_dim is not 192"),
+        ({"hybrid_layer_pattern": [0, 1, 1, 1, 1, 0]}, "hybrid_layer_pattern"),
+        ({"per_layer_config": {"05": {"head_dim": 512}}}, "per_layer_config"),
+        ({"use_cla": True, "cla_share_factor": 2}, "use_cla.*share K and V"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"num_hidden_layers": "six"}, "num_hidden_layers is 'six'"),
@@ -137,6 +146,12 @@ def test_what_pages_cannot_hold_or_makes_no_sense_is_refused(
     assert str(caught.value).startswith("model test: ")
 
 
+def test_a_switch_that_is_off_refuses_nothing() -> None:
+    assert shape(use_cla=False, cla_share_factor=2) == shape()
+    assert shape(swa_num_key_value_heads=4, v_head_dim=16) == shape()
+    assert shape(type_vocab_size=2, is_decoder=True) == shape()
+
+
 JUNK = some.one_of(
     some.none(),
     some.booleans(),
@@ -153,7 +168,7 @@ EVERY_FIELD = (
     "text_config", "attn_config", "multi_query", "intermediate_size", "vocab_size",
     "num_local_experts", "num_experts", "moe_intermediate_size", "mlp_bias", "attention_bias",
     "quantization_config", "tie_word_embeddings", "attention_chunk_size", "kv_lora_rank",
-    "llm_config", "language_config", "cross_attention_layers",
+    "llm_config", "language_config", "cross_attention_layers", "v_head_dim", "type_vocab_size",
 )  # fmt: skip
 
 
@@ -230,6 +245,25 @@ def test_a_file_that_leaves_out_what_a_family_assumes_gives_the_same_shape(famil
     everything = CONFIG_MAPPING[family](**sparse).to_dict() | {"model_type": family}
     expected = read_shape(everything, family)
     assert read_shape({**sparse, "model_type": family}, family) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("albert", "AlbertModel"), ("bert", "BertModel"), ("deberta-v2", "DebertaV2Model"),
+        ("electra", "ElectraForPreTraining"), ("mpnet", "MPNetModel"),
+        ("nomic_bert", "NomicBertModel"), ("roberta", "RobertaForQuestionAnswering"),
+        ("xlm-roberta", "XLMRobertaForSequenceClassification"),
+    ],
+)  # fmt: skip
+def test_an_encoder_is_refused_whatever_its_head(family: str, architecture: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    file = CONFIG_MAPPING[family]().to_dict() | {"model_type": family}
+    with pytest.raises(ConfigError, match=f"model test: {architecture} is an encoder"):
+        read_shape(file | {"architectures": [architecture]}, "model test")
+    with pytest.raises(ConfigError, match=f"model test: {family} is an encoder"):
+        read_shape(file | {"architectures": None}, "model test")
 
 
 _READ = (
