@@ -243,8 +243,9 @@ async def test_no_server_at_start_is_one_clear_error_in_time() -> None:
     assert "in 0.3 s: connection refused; start one there" in str(caught.value)
 
 
-async def test_a_host_that_nobody_knows_is_told_without_jargon() -> None:
-    config = BusConfig(url="nats://no-such-host.invalid:4222", start_wait_ms=0)
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+async def test_a_host_that_nobody_knows_is_told_without_jargon(host: str) -> None:
+    config = BusConfig(url=f"nats://{host}:4222", start_wait_ms=0)
     with pytest.raises(ConfigError, match="no host of that name is known; start one"):
         async with Bus.connect(config, role="client", name="a"):
             pytest.fail("there is no server")

@@ -8,6 +8,7 @@ import random
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _RANGE_USUAL = (32_768, 60_999)
@@ -37,17 +38,22 @@ def free_port(host: str = "127.0.0.1") -> int:
 def usable_port(host: str, port: int) -> int:
     """``port`` when it can be listened on at ``host``; the system's choice for 0. Raises
     ``OSError``."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:  # what Python raises of a name that no host can have, such as a..b
-        raise socket.gaierror(socket.EAI_NONAME, "name or service not known") from None
-    family, kind, protocol, _, address = found[0]
-    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+    family, address = address_of(host, port)
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
         probe.listen(1)
         chosen: int = probe.getsockname()[1]
     return chosen
+
+
+def address_of(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Where to listen for TCP at ``host``. Raises ``OSError``."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:  # what Python raises of a name that no host can have, such as a..b
+        raise socket.gaierror(socket.EAI_NONAME, "name or service not known") from None
+    return family, address
 
 
 def shown_address(host: str, port: int) -> str:

@@ -383,12 +383,13 @@ async def connect(mesh: FakeMesh) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection(host, int(port))
 
 
-async def test_a_taken_port_is_one_line_that_names_it(mesh: FakeMesh) -> None:
+async def test_an_address_that_cannot_be_had_is_one_line_that_names_it(mesh: FakeMesh) -> None:
     port = int(mesh.url.rpartition(":")[2])
-    door = HttpDoor(mesh.front, GatewayConfig(http_port=port))
-    with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*PAGEMESH_HTTP_PORT"):
-        async with door.serve():
-            raise AssertionError("served on a taken port")
+    for host in ("127.0.0.1", "a..b"):
+        door = HttpDoor(mesh.front, GatewayConfig(http_host=host, http_port=port))
+        with pytest.raises(ConfigError, match=rf"{host}:{port}.*PAGEMESH_HTTP_PORT"):
+            async with door.serve():
+                raise AssertionError("served there")
 
 
 async def test_nothing_of_a_prompt_is_in_an_error(mesh: FakeMesh, http: httpx.AsyncClient) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagemesh.runtime import ports
-from pagemesh.runtime.ports import free_port, shown_urls, usable_port
+from pagemesh.runtime.ports import address_of, free_port, shown_urls, usable_port
 
 
 def test_a_free_port_is_none_that_outgoing_connections_are_given(
@@ -67,8 +67,9 @@ def test_what_somebody_listens_on_is_not_usable() -> None:
 
 
 def test_a_name_that_no_host_can_have_is_not_found() -> None:
-    with pytest.raises(socket.gaierror, match="name or service not known"):
-        usable_port("a..b", 8_000)
+    for ask in (usable_port, address_of):
+        with pytest.raises(socket.gaierror, match="name or service not known"):
+            ask("a..b", 8_000)
 
 
 @pytest.mark.parametrize(

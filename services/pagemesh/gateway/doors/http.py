@@ -45,7 +45,7 @@ from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.runtime.metrics import CONTENT_TYPE
-from pagemesh.runtime.ports import shown_address
+from pagemesh.runtime.ports import address_of, shown_address
 from pagemesh.runtime.settings import GatewayConfig
 from pagemesh.runtime.supervise import to_next_s
 from pagemesh.runtime.version import VERSION
@@ -304,7 +304,7 @@ async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ``ConfigError`` that names the address."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family, _ = address_of(host, port)
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)

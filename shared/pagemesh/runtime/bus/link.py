@@ -293,7 +293,7 @@ def _reason(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(text)):
         number = int(found[1])
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError):
         return "no host of that name is known"
     if isinstance(error, TimeoutError):
         return "nothing answers"
