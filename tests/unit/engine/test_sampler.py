@@ -153,6 +153,21 @@ def test_greedy_takes_the_highest_after_mask_bias_and_penalties(
     assert edited[token] == pytest.approx(max(edited), abs=1e-5)
 
 
+def test_a_stop_token_that_was_free_after_drafts_is_masked_again_where_they_were_wrong() -> None:
+    """What was counted for the last draft is found again for the token in place of the first."""
+    values = Sampling(
+        max_tokens=9, temperature=0.0, min_tokens=3, stop_tokens=[5], logit_bias={7: -1.0}
+    )
+    logits, array = some_logits(), np.arange(10, 20, dtype=np.uint32)
+    logits[0, 5], logits[0, 6] = 90.0, 80.0
+    found = []
+    for generated_count in (3, 2, 3):
+        context = array[: 4 + generated_count]
+        key = SequenceKey(request="0" * 32, attempt=1, choice=0)
+        found += drawn_tokens(logits, [Sample(key, values, context, prompt_count=4)])
+    assert found == [5, 6, 5]
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-50, 5e-324])
 def test_a_temperature_next_to_zero_leaves_only_the_highest(temperature: float) -> None:
     logits = some_logits()

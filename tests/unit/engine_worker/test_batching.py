@@ -324,3 +324,15 @@ def test_many_who_come_after_a_few_short_steps_do_not_have_smaller_and_smaller_c
     assert costs.us(drawing([550] * 32)) == pytest.approx(truth_us(drawing([550] * 32)), rel=0.3)
     assert costs.prompt_us(0, 512) == pytest.approx(512 * 60.0, rel=0.3)
     assert step_count < 32 * 8
+
+
+def test_readers_of_other_workers_count_beside_those_of_this_one() -> None:
+    """The more read in all, the less of a step is for prompts."""
+    found = []
+    for rows in (0, 2):
+        one = batching(learnt(), step_tokens_max=4_000, chunk_tokens_max=4_000)
+        one.readers = Readers(rows=rows)
+        prompts = [wish(100 + number, 4_000) for number in range(3)]
+        chosen = one.choose([*drawing_wishes(2), *prompts], NOW_MS)
+        found.append(sum(wish.count for wish in chosen if not wish.draws))
+    assert found[0] > 1.5 * found[1] > 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -115,6 +116,49 @@ def test_early_stopping_ends_with_the_first_answers_and_never_waits_for_better_o
     assert steps(True) <= steps(False) < steps("never")
 
 
+def test_where_longer_answers_score_worse_nothing_is_given_up_for_what_they_would_score() -> None:
+    never = sampling(40, width=2, keep=2, length_penalty=-1.0, early_stopping="never")
+    search = BeamSearch(never)
+    unlikely = [-9.0] * VOCAB
+    for rows in ([[-1.1, -3.0, -9.0, -9.0, -1.0]], [[-0.1, -5.0, -9.0, -9.0, -2.0], unlikely]):
+        search.advance([drawn(np.array(row, "<f4")) for row in rows])
+    assert [one.score for one in search.hypotheses()] == pytest.approx([-1.0, -6.2])
+    assert not search.ended, "what goes on would have -2.4 if it ended now, -48 at its longest"
+
+
+def likely(*tokens: int, vocab: int = VOCAB) -> Drawn:
+    """``tokens`` are the likeliest, in that order, before those of the lowest ids."""
+    order = [*tokens, *(token for token in range(vocab) if token not in tokens)]
+    values = np.empty(vocab, "<f4")
+    values[order] = -np.arange(1, vocab + 1)
+    return drawn(values)
+
+
+def test_what_ends_counts_only_among_as_many_of_the_likeliest_as_there_are_beams() -> None:
+    search = BeamSearch(sampling(width=2, keep=2))
+    search.advance([likely(0, 1, END)])
+    assert search.hypotheses() == []
+    assert [tokens_of(beam) for beam in search.beams] == [(0,), (1,)]
+    search.advance([likely(0, END), likely(0, 1)])
+    assert [unpack(one.tokens).tolist() for one in search.hypotheses()] == [[0, END]]
+
+
+def test_as_many_answers_as_there_are_beams_are_found_before_the_best_are_kept() -> None:
+    search = BeamSearch(sampling(40, width=2, keep=1, early_stopping=True))
+    search.advance([likely(END, 0, 1)])
+    assert not search.ended and len(search.hypotheses()) == 1
+    search.advance([likely(END, 0), likely(END, 0)])
+    assert search.ended and len(search.hypotheses()) == 1
+
+
+def test_however_many_tokens_end_an_answer_there_are_others_to_go_on_with() -> None:
+    stops = msgspec.structs.replace(sampling(width=2, keep=2), stop_tokens=[4, 5])
+    search = BeamSearch(stops)
+    search.advance([likely(0, 1, vocab=6)])
+    search.advance([likely(4, 5, 2, vocab=6), likely(4, 5, 3, vocab=6)])
+    assert [tokens_of(beam) for beam in search.beams] == [(0, 2), (0, 0)]
+
+
 def test_what_may_not_come_is_not_gone_on_with() -> None:
     values = logprobs(())
     values[1:] = -np.inf
@@ -177,3 +221,7 @@ def test_what_sharing_saves_is_counted() -> None:
     pages.fork([0, 0, 0, 0])
     assert pages.prepare(10)
     assert pages.saved_count_max == 3 * 2, "two full pages, which three need not hold"
+    pages.take_copies()
+    pages.fork([0])
+    assert pages.prepare(11)
+    assert pages.saved_count_max == 3 * 2, "it is the most that were saved at once"

@@ -69,6 +69,13 @@ def test_one_step_that_was_held_up_changes_little() -> None:
     assert costs.us(draws(4)) == pytest.approx(true_us(draws(4)), rel=0.1)
 
 
+def test_a_machine_that_became_far_slower_is_learnt_as_fast_as_one_that_did_a_little() -> None:
+    costs = learnt()
+    for _ in range(50):
+        costs.observe(draws(4), 100 * true_us(draws(4)))
+    assert costs.us(draws(4)) > 2 * true_us(draws(4))
+
+
 def test_a_step_that_took_what_was_expected_is_learnt_without_a_fit() -> None:
     class Counted(StepCosts):
         fit_count = 0

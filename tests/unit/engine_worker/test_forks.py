@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import msgspec
-from tests.unit.engine_worker.bench import POOL_PAGES, Bench, child_of, key, submit
+from tests.unit.engine_worker.bench import DECODE, POOL_PAGES, PREFILL, Bench, child_of, key, submit
 
-from pagemesh.wire.pager_messages import Fork, Forked, Granted, Revoke
+from pagemesh.engine.worker.settings import RoleSettings
+from pagemesh.wire.pager_messages import Admit, Fork, Forked, Granted, Release, Revoke
 from pagemesh.wire.tokens import U32, PageCopy, unpack_extents
+from pagemesh.wire.work_messages import Abort
 
 
 def _pages(granted: Granted) -> U32:
     return unpack_extents(granted.extents, page_count_max=POOL_PAGES)
 
 
-def _busy_with_copies_waiting() -> tuple[Bench, int]:
+def _busy_with_copies_waiting(role: RoleSettings = DECODE) -> tuple[Bench, int]:
     """A step of another request runs, so the copy for the second choice waits for the next;
     also the lease of that choice."""
-    bench = Bench().start()
+    bench = Bench(role).start()
     bench.ask(msgspec.structs.replace(submit(6, max_tokens=30), request="2" * 32))
     bench.grant(pages=9)
     bench.step(50)
-    bench.ask(submit(10, choices=2))
+    bench.ask(submit(10, choices=2, decode="d"))
     granted = bench.grant(cached=8)
     bench.step(51)
     bench.step(51)
@@ -51,3 +53,38 @@ def test_a_leader_waits_for_the_copies_that_are_being_made() -> None:
     assert key(0) not in [row.key for row in bench.plan.rows]
     bench.step()
     assert {key(0), key(1)} < {row.key for row in bench.plan.rows}
+
+
+def test_nothing_is_handed_over_while_its_tail_is_copied() -> None:
+    """Whoever has a leader's pages by then would write into what the others copy."""
+    bench, _ = _busy_with_copies_waiting(PREFILL)
+    bench.step()
+    assert bench.plan is not None and bench.plan.copies
+    bench.tick()
+    assert "Offer" not in bench.open_kinds()
+    bench.step()
+    assert bench.open_kinds().count("Offer") == 2
+
+
+def test_a_choice_whose_leader_goes_before_its_tail_was_copied_computes_that_itself() -> None:
+    bench, _ = _busy_with_copies_waiting()
+    bench.ask(Abort(request=key().request, attempt=1, choice=0, reason="stop"))
+    bench.tick()
+    bench.step()
+    assert bench.plan is not None and not bench.plan.copies
+    (row,) = (row for row in bench.plan.rows if row.key == key(1))
+    assert (row.start, row.tokens.tolist()) == (8, [108, 109, 51])
+
+
+def test_a_share_of_more_than_the_prompt_is_not_used() -> None:
+    """The tokens after it are not the same for every choice."""
+    bench = Bench().start()
+    bench.ask(submit(10, choices=2))
+    bench.grant(cached=8)
+    bench.step(51)
+    fork = bench.asked(Fork)
+    child = bench.granted(child_of(fork, key(1)), cached=11)
+    bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[]))
+    assert bench.asked(Release).lease == child.lease
+    bench.tick()
+    assert bench.asked(Admit).key == key(1)

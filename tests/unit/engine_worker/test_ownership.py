@@ -20,6 +20,7 @@ from pagemesh.wire.pager_messages import (
     TicketClosed,
     Withdraw,
 )
+from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
 from pagemesh.wire.tokens import unpack
 from pagemesh.wire.work_messages import Accepted, Attach
 
@@ -125,6 +126,16 @@ def test_prefill_lets_go_of_what_decode_accepted_even_if_the_ticket_expires() ->
     bench = _offered()
     bench.answer(Attach, Accepted(worker="d", incarnation=2))
     assert bench.core.idle and bench.frames[-1].finish is None
+
+
+def test_prefill_answers_for_what_it_offered_until_the_ticket_is_surely_closed() -> None:
+    bench = _offered()
+    bench.answer(Attach, Accepted(worker="d", incarnation=2))
+    for wait_ms, states in ((0, ["offered"]), (19_000, ["offered"]), (1_001, [])):
+        bench.tick(wait_ms)
+        report = bench.ask(InspectWorker())
+        assert isinstance(report, WorkerReport)
+        assert [lease.state for lease in report.leases] == states
 
 
 def _offering() -> Bench:

@@ -88,6 +88,21 @@ def test_what_was_revoked_counts_for_nothing(recorded: dict[str, dict[str, Any]]
     assert said[semconv.GEN_AI_USAGE_OUTPUT_TOKENS] == said[semconv.PAGEMESH_TOKENS_DRAFTED] == 0
 
 
+def test_choices_of_a_request_have_spans_of_their_own_under_their_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[TraceContext] = []
+    monkeypatch.setattr(spans, "record_span", lambda _name, context, **_: found.append(context))
+    made = SequenceSpans("decode", "d", life_count_max=10)
+    keys = [SequenceKey(request="1", attempt=1, choice=choice) for choice in range(3)]
+    made.begin(keys, TraceContext(1, 2, 9, sampled=True), 0)
+    for key in keys:
+        made.end(key, FACTS, 20)
+    own = [one for one in found if one.parent_id == 9]
+    assert len({one.span_id for one in own}) == 3
+    assert {one.trace_id for one in found} == {1}
+
+
 def test_leases_are_declared_and_told_with_the_trace_of_whoever_is_sampled() -> None:
     bench = Bench().start()
     for name in (1, 2):
@@ -171,6 +186,21 @@ class TestAsking:
         name, said = told[-1]
         assert name == "prefill sequence"
         assert said["attributes"][semconv.PAGEMESH_TOKENS_DELIVERED] == 4
+
+    def test_is_waited_for_in_the_queue_again_from_a_preemption_on(
+        self, told: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        made = self.begun()
+        granted = Granted(
+            key=self.KEY, lease=7, lease_slot=0, granted_at=1, extents=b"", cached_tokens=0,
+            waterfall=Waterfall(),
+        )  # fmt: skip
+        self.asked(made, 5, granted)
+        told.clear()
+        made.preempted(self.KEY, "preempted", 12, 8)
+        self.asked(made, 20, granted)
+        ((_, queue),) = [one for one in told if one[0] == "queue"]
+        assert (queue["start_us"], queue["end_us"]) == (8, 20)
 
     def test_does_not_look_granted_when_the_sequence_ends_before_it_is_answered(
         self, told: list[tuple[str, dict[str, Any]]]

@@ -69,6 +69,17 @@ def test_where_nobody_has_the_scores_any_more_they_are_computed_again(desk: Desk
     assert (desk.tokens(), desk.ends()) == ([5, 6], [ev.Ended(ev.Completed())])
 
 
+def test_a_prompt_whose_scores_alone_are_wanted_is_not_answered_without_them() -> None:
+    desk = Desk(spec(prompt_logprobs=True, max_tokens=0))
+    desk.start()
+    desk.feed(ev.WorkerLost(PREFILL))
+    assert desk.ends() == [] and of(desk.wait(100), ev.ChooseRoute)
+    desk.place(OTHER_ROUTE)
+    last = structs.replace(frame(0, [], attempt=2, finish="length"), prompt_logprobs=SCORES)
+    assert of(desk.arrive(last, OTHER_ROUTE.worker), ev.PromptScored) == [ev.PromptScored(SCORES)]
+    assert desk.ends() == [ev.Ended(ev.Completed())]
+
+
 PIECES = (("abc", True), ("def", False), ("ghi", True))
 """Of an answer, and whether they have their scores."""
 

@@ -66,9 +66,10 @@ def test_a_route_says_how_pages_are_asked_for_once_pager_and_worker_have_said_it
     assert chosen(router, want()).pages is None, "it has no pool"
     router.announced(pager("a", epoch=3))
     assert chosen(router, want()).pages == PagesFrom("a", 3, needs)
-    load = Load(running_count=8, sequence_count_max=8)
-    router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs, load=load))
-    assert chosen(router, want()).pages is None, "it would refuse them"
+    for running, pages in ((7, PagesFrom("a", 3, needs)), (8, None)):
+        load = Load(running_count=running, sequence_count_max=8)
+        router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs, load=load))
+        assert chosen(router, want()).pages == pages, "a worker of eight refuses the ninth"
 
 
 def test_a_new_life_has_none_of_what_was_sent_to_the_last_one(router: Router) -> None:
@@ -226,6 +227,16 @@ def test_a_page_removed_while_a_snapshot_comes_in_stays_removed() -> None:
     index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys, more=False))
     assert leading(index) == 0
     assert len(index) == 19
+    index.check()
+
+
+def test_a_listing_that_is_older_than_the_events_heard_meanwhile_is_followed_by_the_next() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    index.changed(stored("a", 1, 1))
+    keys = KEYS.astype("<u8").tobytes()
+    index.snapshot(PagesSnapshot(host="a", epoch=1, sequence=0, first=0, keys=keys, more=False))
+    assert not index.changed(stored("a", 2, 1)), "nothing was missed"
 
 
 def test_a_key_whose_removal_was_missed_goes_with_the_next_listing() -> None:

@@ -300,3 +300,11 @@ def test_nothing_is_evicted_for_who_wants_all_that_is_free_and_no_more() -> None
     worker.release(worker.granted(1, ids), ids)
     assert sorted(table_of(worker.granted(2, [9_000], reserve=8))) == [510, 511]
     assert (rig.core.books.pool.free, rig.core.books.pool.idle) == (0, 510)
+
+
+def test_who_waits_for_longer_than_its_deadline_is_given_nothing(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(64))
+    assert is_queued(worker.admit(2, range(100, 104), deadline_ms=500))
+    rig.tick(500)
+    worker.release(lease, cache=False)
+    assert not rig.taken(Granted) and rig.core.books.pool.free == 16

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued
+from tests.unit.pager.rig import (
+    LIMITS,
+    Rig,
+    Worker,
+    code_of,
+    fill_of,
+    is_queued,
+    key_of,
+    table_of,
+)
 from tests.unit.pager.steps import cache
 from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
@@ -290,3 +299,26 @@ def test_a_declaration_with_a_damaged_line_takes_up_nothing(
     assert code_of(rig.ask(message)) == "Malformed"
     assert not rig.core.books.leases
     assert declare(rig, worker, whole) == []
+
+
+def test_a_lease_that_is_declared_with_a_page_twice_is_not_believed(
+    rig: Rig, worker: Worker, lease: Granted
+) -> None:
+    rig.restart([worker.holder])
+    first, second, _ = table_of(lease)
+    twice = line(lease, 1, [], table=[first, second, second])
+    assert declare(rig, worker, twice) == [lease.lease]
+    assert rig.core.report().held_pages == 0
+    worker.ack(lease)
+    assert rig.core.report().free_pages == 16
+
+
+def test_who_dies_and_has_not_declared_keeps_nothing_from_being_evicted(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(8))
+    rig.restart([worker.holder])
+    late = Worker(rig, "late", 2)
+    assert is_queued(late.admit(2, range(100, 164))), "it may be reading two pages"
+    rig.die(1)
+    assert [granted.key for granted in rig.taken(Granted)] == [key_of(2)]

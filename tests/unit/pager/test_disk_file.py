@@ -326,3 +326,10 @@ def test_reading_stops_when_the_pager_ends(place: DiskPlace) -> None:
     filling = MappedPages(FACTS, pool).filling(command.pages)
     assert file.load(command, filling.row, lambda: next(answers)) == Read(1, None)
     file.close()
+
+
+def test_pages_of_another_layout_are_not_left_in_the_file(place: DiskPlace) -> None:
+    stored(place)
+    assert place.path("pages").stat().st_size
+    assert not found_slots(place, replace(FACTS, layout_digest=b"m" * 32))
+    assert not place.path("pages").stat().st_size

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.unit.pager.disk_rig import CHAIN_KEY, PROMPT, DiskRig, flood, prefixes_of, pushed
-from tests.unit.pager.rig import ROOT, Worker, is_queued
+from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, stats
 from tests.unit.pager.test_disk_file import FACTS
 from tests.unit.pager.test_tiers_dropped import put_away
@@ -66,6 +67,23 @@ def test_what_a_tenant_uses_again_outlives_what_it_does_not() -> None:
     disk.touch([kept])
     store(disk, range(10, 13), ROOT, FOUR)
     assert found(disk, range(4), ROOT) == [0]
+
+
+def test_what_others_follow_is_not_driven_out_before_them_however_old_it_is() -> None:
+    disk = tier(2)
+    store(disk, range(1), ROOT)
+    _, slots, _ = disk.claim([1], 0, ROOT)
+    disk.written(slots)
+    store(disk, range(20, 21), OTHER)
+    assert found(disk, range(2), ROOT) == [0]
+
+
+def test_what_a_tenant_has_put_away_is_not_driven_out_by_what_else_it_has() -> None:
+    rig = DiskRig(16, limits=replace(LIMITS, staged_bytes_max=4 << 12))
+    worker = Worker(rig, "w", 1)
+    for number in range(2):
+        cache(worker, number, range(100 * number, 100 * number + 16), terms=FOUR)
+    assert put_away(rig) == 1, "it may have four pages there"
 
 
 def test_the_roots_of_a_tenant_share_its_quota_the_oldest_page_goes_first() -> None:

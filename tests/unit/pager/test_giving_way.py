@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.unit.pager.disk_rig import PROMPT, DiskRig, put_on_disk
 from tests.unit.pager.rig import Rig, Worker, is_queued, key_of
-from tests.unit.pager.steps import cache, pinned, stats
+from tests.unit.pager.steps import OTHER, cache, pinned, stats
 from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
 
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Extended, Granted, Revoke
 
 KEPT, LONG = range(50, 62), range(200, 252)
@@ -87,3 +88,16 @@ def test_copies_are_given_up_when_nothing_else_makes_room(rig: Rig, worker: Work
     assert [revoke.lease for revoke in rig.taken(Revoke)] == [lease.lease]
     worker.ack(lease)
     assert worker.granted(2, range(16), 52).cached_tokens == 12
+
+
+def test_copies_are_given_up_for_a_quota_whatever_others_hold_who_are_older(
+    rig: Rig, worker: Worker
+) -> None:
+    terms = CacheTerms(tenant="alice", pages_max=8)
+    worker.granted(1, range(100, 104), root=OTHER)
+    cache(worker, 90, range(16), terms=terms)
+    lease = worker.granted(2, range(16), read_cache=False, terms=terms)
+    assert worker.committed(lease, range(16)) == 16
+    assert is_queued(worker.extend(lease, 5, 4)), "eight are used"
+    rig.tick()
+    assert [revoke.lease for revoke in rig.taken(Revoke)] == [lease.lease]

@@ -319,3 +319,13 @@ def test_a_served_waiter_without_room_queues_for_it_and_keeps_its_account() -> N
     worker.ack(filler)
     [granted] = pushed(rig)
     assert (granted.waterfall.awaited_tokens, granted.waterfall.awaited_ms) == (12, 20)
+
+
+def test_who_was_silent_for_too_long_is_given_nothing_though_no_tick_came(
+    rig: Rig, worker: Worker, other: Worker
+) -> None:
+    first = worker.granted(1, PROMPT)
+    assert is_queued(other.admit(2, PROMPT))
+    rig.now_ms += 2 * LIMITS.ask_again_ms
+    worker.committed(first, PROMPT)
+    assert not pushed(rig) and len(rig.core.books.leases) == 1

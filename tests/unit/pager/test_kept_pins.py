@@ -197,3 +197,23 @@ def test_a_file_that_is_not_whole_is_not_believed(tmp_path: Path, damage: str) -
 def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     PinFile(tmp_path / "gone" / "host.pool", 7).write(PINS)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_of_what_is_pinned_takes_no_more_of_what_pins_may_keep(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(16))
+    pinned(rig, range(16))
+    assert stats(rig).pin_pages_max == 4
+    assert pinned(rig, range(8)).pages == 2
+
+
+def test_the_seconds_that_a_pin_has_left_are_rounded_up(rig: Rig, worker: Worker) -> None:
+    """Told as none it would be taken for over."""
+    cache(worker, 1, range(8))
+    pinned(rig, range(8), ttl_s=2)
+    seen = []
+    for _ in range(3):
+        rig.tick(500)
+        seen += [line.expires_in_s for line in stats(rig).pins]
+    assert seen == [2, 1, 1]

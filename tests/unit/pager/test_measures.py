@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.unit.pager.rig import Rig, Worker, is_queued
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, is_queued, key_of, order_of
+from tests.unit.pager.steps import OTHER, cache
 
+from pagemesh.pager import measures as pager_measures
 from pagemesh.pager.books import Books
 from pagemesh.pager.measures import Measures, own_bytes
+from pagemesh.runtime import trace
 from pagemesh.runtime.metrics import REGISTRY
-from pagemesh.wire.pager_messages import Granted
+from pagemesh.wire.cache_terms import CacheTerms
+from pagemesh.wire.pager_messages import Admit, Granted
+from pagemesh.wire.tokens import pack
 
 PERIOD_MS = 400
 
@@ -52,6 +58,91 @@ def test_a_look_shows_what_came_since_the_last_reading_once_its_time_has_come(
         rig.tick(after_ms)
         measures.look(rig.core.books)
         assert REGISTRY.get_sample_value("pagemesh_pager_leases") == shown
+
+
+def value(name: str, **labels: str) -> float:
+    """What is shown; 0 for a counter that was never touched."""
+    return REGISTRY.get_sample_value(f"pagemesh_pager_{name}", labels) or 0.0
+
+
+def test_what_is_counted_as_it_goes_is_shown_once_however_often_the_ledger_is_read(
+    rig: Rig, worker: Worker
+) -> None:
+    def shown() -> list[float]:
+        return [
+            value("in_flight_saved_tokens_total"),
+            value("preemptions_total"),
+            value("evicted_pages_total", tier="pool", reason="evicted"),
+        ]
+
+    measures, before = Measures(), shown()
+    first = worker.granted(1, range(13))
+    assert is_queued(worker.admit(2, range(13)))
+    worker.committed(first, range(13))
+    [second] = rig.taken(Granted)
+    worker.release(first)
+    worker.release(second)
+    worker.granted(9, range(100, 164))  # the whole pool
+    assert is_queued(worker.admit(3, range(4)))
+    for _ in range(3):
+        measures.sample(rig.core.books)
+        assert [now - then for now, then in zip(shown(), before, strict=True)] == [12, 1, 3]
+
+
+def test_pages_that_are_cached_and_idle_are_no_used_slots(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, range(8))
+    worker.granted(2, range(100, 112))
+    Measures().sample(rig.core.books)
+    assert value("pages", state="idle") == 2
+    assert value("used_slots") == 12
+
+
+def test_who_waits_for_room_and_who_waits_for_its_tenant_are_shown_apart(
+    rig: Rig, worker: Worker
+) -> None:
+    half = CacheTerms(tenant="alice", pages_max=8)
+    worker.granted(1, range(32), root=OTHER, terms=half)
+    worker.granted(2, range(100, 132))
+    assert is_queued(worker.admit(3, range(200, 204), root=OTHER, terms=half))
+    for number in (4, 5):
+        assert is_queued(worker.admit(number, range(100 * number, 100 * number + 4)))
+    Measures().sample(rig.core.books)
+    assert (value("waiters"), value("quota_waiters")) == (2, 1)
+
+
+def test_a_session_that_has_ended_and_owes_pages_still_is_not_shown_as_open(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, range(4))
+    rig.tick(LIMITS.session_ttl_ms)
+    Worker(rig, "other", 2)
+    assert len(rig.core.books.sessions) == 2
+    Measures().sample(rig.core.books)
+    assert value("sessions") == 1
+
+
+def test_the_span_of_a_request_tells_what_that_one_evicted(
+    rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    def record(*_: object, attributes: Mapping[str, object], **__: object) -> None:
+        told.append(attributes["pagemesh.evicted.pages"])
+
+    monkeypatch.setattr(pager_measures, "record_span", record)
+    measures, books = Measures(), rig.core.books
+    asked = Admit(
+        key=key_of(9), order=order_of(9), worker="w", incarnation=1, epoch=1, root=ROOT,
+        tokens=pack([9]), reserve_tokens=1, deadline_ms=1_000,
+    )  # fmt: skip
+    cache(worker, 1, range(32))
+    for number in (2, 3):
+        ids = range(100 * number, 100 * number + 64)
+        measures.before(books)
+        lease = worker.granted(number, ids)
+        measures.answered(asked, lease, trace.new_trace(), 1, 2, books)
+        worker.release(lease, ids[:16])
+    assert told == [8, 4]
 
 
 class Fates:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pager.rig import Rig, Worker, is_queued
+from tests.unit.pager.rig import ROOT, Rig, Worker, is_queued, key_of, order_of
 from tests.unit.pager.steps import cache
 from tests.unit.pager.test_waterfall import Preempted
 
-from pagemesh.pager.leases.overtaking import PASSED_MAX
+from pagemesh.pager.leases.overtaking import PASSED_MAX, Outlook, Overtaking
+from pagemesh.pager.leases.waiting import Waiter, WaitList, place_of
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import LEVEL_US
-from pagemesh.wire.pager_messages import Granted, Queued, Revoke
+from pagemesh.wire.pager_messages import Admit, Granted, Queued, Revoke
+from pagemesh.wire.tokens import pack
 
 PREFIX = range(24)
 """Six pages that are cached, of a pool of sixteen."""
@@ -57,6 +60,20 @@ def test_the_first_takes_nothing_back_though_whoever_went_before_it_grows(
     worker.extended(granted, 10, have=8)
     worker.release(granted, cache=False)
     assert served(rig) == [3]
+
+
+def test_nobody_goes_before_the_first_with_more_than_its_tenant_may_use(
+    rig: Rig, worker: Worker
+) -> None:
+    terms, apart = CacheTerms(tenant="alice", pages_max=8), bytes(32)
+    cache(worker, 1, PREFIX, terms=terms)
+    running = worker.granted(5, range(500, 540), root=apart)
+    assert is_queued(worker.admit(6, OTHER, root=apart))
+    assert is_queued(worker.admit(7, like(7), terms=terms)), "its tenant may use as much"
+    worker.granted(2, [9], terms=terms)
+    worker.release(running)
+    assert served(rig) == [6]
+    assert rig.core.books.accounts.by_tenant["alice"].used_pages == 1
 
 
 @pytest.mark.parametrize(("pages", "goes_first"), [(10, 3), (11, 4)])
@@ -121,3 +138,39 @@ def test_whoever_was_preempted_goes_before_nobody(rig: Rig, worker: Worker) -> N
     assert is_queued(other.admit(4, like(4)))
     worker.release(running)
     assert served(rig)[0] == 3
+
+
+def waiter(number: int) -> Waiter:
+    order = order_of(number)
+    message = Admit(
+        key=key_of(number), order=order, worker="w", incarnation=1, epoch=1, root=ROOT,
+        tokens=pack(range(8)), reserve_tokens=8, deadline_ms=1_000,
+    )  # fmt: skip
+    return Waiter(place_of(order, 1, 1), message, order, forget_ms=1_000)
+
+
+def waiting(*numbers: int) -> WaitList:
+    found = WaitList(8)
+    for number in numbers:
+        found.put(waiter(number))
+    return found
+
+
+@pytest.mark.parametrize(("share", "goes_first"), [(0.7, 5), (0.8, 6)])
+def test_a_little_more_of_its_prompt_lets_nobody_go_before_the_first(
+    share: float, goes_first: int
+) -> None:
+    shares = {key_of(5): 0.5, key_of(6): share}
+    overtaking = Overtaking(lambda message: Outlook(shares[message.key], True, True))
+    assert overtaking.next(waiting(5, 6)).message.key == key_of(goes_first)
+
+
+def test_how_often_a_first_was_passed_is_remembered_while_somebody_older_is_the_first() -> None:
+    shares = {key_of(1): 0.0, key_of(5): 0.0, key_of(6): 1.0}
+    overtaking = Overtaking(lambda message: Outlook(shares[message.key], True, True))
+    for _ in range(PASSED_MAX - 1):
+        overtaking.passed(waiting(5, 6))
+    overtaking.passed(waiting(1, 5, 6))
+    assert overtaking.next(waiting(5, 6)).message.key == key_of(6)
+    overtaking.passed(waiting(5, 6))
+    assert overtaking.next(waiting(5, 6)).message.key == key_of(5)

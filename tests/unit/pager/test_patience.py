@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.pager.rig import ROOT, Rig, Worker
+from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of
 from tests.unit.pager.steps import cache, invalidated
 
 from pagemesh.pager.leases.patience import IDLE_TICK_MS, TICK_MS, Absence, patience_ms
@@ -24,6 +24,15 @@ def test_who_waits_for_pages_makes_it_impatient_until_they_come() -> None:
     assert isinstance(worker.admit(2, range(20, 30)), Queued)
     assert patience_ms(rig.core.books) == TICK_MS
     worker.release(lease, cache=False)
+    assert patience_ms(rig.core.books) == IDLE_TICK_MS
+
+
+def test_an_open_ticket_makes_it_impatient_since_it_may_end() -> None:
+    rig = Rig()
+    worker = Worker(rig, "a", 1)
+    worker.offered(worker.granted(1, range(8)), fill_of(range(8)))
+    assert patience_ms(rig.core.books) == TICK_MS
+    worker.cancel()
     assert patience_ms(rig.core.books) == IDLE_TICK_MS
 
 

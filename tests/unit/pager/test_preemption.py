@@ -366,3 +366,21 @@ class TestALateWorker:
             frozen.heartbeat(*others)
             waiting.heartbeat()
         assert set(revoked(rig)) == {mine[-1].lease, others[-1].lease}, "one of each"
+
+
+def test_what_is_promised_to_who_is_taken_back_is_room_too(rig: Rig, worker: Worker) -> None:
+    worker.granted(5, range(100, 132))
+    young = worker.granted(9, range(200, 224), first_tokens=8)
+    assert is_queued(worker.admit(1, range(32))), "two pages are free, six are to be had"
+    assert [revoke.lease for revoke in rig.taken(Revoke)] == [young.lease]
+
+
+def test_what_is_cached_and_read_by_who_was_taken_back_is_waited_for(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(5, range(100, 132))
+    young = worker.granted(9, range(200, 224))
+    worker.committed(young, range(200, 224))
+    for _ in range(3):
+        assert is_queued(worker.admit(1, range(32))), "two pages are free, six are to be had"
+    assert [revoke.lease for revoke in rig.taken(Revoke)] == [young.lease]

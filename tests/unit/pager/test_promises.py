@@ -232,3 +232,14 @@ def test_what_leaves_for_a_promised_page_of_nobodys_quota_is_evicted_and_not_ove
     worker.extended(lease, 8, have=4)
     left = rig.core.books.forest.left_pages
     assert promised(rig) == 22 and (left[Why.EVICTED], left[Why.QUOTA]) == (8, 0)
+
+
+def test_who_is_promised_pages_has_them_though_somebody_older_waits(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, OTHER[:40])
+    lease = worker.granted(3, LONG[:24], first_tokens=8)
+    assert promised(rig) == 4
+    assert is_queued(worker.admit(2, range(200, 256))), "all others hold too little for it"
+    assert len(table_of(worker.extended(lease, 6, have=2))) == 4
+    assert promised(rig) == 0 and not rig.taken(Revoke)

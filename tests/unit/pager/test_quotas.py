@@ -73,6 +73,33 @@ def test_the_order_within_a_tenant_is_kept_while_it_waits(rig: Rig, worker: Work
     assert granted.key == key_of(3)
 
 
+def test_nobody_goes_before_who_waits_for_the_same_tenant_though_it_wants_less(
+    rig: Rig, worker: Worker
+) -> None:
+    first = worker.granted(1, prompt(1, 6), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.admit(2, prompt(2, 4), root=ALICE, terms=EIGHT))
+    assert is_queued(worker.admit(3, prompt(3, 1), root=ALICE, terms=EIGHT))
+    worker.release(first, cache=False)
+    assert [granted.key for granted in rig.taken(Granted)] == [key_of(2), key_of(3)]
+
+
+def test_what_is_promised_is_used_of_a_quota(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, prompt(1, 6), root=ALICE, terms=EIGHT, first_tokens=8)
+    assert rig.core.report().held_pages == 2
+    assert is_queued(worker.admit(2, prompt(2, 3), root=ALICE, terms=EIGHT))
+
+
+def test_what_leaves_of_a_tenant_that_is_only_promised_more_than_its_quota_left_for_room(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, 4, EIGHT, ALICE)
+    worker.granted(2, prompt(2, 5), root=ALICE, terms=EIGHT, first_tokens=8)
+    assert used(rig, "alice") == (5, 4), "three of these lie in the cache or are free"
+    worker.granted(3, prompt(3, 11))
+    left = rig.core.books.forest.left_pages
+    assert left[Why.QUOTA] == 0 < left[Why.EVICTED]
+
+
 def test_an_older_one_takes_from_the_younger_of_its_own_tenant_only(
     rig: Rig, worker: Worker
 ) -> None:

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker, fill_of, key_of, order_of, table_of
 from tests.unit.pager.steps import cache, pinned
+from tests.unit.pager.test_lost_leases import lost_lease
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager import audit, recount
 from pagemesh.pager.events import Asked
 from pagemesh.pager.pages.runs import Run
 from pagemesh.pager.tree.node import Node
+from pagemesh.wire.cache_messages import InvalidateCache
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pager_messages import Admit
 from pagemesh.wire.pager_reports import LedgerFault, PagerReport
@@ -104,6 +106,18 @@ def test_more_edges_than_a_turn_has_time_for_are_not_counted_and_that_is_said(
     assert not told.are_pins_counted and told.faults == []
 
 
+def test_a_pin_that_nobody_needs_is_named_under_a_root_that_was_invalidated_too(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(8))
+    rig.core.books.forest.pin(edge(rig, 2))
+    gone = InvalidateCache(what="root", name=ROOT.hex())
+    rig.core.handle(Asked(0, gone), rig.now_ms)  # not by the rig, which would find it
+    assert not rig.core.books.forest.trees
+    told = [fault.what for fault in faults(rig)]
+    assert "a prefix has too many pins: 1 for 0 who need it" in told
+
+
 # Pages
 
 
@@ -155,6 +169,15 @@ def test_a_page_that_is_read_and_not_cached_any_more_is_named(rig: Rig, worker: 
     assert "pages counted as cached: 2, found: 1" in told
 
 
+def test_more_pages_in_a_state_than_are_counted_are_found(rig: Rig) -> None:
+    """Held by nobody and counted as free, they would be given away."""
+    np.frombuffer(rig.core.books.pool._states, np.uint8)[0] = HeaderState.HELD
+    told = {fault.what for fault in faults(rig)}
+    assert {
+        "pages counted as held: 0, found: 1", "pages counted as free: 16, found: 15",
+    } <= told  # fmt: skip
+
+
 def test_faults_without_end_are_cut_off(
     rig: Rig, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +214,24 @@ def test_sums_are_of_all_leases_and_in_the_first_part(rig: Rig, worker: Worker) 
     told: PagerReport = rig.core.report()
     assert (told.leased_pages, told.offered_count, told.ticket_count) == (3, 1, 1)
     assert [one.owner for one in told.leases] == ["w", "ticket of w"]
+
+
+def test_a_ticket_is_told_with_the_time_that_it_has_left(rig: Rig, worker: Worker) -> None:
+    worker.granted(1, range(8))
+    worker.offered(worker.granted(2, range(20, 25)), fill_of(range(20, 25)))
+    rig.tick(4_000)
+    assert [one.expires_in_ms for one in rig.core.report().leases] == [0, 6_000]
+
+
+def test_pages_of_a_lease_that_is_lost_are_told_as_nobodys_until_they_are_let_go_of(
+    rig: Rig, worker: Worker
+) -> None:
+    lost = lost_lease(rig, worker)
+    assert rig.core.report().unclaimed_pages == 3
+    assert declare(rig, worker, line(lost, 1, [])) == [lost.lease]
+    assert rig.core.report().unclaimed_pages == 3
+    worker.ack(lost)
+    assert rig.core.report().unclaimed_pages == 0
 
 
 def test_a_lease_that_was_taken_up_again_keeps_its_trace_and_its_root_its_name(

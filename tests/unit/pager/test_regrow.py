@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.pager.rig import Rig, Worker, table_of
+from tests.unit.pager.rig import ROOT, Rig, Worker, table_of
+from tests.unit.pager.steps import OTHER, cache
 
 from pagemesh.pager.events import PagesStored
 from pagemesh.wire.tokens import pack
@@ -72,3 +73,19 @@ def test_a_header_that_names_its_own_page_as_the_one_before_it_is_not_believed(
     assert rig.core.report().idle_pages == 1
     late = Worker(rig, "late", 2)
     assert late.granted(3, [*range(4), *range(100, 104), 0]).cached_tokens == 4
+
+
+def test_a_page_that_goes_on_where_a_page_of_another_root_ends_is_not_believed(
+    rig: Rig, worker: Worker
+) -> None:
+    """It would be read with weights, or by a tenant, that it was not computed for."""
+    cache(worker, 1, range(8))
+    cache(worker, 2, range(100, 104), root=OTHER)
+    second = table_of(worker.granted(3, range(9)))[1]
+    rig.headers.roots[second] = rig.core.books.forest.trees[OTHER].index
+    rig.cached.discard(second)
+    rig.restart()
+    assert rig.core.report().idle_pages == 2
+    late = Worker(rig, "late", 2)
+    assert late.granted(4, range(9), root=ROOT).cached_tokens == 4
+    assert late.granted(5, range(9), root=OTHER).cached_tokens == 0

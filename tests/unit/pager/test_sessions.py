@@ -208,6 +208,15 @@ def test_a_new_incarnation_ends_the_session_of_the_one_before(rig: Rig, worker: 
     assert code_of(Worker(rig, "w", 2, opened=False).admit(2, [1])) == "Granted"
 
 
+def test_who_releases_what_ended_in_the_hands_of_another_hears_that_it_is_gone(
+    rig: Rig, worker: Worker
+) -> None:
+    lease = worker.granted(1, range(10))
+    worker.release(lease)
+    assert code_of(worker.release(lease)) == "Ok"
+    assert code_of(Worker(rig, "other", 2).release(lease)) == "Gone"
+
+
 def test_sessions_are_bounded(rig: Rig) -> None:
     for number in range(LIMITS.session_count_max):
         Worker(rig, f"w{number}", number + 1)
@@ -334,3 +343,13 @@ def test_a_bus_that_goes_again_and_again_keeps_no_ticket_for_longer_than_it_was_
         rig.handle(Tick(away_ms=50 + 2_300))
         heard_ms += 50
     assert not rig.core.books.tickets
+
+
+def test_who_was_heard_just_now_has_no_more_time_for_what_nobody_was_heard_before(
+    rig: Rig, worker: Worker
+) -> None:
+    """It would be found dead that much later."""
+    worker.granted(1, range(8))
+    rig.handle(Tick(away_ms=60_000))
+    rig.tick(LIMITS.session_ttl_ms)
+    assert [revoke.reason for revoke in rig.taken(Revoke)] == ["session_expired"]

@@ -69,6 +69,30 @@ def test_what_is_cached_after_the_call_or_used_stays(rig: Rig, worker: Worker) -
     assert worker.granted(6, [*range(4), 0, 1, 2, 3, 9]).cached_tokens == 8
 
 
+def test_what_is_cached_after_the_call_behind_what_is_not_swept_yet_stays_too(
+    rig: Rig, worker: Worker
+) -> None:
+    branches(worker, 8)
+    invalidated(rig, "idle")
+    longer = [*range(4), 0, 1, 2, 3, 7, 7, 7, 7]
+    computed = worker.granted(1, longer)
+    assert computed.cached_tokens == 8, "it is there still"
+    worker.release(computed, longer)
+    sweep(rig)
+    assert rig.core.books.pool.idle == 3
+    assert worker.granted(2, [*longer, 9]).cached_tokens == 12
+
+
+def test_what_was_freed_is_counted_anew_when_there_was_nothing_left_to_free(
+    rig: Rig, worker: Worker
+) -> None:
+    for pages in (3, 2):
+        cache(worker, pages, range(4 * pages))
+        invalidated(rig, "idle")
+        sweep(rig)
+        assert stats(rig).swept_pages == pages
+
+
 def test_who_ends_before_the_sweep_comes_leaves_nothing(rig: Rig, worker: Worker) -> None:
     branches(worker, 6)
     running = worker.granted(1, [*range(4), 0, 1, 2, 3, 9])

@@ -85,3 +85,32 @@ def test_every_page_that_leaves_the_disk_is_counted_with_its_reason(
     gone = {why: count - before[why] for why, count in evicted().items() if count > before[why]}
     assert gone == {reason: left}
     assert pages_of(rig.core.books.disk) == pages + stored - left
+
+
+def test_slots_of_the_disk_are_either_used_or_free() -> None:
+    rig = DiskRig(16, slot_count=6)
+    put_on_disk(rig, Worker(rig, "w", 1), PROMPT)
+    TierMeasures().sample(rig.core.books.disk)
+    assert [slots(state) for state in ("used", "free")] == [4, 2]
+
+
+def test_what_happened_before_the_disk_was_given_up_is_counted() -> None:
+    rig = DiskRig(16, slot_count=6)
+    worker, measures = Worker(rig, "w", 1), TierMeasures()
+    measures.sample(rig.core.books.disk)
+    before = stored_pages()
+    put_on_disk(rig, worker, PROMPT)
+    rig.fail()
+    for _ in range(2):
+        measures.sample(rig.core.books.disk)
+        assert stored_pages() == before + 4
+    assert [slots(state) for state in ("used", "free")] == [0, 0]
+
+
+def slots(state: str) -> float | None:
+    return REGISTRY.get_sample_value("pagemesh_pager_disk_slots", {"state": state})
+
+
+def stored_pages() -> float:
+    name = "pagemesh_pager_disk_pages_total"
+    return REGISTRY.get_sample_value(name, {"fate": "stored"}) or 0.0

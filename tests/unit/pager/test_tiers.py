@@ -386,3 +386,11 @@ def test_what_is_over_in_the_pool_is_not_read_from_disk_before_it_has_left(
     rig.now_ms += 1_001
     granted = worker.granted(4, PROMPT)
     assert granted.cached_tokens == 0 and not rig.loads
+
+
+def test_a_page_with_the_last_token_is_not_read_since_that_is_computed(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    assert is_queued(worker.admit(2, PROMPT[:16]))
+    assert [len(load.slots) for load in rig.loads] == [3]

@@ -53,6 +53,17 @@ def test_an_invalidated_root_is_dropped_from_disk_and_from_what_is_being_read(
     assert rig.prefixes() == prefixes_of(PROMPT), "what is computed anew is kept again"
 
 
+def test_the_cached_start_of_what_is_being_read_is_used_and_no_more_told_when_it_is_invalidated(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    cache(worker, 2, PROMPT[:9], read_cache=False)
+    assert is_queued(worker.admit(3, PROMPT)) and rig.loads
+    assert len(rig.cached) == 2
+    assert invalidated(rig, "root", ROOT.hex()).used_pages == 2
+    assert not rig.cached, "routers would send others there"
+
+
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_pages_that_were_not_to_be_kept_do_not_come_from_disk_though_the_tier_was_not_on(
     rig: DiskRig, worker: Worker, has_failed: bool

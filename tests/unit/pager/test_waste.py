@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from tests.unit.pager.rig import Rig, Worker, fill_of, key_of
+from tests.unit.pager.rig import LIMITS, Rig, Worker, fill_of, key_of
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.measures import Measures
@@ -61,6 +61,20 @@ def test_forks_tickets_and_those_taken_back_are_counted_as_what_they_are(
     assert waste(rig) == (2, 4, 14 + 16)
     rig.die(2)
     rig.die(1)
+    assert waste(rig) == (0, 0, 0)
+
+
+def test_a_tail_of_one_token_wastes_the_rest_of_its_page(rig: Rig, worker: Worker) -> None:
+    worker.committed(worker.granted(1, range(9)), range(9))
+    assert waste(rig) == (3, 0, 3)
+
+
+def test_a_lease_that_is_taken_back_wastes_nothing_while_its_pages_drain(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, range(10), tokens_max=30)
+    rig.tick(LIMITS.session_ttl_ms)
+    assert rig.core.report().draining_pages == 3
     assert waste(rig) == (0, 0, 0)
 
 

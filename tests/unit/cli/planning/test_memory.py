@@ -212,6 +212,13 @@ def test_an_unknown_format_is_refused_with_those_there_are() -> None:
 # --- several devices
 
 
+@pytest.mark.parametrize(("page_size", "header_bytes"), [(1, 72), (16, 128), (64, 320)])
+def test_a_larger_page_has_a_larger_header(page_size: int, header_bytes: int) -> None:
+    """Beside 64 bytes, its tokens of four each, in whole words."""
+    page = page_shape(shape_of(LLAMA_70B), FORMATS["bfloat16"], page_size, 1)
+    assert page.header_bytes == header_bytes
+
+
 @pytest.mark.parametrize(
     ("devices", "heads_each", "copies", "total"),
     [(1, 8, 1, 1.0), (4, 2, 1, 1.0), (8, 1, 1, 1.0), (16, 1, 2, 2.0), (64, 1, 8, 8.0)],

@@ -1,0 +1,27 @@
+"""How long a ticket may stand, and whom a fork may not overtake."""
+
+from __future__ import annotations
+
+from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued
+
+from pagemesh.wire.pager_messages import Offered
+
+
+def test_a_ticket_stands_no_longer_than_tickets_may(rig: Rig, worker: Worker) -> None:
+    lease = worker.granted(1, range(8))
+    offered = worker.offer(lease, fill_of(range(8)), ttl_ms=10 * LIMITS.ticket_ttl_ms_max)
+    assert isinstance(offered, Offered) and offered.handle.ttl_ms == LIMITS.ticket_ttl_ms_max
+    rig.tick(LIMITS.ticket_ttl_ms_max)
+    assert not rig.core.books.tickets and rig.core.books.pool.idle == 2
+
+
+def test_a_fork_takes_no_pages_while_somebody_older_waits_for_them(
+    rig: Rig, worker: Worker
+) -> None:
+    oldest = worker.granted(1, range(100, 140))
+    lease = worker.granted(3, range(8))
+    assert is_queued(worker.admit(2, range(200, 256))), "four are free, it wants fourteen"
+    assert code_of(worker.fork(lease, fill_of(range(8)), [1], 12)) == "NoCapacity"
+    worker.release(oldest, cache=False)
+    assert not rig.core.books.waiting.count
+    worker.forked(lease, fill_of(range(8)), [1], 8)
