@@ -268,6 +268,7 @@ async def test_a_killed_pager_leaves_no_record_that_is_believed_wrongly(pager: P
     await worker.open()
     granted = await worker.admit_soon(2, PROMPT)
     pages = granted.cached_tokens // PAGE_SIZE
+    assert pages == FULL_PAGES, "all of them were written"
     assert np.array_equal(worker.bytes_of(granted)[:pages], content[:pages])
     await worker.release(granted, PROMPT)
     worker.lock.close()

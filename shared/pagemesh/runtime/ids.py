@@ -7,10 +7,9 @@ import re
 import secrets
 
 from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.messages import SHORT_TEXT_MAX
 
 NAME_CHARACTERS_MAX = 64
-TEXT_CHARACTERS_MAX = 1_024
-"""Of ``wire.messages.ShortText``."""
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 """What Python makes of such bytes in variables, flags and the names of files."""
@@ -47,7 +46,7 @@ def check_name(variable: str, text: str) -> None:
         )
 
 
-def check_carried(variable: str, text: str, *, characters_max: int = TEXT_CHARACTERS_MAX) -> None:
+def check_carried(variable: str, text: str, *, characters_max: int = SHORT_TEXT_MAX) -> None:
     """Raises ``ConfigError`` where no message carries the setting of ``variable``: it is too long,
     or of bytes that are no UTF-8."""
     if len(text) > characters_max or _NOT_UTF_8.search(text):

@@ -34,7 +34,8 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 line end through)."""
 RequestId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Made by the gateway; a client's own id is a label and never becomes this."""
-ShortText = Annotated[str, Meta(max_length=1024)]
+SHORT_TEXT_MAX = 1_024
+ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_MAX)]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import pty
@@ -11,21 +10,12 @@ import sys
 
 import click
 import pytest
+from tests.support.full_disk import Full
 from tests.unit.cli.test_command_line import error_of
 
 from pagemesh.cli.main import cli, run
 from pagemesh.cli.mesh.screen import Screen, announce
 from pagemesh.runtime.unheard import Unheard
-
-
-class Full(io.StringIO):
-    """A file on a full disk."""
-
-    def write(self, _text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def flush(self) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_mesh_goes_on_when_nobody_can_read_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

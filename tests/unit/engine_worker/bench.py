@@ -292,6 +292,31 @@ def of_kind(commands: list[ev.Command], kind: type[C]) -> list[C]:
     return [command for command in commands if isinstance(command, kind)]
 
 
+def code(answer: Message) -> str:
+    """That of a refusal; empty for any other answer."""
+    return answer.code if isinstance(answer, Refused) else ""
+
+
+def finished(max_tokens: int = 3, *, bench: Bench | None = None) -> Bench:
+    """After all of an answer, tokens from 51 on."""
+    bench = bench or Bench().start()
+    bench.ask(submit(10, max_tokens=max_tokens))
+    bench.grant(cached=8)
+    for token in range(51, 51 + max_tokens):
+        bench.step(token)
+    bench.settle()
+    return bench
+
+
+def at_fork() -> tuple[Bench, Fork]:
+    """Two choices of a prompt of ten tokens, of which eight were cached, that are to part."""
+    bench = Bench().start()
+    bench.ask(submit(10, choices=2))
+    bench.grant(cached=8)
+    bench.step(51)
+    return bench, bench.asked(Fork)
+
+
 def child_of(fork: Fork, child: SequenceKey) -> Redeem:
     """Something that ``Bench.granted`` can grant a forked choice by."""
     return Redeem(

@@ -5,11 +5,21 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.engine_worker.bench import PREFILL, REQUEST, Bench, attach, key, of_kind, submit
+from tests.unit.engine_worker.bench import (
+    PREFILL,
+    REQUEST,
+    Bench,
+    attach,
+    code,
+    finished,
+    key,
+    of_kind,
+    submit,
+)
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.wire.cache_terms import CacheTerms
-from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import AckRevoke, Admit, Redeem, Revoke
 from pagemesh.wire.work_messages import Abort, Accepted, Attach, Resend, Submit
 
@@ -26,20 +36,6 @@ def patient(message: Submit, min_tokens: int) -> Submit:
 def named(message: Submit, number: int) -> Submit:
     """``message`` as another request."""
     return msgspec.structs.replace(message, request=f"{number:032x}")
-
-
-def code(answer: Message) -> str:
-    return answer.code if isinstance(answer, Refused) else ""
-
-
-def drew(bench: Bench, count: int) -> Bench:
-    """All of an answer of ``count`` tokens."""
-    bench.ask(submit(10, max_tokens=count))
-    bench.grant(cached=8)
-    for token in range(51, 51 + count):
-        bench.step(token)
-    bench.settle()
-    return bench
 
 
 # Stops --------------------------------------------------------------------------------------
@@ -163,7 +159,7 @@ def test_a_ticket_is_given_up_when_its_own_time_is_over() -> None:
 
 
 def test_what_is_sent_again_comes_in_parts_and_the_last_has_the_end() -> None:
-    bench = drew(Bench(resend_tokens_max=2).start(), 5)
+    bench = finished(5, bench=Bench(resend_tokens_max=2).start())
     bench.frames.clear()
     for position in (0, 2, 4):
         bench.ask(Resend(key=key(), position=position))

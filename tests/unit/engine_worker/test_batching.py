@@ -95,6 +95,7 @@ def test_beside_readers_prompts_have_several_times_what_a_step_takes_without_the
     chosen = batching(learnt(), step_tokens_max=4_000, chunk_tokens_max=4_000).choose(
         [*drawing_wishes(rows), *prompts], NOW_MS
     )
+    assert len(chosen) > rows
     times = true_us(shape_of(chosen)) / true_us(draws(rows))
     assert 0.85 * (1 + ratio) < times <= 1.05 * (1 + ratio)
 
@@ -165,6 +166,9 @@ def test_steps_that_are_shorter_than_reports_leave_prompts_the_time_of_reports()
         policy = batching(costs, stream_ms=stream_ms)
         chosen = policy.choose([wish(1, filled=10, phase=Phase.DECODE), wish(99, 4_000)], NOW_MS)
         assert chosen[-1].count == pytest.approx(PROMPT_WEIGHT * time_us / 100, abs=10)
+        many = [wish(1 + number, filled=10, phase=Phase.DECODE) for number in range(8)]
+        chosen = policy.choose([*many, wish(99, 4_000)], NOW_MS)
+        assert chosen[-1].count == pytest.approx(PROMPTS_RATIO_MIN * time_us / 100, abs=10)
 
 
 def test_later_chunks_of_a_prompt_are_shorter_since_they_attend_to_more() -> None:

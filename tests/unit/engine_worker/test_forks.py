@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import msgspec
-from tests.unit.engine_worker.bench import DECODE, POOL_PAGES, PREFILL, Bench, child_of, key, submit
+from tests.unit.engine_worker.bench import (
+    DECODE,
+    POOL_PAGES,
+    PREFILL,
+    Bench,
+    at_fork,
+    child_of,
+    key,
+    submit,
+)
 
 from pagemesh.engine.worker.settings import RoleSettings
 from pagemesh.wire.pager_messages import Admit, Fork, Forked, Granted, Release, Revoke
@@ -78,11 +87,7 @@ def test_a_choice_whose_leader_goes_before_its_tail_was_copied_computes_that_its
 
 def test_a_share_of_more_than_the_prompt_is_not_used() -> None:
     """The tokens after it are not the same for every choice."""
-    bench = Bench().start()
-    bench.ask(submit(10, choices=2))
-    bench.grant(cached=8)
-    bench.step(51)
-    fork = bench.asked(Fork)
+    bench, fork = at_fork()
     child = bench.granted(child_of(fork, key(1)), cached=11)
     bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[]))
     assert bench.asked(Release).lease == child.lease

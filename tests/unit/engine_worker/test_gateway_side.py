@@ -5,29 +5,25 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.engine_worker.bench import PREFILL, REQUEST, Bench, attach, key, of_kind, submit
+from tests.unit.engine_worker.bench import (
+    PREFILL,
+    REQUEST,
+    Bench,
+    attach,
+    code,
+    finished,
+    key,
+    of_kind,
+    submit,
+)
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.sequence import IllegalMove, Phase
-from pagemesh.wire.messages import Message, Ok, Refused
+from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Admit, Release
 from pagemesh.wire.tokens import unpack
 from pagemesh.wire.work_messages import Abort, Accepted, Attach, Resend, Submit
-
-
-def _code(answer: Message) -> str:
-    return answer.code if isinstance(answer, Refused) else ""
-
-
-def _finished(max_tokens: int = 3) -> Bench:
-    bench = Bench().start()
-    bench.ask(submit(10, max_tokens=max_tokens))
-    bench.grant(cached=8)
-    for token in range(51, 51 + max_tokens):
-        bench.step(token)
-    bench.settle()
-    return bench
 
 
 def test_a_first_token_is_sent_before_the_next_step_and_others_while_it_computes() -> None:
@@ -45,7 +41,7 @@ def test_a_first_token_is_sent_before_the_next_step_and_others_while_it_computes
 
 
 def test_frames_are_counted_and_a_beat_repeats_the_last_counter() -> None:
-    bench = _finished()
+    bench = finished()
     assert [sent.frames.counter for sent in bench.sent] == [1, 2, 3]
     bench.sent.clear()
     for _ in range(30):
@@ -75,7 +71,7 @@ def test_what_ends_after_a_silence_is_counted_like_any_other_frame() -> None:
 
 
 def test_lost_frames_are_sent_again_from_a_position_with_the_end() -> None:
-    bench = _finished()
+    bench = finished()
     bench.frames.clear()
     assert isinstance(bench.ask(Resend(key=key(), position=1)), Ok)
     (frame,) = bench.frames
@@ -91,9 +87,9 @@ def test_a_resend_with_nothing_new_sends_nothing() -> None:
 
 
 def test_a_sequence_is_forgotten_after_a_while() -> None:
-    bench = _finished()
+    bench = finished()
     bench.tick(bench.limits.retain_ms + 1)
-    assert _code(bench.ask(Resend(key=key(), position=0))) == "Gone"
+    assert code(bench.ask(Resend(key=key(), position=0))) == "Gone"
 
 
 def test_a_higher_attempt_ends_the_lower_and_a_late_lower_one_is_refused() -> None:
@@ -104,7 +100,7 @@ def test_a_higher_attempt_ends_the_lower_and_a_late_lower_one_is_refused() -> No
     bench.step()
     assert bench.asked(Release).key.attempt == 1
     bench.tick(bench.limits.retain_ms + 1)
-    assert _code(bench.ask(submit(10, attempt=1))) == "Gone"
+    assert code(bench.ask(submit(10, attempt=1))) == "Gone"
 
 
 def test_a_submit_twice_is_one_sequence() -> None:
@@ -125,7 +121,7 @@ def test_an_abort_may_name_one_choice_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
+    ("message", "refused"),
     [
         (submit(0), "Malformed"),
         (submit(10, deadline_ms=0), "DeadlineExceeded"),
@@ -133,9 +129,9 @@ def test_an_abort_may_name_one_choice_and_the_others_go_on() -> None:
         (submit(10, choices=3), "Busy"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_at_once(message: Message, code: str) -> None:
+def test_what_cannot_be_taken_is_refused_at_once(message: Message, refused: str) -> None:
     bench = Bench(sequences_max=2).start()
-    assert _code(bench.ask(message)) == code
+    assert code(bench.ask(message)) == refused
 
 
 def test_a_passed_deadline_ends_a_sequence_with_its_reason() -> None:
@@ -155,7 +151,7 @@ def test_draining_accepts_nothing_finishes_what_it_can_and_reports_the_rest() ->
     bench.ask(submit(10))
     bench.grant(cached=8)
     bench.handle(ev.Drain(1_000))
-    assert _code(bench.ask(submit(10, attempt=2))) == "Busy"
+    assert code(bench.ask(submit(10, attempt=2))) == "Busy"
     bench.step(51)
     assert bench.tokens() == [51]
     bench.tick(1_001)
@@ -179,7 +175,7 @@ def test_the_loss_of_another_life_of_a_gateway_ends_nothing() -> None:
 def test_what_is_handed_over_for_a_gateway_that_is_gone_is_refused_for_a_while() -> None:
     bench = Bench().start()
     bench.handle(ev.GatewayLost("gw", 1))
-    assert _code(bench.ask(attach())) == "Gone"
+    assert code(bench.ask(attach())) == "Gone"
     bench.tick(bench.limits.retain_ms + 1)
     assert isinstance(bench.ask(attach()), Accepted)
 
@@ -237,6 +233,6 @@ def test_what_is_meant_for_one_of_our_name_with_other_weights_is_refused(
 ) -> None:
     bench = Bench().start()
     other = msgspec.structs.replace(message, model_root=b"n" * 32)
-    assert _code(bench.ask(other)) == "Stale"
+    assert code(bench.ask(other)) == "Stale"
     assert not bench.open, "no page of that tree is asked for"
     assert isinstance(bench.ask(message), Accepted)

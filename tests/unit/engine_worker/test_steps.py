@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from tests.unit.engine_worker.bench import Bench, attach, child_of, of_kind, submit
+from tests.unit.engine_worker.bench import Bench, at_fork, attach, child_of, of_kind, submit
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.wire.pager_messages import (
@@ -147,11 +147,7 @@ def test_choices_that_cannot_fork_ask_for_pages_of_their_own() -> None:
 
 
 def test_a_child_whose_copy_never_came_computes_its_tail_again() -> None:
-    bench = Bench().start()
-    bench.ask(submit(10, choices=2))
-    bench.grant(cached=8)
-    bench.step(51)
-    fork = bench.asked(Fork)
+    bench, fork = at_fork()
     child = bench.granted(child_of(fork, fork.children[0]), cached=10, pages=3)
     bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[]))
     assert bench.plan is not None

@@ -369,6 +369,9 @@ async def test_handing_pages_over_counts_for_those_from_memory_and_from_disk_ali
     async with disk_on(tmp_path, stuck, memory_bytes=2 * PAGE_BYTES) as (disk, heard):
         found = await heard.next()
         assert isinstance(found, DiskFound)
+        recent = found.tier.cost.recent
+        recent.used((4, 5, 6))
+        assert [slot in recent for slot in (4, 5, 6)] == [False, True, True], "two fit"
         await disk.take(store_of((4, 5, 6)))
         assert await heard.next() == PagesWritten((4, 5, 6))
         stuck.gates[8].set()

@@ -46,6 +46,14 @@ def test_silence_is_loss_after_the_limit_and_not_at_it() -> None:
     assert directory.expire(102) == []
 
 
+def test_a_repeat_is_a_sign_of_life() -> None:
+    directory = Directory(lost_after_ms=100)
+    for now_ms in (0, 90):
+        directory.hear(announce(), now_ms)
+    assert directory.expire(190) == []
+    assert directory.expire(191) == [Lost(announce(), "silent")]
+
+
 def test_the_same_incarnation_may_return_from_silence() -> None:
     directory = Directory(lost_after_ms=100)
     directory.hear(announce(), 0)

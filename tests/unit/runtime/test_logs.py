@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
+from tests.support.full_disk import Full
 
 from pagemesh.runtime import trace
 from pagemesh.runtime.config import load
@@ -98,13 +97,6 @@ def test_an_error_within_our_packages_is_placed_by_its_path_there() -> None:
     except ConfigError as error:
         line = json.loads(logged(TelemetryConfig(), error=error))
     assert line["error"]["at"].startswith("runtime/config.py:")
-
-
-class Full(io.StringIO):
-    """A file on a full disk."""
-
-    def write(self, _text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def closed() -> io.StringIO:

@@ -37,11 +37,12 @@ def test_flags_are_bits(flags: str, sampled: bool) -> None:
         GOOD.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32),
         GOOD.replace("b7ad6b7169203331", "0" * 16),
         GOOD + "x" * 1_000_000,
+        "01" + GOOD[2:] + "-" + "x" * 1_000_000,
         "00-" + "\u0661" * 32 + "-b7ad6b7169203331-01",
         GOOD + "\n",
         '{"a": 1}',
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_forged_huge_or_broken_traceparent_starts_a_new_trace(broken: str) -> None:
     mine = trace.accept({"traceparent": broken})
@@ -64,6 +65,14 @@ def test_the_head_decides_what_is_sampled(ratio: float, sampled: int) -> None:
     contexts = [trace.accept({}, ratio=ratio) for _ in range(200)]
     assert sum(context.sampled for context in contexts) == sampled
     assert all(context.child().sampled == context.sampled for context in contexts)
+
+
+def test_who_is_worked_for_is_so_until_that_is_over() -> None:
+    with trace.use(trace.new_trace()) as outer:
+        with trace.use(outer.child()) as inner:
+            assert trace.current() == inner
+        assert trace.current() == outer
+    assert trace.current() is None
 
 
 async def test_headers_carry_the_current_span_of_their_own_task() -> None:

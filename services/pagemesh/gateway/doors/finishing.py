@@ -20,14 +20,16 @@ async def finished(
     the wait is cancelled, nobody will do so a second time: all calls of the gateway are cut off."""
     try:
         yield
-        if tasks:
-            await asyncio.wait(tasks)
+        await _end_of(tasks)
     except BaseException:
         gateway.cut_off()
-        if tasks:
-            await asyncio.wait(tasks, timeout=TOLD_S_MAX)
+        await _end_of(tasks, TOLD_S_MAX)
         for task in tuple(tasks):
             task.cancel()
-        if tasks:  # a call that is no request yet says its last words only now
-            await asyncio.wait(tasks, timeout=TOLD_S_MAX)
+        await _end_of(tasks, TOLD_S_MAX)  # a call that is no request yet says its last words now
         raise
+
+
+async def _end_of(tasks: Collection[asyncio.Task[None]], s_max: float | None = None) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=s_max)

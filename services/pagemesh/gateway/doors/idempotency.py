@@ -45,7 +45,6 @@ class IdempotencyStore:
         self._answer_bytes_max = answer_bytes_max
         self._age_ms_max = age_ms_max
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._bytes = 0
         self._bytes_of: Counter[str] = Counter()
         self._done_of: Counter[str] = Counter()
         """By tenant, of finished entries."""
@@ -85,7 +84,7 @@ class IdempotencyStore:
             entry.answer = answer
         entry.done = True
         self._count(tenant, entry, 1)
-        while self._bytes > self._bytes_max and self._drop_one(self._bytes_of):
+        while self._bytes_of.total() > self._bytes_max and self._drop_one(self._bytes_of):
             pass
 
     def abandon(self, tenant: str, key: str) -> None:
@@ -96,9 +95,9 @@ class IdempotencyStore:
 
     def check(self) -> None:
         assert len(self._entries) <= self._entries_max
-        assert self._bytes == sum(len(entry.answer or b"") for entry in self._entries.values())
+        size = sum(len(entry.answer or b"") for entry in self._entries.values())
         done = Counter(tenant for (tenant, _), entry in self._entries.items() if entry.done)
-        assert self._done_of == done and self._bytes == self._bytes_of.total()
+        assert self._done_of == done and self._bytes_of.total() == size
 
     def _expire(self, now_ms: int) -> None:
         for name, entry in list(self._entries.items()):
@@ -121,7 +120,6 @@ class IdempotencyStore:
 
     def _count(self, tenant: str, entry: _Entry, sign: int) -> None:
         size = sign * len(entry.answer or b"")
-        self._bytes += size
         for weights, change in ((self._bytes_of, size), (self._done_of, sign)):
             weights[tenant] += change
             if not weights[tenant]:

@@ -167,9 +167,10 @@ class Disk:
         file = self._file
         if file is None:
             return
+        clear = file.forget
         if isinstance(command, SkipSlots):
             file.skip(command.slots)
-        clear = file.empty if isinstance(command, SkipSlots) else file.forget
+            clear = file.empty
         self._start(self._writer, lambda: self._clear(command.slots, clear))
 
     def _tell_damaged(self, slot: int) -> None:
