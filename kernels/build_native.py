@@ -56,8 +56,9 @@ def _run(command: list[str]) -> None:
 
 def build() -> Path:
     """Compile and install the library; returns its path. Raises ``BuildFailed``."""
-    compiler = os.environ.get("CXX") or _tool(*COMPILERS)
-    if not compiler:
+    compiler = _tool(*COMPILERS)
+    named = bool(os.environ.get("CXX"))  # with arguments perhaps, which CMake knows to take apart
+    if not compiler and not named:
         looked_for = ", ".join(COMPILERS)
         raise BuildFailed(f"no C++ compiler found (looked for {looked_for}); install g++ or clang")
     cmake = _tool("cmake")
@@ -68,8 +69,9 @@ def build() -> Path:
     if (cache := BUILD_FOLDER / "CMakeCache.txt").exists():
         cache.unlink()  # a cache from another compiler or build environment misleads
     folders = ["-S", str(SOURCE_ROOT / "native"), "-B", str(BUILD_FOLDER)]
-    compile_with = [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
-    _run([cmake, *folders, *generator, *program, *compile_with])
+    compile_with = [] if named else [f"-DCMAKE_CXX_COMPILER={compiler}"]
+    release = "-DCMAKE_BUILD_TYPE=Release"
+    _run([cmake, *folders, *generator, *program, *compile_with, release])
     _run([cmake, "--build", str(BUILD_FOLDER)])
     fresh = LIBRARY_PATH.with_suffix(f".{os.getpid()}.new")
     shutil.copy2(BUILD_FOLDER / LIBRARY_NAME, fresh)

@@ -24,6 +24,8 @@ CONSTRAINTS = ROOT / "ops" / "constraints.txt"
 PYTHON_MIN = (3, 11)
 FAILURE_LINES_MAX = 60
 CUDA_PREFIXES = ("nvidia-", "cuda-")
+BUILD_NATIVE = ROOT / "kernels" / "build_native.py"
+NATIVE_LIBRARY = ROOT / "kernels" / "pagemesh" / "kernels" / "native" / "libpagemesh_native.so"
 RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_COMPILED)"
 
 
@@ -38,7 +40,8 @@ def main() -> int:
     venv = Path(sys.argv[1])
     python = venv / "bin" / "python"
     _say(f"making {venv} (a few minutes the first time)")
-    if not python.exists() and subprocess.call([sys.executable, "-m", "venv", str(venv)]) != 0:
+    os.environ["PIP_USER"] = "0"  # what a user's own pip.conf may say is refused within a venv
+    if not has_pip(python) and subprocess.call([sys.executable, "-m", "venv", str(venv)]) != 0:
         return _stop("`python3 -m venv` failed: install the venv module (Debian: python3-venv)")
     if _pip(python, "install", _pinned("pip")) != 0:
         return _stop("pip could not install itself; its message is above")
@@ -53,12 +56,30 @@ def main() -> int:
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
     if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
+    if is_stale(NATIVE_LIBRARY) and subprocess.call([str(python), str(BUILD_NATIVE)]) != 0:
+        return _stop("the native library was not built; its message is above")
     if subprocess.call([str(python), "-c", RUNS_COMPILED]) != 0:
         _say(
             "the pager's core was not compiled and takes twice as long. Install Python's headers"
             f" (Debian: python3-dev), then run: {python} services/compile_cores.py"
         )
     return 0
+
+
+def has_pip(python: Path) -> bool:
+    """Not so before ``venv`` was through: it makes the interpreter first."""
+    command = [str(python), "-m", "pip", "--version"]
+    quiet = subprocess.DEVNULL
+    return python.exists() and subprocess.call(command, stdout=quiet, stderr=quiet) == 0
+
+
+def is_stale(library: Path) -> bool:
+    """Whether the sources are newer: an editable install succeeds without it, and pip does not
+    show why."""
+    if not library.exists():
+        return True
+    sources = (path for path in BUILD_NATIVE.parent.joinpath("native").iterdir() if path.is_file())
+    return any(path.stat().st_mtime > library.stat().st_mtime for path in sources)
 
 
 def has_nvidia_driver() -> bool:

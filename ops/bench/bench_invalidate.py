@@ -59,8 +59,8 @@ def main() -> None:
         "pages": cached_pages,
         "call_ms": round(call_ms, 2),
         "turns": len(turns_ms),
-        "turn_ms_p50": round(statistics.median(turns_ms), 2),
-        "turn_ms_max": round(max(turns_ms), 2),
+        "turn_ms_p50": round(statistics.median(turns_ms or [0.0]), 2),
+        "turn_ms_max": round(max(turns_ms, default=0.0), 2),
         "total_ms": round(call_ms + sum(turns_ms)),
     }
     text = json.dumps(result, indent=1)

@@ -112,11 +112,11 @@ async def run_load(load: Load, *, loaded: bool) -> Seen:
 
 
 def gaps_ms(replies: list[Reply]) -> list[float]:
-    """Between chunks with text. The first is left out: it holds the handover to decode."""
+    """Between chunks with text; the first of each holds the handover to decode, if there is one."""
     return [
         1e3 * (later - earlier)
         for reply in replies
-        for earlier, later in pairwise(reply.arrivals_s[1:])
+        for earlier, later in pairwise(reply.arrivals_s)
     ]
 
 

@@ -55,7 +55,12 @@ ECHO, ANSWER, ENVELOPE_BYTES = "bench.echo", b"x" * 300, 400
 @contextlib.contextmanager
 def pager(url: str, folder: Path) -> Iterator[int]:
     """A pager process that answers; its pid."""
-    environ = os.environ | {
+    environ = {
+        key: text
+        for key, text in os.environ.items()
+        if not key.startswith("PAGEMESH_") or key == "PAGEMESH_COMPILED"
+    }
+    environ |= {
         "PAGEMESH_NATS": url,
         "PAGEMESH_HOST": HOST,
         "PAGEMESH_NAME": "pager",
@@ -118,12 +123,25 @@ async def _floor(url: str, load: Load) -> dict[str, float]:
     return {"round_trip_p50_ms": alone["p50_ms"], "echoes_per_second": per_second}
 
 
+async def _echoes(url: str) -> None:
+    """Return once there is an echo."""
+    async with (
+        asyncio.timeout(START_TIMEOUT_S),
+        Bus.connect(BusConfig(url=url), role="client", name="bench") as bus,
+    ):
+        while True:
+            with contextlib.suppress(Absent, DeadlineExceeded):
+                await bus.request(ECHO, b"", timeout_ms=500)
+                return
+            await asyncio.sleep(0.05)
+
+
 def floor(url: str) -> dict[int, dict[str, float]]:
     """By prompt tokens: what the bus alone takes."""
     process = multiprocessing.get_context("spawn").Process(target=echo, args=(url,))
     process.start()
     try:
-        time.sleep(1.5)
+        uvloop.run(_echoes(url))
         return {load.prompt_tokens: uvloop.run(_floor(url, load)) for load in LOADS}
     finally:
         process.terminate()

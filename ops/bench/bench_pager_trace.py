@@ -42,8 +42,11 @@ def play(adapter: PagerAdapter, trace: Trace, request_count: int) -> dict[str, A
     """Requests of more pages than the pool are passed over, as everywhere."""
     open_requests: deque[Request] = deque()
     spent_us, cached, asked = [], 0, 0
+    pool_pages = adapter.core.books.pool.total
     for number, prompt in enumerate(trace.prompts[:request_count]):
         tokens = tokens_of(prompt)
+        if len(tokens) // (4 * PAGE_SIZE) > pool_pages:
+            continue
         start = time.perf_counter_ns()
         request = adapter.prepare(tokens)
         cached_pages = adapter.match(request)

@@ -3,12 +3,13 @@
     python -m ops.bench.bench_pager_turns BEFORE [--loads small,evicting] [--runs 4] [--turns 10]
         [--out ops/bench/results/pager_turns.json]
 
-BEFORE is another checkout of this repository, its native library built. Each run starts a process
-for each load of ``bench_pager`` and each of the two trees, with the default eviction, and ``lru``
-of this tree beside them; they take turns of 120 requests on one core. What is told is the median
-over turns, and that of the ratios of turns. Processes are started anew for each run, since where
-the memory of one lies makes some per cent of difference; and after eleven turns the pools that
-nothing is evicted from would be full.
+BEFORE is another checkout of this repository, its native library built, and its core compiled if
+that of this one is (``services/compile_cores.py``): otherwise nothing is measured. Each run starts
+a process for each load of ``bench_pager`` and each of the two trees, with the default eviction, and
+``lru`` of this tree beside them; they take turns of 120 requests on one core. What is told is the
+median over turns, and that of the ratios of turns. Processes are started anew for each run, since
+where the memory of one lies makes some per cent of difference; and after eleven turns the pools
+that nothing is evicted from would be full.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ def serve(kind_name: str, load_name: str) -> None:
     from ops.bench import bench_pager
     from ops.bench.pager_adapter import LruPagerAdapter, PagerAdapter
 
+    import pagemesh.pager
+
     [load] = [one for one in bench_pager.LOADS if one.name == load_name]
     subject = bench_pager.Subject(LruPagerAdapter if kind_name == "lru" else PagerAdapter, load)
     subject.turn(WARM_REQUESTS)
     gc.collect()
     gc.freeze()
-    print("ready", flush=True)
+    print(json.dumps(getattr(pagemesh.pager, "IS_COMPILED", False)), flush=True)
     for _ in sys.stdin:
         subject._times_us.clear()
         subject.turn(TURN_REQUESTS)
@@ -63,7 +66,9 @@ class Side:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )  # fmt: skip
-        assert self._out.readline() == "ready\n", f"{tree} does not serve {load_name}"
+        told = self._out.readline()
+        assert told, f"{tree} does not serve {load_name}"
+        self.is_compiled: bool = json.loads(told)
 
     @property
     def _out(self) -> TextIO:
@@ -87,6 +92,12 @@ def measure(before: Path, load_name: str, run_count: int, turn_count: int) -> di
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     for _ in range(run_count):
         serving = {name: Side(tree, kind, load_name) for name, (tree, kind) in sides.items()}
+        if serving["before"].is_compiled != serving["after"].is_compiled:
+            compiled, other = (before, ROOT) if serving["before"].is_compiled else (ROOT, before)
+            raise SystemExit(
+                f"the core of {compiled} is compiled and that of {other} is not: run "
+                f"services/compile_cores.py in {other}"
+            )
         for number in range(turn_count):
             for name in turn_order(list(sides), number):
                 turns[name].append(serving[name].turn())
@@ -141,6 +152,7 @@ def main() -> None:
     if options.turns > TURNS_MAX:
         parser.error(f"--turns: at most {TURNS_MAX}")
     before, results = options.before.resolve(), {}
+    commit = commit_of(before)
     for name in options.loads.split(","):
         turns = measure(before, name, options.runs, options.turns)
         results[name] = {"summary": summary(turns), "turns": turns}
@@ -149,7 +161,7 @@ def main() -> None:
     if options.out is not None:
         from ops.bench.hardware import describe
 
-        report = {"on": describe(), "before": commit_of(before), "results": results}
+        report = {"on": describe(), "before": commit, "results": results}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 

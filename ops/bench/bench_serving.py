@@ -59,12 +59,9 @@ def main() -> None:
                 ours(model, arguments) as own,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                lines = runner.run(measure([own, *peers], model, words, arguments))
+                rows = runner.run(measure([own, *peers], model, words, arguments))
         except RequestFailedError as error:
             raise SystemExit(str(error)) from error
-    report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    rows = table.merged(report, [line | {"on": describe()} for line in lines])
-    arguments.out.write_text(json.dumps({"benchmark": "serving", "rows": rows}, indent=1) + "\n")
     print(table.as_text(rows))
     print(f"written to {arguments.out}")
     if arguments.plot:
@@ -126,11 +123,13 @@ def ours(model: Path, arguments: argparse.Namespace) -> Iterator[Server]:
 async def measure(
     servers: Sequence[Server], model: Path, words: list[Word], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """A line of the report for each workload. Raises ``RequestFailedError``."""
+    """The rows of the report, to which one is added as soon as its workload was measured. Raises
+    ``RequestFailedError``."""
     kinds = ", one worker" * (not arguments.prefill) + ", bfloat16" * arguments.bfloat16
     label = (arguments.label or model.name) + kinds
     shape, threads = floor.shape_of(model), os.cpu_count() or 1
-    lines = []
+    on = describe()  # before anything was measured: the tree may change meanwhile
+    rows: list[dict[str, Any]] = []
     for name in arguments.workloads:
         rounds: dict[str, list[Round]] = {server.name: [] for server in servers}
         floors: list[float] = []
@@ -143,8 +142,16 @@ async def measure(
                 await asyncio.sleep(SETTLE_S)
                 machine = floor.probe(threads)
                 floors.append(floor.floor_tokens_s(shape, WORKLOADS[name], machine))
-        lines.append(table.row(label, name, rounds, floors))
-    return lines
+        rows = keep(table.row(label, name, rounds, floors) | {"on": on}, arguments.out)
+    return rows
+
+
+def keep(row: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Put ``row`` into the report at ``path``; all of its rows."""
+    report = json.loads(path.read_text()) if path.exists() else {}
+    rows = table.merged(report, [row])
+    path.write_text(json.dumps({"benchmark": "serving", "rows": rows}, indent=1) + "\n")
+    return rows
 
 
 if __name__ == "__main__":

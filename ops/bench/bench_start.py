@@ -77,7 +77,8 @@ def measure(name: str, model: Path, options: argparse.Namespace) -> dict[str, An
     for _ in range(options.starts):
         with (
             tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
-            tempfile.TemporaryDirectory() as prepared,  # with the pool it would be told as pages
+            # In memory, as /tmp is on some systems, it would be told as pages.
+            tempfile.TemporaryDirectory(dir="/var/tmp") as prepared,
         ):
             for kind, found in ready_s.items():  # the second finds what the first has prepared
                 pool_dir = Path(folder) / kind

@@ -260,7 +260,10 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp"),  # /tmp is memory on some systems
+        help="where to write, on a disk; default: /var/tmp",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write JSON there")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:

@@ -184,7 +184,7 @@ def main() -> int:
     if "mesh" in options.parts:
         run_meshes(options, report)
     print(f"gpu: {len(report) - len(report.wrong)} of {len(report)} items are right", *report.wrong)
-    return 1 if report.wrong else 0
+    return 1 if report.wrong or not len(report) else 0
 
 
 if __name__ == "__main__":

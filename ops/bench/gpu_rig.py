@@ -128,8 +128,9 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 def distance(got: Tensor, expected: Tensor) -> float:
     """The length of the difference over that of what was expected: for codes, of which a few may
-    fall either way."""
-    return float((got.float() - expected.float()).norm() / expected.float().norm())
+    fall either way. Infinite where a number is none."""
+    length = float((got.float() - expected.float()).norm() / expected.float().norm())
+    return length if length == length else float("inf")
 
 
 def share_wrong(got: Tensor, expected: Tensor) -> float:

@@ -7,6 +7,9 @@ import platform
 import subprocess
 from pathlib import Path
 
+_MEASURED = (":(top)", ":(top,exclude)ops/bench/results", ":(top,exclude)ops/docs")
+"""What a figure may depend on: not on the reports that benchmarks before it wrote."""
+
 
 def describe() -> dict[str, object]:
     """Commit (with ``+`` when the tree differs from it), processor, cores and load."""
@@ -15,7 +18,7 @@ def describe() -> dict[str, object]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
         "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -25,7 +28,8 @@ def _commit() -> str:
     commit = _git("rev-parse", "--short=12", "HEAD")
     if commit is None:
         return "unknown"
-    return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    told = _git("status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
+    return commit + ("+" if told else "")
 
 
 def _git(*arguments: str) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
 from ops.bench.run import Run
 
@@ -18,7 +19,7 @@ from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import load_model
 from pagemesh.engine.worker import events as work
 from pagemesh.engine.worker.core import WorkerCore
-from pagemesh.engine.worker.plan import StepPlan, plan_after
+from pagemesh.engine.worker.plan import Ahead, StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.stepper import bounded_threads
 from pagemesh.pager import events as paging
@@ -28,13 +29,14 @@ from pagemesh.pager.state import PagerCore
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.runtime.garbage import spare_loaded
 from pagemesh.runtime.ids import new_request_id, new_ticket_id
-from pagemesh.runtime.settings import PagerConfig
+from pagemesh.runtime.settings import PagerConfig, WorkerConfig
 from pagemesh.wire.identity import tenant_root
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import ChoiceStart, Sampling, Submit
 
 STEP_TOKENS_MAX = 512
 DEADLINE_MS = 600_000
+STREAM_S = WorkerConfig().stream_ms / 1e3
 
 
 class InProcess:
@@ -61,7 +63,7 @@ class InProcess:
         self._run = Run()
         self._started_s = 0.0
         self._ended = False
-        self._end_run = False
+        self._end_run = np.zeros(1, np.uint32)
         self._feed(work.PagerChanged(self._store.facts.epoch))
         self._feed(work.Tick())
         spare_loaded()  # as services do
@@ -111,7 +113,7 @@ class InProcess:
             case work.RunStep():
                 self._run_steps(command.plan)
             case work.EndRun():
-                self._end_run = True
+                self._end_run[0] = 1
             case work.UsePool():
                 self._executor.use_opened(command.opened)
             case work.SendFrames():
@@ -120,17 +122,21 @@ class InProcess:
                 pass
 
     def _run_steps(self, first: StepPlan) -> None:
-        """A plan and the rest of its run. The core hears of each step when it is over."""
-        self._end_run = False
-        plan = first
-        while True:
-            result = self._executor.run(plan)
-            following = None if self._end_run else plan_after(plan, result)
-            if following is None:
-                self._events.append(work.StepsFinished((result,)))
-                return
-            self._handle(work.StepsFinished((result,), goes_on=True))
-            plan = following
+        """A plan and the rest of its run, as ``Stepper`` has them computed and told of."""
+        self._end_run[0] = 0
+        plan: StepPlan | None = first
+        results: list[StepResult] = []
+        due_s = 0.0
+        while plan is not None:
+            for_us = 1e6 * (due_s - time.perf_counter())
+            result = self._executor.run_on(plan, Ahead(for_us, self._end_run, ()))
+            results.append(result)
+            plan = None if self._end_run[0] else plan_after(plan, result)
+            if plan is not None and time.perf_counter() >= due_s:
+                due_s = time.perf_counter() + STREAM_S
+                self._handle(work.StepsFinished(tuple(results), goes_on=True))
+                results.clear()
+        self._events.append(work.StepsFinished(tuple(results)))
 
     def _ask(self, call: work.CallPager) -> None:
         asked = paging.Asked(call.call_id, call.message)

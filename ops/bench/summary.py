@@ -87,7 +87,7 @@ def draw(figures: Sequence[Figure], path: Path) -> str:
     try:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        return "no picture: matplotlib is not installed (pip install 'pagemesh[plot]')"
+        return "no picture: matplotlib is not installed (pip install matplotlib)"
     if not drawn:
         return "no picture: no figure has an aim"
     canvas = Canvas(figsize=(11.0, 1.5 + 0.17 * len(drawn)), layout="constrained")

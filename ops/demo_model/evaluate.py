@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model = LlamaForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.float32, local_files_only=True
+    )
     model.eval()
     figures = measure(model, tokenizer.load(arguments.model), arguments.probes)
     print(table(figures))

@@ -49,7 +49,7 @@ def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def load(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer saved in `folder`."""
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list[int], list[float]]:

@@ -65,7 +65,7 @@ def test_products_keep_what_the_types_are_worth(
 
 @KINDS
 @HEADS
-@pytest.mark.parametrize("group", [1, 3, 8, 71])
+@pytest.mark.parametrize("group", [1, 3, 8, 71, 129])
 def test_a_tile_has_sides_that_instructions_take_and_room_for_a_group(
     tile_of: TileOf, head_dim: int, group: int
 ) -> None:
@@ -85,6 +85,15 @@ def test_blocks_on_their_way_fit_into_shared_memory(tile_of: TileOf, head_dim: i
     for layout, tile in tiles(tile_of, head_dim, 4):
         block_bytes = 2 * tile.block * width * layout.item_bytes
         assert (tile.stages - 1) * block_bytes <= SHARED_BYTES_MAX
+
+
+@HEADS
+def test_decode_fits_into_the_shared_memory_of_smaller_cards(head_dim: int) -> None:
+    """99 KiB, of which some is the kernel's own."""
+    width = 1 << (head_dim - 1).bit_length()
+    for layout, tile in tiles(decode_tile, head_dim, 4):
+        block_bytes = 2 * tile.block * width * layout.item_bytes
+        assert (tile.stages - 1) * block_bytes <= 64 << 10
 
 
 @HEADS

@@ -42,7 +42,7 @@ _SEEDS_MAX = 60
         pytest.param(
             Bugs(take_any_weights=True), ["delivered", "holds something else"], 40, id="any weights"
         ),
-        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 40, id="give up filling"),
+        pytest.param(Bugs(give_up_filling=True), ["writes into it"], 130, id="give up filling"),
         pytest.param(Bugs(forget_movers=True), ["writes into it"], 130, id="forget movers"),
     ],
 )

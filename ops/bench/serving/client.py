@@ -18,6 +18,8 @@ import httpx
 from ops.bench.stream import Pieces, events_of
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
+ANSWER_S_MAX = 1_800
+"""What an answer may take, the slowest peer's with many at once too."""
 _SHOWN_MAX = 300
 """Characters of a refusal that its error repeats."""
 
@@ -98,7 +100,11 @@ async def complete(
     except OSError as error:
         raise RequestFailedError(f"{server.name} is not at {server.url}: {error}") from error
     try:
-        ended_s = await exchange.ended
+        async with asyncio.timeout(ANSWER_S_MAX):
+            ended_s = await exchange.ended
+    except TimeoutError as error:
+        told = f"{server.name}: no answer within {ANSWER_S_MAX // 60} minutes"
+        raise RequestFailedError(told) from error
     finally:
         transport.close()
     if exchange.status != 200:

@@ -22,9 +22,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit(
-            "--plot needs matplotlib; install it: pip install 'pagemesh[plot]'"
-        ) from None
+        raise SystemExit("--plot needs matplotlib; install it: pip install matplotlib") from None
     names = list(dict.fromkeys(name for one in rows for name in one["servers"]))
     labels = [name_of(one) for one in rows]
     width = 0.8 / len(names)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from pagemesh.engine.files import write_atomically
+from pagemesh.engine.files import remember
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError, first_line
 
@@ -24,10 +24,14 @@ _TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
+CONFIG_NAME = "config.json"
 _CHUNK_BYTES = 1 << 22
 _SETTLED_NS = 2_000_000_000
 """A file that was changed just now may be changed again within the same tick of its clock: its
 digest is not remembered yet."""
+
+Version = tuple[int, ...]
+"""Of a file: what is another when somebody has written to it."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
@@ -57,11 +61,14 @@ class FilesChangedError(ConfigError):
 class Checkpoint:
     """The tensors of one checkpoint by name. A context manager; tensors outlive it."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ``ConfigError`` when no safetensors are there or a file is broken."""
+    def __init__(self, folder: Path, described: Version = ()) -> None:
+        """``described``: the version of the configuration, as it was before that was read. Raises
+        ``ConfigError`` when no safetensors are there or a file is broken."""
         self.folder = folder
         self.paths = _weight_paths(folder)
-        self._versions = [_version(path) for path in self.paths]
+        self._versions = {path: _version(path) for path in self.paths}
+        if described:
+            self._versions[folder / CONFIG_NAME] = described
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._names: dict[str, str] = {}
@@ -115,23 +122,30 @@ class Checkpoint:
     def require_unchanged(self) -> None:
         """What was read by name since this was opened is what is mapped. Raises
         ``FilesChangedError``."""
-        for path, version in zip(self.paths, self._versions, strict=True):
+        for path, version in self._versions.items():
             if _version(path) != version:
-                raise _changed(path)
+                raise changed(path)
 
 
-def _version(path: Path) -> tuple[int, ...]:
+def config_version(folder: Path) -> Version:
+    """For ``Checkpoint``; empty where there is no configuration."""
+    path = folder / CONFIG_NAME
+    return _version(path) if path.is_file() else ()
+
+
+def _version(path: Path) -> Version:
     """What is another when the file is, or when somebody has written to it. Other weights of the
     same size may be given the old time of modification, as by rsync or cp -p. The time of the last
     change of any kind is the kernel's own. Raises ``FilesChangedError`` where it is gone."""
     try:
         facts = path.stat()
     except FileNotFoundError:
-        raise _changed(path) from None
+        raise changed(path) from None
     return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _changed(path: Path) -> FilesChangedError:
+def changed(path: Path) -> FilesChangedError:
+    """For people."""
     return FilesChangedError(
         f"model {path}: was changed while it was read; wait until all of it is there, then start "
         "again"
@@ -201,12 +215,12 @@ def _file_digest(path: Path, cache: Path, report: Callable[[int], None]) -> byte
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        raise _changed(path) from None
+        raise changed(path) from None
     with file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             done += len(chunk)
             report(done)
     if time.time_ns() - changed_ns > _SETTLED_NS:
-        write_atomically(known, digest.hexdigest().encode())
+        remember(known, digest.hexdigest().encode())
     return digest.digest()

@@ -22,8 +22,10 @@ import numpy as np
 import torch
 
 from pagemesh.engine.checkpoint import (
+    CONFIG_NAME,
     Checkpoint,
     Progress,
+    config_version,
     read_config,
     silent,
     weights_digest,
@@ -41,6 +43,7 @@ from pagemesh.engine.fallback import (
     window_obstacle,
 )
 from pagemesh.engine.loading import ServedModel, root_of
+from pagemesh.engine.model import context_tokens_of
 from pagemesh.engine.prepared import (
     check_room,
     kept_digest,
@@ -93,11 +96,13 @@ def load_fallback(
     """
     ensure_folder(cache, "PAGEMESH_CACHE_DIR")
     where = f"model {folder}"
+    described = config_version(folder)
     source = read_config(folder)
     # config.json was judged as it is written; what transformers makes of it may be something else.
     refuse_unsupported(source, where)
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, described) as checkpoint:
         stored = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
+        checkpoint.require_unchanged()
     weights = kept_digest(stored, weight_type)
     model = _modules(checkpoint, source, weights, cache, progress, weight_type)
     try:
@@ -128,7 +133,7 @@ def _unfit(where: str, architecture: str, error: Exception) -> str:
 
 def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
     """Raises ``UnfitModelError``."""
-    context_tokens_max = int(source.max_position_embeddings)
+    context_tokens_max = context_tokens_of(source)
     if context_tokens_max < 1:
         raise UnfitModelError(f"its max_position_embeddings is {context_tokens_max}")
     return FallbackConfig(
@@ -141,7 +146,7 @@ def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
 
 def _config_digest(folder: Path) -> bytes:
     made_by = f"fallback {_VERSION} {version('transformers')}\n".encode()
-    return hashlib.sha256(made_by + (folder / "config.json").read_bytes()).digest()
+    return hashlib.sha256(made_by + (folder / CONFIG_NAME).read_bytes()).digest()
 
 
 def _modules(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pagemesh.runtime.user_paths import expanded
+from pagemesh.wire.errors import ConfigError
 
 
 def cache_folder(named: str) -> Path:
@@ -19,8 +21,9 @@ def cache_folder(named: str) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new, never a part."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    """Readers see the old content or the new, never a part. Writers may be in several containers,
+    where processes have the same numbers."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.write_bytes(content)
         partial.replace(path)
@@ -28,11 +31,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def remember(path: Path, content: bytes) -> None:
+    """``write_atomically`` what can be found out again, where that can be written."""
+    with suppress(OSError):
+        write_atomically(path, content)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold ``path`` locked; waits for the process that has it. The kernel lets go of the
-    lock of a process that dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock of a process that dies. Raises ``ConfigError`` where it cannot be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"PAGEMESH_CACHE_DIR={path.parent} (--cache-dir): {path.name} cannot be opened "
+            f"({error.strerror}); remove it, or name another folder"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -15,14 +15,17 @@ from typing import Protocol
 import msgspec
 
 from pagemesh.engine.checkpoint import (
+    CONFIG_NAME,
     Checkpoint,
     Progress,
+    changed,
+    config_version,
     read_config,
     silent,
     tokenizer_digest,
     weights_digest,
 )
-from pagemesh.engine.files import write_atomically
+from pagemesh.engine.files import remember
 from pagemesh.engine.model import DecoderConfig, decoder_config
 from pagemesh.engine.prepared import kept_digest, load_prepared
 from pagemesh.engine.weights import EMBEDDING, HEAD, DecoderWeights, assemble, recipes
@@ -37,7 +40,7 @@ from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
-_CONFIG_VERSION = 3
+_CONFIG_VERSION = 4
 """Raise it when ``DecoderConfig`` means something else."""
 
 
@@ -120,9 +123,10 @@ def load_model(
     ``FilesChangedError`` for one that is written to meanwhile.
     """
     ensure_folder(cache, "PAGEMESH_CACHE_DIR")
+    described = config_version(folder)
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, described) as checkpoint:
         config = with_own_head(config, checkpoint)
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = kept_digest(stored, weight_type)
@@ -163,10 +167,11 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     """The decoder in ``folder``. What ``transformers`` made of a configuration is remembered
     in ``cache``, since importing it takes longer than everything else in a second start.
 
-    Raises ``ConfigError``.
+    Raises ``ConfigError``, and ``FilesChangedError`` where ``transformers`` read another one.
     """
+    path = folder / CONFIG_NAME
     try:
-        content = (folder / "config.json").read_bytes()
+        content = path.read_bytes()
     except OSError:
         raise ConfigError(f"model {folder}: has no config.json") from None
     made_by = f"{_CONFIG_VERSION} {version('transformers')}\n"
@@ -177,7 +182,9 @@ def remembered_config(folder: Path, cache: Path) -> DecoderConfig:
     except (OSError, msgspec.MsgspecError):
         pass  # not known yet, or a torn file of an older time
     config = decoder_config(read_config(folder), where=f"model {folder}")
-    write_atomically(known, msgspec.json.encode(config))
+    if not path.is_file() or path.read_bytes() != content:
+        raise changed(path)  # or it would be remembered as what the other one says, for good
+    remember(known, msgspec.json.encode(config))
     return config
 
 

@@ -117,7 +117,7 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
         head_dim=head_dim,
         mlp_size=int(source.intermediate_size),
         vocab_tokens=int(source.vocab_size),
-        context_tokens_max=int(source.max_position_embeddings),
+        context_tokens_max=context_tokens_of(source),
         norm_epsilon=float(source.rms_norm_eps),
         rope=_rope(source, head_dim, where),
         tied_embeddings=bool(source.tie_word_embeddings),
@@ -128,6 +128,17 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
         fused_projections=architecture == "Phi3ForCausalLM",
         **(_granite_factors(source, head_dim) if architecture == "GraniteForCausalLM" else {}),
     )
+
+
+def context_tokens_of(source: Any) -> int:
+    """Positions of the model that a ``transformers`` configuration describes. Of one that YaRN
+    stretches those before it may be given, as in the configurations that Qwen documents."""
+    given = int(source.max_position_embeddings)
+    rope = dict(getattr(source, "rope_parameters", None) or {})
+    if rope.get("rope_type") != "yarn":
+        return given
+    stretched = float(rope["factor"]) * int(rope.get("original_max_position_embeddings") or given)
+    return max(given, int(stretched))
 
 
 def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:

@@ -125,15 +125,20 @@ def load_or_write(name: str, cache: Path, write: Callable[[Path], None]) -> dict
     ``write`` is called with the path to make, by one process of the host at a time; what it
     made counts when it is whole.
 
-    Raises ``ConfigError`` like ``write``, for a disk that is full, and for a broken file.
+    Raises ``ConfigError`` like ``write``, and for a disk that is full.
     """
     path = cache / f"{name}.safetensors"
     with locked(path.with_suffix(".lock")):
-        if not path.is_file():
+        tensors = None
+        if path.is_file():
+            with contextlib.suppress(ConfigError):  # a loss of power may have cut it short
+                tensors = _map(path)
+        if tensors is None:
             _make_room(cache)
             _write_whole(path, write)
-        tensors = _map(path)
-        os.utime(path)  # what was loaded last goes last
+            tensors = _map(path)
+        with contextlib.suppress(OSError):  # another user's, whose time is not ours to set
+            os.utime(path)  # what was loaded last goes last
     return tensors
 
 
@@ -141,7 +146,7 @@ def _make_room(cache: Path) -> None:
     """Delete what was not loaded for longest, and what a killed process left half written."""
     whole = sorted(cache.glob(f"{_NAMES}.safetensors"), key=_loaded_ns, reverse=True)
     for path in [*whole[PREPARED_COUNT_MAX - 1 :], *cache.glob(f"{_NAMES}.partial")]:
-        with path.with_suffix(".lock").open("a") as lock:
+        with contextlib.suppress(OSError), path.with_suffix(".lock").open("a") as lock:
             if try_lock(lock.fileno()):  # else somebody loads or writes it right now
                 path.unlink(missing_ok=True)
 

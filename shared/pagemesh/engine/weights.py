@@ -62,9 +62,9 @@ class Recipe:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor that ``parts``, in the recipe's order, make; one part is given back as it
-        is where nothing changes."""
+        is where nothing changes. Factors are multiplied in float32, whatever is stored."""
         whole = joined(parts)
-        return whole if self.factor == 1.0 else whole * self.factor
+        return whole if self.factor == 1.0 else whole.to(torch.float32) * self.factor
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,6 @@ SINGLE_NAME = "model.safetensors"
 DEMO_NAME = "pagemesh-demo"
 _PACKAGED = "demo_model"
 _HUB_DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
-_HUB_WEIGHTS = ("*.safetensors",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,11 @@ def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -
     described = _download(model, _HUB_DESCRIPTION) if here is None else here.path
     if inspect is not None:
         inspect(described)
-    return here or ModelFolder(_download(model, _HUB_DESCRIPTION + _HUB_WEIGHTS), model)
+    if here is not None:
+        return here
+    # By name: a repository may have them once more, in another form or in one file.
+    weights = (str(path.relative_to(described)) for path in weight_files(described))
+    return ModelFolder(_download(model, (*_HUB_DESCRIPTION, *weights)), model)
 
 
 def _on_this_machine(model: str) -> ModelFolder | None:

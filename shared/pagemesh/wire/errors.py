@@ -10,6 +10,7 @@ PagemeshError
     |   |-- OverQuota     its tenant may not use so many pages: the same, or ask for a larger quota
     |-- Stale           the handle, lease or epoch is of another life: admit again
     |   |-- Superseded    the weights it began with are served no more: begin anew
+    |   |-- TicketOver    nobody can have what it was for any more: begin anew
     |-- Malformed       the message is not what the subject takes: fix the caller
     |-- Gone            the thing named does not exist (any more): forget it
     |   |-- Absent        nobody listens on the subject: the service is not there
@@ -81,6 +82,10 @@ class Stale(Fault):
 
 class Superseded(Stale):
     """Other weights are served under the name of those that what was asked for began with."""
+
+
+class TicketOver(Stale):
+    """The ticket has ended, and its lease with it."""
 
 
 class Malformed(Fault):

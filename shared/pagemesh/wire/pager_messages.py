@@ -272,10 +272,15 @@ class Forked(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     copies: list[PageCopy]
 
 
+NO_LEASE = 0
+"""No lease has that number."""
+
+
 @registered("pager.release")
 class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Commit what is full, then give everything back. What is not there is ``Ok`` when it was once
-    this worker's, ``Gone`` otherwise."""
+    this worker's, ``Gone`` otherwise. ``NO_LEASE``: the sequence waits for pages, and wants none
+    any more."""
 
     key: SequenceKey
     worker: Name

@@ -60,3 +60,9 @@ async def test_the_others_are_waited_for_when_one_pager_goes_away() -> None:
     pagers = Pagers({"a": away, "b": busy}, {"b": done})
     answers, _ = await waited(pagers, [("a", GOES_ON), ("b", GOES_ON)])
     assert answers == [("a", GOES_ON), ("b", replace(GOES_ON, freed_pages=90, goes_on=False))]
+
+
+async def test_what_was_freed_at_once_counts_though_a_pager_has_started_anew_since() -> None:
+    anew = replace(STATS, is_sweeping=False, swept_pages=0)
+    [(_, answer)], _ = await waited(Pagers({"a": anew}), [("a", GOES_ON)])
+    assert (answer.freed_pages, answer.goes_on) == (7, False)

@@ -17,7 +17,12 @@ from pagemesh.cli.mesh import gpu_check
 from pagemesh.cli.mesh.run_folder import run_folder
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.up import MeshPlan, _ready, plan
-from pagemesh.engine.cuda.graph_bytes import CONTEXT_BYTES, draw_bytes_max, graph_bytes_max
+from pagemesh.engine.cuda.graph_bytes import (
+    CONTEXT_BYTES,
+    context_bytes_max,
+    draw_bytes_max,
+    graph_bytes_max,
+)
 from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.wire.errors import ConfigError
 
@@ -67,14 +72,18 @@ def test_a_gpu_that_will_do_is_named_with_its_memory(monkeypatch: pytest.MonkeyP
     assert str(told) == "A GPU, 2 MiB of 4 MiB free, torch 2.13"
 
 
+CONTEXT_TOKENS = 131_072
+
+
 def gpu_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int,
              **flags: str) -> MeshPlan:  # fmt: skip
     """Of ``up --device cuda`` where so much of a GPU is free."""
     found = {"name": "A GPU", "torch": "2.13", "free_bytes": free_bytes, "total_bytes": 1 << 40}
     answers_the_probe(monkeypatch, json.dumps(found))
     folder = write_model_files(
-        tmp_path / "tiny", vocab_size=128_000, hidden_size=4_096, head_dim=128
-    )
+        tmp_path / "tiny", vocab_size=128_000, hidden_size=4_096, head_dim=128,
+        max_position_embeddings=CONTEXT_TOKENS,
+    )  # fmt: skip
     tensors = {"weight": torch.zeros(1 << 20, dtype=torch.bfloat16)}
     save_file(tensors, str(folder / "model.safetensors"))
     given = {"PAGEMESH_MODEL": str(folder), "PAGEMESH_HTTP": ":0", "PAGEMESH_DEVICE": "cuda"}
@@ -86,6 +95,9 @@ def test_the_pool_has_to_fit_beside_weights_and_decode_steps_of_every_worker(
 ) -> None:
     own = (2 << 20) + graph_bytes_max(
         sequence_count_max=256, vocab_tokens=128_000, hidden_size=4_096, item_bytes=2
+    )
+    own += context_bytes_max(
+        sequence_count_max=256, context_tokens_max=CONTEXT_TOKENS, page_size=16, head_dim=128
     )
     own += draw_bytes_max(sequence_count_max=256, vocab_tokens=128_000)
     gpu_plan(monkeypatch, tmp_path, (1 << 26) + own)

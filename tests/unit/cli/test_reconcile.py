@@ -144,8 +144,14 @@ def test_a_ledger_that_does_not_add_up_is_found_at_once() -> None:
     ]
     waiting = msgspec.structs.replace(nobodys, unclaimed_pages=1)
     assert findings(Look(waiting, good.workers), good) == []
+    twice = msgspec.structs.replace(good.pager, unclaimed_pages=1)
+    assert findings(Look(twice, good.workers), good) == [
+        "h: 2 pages are held or draining, 3 have an owner" + after
+    ]
     offered = msgspec.structs.replace(good.pager, offered_count=1)
     assert findings(Look(offered, good.workers)) == ["h: 0 tickets for 1 offered leases" + after]
+    left = msgspec.structs.replace(good.pager, ticket_count=1)
+    assert findings(Look(left, good.workers)) == ["h: 1 tickets for 0 offered leases" + after]
 
 
 def test_what_the_pager_finds_by_itself_is_told_with_pages_place_owner_and_trace() -> None:

@@ -68,3 +68,8 @@ def test_a_watcher_that_is_always_late_still_finds_a_freeze(watched: Watched) ->
         watched.now_ms += 60_000
         late.append(watched.core.look(watched.now_ms))
     assert late == [False] * 5 + [True]
+
+
+def test_the_first_beat_may_take_no_less_than_any_other() -> None:
+    core = WatchCore(WatchLimits(silence_ms_max=5_000, first_ms_max=1_000, look_ms=500), 0)
+    assert [core.look(now_ms) for now_ms in range(500, 6_000, 500)] == 10 * [False] + [True]

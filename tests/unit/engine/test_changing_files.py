@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def replace_weights(folder: Path, *, in_place: bool) -> None:
         other.replace(path)
 
 
-def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+def once(act: Callable[[], object], then: Callable[..., Any]) -> Callable[..., Any]:
     """``then``, with ``act`` before the first time."""
     todo = [act]
 
@@ -74,6 +75,39 @@ def test_weights_that_are_replaced_while_they_are_loaded_are_loaded_again(
     assert model.root == alone.root
     found, wanted = model.weights.layers[0], alone.weights.layers[0]
     assert torch.equal(found.qkv.panels, wanted.qkv.panels), "one version by the other's name"
+
+
+@pytest.mark.parametrize("step", ["read_config", "weights_digest"])
+def test_a_configuration_that_is_replaced_while_a_model_is_loaded_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(opening, "_PAUSE_S", 0.0)
+    path = folder / checkpoint.CONFIG_NAME
+    before = path.read_text()
+
+    def replace() -> None:
+        path.write_text(json.dumps(json.loads(before) | {"rms_norm_eps": 0.5}))
+
+    monkeypatch.setattr(loading, step, once(replace, getattr(loading, step)))
+    model = open_engine(config_of(folder)).model
+    assert isinstance(model, loading.LoadedModel) and model.config.norm_epsilon == 0.5
+    path.write_text(before)
+    again = load_model(folder, name="m", page_size=16, cache=folder.parent / "cache")
+    assert again.config.norm_epsilon != 0.5, "it is not remembered as what the other one says"
+
+
+def test_modules_have_the_configuration_that_they_are_named_by(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / checkpoint.CONFIG_NAME
+    changed = json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.5})
+    digest = fallback_loading._config_digest
+    strike = once(lambda: path.write_text(changed), digest)
+    monkeypatch.setattr(fallback_loading, "_config_digest", strike)
+    with pytest.raises(FilesChangedError):
+        fallback_loading.load_fallback(
+            folder, name="m", page_size=16, cache=folder.parent / "cache"
+        )
 
 
 def test_a_file_that_is_gone_when_it_is_named_was_changed(folder: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pagemesh.engine.cuda.launches import NO_BLOCKS, Launch, StepRows
 from pagemesh.engine.cuda.rows import DeviceRows, RowsShape, exact_shape, pack, unpack
 from pagemesh.engine.cuda.weights import DeviceWeights, load_device_weights
 from pagemesh.engine.forward import Decoder
+from pagemesh.kernels.linear.packed import unpack_linear
 from pagemesh.kernels.ops import KvPool, RaggedBatch, ragged_batch
 from pagemesh.wire.tokens import U32
 
@@ -40,6 +41,22 @@ def save_small(folder: Path, name: str) -> None:
 def device_weights(folder: Path, decoder: Decoder) -> DeviceWeights:
     with Checkpoint(folder) as checkpoint:
         return load_device_weights(checkpoint, decoder.config, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_factors_are_multiplied_in_the_type_that_is_computed_with(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Whatever is stored: pages of the CPU and of a GPU are of one root in float32."""
+    save_twin(tmp_path / "model", twins()["granite-factors-tied-biased"], dtype=dtype)
+    decoder, _ = load_decoder(tmp_path / "model", deterministic=False)
+    own, cpu = device_weights(tmp_path / "model", decoder), decoder.weights
+    assert own.embedding.dtype == own.head.weight.dtype == torch.float32
+    assert torch.equal(own.embedding, cpu.embedding)
+    assert torch.equal(own.head.weight, unpack_linear(cpu.head))
+    for mine, other in zip(own.layers, cpu.layers, strict=True):
+        assert torch.equal(mine.output.weight, unpack_linear(other.output))
+        assert torch.equal(mine.down.weight, unpack_linear(other.down))
 
 
 def rows_of(

@@ -14,7 +14,9 @@ from pagemesh.engine.cuda.graph_bytes import (
     GRAPH_COUNT_MAX,
     PROMPTS_MAX,
     ROWS_MAX,
+    context_bytes_max,
     graph_bytes_max,
+    logits_bytes_beyond,
     rows_held,
 )
 from pagemesh.engine.cuda.graphs import (
@@ -253,6 +255,16 @@ def test_logits_are_most_of_what_graphs_take_and_are_counted_once() -> None:
     assert large < 1 << 30
     beyond = graph_bytes_max(sequence_count_max=4096, vocab_tokens=128_000, **sizes)
     assert beyond == large, "no graph has more rows"
+    more = {"vocab_tokens": 128_000, "item_bytes": 2}
+    assert logits_bytes_beyond(sequence_count_max=256, **more) == 0
+    assert logits_bytes_beyond(sequence_count_max=4096, **more) == (4096 - 256) * 128_000 * 6
+
+
+def test_long_contexts_take_rotations_and_page_tables() -> None:
+    sizes = {"sequence_count_max": 256, "page_size": 16, "head_dim": 128}
+    assert context_bytes_max(context_tokens_max=16, **sizes) == 16 * 512 + (256 + PROMPTS_MAX) * 4
+    million = context_bytes_max(context_tokens_max=1 << 20, **sizes)
+    assert million == (512 << 20) + (256 + PROMPTS_MAX) * (1 << 16) * 4
 
 
 def test_there_is_room_for_the_rows_of_every_bucket() -> None:

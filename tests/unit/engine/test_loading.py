@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.models import SHAPE, save_twin
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pagemesh.engine import checkpoint, prepared
+from pagemesh.engine import checkpoint, files, prepared
 from pagemesh.engine.files import cache_folder, locked
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
@@ -304,6 +305,41 @@ def test_broken_files_are_named(folder: Path) -> None:
     assert "broken index" in refusal(folder)
     (folder / "config.json").write_text("{not json")
     assert "config.json cannot be used" in refusal(folder)
+
+
+def test_prepared_weights_that_were_cut_short_are_made_anew(folder: Path) -> None:
+    """By a loss of power: their name is there before all of them."""
+    whole = load(folder).weights
+    (path,) = (folder.parent / "cache").glob("*.safetensors")
+    start = path.read_bytes()[:100]
+    path.unlink()  # what is mapped stays whole
+    path.write_bytes(start)
+    assert torch.equal(load(folder).weights.head.panels, whole.head.panels)
+
+
+def test_what_can_be_found_out_again_need_not_be_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes nothing from a model whose weights are prepared."""
+    root = load(folder).root
+    cache = folder.parent / "cache"
+    for memo in (*cache.glob("digest-*"), *cache.glob("config-*")):
+        memo.unlink()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    monkeypatch.setattr(os, "utime", full)
+    assert load(folder).root == root
+
+
+def test_a_lock_that_cannot_be_opened_is_named(folder: Path) -> None:
+    load(folder)
+    (path,) = (folder.parent / "cache").glob("*.lock")
+    path.unlink()
+    path.mkdir()
+    assert "PAGEMESH_CACHE_DIR=" in refusal(folder)
 
 
 def test_missing_misshapen_and_integer_tensors_are_named(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, twins
+from tests.unit.engine.models import LLAMA3_ROPE, SHAPE, YARN_ROPE, twins
 from transformers import (
     GPT2Config,
     LlamaConfig,
@@ -42,6 +42,15 @@ def test_the_three_architectures_differ_where_they_should() -> None:
     assert (plain.qkv_bias, plain.head_norm, plain.head_dim) == (False, False, 16)
     assert (biased.qkv_bias, biased.output_bias, biased.head_norm) == (True, False, False)
     assert (normed.qkv_bias, normed.head_norm, normed.head_dim) == (False, True, 24)
+
+
+@pytest.mark.parametrize(("given", "original", "context"), [(512, 512, 2_048), (2_048, 512, 2_048)])
+def test_a_context_that_yarn_stretches_is_that_long_whether_it_is_counted_in_or_not(
+    given: int, original: int, context: int
+) -> None:
+    rope = YARN_ROPE | {"factor": 4.0, "original_max_position_embeddings": original}
+    made = decoder_config(llama(max_position_embeddings=given, rope_parameters=rope), where="")
+    assert made.context_tokens_max == context
 
 
 @pytest.mark.parametrize("kind", [MistralConfig, Phi3Config, Qwen2Config])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -27,6 +28,7 @@ from pagemesh.decode.role import role_settings as decode_role
 from pagemesh.engine import forward
 from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.model import Rope
+from pagemesh.engine.worker import service
 from pagemesh.engine.worker.actor import remedy
 from pagemesh.engine.worker.plan import StepPlan, StepResult
 from pagemesh.engine.worker.service import run_worker
@@ -34,6 +36,7 @@ from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.pager.leases.states import RevokeReason
 from pagemesh.runtime import rpc, trace
 from pagemesh.runtime.service import Stop
+from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.spans import set_up_spans
 from pagemesh.wire import codec, subjects
 from pagemesh.wire.errors import ConfigError, Malformed, NoCapacity
@@ -253,6 +256,30 @@ async def test_settings_that_are_not_supported_are_named(
     worker = replace(mesh.config.worker, **changes)
     with pytest.raises(ConfigError, match=named):
         await run_worker(replace(mesh.config, worker=worker), Stop(), decode_role(worker))
+
+
+async def test_a_worker_that_is_to_stop_does_not_load_its_model_first(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, codes, stop = threading.Event(), list[int](), Stop()
+    begun = threading.Event()
+
+    def slow(_config: WorkerConfig) -> None:
+        begun.set()
+        loads.wait(20)
+
+    monkeypatch.setattr(service, "_load", slow)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    config = replace(mesh.config, host=replace(mesh.config.host, name="slow"))
+    task = asyncio.create_task(run_worker(config, stop, decode_role(config.worker)))
+    try:
+        await asyncio.to_thread(begun.wait, 20)
+        stop.request()
+        async with asyncio.timeout(10):
+            await task
+        assert codes == [0], "at once, since the thread that loads cannot be ended"
+    finally:
+        loads.set()
 
 
 async def test_a_model_that_is_not_there_ends_the_worker_by_name(mesh: Mesh) -> None:

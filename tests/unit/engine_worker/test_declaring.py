@@ -135,7 +135,7 @@ def test_an_ok_to_the_last_part_has_all_of_it_declared_anew(bench: Bench) -> Non
 
 
 def test_a_pager_that_asks_for_what_is_being_declared_is_not_told_twice(bench: Bench) -> None:
-    bench.tick(1_000)
+    bench.tick(1_000 + bench.limits.beat_late_ms_max)
     bench.answer(Heartbeat, DeclareWanted(epoch=2))
     for answer in (Ok(), Ok(), Declared(lost=[])):
         bench.answer(Declare, answer)

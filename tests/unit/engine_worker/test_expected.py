@@ -206,7 +206,7 @@ def test_a_refusal_which_does_not_say_whose_it_is_has_everybody_ask_for_itself()
 
 
 def test_leases_are_declared_only_when_what_is_expected_has_come() -> None:
-    bench = Bench().start()
+    bench = Bench(beat_late_ms_max=0).start()
     bench.tick(960 - bench.now)
     bench.ask(asked())
     bench.tick(40)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from tests.unit.engine_worker.bench import (
     DECODE,
@@ -11,12 +13,25 @@ from tests.unit.engine_worker.bench import (
     at_fork,
     child_of,
     key,
+    opened,
+    result_of,
     submit,
 )
 
+from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker.costs import StepCosts, StepShape
 from pagemesh.engine.worker.settings import RoleSettings
-from pagemesh.wire.pager_messages import Admit, Fork, Forked, Granted, Release, Revoke
-from pagemesh.wire.tokens import U32, PageCopy, unpack_extents
+from pagemesh.wire.pager_messages import (
+    Admit,
+    Declare,
+    Fork,
+    Forked,
+    Granted,
+    OpenSession,
+    Release,
+    Revoke,
+)
+from pagemesh.wire.tokens import U32, PageCopy, unpack, unpack_extents
 from pagemesh.wire.work_messages import Abort
 
 
@@ -85,6 +100,22 @@ def test_a_choice_whose_leader_goes_before_its_tail_was_copied_computes_that_its
     assert (row.start, row.tokens.tolist()) == (8, [108, 109, 51])
 
 
+def test_a_tail_that_waits_to_be_copied_is_not_declared_as_filled() -> None:
+    """A pager that began anew would grant it to decode, and cache it for everybody."""
+    bench, child = _busy_with_copies_waiting(PREFILL)
+    bench.handle(ev.PagerChanged(2))
+    bench.tick()
+    bench.answer(OpenSession, opened(epoch=2))
+    bench.tick()
+    assert "Declare" not in bench.open_kinds()
+    bench.step()
+    assert bench.plan is not None and bench.plan.copies
+    bench.step()
+    bench.tick()
+    declared = {held.lease: held for held in bench.asked(Declare).leases}
+    assert len(unpack(declared[child].tokens)) == 10
+
+
 def test_a_share_of_more_than_the_prompt_is_not_used() -> None:
     """The tokens after it are not the same for every choice."""
     bench, fork = at_fork()
@@ -93,3 +124,18 @@ def test_a_share_of_more_than_the_prompt_is_not_used() -> None:
     assert bench.asked(Release).lease == child.lease
     bench.tick()
     assert bench.asked(Admit).key == key(1)
+
+
+def test_what_a_step_takes_that_copies_pages_is_not_taken_for_what_its_rows_cost() -> None:
+    class Seen(StepCosts):
+        def observe(self, shape: StepShape, duration_us: float) -> None:
+            seen.append(duration_us)
+
+    seen: list[float] = []
+    bench, _ = _busy_with_copies_waiting()
+    bench.core._batching.costs = Seen()
+    for took_us in (1_000, 2_000, 3_000):
+        plan, bench.plan = bench.plan, None
+        assert plan is not None and bool(plan.copies) == (took_us == 2_000)
+        bench.handle(ev.StepsFinished((replace(result_of(plan, 52), took_us=(took_us,)),)))
+    assert seen == [1_000, 3_000]

@@ -197,7 +197,7 @@ def test_a_lease_that_is_owed_is_not_taken_from_a_later_grant() -> None:
 def test_a_declaration_waits_for_calls_that_move_leases_and_holds_back_new_ones() -> None:
     bench, lease = _decoding()
     bench.ask(submit(10, attempt=2))
-    bench.tick(1_000)
+    bench.tick(1_000 + bench.limits.beat_late_ms_max)
     bench.answer(Heartbeat, DeclareWanted(epoch=1))
     bench.tick()
     assert "Declare" not in bench.open_kinds() and "Admit" in bench.open_kinds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.engine_worker.bench import Bench, submit
 
 from pagemesh.engine.worker import events as ev
-from pagemesh.wire.pager_messages import Admit, Heartbeat
+from pagemesh.wire.pager_messages import Admit, Extend, Heartbeat, Queued
 
 
 def test_a_worker_without_a_session_is_not_patient() -> None:
@@ -46,3 +46,16 @@ def test_who_waits_for_pages_makes_it_impatient_and_who_draws_does_not() -> None
     bench.grant()
     assert bench.core.patience_ms == bench.limits.calm_tick_ms
     assert not [kind for kind in bench.open_kinds() if kind == Admit.__name__]
+
+
+def test_who_waits_for_pages_to_go_on_with_makes_it_impatient_too() -> None:
+    bench = Bench()
+    bench.start()
+    bench.ask(submit(max_tokens=40))
+    bench.grant(pages=3)
+    for token in range(50, 53):
+        bench.step(token)
+    extend = bench.asked(Extend)
+    assert bench.core.patience_ms == bench.limits.calm_tick_ms
+    bench.answer(Extend, Queued(key=extend.key, ahead_count=0, ask_again_ms=500))
+    assert bench.core.patience_ms == bench.limits.tick_ms

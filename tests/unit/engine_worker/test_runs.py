@@ -18,7 +18,7 @@ from tests.unit.engine_worker.bench import (
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.batching import Batching
-from pagemesh.engine.worker.costs import drawing
+from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing
 from pagemesh.engine.worker.plan import RowResult, StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.settings import RoleSettings
 from pagemesh.wire.pager_messages import AckRevoke, Extend, Fork, Forked, Release, Revoke
@@ -210,3 +210,18 @@ def test_results_of_another_plan_are_not_listened_to(length: int) -> None:
     stale = tuple(StepResult(plan.step - 1, ()) for _ in range(length))
     bench.handle(ev.StepsFinished(stale))
     assert bench.tokens() == [51] and bench.plan is plan
+
+
+def test_a_result_of_several_steps_counts_as_steps_in_the_middle_of_them() -> None:
+    class Seen(StepCosts):
+        def observe(self, shape: StepShape, duration_us: float) -> None:
+            seen.append((shape, duration_us))
+
+    seen: list[tuple[StepShape, float]] = []
+    bench = decoding()
+    bench.core._batching.costs = Seen()
+    rows = (replace(result_of(plan_of(bench), 55).rows[0], before=(52, 53, 54)),)
+    result = StepResult(plan_of(bench).step, rows, (5_000, 7_000, 3_000, 5_000))
+    bench.plan = None
+    bench.handle(ev.StepsFinished((result,)))
+    assert seen == [(drawing([11]), 5_000)]

@@ -156,3 +156,34 @@ def test_tokens_of_an_earlier_attempt_go_without_scores_in_a_frame_of_their_own(
 def test_scores_that_are_not_of_the_tokens_are_refused(wrong: TopLogprobs) -> None:
     answer = Bench().start().ask(msgspec.structs.replace(attach(), logprobs=wrong))
     assert isinstance(answer, Refused) and answer.code == "Malformed"
+
+
+def whole_prompt_scored(max_tokens: int) -> Bench:
+    """After the step in which the scores of a prompt of six tokens are found."""
+    bench = Bench().start()
+    bench.ask(submit(6, max_tokens=max_tokens, prompt_logprobs=True))
+    bench.answer(Admit, bench.granted(bench.asked(Admit)))
+    plan, bench.plan = bench.plan, None
+    assert plan is not None
+    found = result_of(plan, 51)
+    parts = [scored(token) for token in range(101, 106)]
+    joined = TokenScores(
+        b"".join(one.chosen for one in parts), 1, b"".join(one.top_tokens for one in parts),
+        b"".join(one.top_values for one in parts),
+    )  # fmt: skip
+    rows = (replace(found.rows[0], prompt_scores=joined),)
+    bench.handle(ev.StepsFinished((StepResult(plan.step, rows),)))
+    return bench
+
+
+def test_scores_of_a_prompt_that_are_said_again_leave_room_for_the_tokens() -> None:
+    bench = whole_prompt_scored(5)
+    bench.step(52)
+    scores, tokens = again(bench, 0)
+    assert scores.prompt_logprobs == scores_of(*range(101, 106)) and not scores.tokens
+    assert tokens.prompt_logprobs is None and unpack(tokens.tokens).tolist() == [51, 52]
+
+
+def test_scores_of_a_prompt_that_nothing_follows_are_said_again_once_with_the_end() -> None:
+    (frame,) = again(whole_prompt_scored(0), 0)
+    assert frame.prompt_logprobs is not None and frame.finish == "length"

@@ -278,6 +278,17 @@ def test_a_listing_that_two_lives_of_the_pager_gave_in_part_is_asked_for_anew(la
     assert leading(index) == 20
 
 
+def test_a_page_that_one_life_of_the_pager_removed_may_be_listed_by_the_next() -> None:
+    index = PageIndex(keys_max=1_000)
+    index.announced(epoch=1, sequence=0)
+    keys = KEYS.astype("<u8").tobytes()
+    index.changed(PagesChanged(host="a", epoch=1, sequence=1, removed=keys[:8]))
+    index.announced(epoch=2, sequence=0)
+    index.snapshot(PagesSnapshot(host="a", epoch=2, sequence=0, first=0, keys=keys, more=False))
+    assert leading(index) == 20
+    index.check()
+
+
 def test_a_full_index_keeps_what_was_stored_first_and_takes_others_when_it_has_room() -> None:
     index = PageIndex(keys_max=5)
     index.announced(epoch=1, sequence=0)

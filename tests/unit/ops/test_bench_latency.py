@@ -14,12 +14,12 @@ def reply(first_s: float, *gaps_s: float) -> Reply:
 
 
 def streams(gap_s: float, *, stalls: int = 0, stall_s: float = 0.0) -> Seen:
-    gaps = [0.5] + [gap_s] * (100 - stalls) + [stall_s] * stalls
+    gaps = [gap_s] * (101 - stalls) + [stall_s] * stalls
     return Seen(streams=[reply(0.1, *gaps)])
 
 
-def test_the_way_to_the_second_token_is_no_gap() -> None:
-    assert [round(gap) for gap in gaps_ms([reply(0.1, 0.5, 0.01, 0.02)])] == [10, 20]
+def test_the_way_to_the_second_token_counts_and_that_to_the_first_does_not() -> None:
+    assert [round(gap) for gap in gaps_ms([reply(0.1, 0.5, 0.01, 0.02)])] == [500, 10, 20]
 
 
 def test_percentiles_are_values_that_were_seen() -> None:

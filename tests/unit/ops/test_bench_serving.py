@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from ops.bench.serving import table, workloads
+from ops.bench.bench_serving import keep
+from ops.bench.serving import client, table, workloads
 from ops.bench.serving.client import Reply, RequestFailedError, Server, complete, read_stream
 from ops.bench.serving.floor import Machine, Shape, floor_tokens_s
 from ops.bench.serving.load import Round, run_round, summary
@@ -167,6 +170,23 @@ async def test_a_server_that_is_not_there_is_named() -> None:
         await complete(found, [1, 2], 4)
 
 
+async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.05)
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while await reader.read(1_000):
+                pass
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        with pytest.raises(RequestFailedError, match="other: no answer within"):
+            await complete(Server("other", url, "m"), [1, 2], 4)
+        await asyncio.sleep(0.05)  # for its end of the connection to close
+
+
 # Figures -----------------------------------------------------------------------------------------
 
 
@@ -228,6 +248,15 @@ def test_rows_of_other_set_ups_are_kept() -> None:
     rounds = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
     rows = [table.row(label, "single", rounds, [50.0]) for label in ("S", "S, one worker")]
     assert table.merged({"rows": rows[:1]}, rows[1:]) == rows
+
+
+def test_a_row_is_kept_as_soon_as_it_was_measured(tmp_path: Path) -> None:
+    report = tmp_path / "serving.json"
+    rounds = {"pagemesh": [figures(30, 10)], "other": [figures(10, 20)]}
+    first, second = (table.row("S", name, rounds, [50.0]) for name in ("single", "chat"))
+    assert keep(first, report) == [first]
+    assert keep(second, report) == [first, second]
+    assert json.loads(report.read_text())["rows"] == [first, second]
 
 
 def test_of_the_largest_model_the_same_is_wanted_in_every_workload() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from ops.bench.gpu_attention import Case, TorchAttention, cases, exact
 from ops.bench.gpu_items import items
-from ops.bench.gpu_rig import Limits, Rig
+from ops.bench.gpu_rig import Limits, Rig, difference, distance
 
 TRIAL = Rig(is_trial=True)
 ITEMS = items(TRIAL)
@@ -22,6 +22,13 @@ KERNELS = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+def test_what_is_no_number_is_infinitely_far_from_what_was_expected() -> None:
+    wrong = torch.tensor([1.0, float("nan")])
+    for far in (difference, distance):
+        assert far(wrong, torch.ones(2)) == float("inf")
+        assert far(torch.ones(2), torch.ones(2)) == 0.0
 
 
 def different() -> list[str]:

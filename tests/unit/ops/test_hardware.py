@@ -38,6 +38,16 @@ def test_a_tree_that_differs_from_its_commit_is_marked(checkout: Path) -> None:
     assert str(hardware.describe()["commit"]).endswith("+")
 
 
+def test_reports_that_other_benchmarks_wrote_are_no_difference(checkout: Path) -> None:
+    for name in ("results/one.json", "bench.py"):
+        path = checkout / "ops/bench" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("more\n")
+        subprocess.run(["git", "add", "-N", str(path)], cwd=checkout, check=True)
+        marked = str(hardware.describe()["commit"]).endswith("+")
+        assert marked is (name == "bench.py")
+
+
 def test_without_a_repository_the_commit_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

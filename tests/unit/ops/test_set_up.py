@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 import time
 from pathlib import Path
@@ -73,3 +74,18 @@ def test_a_success_leaves_nothing_of_pips_chatter(
     assert set_up._pip(fake_python(tmp_path, "echo Collecting x"), "install", "x") == 0
     shown = capsys.readouterr()
     assert shown.err == shown.out == ""
+
+
+def test_an_environment_that_was_left_half_made_has_no_pip(tmp_path: Path) -> None:
+    assert not set_up.has_pip(tmp_path / "none")
+    assert not set_up.has_pip(fake_python(tmp_path, "exit 1"))
+    assert set_up.has_pip(fake_python(tmp_path, "exit 0"))
+
+
+def test_a_library_is_stale_until_it_is_newer_than_its_sources(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    assert set_up.is_stale(library)
+    library.touch()
+    assert not set_up.is_stale(library)
+    os.utime(library, (0, 0))
+    assert set_up.is_stale(library)

@@ -53,6 +53,15 @@ def test_what_was_measured_beside_ourselves_or_nobody_is_told_without_an_aim() -
     assert {one.aim for one in told} == {None}
 
 
+def test_short_prompts_are_no_long_ones() -> None:
+    """Their requests take less, and the aim is of long ones."""
+    loads = {"small": {"p50_us": 61.0}, "short": {"p50_us": 30.0}, "machine": {}}
+    report = {"machine": ON, "aims": {"p50_us": {"core": 60.0}}, "results": {"core": loads}}
+    text = summary.as_text(figures_of("pager", report))
+    assert line_of(text, "8,192 tokens")[2:5] == ["61", "<= 60", "missed"]
+    assert line_of(text, "1,024 tokens")[2] == "30"
+
+
 def test_values_with_one_aim_are_one_figure_that_says_how_many_met_it() -> None:
     results = [
         {"model": model, "weights": "float32", "rows": "float32", "case": "batch 8",

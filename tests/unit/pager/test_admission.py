@@ -308,3 +308,14 @@ def test_who_waits_for_longer_than_its_deadline_is_given_nothing(rig: Rig, worke
     rig.tick(500)
     worker.release(lease, cache=False)
     assert not rig.taken(Granted) and rig.core.books.pool.free == 16
+
+
+def test_a_few_free_pages_are_left_for_growth_while_others_can_be_evicted_whole() -> None:
+    rig = Rig(512)
+    worker = Worker(rig, "w", 1)
+    ids = list(range(4 * 510))
+    worker.release(worker.granted(1, ids), ids)
+    lease = worker.granted(2, [9_000], reserve=16)
+    first, *others = table_of(lease)
+    assert others == [first + 1, first + 2, first + 3], "in one run"
+    assert {510, 511}.isdisjoint(table_of(lease)) and rig.core.books.pool.free >= 2

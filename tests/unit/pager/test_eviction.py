@@ -237,6 +237,17 @@ def test_s3_fifo_takes_what_it_evicted_too_early_for_good_the_second_time() -> N
     assert cache.holds(fresh(1)) == 4
 
 
+def test_s3_fifo_has_what_was_used_at_first_used_again_before_it_stays_for_longer() -> None:
+    """What it counted in the small queue brought it into the main one, and is spent by that."""
+    cache = Cache(40, make_policy("s3-fifo", 40))
+    for number in (1, 1, 1, 1, 2, 2, 3, 4):
+        cache.serve(fresh(number))
+    cache.evict(4)
+    assert [cache.holds(fresh(number)) for number in (1, 2, 3, 4)] == [4, 4, 0, 4]
+    cache.evict(4)
+    assert [cache.holds(fresh(number)) for number in (1, 2, 3, 4)] == [0, 4, 0, 4]
+
+
 def test_priority_evicts_by_rank_and_then_by_age() -> None:
     cache = Cache(12, make_policy("priority", 12))
     for number, rank in ((1, 1), (2, -1), (3, 0)):

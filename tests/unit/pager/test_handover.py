@@ -81,7 +81,7 @@ def test_redeeming_again_gives_the_same_and_another_worker_gets_gone(
     assert decode.redeemed(lease.key, offered, 20) == taken
     assert code_of(Worker(rig, "late", 3).redeem(lease.key, offered)) == "Gone"
     decode.release(taken)
-    assert code_of(decode.redeem(lease.key, offered)) == "Stale"
+    assert code_of(decode.redeem(lease.key, offered)) == "TicketOver"
 
 
 def test_growth_that_is_not_to_be_had_is_simply_missing(
@@ -226,7 +226,7 @@ def test_a_ticket_that_nobody_redeems_expires_and_frees_its_pages_at_once(
     assert outcomes(rig) == []
     rig.tick(1)
     assert outcomes(rig) == ["expired"]
-    assert code_of(decode.redeem(lease.key, offered)) == "Stale"
+    assert code_of(decode.redeem(lease.key, offered)) == "TicketOver"
     report = rig.core.report()
     assert (report.free_pages, report.idle_pages, report.draining_pages) == (14, 2, 0)
 
@@ -379,4 +379,4 @@ def test_a_closed_ticket_is_remembered_without_what_its_lease_held(rig: Rig) -> 
     worker.release(taken, range(14))
     over = rig.core.books.closed[offered.ticket].lease
     assert over.anchor.is_root and not over.tokens and not over.table.size
-    assert code_of(worker.redeem(lease.key, offered)) == "Stale"
+    assert code_of(worker.redeem(lease.key, offered)) == "TicketOver"

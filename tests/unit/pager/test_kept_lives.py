@@ -11,6 +11,7 @@ from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import Command, KeepUntil
 from pagemesh.pager.tree.lifetime import FOREVER_MS
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.pool_format import HeaderState
 
 THIRD = list(range(16, 24))
@@ -170,3 +171,11 @@ def test_a_page_below_a_torn_one_is_not_believed_and_leaves_no_tokens(
     rig.restart()
     assert rig.core.books.pool.free == 16
     assert not rig.headers.tokens[then].any()
+
+
+def test_what_was_over_for_hours_delays_nothing_that_is_over_now(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, FIRST, MINUTE)
+    cache(worker, 2, SECOND, CacheTerms(ttl_s=18_000))
+    again(rig, 17_999_000)
+    rig.tick(2_000)
+    assert rig.core.books.pool.free == 16

@@ -275,3 +275,13 @@ def test_what_is_looked_at_long_afterwards_is_found() -> None:
     assert len(lifetimes) == 1
     late = [lifetimes.over(30 * 86_400_000, 8) for _ in range(2)]
     assert late == [[node], []]
+
+
+def test_what_is_over_and_in_use_keeps_nothing_else_that_is_over(rig: Rig, worker: Worker) -> None:
+    cache(worker, 1, FIRST, SOON)
+    cache(worker, 2, SECOND, SOON)
+    user = worker.granted(3, [*FIRST, 99], terms=SOON)
+    later(rig, 9_000)
+    worker.heartbeat(user)
+    rig.tick(3_000)
+    assert rig.core.books.forest.left_pages[Why.EXPIRED] == len(SECOND) // 4

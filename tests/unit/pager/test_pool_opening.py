@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.pool_memories import SmallCard
@@ -20,10 +21,13 @@ from pagemesh.kernels.native.locks import HolderLock
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Holder
 from pagemesh.pager.limits import PagerLimits, PoolFacts
+from pagemesh.pager.storage import pool_memory
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_opening import adopt_pool, make_pool
 from pagemesh.pager.storage.pool_store import PoolStore
+from pagemesh.runtime.descriptors import Packet
+from pagemesh.wire.errors import Busy, Fault, Gone
 from pagemesh.wire.pager_messages import OpenSession, PoolSpec
 from pagemesh.wire.pool_format import IN_FILE, LOCK_SUFFIX, MEMORY_SUFFIX
 
@@ -103,6 +107,37 @@ async def replaced(settings: PagerSettings, memory: PoolMemory, place: str) -> P
         before.close()
         (await make_pool(settings, memory, holders, opening(place))).close()
     return before.facts
+
+
+def test_memory_of_a_worker_that_stands_still_for_a_while_is_waited_for(
+    settings: PagerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Fault | None] = [Busy("no answer", retry_after_ms=1)] * 3 + [None]
+    ask = PoolMemory._ask
+
+    def slow(*args: Any) -> Packet:
+        if (fault := answers.pop(0)) is not None:
+            raise fault
+        return ask(*args)
+
+    monkeypatch.setattr(PoolMemory, "_ask", slow)
+    with contextlib.closing(PoolMemory(settings.folder)) as memory:
+        store = asyncio.run(adopt_pool(settings, memory, Holders(settings.folder, "host")))
+        assert store is not None and not answers
+        store.close()
+
+
+@pytest.mark.parametrize("fault", [Gone("another pool's"), Busy("no answer", retry_after_ms=1)])
+def test_memory_that_no_worker_has_is_not_waited_for_for_ever(
+    settings: PagerSettings, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    def refuse(*_: Any) -> Packet:
+        raise fault
+
+    monkeypatch.setattr(PoolMemory, "_ask", refuse)
+    monkeypatch.setattr(pool_memory, "FIND_S_MAX", 0.2)
+    with contextlib.closing(PoolMemory(settings.folder)) as memory:
+        assert asyncio.run(adopt_pool(settings, memory, Holders(settings.folder, "host"))) is None
 
 
 def test_all_let_go_of_the_pool_before_for_the_next_to_have_room(

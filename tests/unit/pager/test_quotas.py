@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
+from tests.unit.pager.steps import invalidated
 
 from pagemesh.pager.events import KillHolder
 from pagemesh.pager.retention.roots import uproot
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
-from pagemesh.wire.pager_messages import Extended, Granted, Revoke, TicketClosed
+from pagemesh.wire.pager_messages import Extended, Granted, Offered, Revoke, TicketClosed
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 EIGHT = CacheTerms(tenant="alice", pages_max=8)
@@ -283,6 +284,19 @@ def test_a_tenant_without_anything_is_forgotten(rig: Rig, worker: Worker) -> Non
     assert not rig.core.books.accounts.by_tenant
 
 
+def test_who_waits_for_its_tenant_is_served_though_nothing_else_of_it_is_left(
+    rig: Rig, worker: Worker
+) -> None:
+    """A root that was invalidated goes, on a tick, with the ticket that it was used by last."""
+    ids = prompt(1, 8)
+    lease = worker.granted(1, ids, root=ALICE, terms=EIGHT)
+    assert isinstance(worker.offer(lease, fill_of(ids), ttl_ms=1_000), Offered)
+    assert is_queued(worker.admit(2, prompt(2, 4), root=ALICE, terms=EIGHT))
+    invalidated(rig, "root", ALICE.hex())
+    rig.tick(1_000)
+    assert [granted.key for granted in rig.taken(Granted)] == [key_of(2)]
+
+
 def test_who_finds_its_tenants_list_full_is_forgotten_and_nobody_is_hurt() -> None:
     rig = Rig(16, limits=dataclasses.replace(LIMITS, waiter_count_max=2))
     worker = Worker(rig, "w", 1)
@@ -350,3 +364,15 @@ def test_who_asks_again_under_a_larger_quota_waits_no_longer(rig: Rig, worker: W
     assert rig.core.report().waiter_count == 0
     worker.release(first, cache=False)
     assert not rig.taken(Granted), "it has its lease"
+
+
+def test_who_asks_again_for_growth_under_a_larger_quota_waits_no_longer(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, prompt(1, 5), root=ALICE, terms=EIGHT)
+    growing = worker.granted(2, prompt(2, 2), root=ALICE, terms=EIGHT)
+    assert is_queued(worker.extend(growing, 4, have=2))
+    larger = CacheTerms(tenant="alice", pages_max=12)
+    worker.granted(0, prompt(3, 1), root=ALICE, terms=larger)
+    worker.extended(growing, 4, have=2)
+    assert rig.core.report().waiter_count == 0

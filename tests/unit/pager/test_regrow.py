@@ -89,3 +89,16 @@ def test_a_page_that_goes_on_where_a_page_of_another_root_ends_is_not_believed(
     late = Worker(rig, "late", 2)
     assert late.granted(4, range(9), root=ROOT).cached_tokens == 4
     assert late.granted(5, range(9), root=OTHER).cached_tokens == 0
+
+
+def test_what_others_go_on_from_is_evicted_after_all_of_them_after_a_restart(
+    rig: Rig, worker: Worker
+) -> None:
+    cache(worker, 1, range(8))
+    cache(worker, 2, range(100, 108))
+    for number in (3, 4):
+        cache(worker, number, [*range(8), *4 * [number]])
+    rig.restart()
+    late = Worker(rig, "late", 5)
+    late.release(late.granted(6, range(900, 956)), cache=False)  # it leaves two pages
+    assert late.granted(7, [*range(8), 0]).cached_tokens == 8

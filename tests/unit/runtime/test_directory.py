@@ -83,6 +83,15 @@ def test_who_was_replaced_is_believed_again_once_its_successor_is_silent() -> No
     directory.check()
 
 
+def test_all_who_were_replaced_are_believed_again_once_the_last_successor_is_silent() -> None:
+    directory = Directory(lost_after_ms=100)
+    for incarnation in (1, 7, 8):  # two were forged, one after the other
+        directory.hear(announce(incarnation=incarnation), 10)
+    assert directory.expire(111) == [Lost(announce(incarnation=8), "silent")]
+    assert directory.hear(announce(incarnation=1), 120) == [Joined(announce(incarnation=1))]
+    directory.check()
+
+
 def test_who_said_good_bye_is_not_brought_back_by_a_late_message() -> None:
     directory = Directory(lost_after_ms=100)
     directory.hear(announce(), 0)

@@ -58,3 +58,11 @@ def test_wall_time_of_now_is_now() -> None:
     clock = MonotonicClock()
     assert abs(wall_ns(clock.now_us()) - time.time_ns()) < 2_000_000_000
     assert clock.now_us() // 1_000 <= clock.now_ms()
+
+
+def test_when_somebody_came_does_not_change_however_late_it_is_asked_for() -> None:
+    clock = ManualClock(60_000)
+    then_us = clock.now_us()
+    at_once_us = came_us(clock, then_us)
+    clock.advance_ms(5_000)
+    assert came_us(clock, then_us) == at_once_us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def test_a_hub_model_is_fetched_whole_under_its_id(hub: Hub, tmp_path: Path) -> None:
     found = find_model("someone/tiny")
     assert (found.name, found.path) == ("someone/tiny", tmp_path / "snapshot")
-    assert {"*.safetensors", "*.json"} <= set(hub.fetched[-1])
+    assert {"model.safetensors", "*.json"} <= set(hub.fetched[-1])
+
+
+def test_of_the_weights_on_the_hub_those_of_the_index_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    """Beside them there may be all of them once more, in one file."""
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (tmp_path / "snapshot").mkdir()
+    index = {"weight_map": dict(zip("abcd", names * 2, strict=True))}
+    (tmp_path / "snapshot" / INDEX_NAME).write_text(json.dumps(index))
+    find_model("someone/tiny")
+    assert [name for name in hub.fetched[-1] if name.endswith(".safetensors")] == names
 
 
 def test_the_weights_of_a_model_that_is_refused_are_not_fetched(hub: Hub) -> None:
@@ -54,7 +65,7 @@ def test_the_weights_of_a_model_that_is_refused_are_not_fetched(hub: Hub) -> Non
 
     with pytest.raises(ConfigError, match="is not supported"):
         find_model("someone/tiny", inspect=refuse)
-    assert not any("*.safetensors" in kinds for kinds in hub.fetched)
+    assert hub.fetched and not any("safetensors" in str(kinds) for kinds in hub.fetched)
 
 
 def test_a_hub_model_that_is_not_there_is_one_sentence(hub: Hub) -> None:

@@ -131,6 +131,23 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_does_again()
     assert logs[0]["collector"] == "http://c:1" and "--otlp" in logs[0]["next"]
 
 
+def test_spans_that_are_left_when_a_collector_takes_none_at_the_end_are_counted_as_lost() -> None:
+    class Failing:
+        def export(self, _spans: Sequence[ReadableSpan], /) -> SpanExportResult:
+            while not sink._closing:
+                time.sleep(0.001)
+            return SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            pass
+
+    sink, before = spans.SpanSink(Failing(), Resource({})), dropped()
+    for _ in range(1_500):
+        sink.record(spans.SpanRecord("s", trace.new_trace(), 1, 2, {}, (), (), "internal", ""))
+    sink.close()
+    assert dropped() - before == 1_500
+
+
 def test_a_collector_that_hangs_neither_blocks_nor_delays_the_end(
     trace_receiver: Receiver,
 ) -> None:

@@ -61,8 +61,8 @@ class Tile:
 
 
 _DECODE: dict[Product, tuple[Tile, ...]] = {
-    "half": (Tile(16, 32, 4, 2), Tile(16, 32, 2, 2), Tile(16, 32, 2, 2), Tile(16, 32, 8, 3)),
-    "tf32": (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 2), Tile(16, 16, 4, 3)),
+    "half": (Tile(16, 32, 4, 2), Tile(16, 32, 2, 2), Tile(16, 32, 2, 2), Tile(16, 32, 8, 2)),
+    "tf32": (Tile(16, 32, 4, 3), Tile(16, 32, 4, 3), Tile(16, 32, 4, 2), Tile(16, 16, 4, 2)),
     "tf32x2": (
         Tile(16, 32, 4, 3), Tile(16, 32, 4, 3, 64), Tile(16, 32, 4, 2, 128), Tile(16, 16, 8, 2, 64),
     ),
@@ -109,7 +109,8 @@ def prefill_tile(
 ) -> Tile:
     """For chunks of rows; ``has_wide_products``: whether the device is an sm_90."""
     is_half = queries.itemsize == 2 and layout.dtype in ("float16", "bfloat16")
-    if has_wide_products and is_half and WIDTHS[_WIDE - 1] < layout.head_dim <= WIDTHS[_WIDE]:
+    is_wide = WIDTHS[_WIDE - 1] < layout.head_dim <= WIDTHS[_WIDE] and group <= _PREFILL_WIDE.rows
+    if has_wide_products and is_half and is_wide:
         return _PREFILL_WIDE
     tiles = _PREFILL_CODES if layout.is_scaled else _PREFILL
     return _fitted(tiles, queries, layout, group, has_e4m3, of_prompts=True)

@@ -13,7 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pagemesh.cli.planning.shape import Config, ModelShape, decoder_part
 from pagemesh.cli.planning.weights import DTYPE_BYTES, Weights
 from pagemesh.engine.cuda.driver import LIBRARY
-from pagemesh.engine.cuda.graph_bytes import CONTEXT_BYTES, draw_bytes_max, graph_bytes_max
+from pagemesh.engine.cuda.graph_bytes import (
+    CONTEXT_BYTES,
+    context_bytes_max,
+    draw_bytes_max,
+    graph_bytes_max,
+    logits_bytes_beyond,
+)
 from pagemesh.runtime.model_types import compute_type
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.sizes import shown_binary
@@ -91,9 +97,14 @@ def check_gpu_room(
     except (KeyError, TypeError, ValueError):
         return  # the workers know more about it
     rows = config.worker.sequence_count_max
+    item_bytes = DTYPE_BYTES[compute_type(config.worker, shape.stored)]
     steps = graph_bytes_max(
-        sequence_count_max=rows, vocab_tokens=vocab,
-        hidden_size=hidden, item_bytes=DTYPE_BYTES[compute_type(config.worker, shape.stored)],
+        sequence_count_max=rows, vocab_tokens=vocab, hidden_size=hidden, item_bytes=item_bytes
+    )
+    steps += logits_bytes_beyond(sequence_count_max=rows, vocab_tokens=vocab, item_bytes=item_bytes)
+    steps += context_bytes_max(
+        sequence_count_max=rows, context_tokens_max=shape.context_tokens_max,
+        page_size=config.worker.page_size, head_dim=shape.head_dim,
     )  # fmt: skip
     steps += draw_bytes_max(sequence_count_max=rows, vocab_tokens=vocab)
     # The process that asked for what is free had a context of its own.
@@ -112,7 +123,7 @@ def check_gpu_room(
 def _check_installed() -> None:
     """What can be told without starting anything, and in no time."""
     if importlib.util.find_spec("triton") is None:
-        raise ConfigError(f"{_SETTING}: triton is not installed; pip install 'pagemesh[cuda]'")
+        raise ConfigError(f"{_SETTING}: triton is not installed; pip install triton")
     try:
         torch = version("torch")
     except PackageNotFoundError:

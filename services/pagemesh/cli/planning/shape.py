@@ -152,7 +152,7 @@ def read_shape(config: Config, where: str) -> ModelShape:
         raise ConfigError(
             f"{where}: does not say how long the context may be; add {_CONTEXT[0]} to a copy of it"
         )
-    context = _number(config, _CONTEXT, where)
+    context = _stretched(config, _number(config, _CONTEXT, where))
     windows, window = _windows(config, family, layers, context, where)
     return ModelShape(
         family=family,
@@ -165,6 +165,17 @@ def read_shape(config: Config, where: str) -> ModelShape:
         window_tokens=window,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "").split(".")[-1],
     )
+
+
+def _stretched(config: Config, context: int) -> int:
+    """``context``, or what YaRN makes of it where it is given as it was before."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return context
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings") or context
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return context
+    return max(context, min(int(factor * original), _COUNT_MAX))
 
 
 def _refuse_other_forms(config: Config, where: str) -> None:

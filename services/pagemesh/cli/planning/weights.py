@@ -77,7 +77,9 @@ def weights_of(
         count, source = known, "from config.json"
         is_tied = _is_tied(config, shape)
     if not on_cpu:
-        size = count * DTYPE_BYTES[dtype]
+        # Granite's factors are part of the weights, so that its head is no embedding any more.
+        apart = _table_count(config) if is_tied and shape.family == "granite" else 0
+        size = (count + apart) * DTYPE_BYTES[dtype]
     else:
         asked = dtype
         dtype = shape.dtype if asked == "float32" and shape.dtype in _HALVES else asked

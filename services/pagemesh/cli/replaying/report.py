@@ -71,7 +71,7 @@ def check_plot(path: Path) -> None:
         endings = ", ".join(PLOT_ENDINGS)
         raise ConfigError(f"--plot {path}: give it an ending that can be drawn: {endings}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it: pip install 'pagemesh[plot]'")
+        raise ConfigError("--plot needs matplotlib; install it: pip install matplotlib")
     if not os.path.isdir(path.parent):
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}; make it first")
     existing = path if os.path.exists(path) else path.parent  # a Path would raise for long names

@@ -19,7 +19,7 @@ from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.radix import Inserted
 from pagemesh.wire.errors import Gone, Malformed
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pager_messages import Commit, Committed, Fill, Release
+from pagemesh.wire.pager_messages import NO_LEASE, Commit, Committed, Fill, Release
 from pagemesh.wire.pool_format import HeaderState
 
 _REVOKED: Final = LeaseState.REVOKED
@@ -50,6 +50,11 @@ class Filling:
     def release(self, message: Release) -> Ok:
         """Commit what is full, give the rest back. Raises ``Gone``, ``Stale``, ``Malformed``."""
         books = self._books
+        if message.lease == NO_LEASE:
+            books.waiting.discard(message.incarnation, message.key)
+            books.in_flight.end_wait((message.incarnation, message.key))
+            books.freed = True  # of those behind it the next may be served
+            return Ok()
         found = books.leases.get(message.lease)
         if found is None:
             if books.ended.was_held_by(message.lease, message.incarnation):

@@ -15,7 +15,7 @@ from pagemesh.pager.leases.filling import Filling
 from pagemesh.pager.leases.lease import NO_WATERFALL, Lease, Session, Ticket
 from pagemesh.pager.leases.states import LeaseState, TicketState
 from pagemesh.pager.pages.runs import first_of
-from pagemesh.wire.errors import Busy, Gone, Malformed, NoCapacity, Stale
+from pagemesh.wire.errors import Busy, Gone, Malformed, NoCapacity, Stale, TicketOver
 from pagemesh.wire.messages import Ok, SequenceKey
 from pagemesh.wire.pager_messages import (
     CancelTicket,
@@ -105,9 +105,9 @@ class Handover:
         if state is TicketState.REDEEMED and ticket.redeemer == message.incarnation:
             if session.by_key.get(lease.key) is lease:
                 return lease.granted()
-            raise Stale(f"the ticket was redeemed and its lease is over: {_ANEW}")
+            raise TicketOver(f"the ticket was redeemed and its lease is over: {_ANEW}")
         if state is TicketState.EXPIRED:
-            raise Stale(f"the ticket has expired: {_ANEW}")
+            raise TicketOver(f"the ticket has expired: {_ANEW}")
         if state is not TicketState.OFFERED:
             raise Gone(f"the ticket is {state.value}: {_FORGET}")
         self._require_same(message, ticket)

@@ -140,7 +140,9 @@ class DevicePages:
                 self._memory.move_out(message, lock, staging.descriptor, limit_s)
             except Fault as fault:
                 staging.close()  # a worker that did not answer may write there still
-                self._resting[lock] = time.monotonic() + _REST_S
+                now_s = time.monotonic()
+                self._resting = {one: s for one, s in self._resting.items() if s > now_s}
+                self._resting[lock] = now_s + _REST_S
                 _log.warning("pager.pages_not_copied", lock=lock, reason=fault.message)
             else:
                 target[:] = staging.rows[: len(target)]

@@ -38,6 +38,9 @@ MAKE_S_MAX = 60.0
 """What a worker may take to make and zero the memory; nobody else is served then."""
 HAND_S_MAX = 2.0
 """What a worker may take for anything else: it only stores or copies a number."""
+FIND_S_MAX = 15.0
+"""For how long workers that do not answer, and live, are asked for the memory of an earlier life:
+without it all that was cached is lost."""
 LET_GO_S_MAX = 1.2
 """What it may take to let go of another pool, after the step that goes on over it."""
 _LOOK_S = 0.1
@@ -99,14 +102,26 @@ class PoolMemory:
         of the workers, which gives it back."""
         if self._has(facts):
             return True
-        for lock_name in lock_names:
-            try:
-                self._take_in(facts, self._ask(lock_name, facts, "give", HAND_S_MAX))
-            except Fault as fault:
-                _log.info("pager.no_memory_from", lock=lock_name, reason=fault.message)
-            else:
-                return True
-        return False
+        asked, until_s = list(lock_names), time.monotonic() + FIND_S_MAX
+        while True:
+            silent = []
+            for lock_name in asked:
+                try:
+                    self._take_in(facts, self._ask(lock_name, facts, "give", HAND_S_MAX))
+                    return True
+                except Busy as fault:
+                    silent.append(lock_name)
+                    reason = fault.message
+                except Fault as fault:
+                    reason = fault.message
+                _log.info("pager.no_memory_from", lock=lock_name, reason=reason)
+            asked = [name for name in silent if not self._is_free(name)]
+            if not asked or time.monotonic() > until_s:
+                return False
+            time.sleep(_LOOK_S)
+
+    def _is_free(self, lock_name: str) -> bool:
+        return holder_is_dead(self._folder / f"{lock_name}{LOCK_SUFFIX}")
 
     def watch(self, lock_name: str, pid: int) -> None:
         """See when the process ``pid`` (0: it cannot be seen), which holds the lock, has ended."""
@@ -162,7 +177,7 @@ class PoolMemory:
 
     def _is_idle(self, lock_name: str) -> bool:
         """Whether the worker has ended, or does nothing that it was asked for before."""
-        if holder_is_dead(self._folder / f"{lock_name}{LOCK_SUFFIX}"):
+        if self._is_free(lock_name):
             return self.has_exited(lock_name)
         message = HandMemory(action="give", pool_incarnation=self._pool, size_bytes=1)
         try:

@@ -53,6 +53,21 @@ def graph_bytes_max(
     return logits + activations + STATES_BYTES_MAX + GRAPH_COUNT_MAX * _GRAPH_BYTES
 
 
+def context_bytes_max(
+    *, sequence_count_max: int, context_tokens_max: int, page_size: int, head_dim: int
+) -> int:
+    """At most what goes with the length of contexts: the cosine and sine of every position, and the
+    page tables that graphs read."""
+    rotations = context_tokens_max * head_dim * 4
+    sequences = rows_held(sequence_count_max) + PROMPTS_MAX
+    return rotations + sequences * -(-context_tokens_max // page_size) * 4
+
+
+def logits_bytes_beyond(*, sequence_count_max: int, vocab_tokens: int, item_bytes: int) -> int:
+    """Of the rows that no graph has: their steps are launched kernel by kernel."""
+    return max(sequence_count_max - ROWS_MAX, 0) * vocab_tokens * (4 + item_bytes)
+
+
 def draw_bytes_max(*, sequence_count_max: int, vocab_tokens: int) -> int:
     """At most what it takes to draw the tokens of a step."""
     logits = max(min(sequence_count_max * vocab_tokens, DRAW_ELEMENTS_MAX), vocab_tokens)

@@ -11,7 +11,13 @@ from typing import Literal
 
 import torch
 
-from pagemesh.engine.checkpoint import Checkpoint, Progress, silent, weights_digest
+from pagemesh.engine.checkpoint import (
+    Checkpoint,
+    Progress,
+    config_version,
+    silent,
+    weights_digest,
+)
 from pagemesh.engine.cuda import driver
 from pagemesh.engine.cuda.decoder import CudaDecoder
 from pagemesh.engine.cuda.device import CudaMaker, GpuDevice, SharedMaker
@@ -66,9 +72,10 @@ def open_on_device(
             "--device cpu"
         )
     ensure_folder(cache, "PAGEMESH_CACHE_DIR")
+    described = config_version(folder)
     config = remembered_config(folder, cache)
     layout = page_layout(config, page_size, kv_dtype)
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, described) as checkpoint:
         config = with_own_head(config, checkpoint)
         stored = weights_digest(checkpoint.paths, config.digest(), cache, progress)
         weights = _load(checkpoint, config, device, TYPES[compute_type], progress, where)
@@ -91,8 +98,7 @@ def find_device(name: DeviceName) -> tuple[torch.device, MemoryMaker]:
     """The first GPU that this process may use, and its memory. Raises ``ConfigError``."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError(
-            f"PAGEMESH_DEVICE={name} (--device): triton is not installed; pip install "
-            "'pagemesh[cuda]'"
+            f"PAGEMESH_DEVICE={name} (--device): triton is not installed; pip install triton"
         )
     if name == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is later

@@ -76,7 +76,7 @@ def ask(desk: Desk, sequence: Sequence) -> None:
             terms=sequence.terms,
             tokens_max=sequence.tokens_max,
             first_tokens=_first_tokens(desk, sequence),
-            again=sequence.preempted_count > 0,
+            again=sequence.is_again,
             deadline_ms=max(int(sequence.deadline_ms - desk.now), 0),
         ),
         partial(_admit_answered, desk, sequence),
@@ -110,6 +110,7 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
         case Granted():
             _granted(desk, sequence, message)
         case Queued():
+            sequence.queued = True
             sequence.retry_ms = desk.now + _patience_ms(message, told=sequence.told)
             ask(desk, sequence)
         case Refused():
@@ -139,11 +140,12 @@ def _granted(desk: Desk, sequence: Sequence, granted: Granted) -> None:
         leases.give_back(desk, lease)
         ending.fail(desk, sequence, Internal("the pager granted pages that do not fit"))
         return
+    sequence.queued = False
     lease.known = length
     lease.reserved_pages = -(-reserve(desk, sequence) // desk.page_size)
     if sequence.waterfall is None and not sequence.waterfall_told:
         sequence.waterfall = granted.waterfall
-    if not sequence.preempted_count:
+    if not sequence.is_again:
         sequence.cached_tokens = filled
     if sequence.scoring:
         sequence.prompt_scores.clear()
@@ -322,14 +324,17 @@ def _commit_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
         commit(desk, sequence, 1)
 
 
-def revoked(desk: Desk, lease: Lease, reason: str, usage: str) -> None:
-    """The pager took a lease back. Its sequence keeps its tokens and asks for pages again,
-    in its old place."""
+def revoked(
+    desk: Desk, lease: Lease, reason: str, usage: str = "", *, is_told: bool = True
+) -> None:
+    """The pager took a lease back, though it may not have said so yet. Its sequence keeps its
+    tokens and asks for pages again, in its old place."""
     sequence = _holder(desk, lease)
-    leases.lose(desk, lease)
+    leases.lose(desk, lease, is_told=is_told)
     if sequence is None:
         return
     sequence.lease = None
+    sequence.is_again = True
     sequence.preempted_count += 1
     sequence.lost_tokens += lease.filled
     desk.commands.append(Preempted(sequence.key, lease.filled, reason, usage))

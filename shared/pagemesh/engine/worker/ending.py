@@ -66,6 +66,8 @@ def _leave_pages(desk: Desk, sequence: Sequence, *, handed: bool) -> None:
             sequence.ticket = ticket
         case _ if lease is not None:
             leases.give_back(desk, lease)
+        case Phase.WAITING | Phase.ADMITTING if sequence.queued:
+            leases.leave_queue(desk, sequence.key)
 
 
 def _forget_lease(desk: Desk, lease: int) -> None:

@@ -30,12 +30,17 @@ def tell(desk: Desk, sequence: Sequence, first_position: int) -> None:
 
 def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
     """Frames from ``position`` on: what was in the context at the start has no
-    log-probabilities, so it goes in a frame of its own. Nothing is sent when there is
-    nothing new: lost messages must not breed more messages."""
+    log-probabilities, so it goes in a frame of its own, and so do the scores of the prompt, beside
+    which tokens may find no room in a message. Nothing is sent when there is nothing new: lost
+    messages must not breed more messages."""
     if position >= sequence.generated_count and sequence.phase is not Phase.DONE:
         return
     end = min(sequence.generated_count, position + desk.limits.resend_tokens_max)
     frames = desk.line(sequence.owner).frames
+    if sequence.prompt_logprobs and not sequence.scoring:
+        frames.append(_frame(sequence, position, position, again=True, with_prompt=True))
+        if position >= end:
+            return
     scored = sequence.scored_from
     if sequence.sampling.logprobs is not None and position < scored < end:
         frames.append(_frame(sequence, position, scored))
@@ -43,7 +48,9 @@ def tell_again(desk: Desk, sequence: Sequence, position: int) -> None:
     frames.append(_frame(sequence, min(position, end), end, again=True))
 
 
-def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> Frame:
+def _frame(
+    sequence: Sequence, first: int, end: int, *, again: bool = False, with_prompt: bool = False
+) -> Frame:
     prompt = sequence.prompt_count
     tokens = sequence.tokens.view(prompt + first, prompt + end)
     complete = end == sequence.generated_count and sequence.phase is Phase.DONE
@@ -51,8 +58,8 @@ def _frame(sequence: Sequence, first: int, end: int, *, again: bool = False) -> 
     wanted = sequence.sampling.logprobs is not None and end > first >= chosen
     # The scores of the prompt come with the first token, or alone when none is wanted; they
     # may have been lost although the tokens after them were not.
-    scored = sequence.prompt_logprobs and not sequence.scoring
-    scored = scored and (again or (first == drawn and (end > first or complete)))
+    is_first = not again and first == drawn and (end > first or complete)
+    scored = with_prompt or (sequence.prompt_logprobs and not sequence.scoring and is_first)
     fresh = not sequence.waterfall_told or (again and first <= drawn)
     return Frame(
         key=sequence.key,

@@ -117,7 +117,12 @@ def _offer_answered(
             _attach_or_withdraw(desk, sequence)
         case Refused(code="Stale" | "Gone"):
             desk.session_doubted = True
-            admission.revoked(desk, lease, "stale", "")
+            admission.revoked(desk, lease, "stale")
+        case Refused(code="Busy") if (
+            ticket.tries == 1
+        ):  # surely not done, and it may go on for long
+            lease.ticket = None
+            keep(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
         case Refused() if unanswered(message) or ticket.tries > 1:
@@ -125,7 +130,7 @@ def _offer_answered(
             # what ends a ticket frees its pages at once. Go on here, with others.
             sequence.decode = None
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
-            admission.revoked(desk, lease, "stale", "")
+            admission.revoked(desk, lease, "stale")
         case _:
             lease.ticket = None
             keep(desk, sequence)
@@ -238,6 +243,7 @@ def _expired(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
     _close(desk, ticket.ticket)
     if ticket.refused:
         sequence.ticket = sequence.decode = None
+        sequence.is_again = True
         sequence.calling = False  # a withdrawal may be open: it is of no interest any more
         sequence.retry_ms = desk.now
         desk.move(sequence, Phase.WAITING)
@@ -329,7 +335,7 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
             ending.abort(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:
             _pause(desk, sequence, message)
-        case Refused(code="Stale") if not ticket.doubted:
+        case Refused(code="Stale") if not ticket.doubted:  # and not ``TicketOver``
             # Perhaps only our session is over: in a new one the ticket may stand.
             ticket.doubted = desk.session_doubted = True
             _pause(desk, sequence, message)
@@ -339,6 +345,7 @@ def _redeem_answered(desk: Desk, sequence: Sequence, ticket: Ticket, message: Me
 
 def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) -> None:
     filled = min(granted.cached_tokens, sequence.tokens.length - 1)
+    was_revoked = granted.lease in desk.dead  # by a notice that came before this answer
     lease = leases.take(desk, sequence, granted, filled=filled)
     if lease is not None and lease.capacity >= filled:
         sequence.ticket = None
@@ -351,6 +358,7 @@ def _redeemed(desk: Desk, sequence: Sequence, ticket: Ticket, granted: Granted) 
         sequence.lease = None
         lease.filled = 0
         leases.give_back(desk, lease)
+    desk.session_doubted = desk.session_doubted or not was_revoked
     _admit_instead(desk, sequence, ticket)
 
 
@@ -358,8 +366,8 @@ def _admit_instead(desk: Desk, sequence: Sequence, ticket: Ticket) -> None:
     """The sequence is ours, but the lease has ended already; the tokens are there."""
     assert ticket.handle is not None
     leases.cancel_ticket(desk, sequence.key, ticket.ticket, ticket.handle.lease)
-    desk.session_doubted = True
     sequence.ticket = None
+    sequence.is_again = True
     sequence.retry_ms = desk.now
     desk.move(sequence, Phase.WAITING)
     admission.ask(desk, sequence)

@@ -91,6 +91,8 @@ class Lease:
     """Pages that its admission asked for; those that it does not have yet are promised."""
     hold: Hold = Hold.HELD
     in_step: bool = False
+    is_told: bool = True
+    """Where it is lost: the pager has said so."""
     cache: bool = True
     extending: bool = False
     """An ``Extend`` is open."""

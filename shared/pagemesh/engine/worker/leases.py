@@ -7,7 +7,14 @@ from pagemesh.engine.worker.lease import Copy, Hold, Lease
 from pagemesh.engine.worker.sequence import Sequence
 from pagemesh.wire.errors import Malformed
 from pagemesh.wire.messages import SequenceKey
-from pagemesh.wire.pager_messages import AckRevoke, CancelTicket, Fill, Granted, Release
+from pagemesh.wire.pager_messages import (
+    NO_LEASE,
+    AckRevoke,
+    CancelTicket,
+    Fill,
+    Granted,
+    Release,
+)
 from pagemesh.wire.tokens import EMPTY, unpack_extents
 
 _NOTHING = Fill(filled_tokens=0, first_token=0)
@@ -66,6 +73,11 @@ def release_message(desk: Desk, key: SequenceKey, lease: int) -> Release:
     )
 
 
+def leave_queue(desk: Desk, key: SequenceKey) -> None:
+    """Have the pager keep no pages back for a sequence that waited for them."""
+    desk.owe(release_message(desk, key, NO_LEASE))
+
+
 def cancel_ticket(desk: Desk, key: SequenceKey, ticket: str, lease: int) -> None:
     """Have a ticket's lease released, wherever the ticket stands: when it cannot be
     cancelled because its lease came to us, the lease is given back."""
@@ -78,9 +90,11 @@ def cancel_ticket(desk: Desk, key: SequenceKey, ticket: str, lease: int) -> None
     )
 
 
-def lose(desk: Desk, lease: Lease) -> None:
-    """The pager took ``lease`` back: acknowledge when no step of ours uses it any more."""
+def lose(desk: Desk, lease: Lease, *, is_told: bool) -> None:
+    """``lease`` is no use any more: acknowledge, when no step of ours uses it, that the pager took
+    it back; where it was not ``is_told`` so, which it may not have done, give it back."""
     lease.move(Hold.LOST)
+    lease.is_told = is_told
     _drop_copies(desk, lease)
     if not lease.in_step:
         _acknowledge(desk, lease)
@@ -132,6 +146,8 @@ def _release(desk: Desk, lease: Lease) -> None:
 
 def _acknowledge(desk: Desk, lease: Lease) -> None:
     del desk.leases[lease.lease]
+    if not lease.is_told:
+        give_back_unused(desk, lease.key, lease.lease)
     acknowledge_unknown(desk, lease.lease)
 
 

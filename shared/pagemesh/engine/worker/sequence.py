@@ -124,6 +124,8 @@ class Sequence:
     retries: int = 0
     calling: bool = False
     """The call that its phase waits for is open."""
+    queued: bool = False
+    """The pager said that it waits for pages."""
     told: bool = False
     """Meanwhile a notice said that there are pages."""
     scores: list[TokenScores] = field(default_factory=list)
@@ -135,6 +137,9 @@ class Sequence:
     waterfall_told: bool = False
     cached_tokens: int = 0
     computed_tokens: int = 0
+    is_again: bool = False
+    """It was admitted before, or its prompt was, for another choice: what is cached then is no
+    news."""
     preempted_count: int = 0
     lost_tokens: int = 0
     finish: Finish | None = None

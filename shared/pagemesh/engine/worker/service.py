@@ -44,7 +44,7 @@ from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.rpc import call
-from pagemesh.runtime.service import EXIT_CRASHED, Stop
+from pagemesh.runtime.service import EXIT_CRASHED, EXIT_OK, Stop
 from pagemesh.runtime.service_config import ServiceConfig
 from pagemesh.runtime.settings import WorkerConfig
 from pagemesh.runtime.supervise import CrashLimit, Ticks
@@ -71,7 +71,15 @@ _log = get_logger(__name__)
 
 
 async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> None:
-    """Serve until ``stop``, then drain. Raises ``ConfigError`` for what no restart mends."""
+    """Serve until ``stop``, then drain. Raises ``ConfigError`` for what no restart mends. A model
+    that is being loaded then is not waited for: the process ends."""
+    if not await _serve(config, stop, role):
+        _log.info("service.stopped", why="before its model was loaded")
+        os._exit(EXIT_OK)  # Python would wait for the thread that loads
+
+
+async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
+    """False: it was to stop before there was a model."""
     config.worker.check_supported()
     name, incarnation = config.host.name, new_incarnation()
     async with contextlib.AsyncExitStack() as stack:
@@ -80,7 +88,10 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
         )
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
-        engine = await asyncio.to_thread(_load, config.worker)
+        loading = asyncio.ensure_future(asyncio.to_thread(_load, config.worker))
+        if not await _is_over_before(loading, stop):
+            return False
+        engine = await loading
         spare_loaded()
         ensure_folder(config.host.pool_dir, "PAGEMESH_POOL_DIR")
         lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
@@ -92,6 +103,7 @@ async def run_worker(config: ServiceConfig, stop: Stop, role: RoleSettings) -> N
             box = MemoryBox(engine.maker, path, worker.pool_discarded)
             stack.enter_context(contextlib.closing(box))
         await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
+    return True
 
 
 class Worker:
@@ -303,6 +315,16 @@ class Worker:
         # A pool may take a device a while to make ready; until then steps would wait for that.
         is_ready = self._core is not None and self._core.ready and self._pool_pages > 0
         return "ready" if is_ready else "starting"
+
+
+async def _is_over_before(loading: asyncio.Future[Engine], stop: Stop) -> bool:
+    """Whether the model was loaded, or is not to be had, before ``stop``."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    return loading.done()
 
 
 def _end_hung() -> None:

@@ -58,6 +58,8 @@ class Session:
         self._heartbeat_ms = 0.0
         self._away_since_ms: float | None = None
         """When presence missed the pager; None: it is there."""
+        self._shut_since_ms: float | None = None
+        """When the session was over that was open; None: it is open, or never was."""
         self._beating = False
         self._declare_wanted = False
         self._declare_count = self._part_count = 0
@@ -71,9 +73,10 @@ class Session:
 
     @property
     def away_ms(self) -> float:
-        """How long the pager is not there."""
-        since_ms = self._away_since_ms
-        return 0.0 if since_ms is None else self._desk.now - since_ms
+        """How long the pager is not there, or there and opens no session."""
+        now = self._desk.now
+        since_ms = (self._away_since_ms, self._shut_since_ms)
+        return now - min((at for at in since_ms if at is not None), default=now)
 
     @property
     def patience_ms(self) -> float:
@@ -117,8 +120,15 @@ class Session:
         elif self._state is _State.OPEN:
             if self._may_declare():
                 self._declare()
-            elif self._heartbeat_ms <= desk.now + desk.limits.tick_ms / 2 and not self._beating:
+            elif self._is_time_to_beat() and not self._beating:
                 self._beat()
+
+    def _is_time_to_beat(self) -> bool:
+        """What a call moves that is open the pager counts already, or we do: a beat would look as
+        if leases were lost. It waits for such calls, but not for long."""
+        desk = self._desk
+        late_ms = desk.now + desk.limits.tick_ms / 2 - self._heartbeat_ms
+        return late_ms >= (desk.limits.beat_late_ms_max if desk.leases_moving() else 0.0)
 
     def settle(self) -> None:
         desk = self._desk
@@ -132,6 +142,8 @@ class Session:
         if self._state is _State.OPEN:
             self._state = _State.CLOSED
             self._retry_ms = self._desk.now
+            if self._shut_since_ms is None:
+                self._shut_since_ms = self._desk.now
 
     def _open(self) -> None:
         identity = self._desk.identity
@@ -162,7 +174,7 @@ class Session:
             self._retry_ms = self._desk.pause(self._retries, wanted)
             self._retries += 1
             return
-        self._away_since_ms = None
+        self._away_since_ms = self._shut_since_ms = None
         before, desk = self._opened, self._desk
         self._state, self._opened, self._retries = _State.OPEN, message, 0
         self._heartbeat_ms = self._next_beat_ms(message)
@@ -225,11 +237,12 @@ class Session:
 
     def _may_declare(self) -> bool:
         """Whether a declaration is wanted and would be the whole truth: what is lost is not in
-        it, so the pager may give its pages away, and no step may be using them any more."""
+        it, so the pager may give its pages away, and no step may be using them any more; and a
+        tail that waits to be copied counts as filled."""
         desk = self._desk
         lost = any(lease.hold is Hold.LOST for lease in desk.leases.values())
         wanted = self._declare_wanted and not self._undeclared
-        return wanted and not lost and not desk.leases_moving()
+        return wanted and not lost and not desk.copies and not desk.leases_moving()
 
     def _declare(self) -> None:
         desk = self._desk
@@ -343,7 +356,7 @@ def _lose(desk: Desk, lease: Lease) -> None:
     if lease.hold is Hold.OFFERED:
         handover.taken_back(desk, lease)
     elif lease.hold is not Hold.LOST:
-        admission.revoked(desk, lease, "stale", "")
+        admission.revoked(desk, lease, "stale")
 
 
 def revoke(desk: Desk, number: int, reason: str, usage: str) -> None:

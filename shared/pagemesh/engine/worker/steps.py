@@ -182,7 +182,7 @@ def finish(desk: Desk, results: Iterable[StepResult], *, goes_on: bool) -> None:
         outcomes = [one for found in by_lease for one in found.get(lease.lease, ())]
         wanted_count = len(own) * max(row.beam_count, 1)
         if len(outcomes) < wanted_count or any(outcome.revoked for outcome in outcomes):
-            admission.revoked(desk, lease, "revoked", "")
+            admission.revoked(desk, lease, "revoked", is_told=False)
             continue
         if row.sequence.lease is not lease and any(one.poisoned for one in outcomes):
             lease.cache = False  # it ended meanwhile; of others ``_computed`` finds out
@@ -314,6 +314,7 @@ def _first_tokens(desk: Desk, row: Row, outcome: RowResult) -> list[Sequence]:
 def _share_prompt(leader: Sequence, child: Sequence) -> None:
     child.prompt_scores = leader.prompt_scores
     child.waterfall, child.cached_tokens = leader.waterfall, leader.cached_tokens
+    child.is_again = True
 
 
 def _append(sequence: Sequence, drawn: Drawn) -> Finish | None:

@@ -32,6 +32,18 @@ def test_grouped_and_multi_query_heads_are_told_apart() -> None:
     assert shape(num_key_value_heads=1).sharing == "multi-query"
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_yarn_stretches_a_context_that_is_given_as_it_was_before(key: str, kind: str) -> None:
+    rope = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert shape(**{key: rope}).context_tokens_max == 512
+    counted = shape(max_position_embeddings=512, **{key: rope})
+    assert counted.context_tokens_max == 512
+    linear = shape(**{key: {kind: "linear", "factor": 4.0}})
+    broken = shape(**{key: {kind: "yarn", "factor": "4"}})
+    assert linear.context_tokens_max == broken.context_tokens_max == 128
+
+
 def test_an_explicit_head_width_wins_over_the_hidden_size() -> None:
     assert shape(head_dim=128).head_dim == 128
     assert shape(head_dim=None).head_dim == 16
