@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def main() -> int:
     if sys.version_info < PYTHON_MIN:
         found = ".".join(map(str, sys.version_info[:3]))
         return _stop(f"Python {found} is too old: 3.11 or newer is needed (make PYTHON=python3.12)")
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+    named = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    if not any(shutil.which(name) for name in (named[0], "g++", "clang++")):
         return _stop("no C++ compiler found for the native library: install g++ or clang")
     venv = Path(sys.argv[1])
     python = venv / "bin" / "python"

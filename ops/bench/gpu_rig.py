@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -128,9 +129,9 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 def distance(got: Tensor, expected: Tensor) -> float:
     """The length of the difference over that of what was expected: for codes, of which a few may
-    fall either way. Infinite where a number is none."""
+    fall either way. Infinite where one is NaN."""
     length = float((got.float() - expected.float()).norm() / expected.float().norm())
-    return length if length == length else float("inf")
+    return math.inf if math.isnan(length) else length
 
 
 def share_wrong(got: Tensor, expected: Tensor) -> float:

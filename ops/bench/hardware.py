@@ -18,6 +18,7 @@ def describe() -> dict[str, object]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
         "machine": platform.machine(),
+        # Without what a distribution or a provider adds.
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemesh.engine.coverage import lean_obstacle, refuse_unsupported
+from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
@@ -131,14 +132,9 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
 
 
 def context_tokens_of(source: Any) -> int:
-    """Positions of the model that a ``transformers`` configuration describes. Of one that YaRN
-    stretches those before it may be given, as in the configurations that Qwen documents."""
+    """Positions of the model that a ``transformers`` configuration describes."""
     given = int(source.max_position_embeddings)
-    rope = dict(getattr(source, "rope_parameters", None) or {})
-    if rope.get("rope_type") != "yarn":
-        return given
-    stretched = float(rope["factor"]) * int(rope.get("original_max_position_embeddings") or given)
-    return max(given, int(stretched))
+    return stretched_tokens(given, getattr(source, "rope_parameters", None))
 
 
 def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:

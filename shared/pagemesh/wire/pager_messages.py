@@ -147,8 +147,8 @@ class Admit(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how many slots the lease shall have, at least ``len(tokens)``. The last token is never
     matched, since its logits are wanted. ``tokens_max``: slots it may ever fill. ``first_tokens``:
     slots beyond the match that are wanted at once; 0: all. The others are *promised*: nobody else
-    is admitted to them, and ``Extend`` gets them without waiting. ``again``: it was admitted before
-    and lost its pages, so that its prompt is no new one.
+    is admitted to them, and ``Extend`` gets them without waiting. ``again``: it, or
+    another choice of its prompt, was admitted before, so that the prompt is no new one.
     """
 
     key: SequenceKey

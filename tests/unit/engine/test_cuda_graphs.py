@@ -257,7 +257,7 @@ def test_logits_are_most_of_what_graphs_take_and_are_counted_once() -> None:
     assert beyond == large, "no graph has more rows"
     more = {"vocab_tokens": 128_000, "item_bytes": 2}
     assert logits_bytes_beyond(sequence_count_max=256, **more) == 0
-    assert logits_bytes_beyond(sequence_count_max=4096, **more) == (4096 - 256) * 128_000 * 6
+    assert logits_bytes_beyond(sequence_count_max=4096, **more) == 4096 * 128_000 * 6
 
 
 def test_long_contexts_take_rotations_and_page_tables() -> None:

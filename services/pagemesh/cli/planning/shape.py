@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemesh.runtime.model_types import StoredType
+from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -152,7 +153,8 @@ def read_shape(config: Config, where: str) -> ModelShape:
         raise ConfigError(
             f"{where}: does not say how long the context may be; add {_CONTEXT[0]} to a copy of it"
         )
-    context = _stretched(config, _number(config, _CONTEXT, where))
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    context = stretched_tokens(_number(config, _CONTEXT, where), rope)
     windows, window = _windows(config, family, layers, context, where)
     return ModelShape(
         family=family,
@@ -165,17 +167,6 @@ def read_shape(config: Config, where: str) -> ModelShape:
         window_tokens=window,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "").split(".")[-1],
     )
-
-
-def _stretched(config: Config, context: int) -> int:
-    """``context``, or what YaRN makes of it where it is given as it was before."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
-        return context
-    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings") or context
-    if not isinstance(factor, int | float) or not isinstance(original, int):
-        return context
-    return max(context, min(int(factor * original), _COUNT_MAX))
 
 
 def _refuse_other_forms(config: Config, where: str) -> None:

@@ -62,7 +62,8 @@ class IdempotencyStore:
             self._entries[tenant, key] = _Entry(body_digest, now_ms)
             return None
         if entry.body_digest != body_digest:
-            raise ApiError(400, "the idempotency key was used with another body", HEADER)
+            message = "the idempotency key was used with another body"
+            raise ApiError(400, message, HEADER, "idempotency_key_used")
         if not entry.done:
             message = "a request with this idempotency key is running"
             raise ApiError(409, message, HEADER, "idempotency_key_in_use", retry_after_ms=1_000)

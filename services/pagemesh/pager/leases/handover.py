@@ -95,7 +95,8 @@ class Handover:
 
     def redeem(self, message: Redeem) -> Granted:
         """Take a ticket's lease over, with as much growth as there is. Raises ``Gone`` when
-        somebody else has or wants it, ``Stale`` when nobody can have it any more."""
+        somebody else has or wants it, ``TicketOver`` when nobody can have it any more, ``Stale``
+        where the ticket is not known (yet)."""
         books = self._books
         session = books.open_session(message.worker, message.incarnation, message.epoch)
         ticket = self._find(message.ticket)

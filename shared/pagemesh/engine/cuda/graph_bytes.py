@@ -64,8 +64,9 @@ def context_bytes_max(
 
 
 def logits_bytes_beyond(*, sequence_count_max: int, vocab_tokens: int, item_bytes: int) -> int:
-    """Of the rows that no graph has: their steps are launched kernel by kernel."""
-    return max(sequence_count_max - ROWS_MAX, 0) * vocab_tokens * (4 + item_bytes)
+    """Of steps with more rows than any graph has: they are launched kernel by kernel."""
+    rows = sequence_count_max if sequence_count_max > ROWS_MAX else 0
+    return rows * vocab_tokens * (4 + item_bytes)
 
 
 def draw_bytes_max(*, sequence_count_max: int, vocab_tokens: int) -> int:

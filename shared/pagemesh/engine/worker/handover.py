@@ -30,6 +30,9 @@ from pagemesh.wire.pager_messages import Granted, Offered, Redeem, TicketClosed,
 from pagemesh.wire.tokens import pack
 from pagemesh.wire.work_messages import Accepted, Attach
 
+_BUSY_OFFERS_MAX = 3
+"""Offers that find no room for a ticket, before a sequence goes on where it is."""
+
 # Prefill's side -----------------------------------------------------------------------------
 
 
@@ -106,6 +109,8 @@ def _offer_answered(
             leases.cancel_ticket(desk, sequence.key, ticket.ticket, lease.lease)
         return
     sequence.calling = False
+    if isinstance(message, Refused) and message.code == "Busy":
+        ticket.busy_count += 1
     match message:
         case Offered():
             lease.move(Hold.OFFERED)
@@ -118,9 +123,7 @@ def _offer_answered(
         case Refused(code="Stale" | "Gone"):
             desk.session_doubted = True
             admission.revoked(desk, lease, "stale")
-        case Refused(code="Busy") if (
-            ticket.tries == 1
-        ):  # surely not done, and it may go on for long
+        case Refused(code="Busy") if ticket.is_never_taken(_BUSY_OFFERS_MAX):
             lease.ticket = None
             keep(desk, sequence)
         case Refused() if unanswered(message) and desk.now < ticket.expires_ms:

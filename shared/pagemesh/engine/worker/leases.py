@@ -74,8 +74,10 @@ def release_message(desk: Desk, key: SequenceKey, lease: int) -> Release:
 
 
 def leave_queue(desk: Desk, key: SequenceKey) -> None:
-    """Have the pager keep no pages back for a sequence that waited for them."""
-    desk.owe(release_message(desk, key, NO_LEASE))
+    """Have the pager keep no pages back for a sequence that waited for them. Said once: who is
+    silent is forgotten there too, only later."""
+    message = release_message(desk, key, NO_LEASE)
+    desk.call_pager(message, lambda _answer: None, moves_leases=False)
 
 
 def cancel_ticket(desk: Desk, key: SequenceKey, ticket: str, lease: int) -> None:

@@ -91,11 +91,17 @@ class Ticket:
     """None: offered, and the pager has not answered."""
     tries: int = 0
     """Calls made in the present phase, by who offers."""
+    busy_count: int = 0
+    """Of its offers, those that were refused since there was no room for it."""
     expired: bool = False
     doubted: bool = False
     """The pager called it stale: it is asked once more, in a new session."""
     refused: bool = False
     """The decode worker said no: nobody else can be going on with the sequence."""
+
+    def is_never_taken(self, offers_max: int) -> bool:
+        """Whether so many offers were all refused for want of room: none was taken."""
+        return self.busy_count == self.tries >= offers_max
 
 
 @dataclass(slots=True, eq=False)

@@ -89,7 +89,7 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
         worker = Worker(config, role, bus, incarnation)
         await stack.enter_async_context(_announced(worker.presence))
         loading = asyncio.ensure_future(asyncio.to_thread(_load, config.worker))
-        if not await _is_over_before(loading, stop):
+        if not await _ended_before(loading, stop):
             return False
         engine = await loading
         spare_loaded()
@@ -317,7 +317,7 @@ class Worker:
         return "ready" if is_ready else "starting"
 
 
-async def _is_over_before(loading: asyncio.Future[Engine], stop: Stop) -> bool:
+async def _ended_before(loading: asyncio.Future[Engine], stop: Stop) -> bool:
     """Whether the model was loaded, or is not to be had, before ``stop``."""
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -124,8 +124,8 @@ class Session:
                 self._beat()
 
     def _is_time_to_beat(self) -> bool:
-        """What a call moves that is open the pager counts already, or we do: a beat would look as
-        if leases were lost. It waits for such calls, but not for long."""
+        """While a call is open that moves a lease, we and the pager count differently, and a beat
+        would look as if leases were lost. It waits for such calls, but not for long."""
         desk = self._desk
         late_ms = desk.now + desk.limits.tick_ms / 2 - self._heartbeat_ms
         return late_ms >= (desk.limits.beat_late_ms_max if desk.leases_moving() else 0.0)

@@ -66,9 +66,9 @@ class WorkerLimits:
     pager_away_ms: int = 10_000
     """Without a pager for so long it takes nothing new; one started again is there sooner."""
     pager_wait_ms_max: int = 30_000
+    """What cannot go on without a pager that is away for so long is given back to its gateway."""
     beat_late_ms_max: int = 200
     """A heartbeat waits so long for a moment in which no lease changes hands."""
-    """What cannot go on without a pager that is away for so long is given back to its gateway."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
     deadline_ms_min: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -40,8 +41,14 @@ def test_yarn_stretches_a_context_that_is_given_as_it_was_before(key: str, kind:
     counted = shape(max_position_embeddings=512, **{key: rope})
     assert counted.context_tokens_max == 512
     linear = shape(**{key: {kind: "linear", "factor": 4.0}})
-    broken = shape(**{key: {kind: "yarn", "factor": "4"}})
-    assert linear.context_tokens_max == broken.context_tokens_max == 128
+    assert linear.context_tokens_max == 128
+
+
+@pytest.mark.parametrize("factor", ["4", None, math.inf, math.nan, 0, 1 << 80])
+@pytest.mark.parametrize("original", [None, 128, "128", 1 << 1_100])
+def test_what_makes_no_sense_stretches_nothing(factor: object, original: object) -> None:
+    rope = {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    assert shape(rope_scaling=rope).context_tokens_max == 128
 
 
 def test_an_explicit_head_width_wins_over_the_hidden_size() -> None:
