@@ -118,7 +118,7 @@ void linear(const float* x, long x_stride, const PmMatrix* matrix, float* out, l
   float* memory = nullptr;
   if (formed) {
     const size_t bytes =
-        sizeof(float) * static_cast<size_t>(formed_floats(rows, k, matrix->rounds_rows));
+        sizeof(float) * static_cast<size_t>(formed_floats(rows, k, weights_of(*matrix).rounds_rows));
     memory = static_cast<float*>(pm::take_memory(bytes, kLineBytes));
   }
   pm::Counter work, forms;

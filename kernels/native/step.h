@@ -290,7 +290,8 @@ long check_step(const PmDecoder& model, const PmPages& pages, const PmRows& batc
     if (slot < 0 || slot >= pages.page_count * pages.page_size) return PM_BAD_SLOT + row;
   }
   for (long i = 0; i < batch.wanted_count; ++i) {
-    if (batch.wanted[i] < 0 || batch.wanted[i] >= batch.rows) return PM_BAD_WANTED + i;
+    const long after = i ? batch.wanted[i - 1] : -1;
+    if (batch.wanted[i] <= after || batch.wanted[i] >= batch.rows) return PM_BAD_WANTED + i;
   }
   if (const long bad = check_rows(attention, batch.sequences)) return PM_BAD_TABLE + bad - 1;
   return 0;

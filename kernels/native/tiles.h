@@ -128,6 +128,8 @@ struct Tiles {
       config.line_bytes[tile] = kLineBytes;
       config.lines[tile] = static_cast<uint8_t>(tile < 6 ? height : kTilePairs);
     }
+    // Headers of GCC before 14 say that only the first eight bytes are read.
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
   Tiles(const Tiles&) = delete;

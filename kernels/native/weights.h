@@ -55,12 +55,13 @@ inline Weights weights_of(const PmMatrix& matrix) {
     const long row_bytes = kLanes * static_cast<long>(sizeof(typename T::Code));
     const long scales_bytes = T::kScaled ? kLanes * static_cast<long>(sizeof(float)) : 0;
     return {static_cast<const char*>(matrix.panels), matrix.k * row_bytes + scales_bytes,
-            row_bytes, matrix.k, matrix.weight_type, matrix.rounds_rows != 0, 0};
+            row_bytes, matrix.k, matrix.weight_type,
+            matrix.rounds_rows != 0 && (T::kScaled || matrix.weight_type == PM_WEIGHT_BFLOAT16), 0};
   });
 }
 
 // Whether a decoder's products round their rows: all of them do, or none.
-inline bool rounds_rows(const PmDecoder& model) { return model.head.rounds_rows != 0; }
+inline bool rounds_rows(const PmDecoder& model) { return weights_of(model.head).rounds_rows; }
 
 // Weights that come next, to be fetched meanwhile: panels from `at` on, `apart_bytes` apart, in
 // rows of `row_bytes`. Without any, `at` is null.

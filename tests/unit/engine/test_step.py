@@ -185,6 +185,7 @@ def test_a_step_says_where_its_time_went(model_folder: Path) -> None:
         ("page", "row 2 has no page"),
         ("wanted", "wanted row 1 is not"),
         ("far", "wanted row 1 is not"),
+        ("twice", "wanted row 2 is not .* after the one before it"),
     ],
 )
 def test_what_is_out_of_range_is_named_and_nothing_is_written(
@@ -208,6 +209,8 @@ def test_what_is_out_of_range_is_named_and_nothing_is_written(
             wanted[1] = 4
         case "far":
             wanted[1] = 1 << 40  # not even looked at
+        case "twice":
+            wanted[2] = 1
     before = pool.memory.clone()
     with pytest.raises(IndexError, match=message):
         decoder.step(case.tokens, case.batch, wanted, pool, logits=True)

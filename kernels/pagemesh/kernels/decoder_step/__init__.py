@@ -45,7 +45,7 @@ _BAD = {
     1: "token {0} of row {1} is not in the vocabulary",
     2: "row {1} is beyond the last position of the model",
     3: "the slot of row {1} is outside of the pool",
-    4: "wanted row {1} is not in the batch",
+    4: "wanted row {1} is not in the batch, or not after the one before it",
     5: "row {1} has no page in the pool for all of its past",
 }
 

@@ -48,6 +48,8 @@ class PackedLinear:
     def __post_init__(self) -> None:
         if self.panels.dtype not in TYPE_OF or self.bias.dtype is not torch.float32:
             raise ValueError(f"panels are {', '.join(_DTYPES)}, and bias is float32")
+        if min(self.n, self.k) < 1:
+            raise ValueError(f"a matrix of {self.n} x {self.k} has nothing to multiply with")
         shape = packed_shape(self.n, self.k, self.weight_type)
         if tuple(self.panels.shape) != shape or not self.panels.is_contiguous():
             raise ValueError(f"panels: expected {shape}, got {tuple(self.panels.shape)}")

@@ -65,7 +65,8 @@ class PoolFile:
         except OSError as error:
             raise ConfigError(f"cannot make a pool in {path.parent}: {error.strerror}") from None
         try:
-            try_lock(descriptor)  # at once: an unlocked one is a leftover
+            if not try_lock(descriptor):  # at once: an unlocked one is a leftover
+                raise OSError(errno.EAGAIN, "another pager took it for a leftover; try again")
             os.posix_fallocate(descriptor, 0, size)
             if is_memory(descriptor):
                 clear(descriptor, size)
