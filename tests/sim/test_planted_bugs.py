@@ -43,7 +43,7 @@ _SEEDS_MAX = 60
             Bugs(take_any_weights=True), ["delivered", "holds something else"], 40, id="any weights"
         ),
         pytest.param(Bugs(give_up_filling=True), ["writes into it"], 130, id="give up filling"),
-        pytest.param(Bugs(forget_movers=True), ["writes into it"], 130, id="forget movers"),
+        pytest.param(Bugs(forget_movers=True), ["writes into it"], 710, id="forget movers"),
     ],
 )
 def test_a_planted_bug_breaks_a_seed(

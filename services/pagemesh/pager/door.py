@@ -135,11 +135,14 @@ class Door:
         for tree in sorted(self._books.forest.trees.values(), key=lambda tree: tree.index):
             if not tree.digest.hex().startswith(root_start):
                 continue
-            stack = [(node, 0) for node in reversed(tree.root.children.values())]
-            while stack:
-                node, level = stack.pop()
-                yield tree, node, level
-                stack.extend((child, level + 1) for child in reversed(node.children.values()))
+            stack = [iter(tree.root.children.values())]
+            while stack:  # of those beside each other no more than are looked at
+                node = next(stack[-1], None)
+                if node is None:
+                    stack.pop()
+                    continue
+                yield tree, node, len(stack) - 1
+                stack.append(iter(node.children.values()))
 
     def _line(self, tree: Tree, node: Node, level: int, uses: int) -> CacheLine:
         books = self._books
@@ -237,7 +240,8 @@ class Door:
             found = [root for root in roots if root.hex().startswith(message.name)]
             if not found and self._books.disk is None and len(message.name) == _ROOT_DIGITS:
                 with contextlib.suppress(ValueError):
-                    found = [bytes.fromhex(message.name)]  # it may be on a disk that is off
+                    root = bytes.fromhex(message.name)  # it may be on a disk that is off
+                    found = [root] if root.hex() == message.name else []
             if not found:
                 raise Gone(
                     f"no root starts with {message.name} here: `pagemesh cache tree` lists "

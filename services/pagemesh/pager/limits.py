@@ -51,6 +51,9 @@ class PagerLimits:
     ticket_ttl_ms_max: int = 60_000
     revoke_again_ms: int = 500
     probe_again_ms: int = 500
+    settle_late_ms: int = 10_000
+    """For so long after the start nothing is taken back for want of pages that may be evicted once
+    every worker has declared what it holds."""
     drain_late_ms: int = 1_000
     """How long after it was told a holder may be busy with a step; from then on nobody counts on
     what it was told to let go of, if others can give as much."""

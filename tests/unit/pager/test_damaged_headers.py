@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ async def test_damaged_headers_are_told_with_what_becomes_of_their_pages_and_cou
     assert "computed anew" in line["next"]
     assert damaged_headers._value.get() == before + damaged
     assert (core.books.pool.idle, core.books.pool.free) == (3, 5)
+
+
+@pytest.mark.parametrize("page", [3, 6], ids=["cached", "free"])
+@pytest.mark.parametrize("word", range(4))
+@pytest.mark.parametrize("bit", [3, 30, 50, 62])
+async def test_no_damaged_word_of_a_header_keeps_a_pager_from_its_pool(
+    store: PoolStore, tmp_path: Path, page: int, word: int, bit: int
+) -> None:
+    """What nobody can have numbered is damaged, whoever wrote it."""
+    form = store.file.superblock.form
+    path = tmp_path / "host.pool"
+    with path.open("r+b") as file:
+        file.seek(form.headers_offset + 8 * (page * form.header_words + word) + bit // 8)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+    core, _ = await taken_over(tmp_path)
+    is_harmless = page == 6 or (word == 0 and bit < EPOCH_SHIFT)  # a fence that may have been
+    assert core.books.pool.idle == (4 if is_harmless else 3)
+    assert core.books.pool.free == 8 - core.books.pool.idle, "nobody lives who may use them"
 
 
 async def test_what_is_lost_behind_a_damaged_header_is_told_beside_it(

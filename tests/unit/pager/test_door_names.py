@@ -6,7 +6,13 @@ import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import OTHER, cache, invalidated, pin
 
-from pagemesh.wire.cache_messages import AskCacheTop, AskCacheTree, CacheTop, CacheTree
+from pagemesh.wire.cache_messages import (
+    AskCacheTop,
+    AskCacheTree,
+    CacheTop,
+    CacheTree,
+    InvalidateCache,
+)
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Refused
 
@@ -45,3 +51,9 @@ def test_a_prefix_that_cannot_be_pinned_yet_is_answered_with_what_to_do(rig: Rig
     assert short.message.endswith("this prefix has 3; give more of it")
     assert "send a prompt that begins with it first" in unseen.message
     assert "cache_salt" in unseen.message and "--messages" in unseen.message
+
+
+def test_a_root_that_has_blanks_in_its_name_is_none(rig: Rig) -> None:
+    """What is remembered of it could not be read again."""
+    answer = rig.ask(InvalidateCache(what="root", name="ab" * 31 + "  "))
+    assert isinstance(answer, Refused) and answer.code == "Gone"

@@ -13,6 +13,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.events import SetLeaseWord
 from pagemesh.pager.leases.in_flight import Found
 from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.leaving import leave_queues
 from pagemesh.pager.leases.needs import NO_TREE, Needs
 from pagemesh.pager.leases.overtaking import Overtaking, ahead_of
 from pagemesh.pager.leases.preemption import Preemption
@@ -26,7 +27,7 @@ from pagemesh.pager.retention.roots import has_root_place, tree_of
 from pagemesh.pager.tiers.traffic import OnDisk, Tiers
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Match, Node, Tree
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Malformed, NoCapacity
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
 
@@ -57,7 +58,11 @@ class Admission:
         lease = session.by_key.get(message.key)
         if lease is not None:
             return lease.granted()
-        self._require_admissible(message)
+        try:
+            self._require_admissible(message)
+        except Fault:
+            leave_queues(books, message.incarnation, message.key)  # it may be in one
+            raise
         flights = books.in_flight
         if flights.waits and flights.ask_again(self._waiter(message, message.order)):
             return self._queued(message, 0)
@@ -387,8 +392,8 @@ class Admission:
             raise self._too_large(page_count)
         if message.terms.has_quota:
             self._quotas.require_fitting(message.terms, page_count)
-        if not has_root_place(self._books, message.root):
-            raise Busy("leases of too many roots are open", retry_after_ms=1_000)
+        if not self._books.slots or not has_root_place(self._books, message.root):
+            raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
 
     def _too_large(self, page_count: int) -> NoCapacity:
         wanted = f"{page_count} pages are wanted, and the whole pool has {self._page_count}"

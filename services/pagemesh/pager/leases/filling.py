@@ -11,6 +11,7 @@ from typing import Final
 from pagemesh.pager.books import Books
 from pagemesh.pager.events import PagesStored, WriteHeaders
 from pagemesh.pager.leases.lease import Lease
+from pagemesh.pager.leases.leaving import leave_queues
 from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.pages.runs import Pages, first_of, part
 from pagemesh.pager.retention.roots import hide
@@ -51,9 +52,7 @@ class Filling:
         """Commit what is full, give the rest back. Raises ``Gone``, ``Stale``, ``Malformed``."""
         books = self._books
         if message.lease == NO_LEASE:
-            books.waiting.discard(message.incarnation, message.key)
-            books.in_flight.end_wait((message.incarnation, message.key))
-            books.freed = True  # of those behind it the next may be served
+            leave_queues(books, message.incarnation, message.key)
             return Ok()
         found = books.leases.get(message.lease)
         if found is None:

@@ -301,6 +301,13 @@ class InFlight:
                 if idle_ms >= self._limits.in_flight_stall_ms_max:
                     self.leave(wait.lease)
 
+    def was_away(self, away_ms: int, now_ms: int, latest_ms: int) -> None:
+        """Nobody was heard for so long: that is nobody's silence, and nobody's standstill."""
+        for wait in self.waits.values():
+            wait.waiter = wait.waiter.later(away_ms, latest_ms)
+        for life, since_ms in self._progress_ms.items():
+            self._progress_ms[life] = min(since_ms + away_ms, now_ms)
+
     def _make_due(self, wait: Wait) -> None:
         self._stop(wait)
         heappush(self.due, (wait.waiter.place, wait.waiter.name))

@@ -42,12 +42,24 @@ class Needs:
         books = self._books
         if isinstance(message, Admit):
             match = self.match(message)
-            return self._pages_beside(match, message) - self.room_beside(match)
+            return self._pages_beside(match, message) - self._room_soon(
+                -books.forest.idle_pages(match)
+            )
         lease = books.leases[message.lease]
         need = message.page_count - lease.page_count
         if need <= lease.promised_pages:  # they come when they may be evicted
             return need - books.pool.free - books.pool.idle
-        return need - books.room_for(lease.promised_pages)
+        return need - self._room_soon(lease.promised_pages)
+
+    def _room_soon(self, promised_pages: int) -> int:
+        """``Books.room_for``, with what may be evicted once the last worker has said what it has of
+        an earlier life of the pager: nothing is taken back for that, unless it takes long."""
+        books = self._books
+        since_ms = max((books.sessions[one].since_ms for one in books.unsettled), default=None)
+        if since_ms is None or books.now_ms - since_ms > books.limits.settle_late_ms:
+            return books.room_for(promised_pages)
+        pool = books.pool
+        return pool.free + pool.idle - books.promises.page_count + promised_pages
 
     def more_of_tenant(self, message: Admit | Extend) -> int:
         """Pages that its tenant would use beyond what it uses now."""

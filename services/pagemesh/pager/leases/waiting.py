@@ -51,6 +51,11 @@ class Waiter:
     def name(self) -> Name:
         return (self.message.incarnation, self.message.key)
 
+    def later(self, ms: int, latest_ms: int) -> Waiter:
+        """The same, forgotten so much later, at most at ``latest_ms``."""
+        forget_ms = min(self.forget_ms + ms, max(latest_ms, self.forget_ms))
+        return Waiter(self.place, self.message, self.order, forget_ms, self.trace)
+
 
 def pushed(message: Admit | Extend, reply: Granted | Extended) -> Granted | Extended:
     """``reply`` to ``message``, as whoever was queued is told: what was granted, and to whom."""
@@ -113,6 +118,13 @@ class WaitList:
         for waiter in [w for w in self if w.message.incarnation == incarnation]:
             self.discard(*waiter.name)
 
+    def was_away(self, away_ms: int, latest_ms: int) -> None:
+        """Nobody was heard for so long: nobody is forgotten for it, at most until ``latest_ms``."""
+        for waiter in list(self):
+            self._by_name[waiter.name] = self._by_place[waiter.place] = waiter.later(
+                away_ms, latest_ms
+            )
+
     def forget_silent(self, now_ms: int) -> None:
         """Forget the waiters that were not heard of in time."""
         for waiter in [w for w in self if w.forget_ms <= now_ms]:
@@ -167,6 +179,11 @@ class Queues(WaitList):
         super().discard_session(incarnation)
         for name in [name for name in self._lists if name[0] == incarnation]:
             self.discard(*name)
+
+    def was_away(self, away_ms: int, latest_ms: int) -> None:
+        super().was_away(away_ms, latest_ms)
+        for own in set(self._lists.values()):
+            own.was_away(away_ms, latest_ms)
 
     def forget_silent(self, now_ms: int) -> None:
         super().forget_silent(now_ms)

@@ -87,8 +87,9 @@ def _tell_damaged(core: PagerCore, store: PoolStore, scan: HeaderScan, found: Re
     """Of headers that nobody can believe, and of what is found no more without them: else a pool
     that lost what it had looks like one that had nothing."""
     headers, pool = found.headers, core.books.pool
-    count = int(np.count_nonzero(scan.torn))
-    half_written = scan.torn & (scan.batch.states == HeaderState.INVALID)
+    damaged = headers.states == HeaderState.INVALID
+    count = int(np.count_nonzero(damaged))
+    half_written = damaged & (scan.batch.states == HeaderState.INVALID)
     live = [root.index for root in found.roots if root.live]
     whole = (headers.states == HeaderState.COMMITTED) & np.isin(headers.roots, live)
     damaged_headers.inc(count)

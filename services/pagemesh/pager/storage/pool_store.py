@@ -45,6 +45,7 @@ from pagemesh.runtime.ids import new_incarnation
 from pagemesh.wire.errors import Busy, NoCapacity
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import (
+    EPOCH_SHIFT,
     LEASE_SLOT_COUNT_MAX,
     POOL_SUFFIX,
     UNTIL_FOREVER_MS,
@@ -152,8 +153,13 @@ class PoolStore:
     def recovered(self, scan: HeaderScan, holders: tuple[Holder, ...]) -> Recovered:
         """What is in the file, and beside it, for the core. ``holders`` are those alive."""
         batch = scan.batch
+        # What no pager before us can have written is damaged, too.
+        newest = np.uint64(self.facts.epoch << EPOCH_SHIFT)
+        is_free = batch.states == HeaderState.FREE
+        is_known = (batch.sequences <= newest) & (is_free | (batch.identities <= newest))
         states = batch.states.copy()
-        states[scan.torn] = HeaderState.INVALID
+        states[scan.torn | ~is_known] = HeaderState.INVALID
+        is_believed = (states != HeaderState.INVALID) & ~is_free
         until_ms = self._until_ms(batch, states)
         offset = self.file.superblock.form.revocation_offset
         words = self.file.headers.mapped[offset : offset + 8 * LEASE_SLOT_COUNT_MAX]
@@ -162,7 +168,8 @@ class PoolStore:
             for index, root in sorted(self.file.headers.roots().items())
         )
         table = HeaderTable(
-            states, batch.sequences, batch.identities, batch.parents, batch.writers,
+            states, np.minimum(batch.sequences, newest),
+            np.where(is_believed, batch.identities, np.uint64(0)), batch.parents, batch.writers,
             batch.roots, batch.counts, batch.tokens, until_ms,
         )  # fmt: skip
         words_copy = words.view(np.uint64).copy()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.tiers.load import PAGER
 
 
 class Movers:
-    """Of a pool whose pages are in memory nothing is ever said here."""
+    """Of a pool whose pages are in memory only what the disk is slow at is ever said here."""
 
     def __init__(self, limits: PagerLimits) -> None:
         self._rest_ms, self._slow_ms = limits.mover_rest_ms, limits.mover_slow_ms
@@ -38,7 +39,8 @@ class Movers:
         """Whether the worker is worth asking."""
         if self._rests_until_ms.get(incarnation, 0) > books.now_ms:
             return False
-        its = (load for load in books.loads.values() if load.incarnation == incarnation)
+        fillers = (incarnation, PAGER)  # who fills pages is either, for all of a pool
+        its = (load for load in books.loads.values() if load.incarnation in fillers)
         return all(books.now_ms - load.begun_ms <= self._slow_ms for load in its)
 
     def can_copy(self, now_ms: int) -> bool:

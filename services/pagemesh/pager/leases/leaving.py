@@ -1,0 +1,13 @@
+"""Whoever waits for pages and wants none any more."""
+
+from __future__ import annotations
+
+from pagemesh.pager.books import Books
+from pagemesh.wire.messages import SequenceKey
+
+
+def leave_queues(books: Books, incarnation: int, key: SequenceKey) -> None:
+    """A sequence waits for nothing: no room, no tenant, nothing in flight."""
+    books.waiting.discard(incarnation, key)
+    books.in_flight.end_wait((incarnation, key))
+    books.freed = True  # of those behind it the next may be served
