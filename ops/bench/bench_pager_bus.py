@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -73,25 +73,32 @@ def pager(url: str, folder: Path) -> Iterator[int]:
         [sys.executable, "-m", "pagemesh.cli", "serve", "pager"], env=environ
     )
     try:
-        uvloop.run(answered(url))
+        uvloop.run(answered(url, "operator", _ask_pager))
         yield process.pid
     finally:
         process.terminate()
         process.wait()
 
 
-async def answered(url: str) -> None:
-    """Return once the pager answers."""
+async def answered(url: str, role: str, ask: Callable[[Bus], Awaitable[object]]) -> None:
+    """Return once whoever is asked answers."""
     async with (
         asyncio.timeout(START_TIMEOUT_S),
-        Bus.connect(BusConfig(url=url), role="operator", name="bench") as bus,
+        Bus.connect(BusConfig(url=url), role=role, name="bench") as bus,
     ):
         while True:
             with contextlib.suppress(Absent, DeadlineExceeded):
-                to = subjects.pager(HOST)
-                await call(bus, to, SnapshotWanted(), PagesSnapshot, timeout_ms=500)
+                await ask(bus)
                 return
             await asyncio.sleep(0.05)
+
+
+def _ask_pager(bus: Bus) -> Awaitable[object]:
+    return call(bus, subjects.pager(HOST), SnapshotWanted(), PagesSnapshot, timeout_ms=500)
+
+
+def _ask_echo(bus: Bus) -> Awaitable[object]:
+    return bus.request(ECHO, b"", timeout_ms=500)
 
 
 async def _echo(url: str) -> None:
@@ -123,25 +130,12 @@ async def _floor(url: str, load: Load) -> dict[str, float]:
     return {"round_trip_p50_ms": alone["p50_ms"], "echoes_per_second": per_second}
 
 
-async def _echoes(url: str) -> None:
-    """Return once there is an echo."""
-    async with (
-        asyncio.timeout(START_TIMEOUT_S),
-        Bus.connect(BusConfig(url=url), role="client", name="bench") as bus,
-    ):
-        while True:
-            with contextlib.suppress(Absent, DeadlineExceeded):
-                await bus.request(ECHO, b"", timeout_ms=500)
-                return
-            await asyncio.sleep(0.05)
-
-
 def floor(url: str) -> dict[int, dict[str, float]]:
     """By prompt tokens: what the bus alone takes."""
     process = multiprocessing.get_context("spawn").Process(target=echo, args=(url,))
     process.start()
     try:
-        uvloop.run(_echoes(url))
+        uvloop.run(answered(url, "client", _ask_echo))
         return {load.prompt_tokens: uvloop.run(_floor(url, load)) for load in LOADS}
     finally:
         process.terminate()
