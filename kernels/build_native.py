@@ -1,6 +1,6 @@
 """Build the native library: as hatchling's build hook, or by hand.
 
-    python kernels/build_native.py
+    python kernels/build_native.py [--if-stale]
 
 compiles ``kernels/native`` with CMake and puts ``libpagemesh_native.so`` beside
 ``pagemesh/kernels/native/library.py``, in one atomic rename, so that running processes keep
@@ -79,6 +79,15 @@ def build() -> Path:
     return LIBRARY_PATH
 
 
+def is_stale() -> bool:
+    """Whether there is no library, or one that is older than a source."""
+    if not LIBRARY_PATH.exists():
+        return True
+    built_s = LIBRARY_PATH.stat().st_mtime
+    sources = SOURCE_ROOT.joinpath("native").iterdir()
+    return any(path.is_file() and path.stat().st_mtime > built_s for path in sources)
+
+
 class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
     """Compiles before files are collected, for wheels and editable installs alike: the library,
     and the pager's core (``services/compile_cores.py``)."""
@@ -113,6 +122,8 @@ class NativeLibraryHook(BuildHookInterface):  # type: ignore[misc]  # hatchling 
 
 
 def main() -> int:
+    if "--if-stale" in sys.argv[1:] and not is_stale():
+        return 0
     try:
         path = build()
     except BuildFailed as error:

@@ -26,7 +26,6 @@ PYTHON_MIN = (3, 11)
 FAILURE_LINES_MAX = 60
 CUDA_PREFIXES = ("nvidia-", "cuda-")
 BUILD_NATIVE = ROOT / "kernels" / "build_native.py"
-NATIVE_LIBRARY = ROOT / "kernels" / "pagemesh" / "kernels" / "native" / "libpagemesh_native.so"
 RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_COMPILED)"
 
 
@@ -58,7 +57,8 @@ def main() -> int:
     flags = ["-c", str(CONSTRAINTS), "--build-constraint", str(CONSTRAINTS)]
     if _pip(python, "install", *flags, "-e", f"{ROOT}[dev]") != 0:
         return _stop("pip failed; its message is above")
-    if is_stale(NATIVE_LIBRARY) and subprocess.call([str(python), str(BUILD_NATIVE)]) != 0:
+    # An editable install succeeds without it, and pip does not show why it is not there.
+    if subprocess.call([str(python), str(BUILD_NATIVE), "--if-stale"]) != 0:
         return _stop("the native library was not built; its message is above")
     if subprocess.call([str(python), "-c", RUNS_COMPILED]) != 0:
         _say(
@@ -73,15 +73,6 @@ def has_pip(python: Path) -> bool:
     command = [str(python), "-m", "pip", "--version"]
     quiet = subprocess.DEVNULL
     return python.exists() and subprocess.call(command, stdout=quiet, stderr=quiet) == 0
-
-
-def is_stale(library: Path) -> bool:
-    """Whether the sources are newer: an editable install succeeds without it, and pip does not
-    show why."""
-    if not library.exists():
-        return True
-    sources = (path for path in BUILD_NATIVE.parent.joinpath("native").iterdir() if path.is_file())
-    return any(path.stat().st_mtime > library.stat().st_mtime for path in sources)
 
 
 def has_nvidia_driver() -> bool:

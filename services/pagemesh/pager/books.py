@@ -45,7 +45,7 @@ from pagemesh.pager.tree.radix import Forest, Node, Tree
 from pagemesh.wire.errors import Gone, Malformed, Stale
 from pagemesh.wire.messages import Message, SequenceKey
 from pagemesh.wire.pager_messages import Revoke
-from pagemesh.wire.pool_format import EPOCH_SHIFT, HeaderState
+from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import EMPTY, U32
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Books:
 
     def first_sequence(self) -> int:
         """Above every ledger number of earlier epochs."""
-        return self.facts.epoch << EPOCH_SHIFT
+        return self.facts.first_sequence
 
     def must_drain(self, lease: Lease) -> bool:
         """Whether the pages of a revoked lease stay unused until its holder lets go."""

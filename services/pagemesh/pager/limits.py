@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagemesh.wire.pool_format import LEASE_SLOT_COUNT_MAX
+from pagemesh.wire.pool_format import EPOCH_SHIFT, LEASE_SLOT_COUNT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class PoolFacts:
     def page_token_bytes(self) -> int:
         """Bytes of the packed token ids of one page."""
         return 4 * self.page_size
+
+    @property
+    def first_sequence(self) -> int:
+        """Above every ledger number of earlier epochs."""
+        return self.epoch << EPOCH_SHIFT
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold ``tokens`` slots."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import stat
@@ -82,10 +83,18 @@ def test_an_environment_that_was_left_half_made_has_no_pip(tmp_path: Path) -> No
     assert set_up.has_pip(fake_python(tmp_path, "exit 0"))
 
 
-def test_a_library_is_stale_until_it_is_newer_than_its_sources(tmp_path: Path) -> None:
+def test_a_library_is_stale_until_it_is_newer_than_its_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = set_up.BUILD_NATIVE
+    spec = importlib.util.spec_from_file_location("build_native", path)
+    assert spec is not None and spec.loader is not None
+    build_native = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_native)
     library = tmp_path / "library.so"
-    assert set_up.is_stale(library)
+    monkeypatch.setattr(build_native, "LIBRARY_PATH", library)
+    assert build_native.is_stale()
     library.touch()
-    assert not set_up.is_stale(library)
+    assert not build_native.is_stale()
     os.utime(library, (0, 0))
-    assert set_up.is_stale(library)
+    assert build_native.is_stale()

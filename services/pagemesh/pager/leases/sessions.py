@@ -127,9 +127,9 @@ class Sessions:
             session.since_ms = min(session.since_ms + away_ms, books.now_ms)
         for lease in books.revoked.values():
             lease.revoked_ms = min(lease.revoked_ms + away_ms, books.now_ms)
-        latest_ms = books.now_ms + 2 * books.limits.ask_again_ms
-        books.waiting.was_away(away_ms, latest_ms)
-        books.in_flight.was_away(away_ms, books.now_ms, latest_ms)
+        forget_ms = books.now_ms + 2 * books.limits.ask_again_ms
+        books.waiting.was_away(away_ms, forget_ms)
+        books.in_flight.was_away(away_ms, books.now_ms, forget_ms)
         for ticket in books.tickets.values():
             latest_ms = books.now_ms + books.limits.ticket_ttl_ms_max
             ticket.expires_ms = min(ticket.expires_ms + min(away_ms, since_ms), latest_ms)

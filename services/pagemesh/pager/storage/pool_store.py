@@ -45,7 +45,6 @@ from pagemesh.runtime.ids import new_incarnation
 from pagemesh.wire.errors import Busy, NoCapacity
 from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import (
-    EPOCH_SHIFT,
     LEASE_SLOT_COUNT_MAX,
     POOL_SUFFIX,
     UNTIL_FOREVER_MS,
@@ -154,7 +153,7 @@ class PoolStore:
         """What is in the file, and beside it, for the core. ``holders`` are those alive."""
         batch = scan.batch
         # What no pager before us can have written is damaged, too.
-        newest = np.uint64(self.facts.epoch << EPOCH_SHIFT)
+        newest = np.uint64(self.facts.first_sequence)
         is_free = batch.states == HeaderState.FREE
         is_known = (batch.sequences <= newest) & (is_free | (batch.identities <= newest))
         states = batch.states.copy()
