@@ -126,8 +126,8 @@ class PagerActor(Behaviour[PagerEvent]):
     async def _end_life(self) -> None:
         life, self._life = self._life, None
         if life is not None:
-            if life.disk is not None:
-                await life.disk.close()  # it reads into pages of the pool
+            if life.disk is not None and not await life.disk.close():
+                life.store.file.remove()  # what is read into it may come at any time
             self._from_disk.clear()
             life.store.close()
 
@@ -301,7 +301,7 @@ class PagerActor(Behaviour[PagerEvent]):
                 case ev.ForgetHolder(incarnation):
                     self._holders.forget(incarnation)
                 case RememberRetired():
-                    await asyncio.to_thread(self._retired.add, command)
+                    await self._retired.keep(command)
                 case _:
                     raise AssertionError(f"nobody performs {command}")
         life.pages.work(_KEYED_PAGES_MAX)

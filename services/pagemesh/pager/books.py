@@ -60,8 +60,7 @@ _FREE_HEADER: Final = HeaderState.FREE
 _HELD_HEADER: Final = HeaderState.HELD
 _SPARE_PAGES_MAX, _SPARE_SHARE = 256, 256
 """Evicted beyond what is needed: at most so many pages, and so small a share of the pool."""
-_RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192
-"""In one tick, of what is over."""
+_RECLAIMED_EDGES_MAX, _RECLAIMED_PAGES_MAX = 256, 8_192  # of what is over, in one tick
 
 
 class Books:
@@ -327,17 +326,18 @@ class Books:
         """Uncache some of what is over: a tick's worth."""
         if not len(self.forest.lifetimes) or not self.may_evict():
             return
-        lifetimes, pages_max = self.forest.lifetimes, _RECLAIMED_PAGES_MAX
-        for node in lifetimes.over(self.now_ms, _RECLAIMED_EDGES_MAX):
-            while pages_max > 0 and len(node.pages):  # with its last page it is gone
-                leaf = node
-                while leaf.children:
+        pages_max, edges_max = _RECLAIMED_PAGES_MAX, _RECLAIMED_EDGES_MAX
+        for node in self.forest.lifetimes.over(self.now_ms, edges_max):
+            leaf = node
+            while min(pages_max, edges_max) > 0 and len(node.pages):
+                while leaf.children:  # not from the top each time: there may be thousands
                     leaf = next(iter(leaf.children.values()))
-                pages_max -= len(leaf.pages)
-                self.drop(leaf, leaf.depth - len(leaf.pages), Why.EXPIRED)
-                self.freed = True
+                above, size = leaf.parent, len(leaf.pages)
+                pages_max, edges_max = pages_max - size, edges_max - 1
+                self.drop(leaf, leaf.depth - size, Why.EXPIRED)
+                self.freed, leaf = True, above
             if len(node.pages):
-                lifetimes.again(node, self.now_ms)
+                self.forest.lifetimes.again(node, self.now_ms)
 
     # After a restart
 

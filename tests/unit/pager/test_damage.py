@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, pushed, put_on_disk
+from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed, put_on_disk
 from tests.unit.pager.rig import ROOT, Worker, is_queued, key_of, order_of
 from tests.unit.pager.steps import cache, invalidated, stats
 from tests.unit.pager.test_disk import disk_on
@@ -60,6 +60,30 @@ def test_people_are_told_of_each_page_that_is_damaged(rig: DiskRig, worker: Work
     [load] = rig.loads
     rig.load(bad_at=1)
     assert rig.told_damaged == [load.slots[1]] and rig.given_up is None
+
+
+def test_damaged_pages_and_those_behind_them_are_counted_apart(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    worker.admit(2, PROMPT)
+    rig.load(bad_at=1)
+    disk = rig.core.books.disk
+    assert disk is not None and (disk.counts.corrupt, disk.counts.after_corrupt) == (1, 2)
+
+
+def test_the_slots_behind_a_damaged_page_are_used_again() -> None:
+    rig = DiskRig(16, slot_count=4)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, PROMPT)
+    assert is_queued(worker.admit(2, PROMPT))
+    rig.load(bad_at=1)
+    [granted] = pushed(rig)
+    worker.release(granted)
+    cache(worker, 3, PROMPT)
+    flood(worker)
+    rig.write()
+    assert rig.prefixes() == prefixes_of(PROMPT)
 
 
 def test_too_many_damaged_loads_switch_the_tier_off_and_serving_goes_on(
@@ -153,6 +177,27 @@ def test_a_prompt_is_told_how_many_of_its_pages_were_lost_to_damage_until_they_a
     rig.write()
     worker.release(worker.granted(3, [4]), [4])  # the tree is there again
     assert damaged_pages(rig, [*PROMPT]) == 0
+
+
+def test_pages_that_were_stored_anew_are_not_lost_any_more() -> None:
+    damage = Damage()
+    damage.lost(ROOT, [1, 2, 3])
+    assert damage.lost_pages(ROOT, [1, 2, 3]) == 3
+    damage.mended(ROOT, [1])
+    assert damage.lost_pages(ROOT, [1, 2, 3]) == 0
+
+
+def test_a_damaged_run_is_forgotten_once_it_is_stored_anew(rig: DiskRig, worker: Worker) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    worker.admit(2, PROMPT)
+    rig.load(bad_at=1)
+    [granted] = pushed(rig)
+    worker.release(granted)
+    cache(worker, 3, PROMPT)
+    damage = rig.core.tiers._damage
+    assert damage.has_runs
+    flood(worker)
+    assert not damage.has_runs
 
 
 def corrupt() -> float:

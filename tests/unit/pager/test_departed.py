@@ -123,3 +123,32 @@ def test_a_mark_is_40_bits_of_the_hash_then_the_pages_of_the_run_and_why(
         assert (mark >> 20, mark >> 3 & 0x1FFFF, mark & 7) == (key >> 20, 20, 3)
     at_root = Match(node.parent, node.parent, 0, 0)
     assert memory.lost_pages(ROOT, node.tokens, at_root, 20) == [(Why.QUOTA, 20)]
+
+
+def test_a_chain_of_short_edges_that_leaves_is_hashed_a_block_at_most_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(1_000)
+    worker = Worker(rig, "w", 1)
+    ids = list(range(4 * 600))
+    for end in range(4, len(ids) + 1, 4):  # only who made an edge may lengthen it
+        worker.release(worker.granted(end, ids[:end]), ids[:end])
+    forest = rig.core.books.forest
+    hashed: list[int] = []
+
+    def counting(data: bytes, seed: int) -> int:
+        hashed.append(len(data))
+        return xxh3_64_intdigest(data, seed)
+
+    monkeypatch.setattr(departed, "xxh3_64_intdigest", counting)
+    [tree] = forest.trees.values()
+    nodes = list(tree.root.below())
+    assert len(nodes) > 500
+    leaf = max(nodes, key=lambda node: node.depth)
+    for number in range(500):
+        hashed.clear()
+        above = leaf.parent
+        forest.trim(leaf, len(leaf.pages), Why.EVICTED)
+        assert not number or sum(hashed) <= 16 * (256 + 3)
+        leaf = above
+    rig.core._waterfalls.check()

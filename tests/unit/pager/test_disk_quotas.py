@@ -13,6 +13,7 @@ from tests.unit.pager.steps import OTHER, cache, stats
 from tests.unit.pager.test_disk_file import FACTS
 from tests.unit.pager.test_tiers_dropped import put_away
 
+from pagemesh.pager.tiers.disk_accounts import DiskAccounts
 from pagemesh.pager.tiers.disk_shelves import DiskAccount, Record
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import DiskContents, FoundRecords
@@ -164,6 +165,20 @@ def test_where_quotas_are_more_than_the_disk_who_gave_most_stops_when_others_hav
         "alice": 4,
         "bob": 6,
     }
+
+
+def test_who_has_its_quota_cut_gives_next() -> None:
+    def terms(tenant: str, pages: int) -> CacheTerms:
+        return CacheTerms(tenant=tenant, disk_pages_max=pages)
+
+    accounts = DiskAccounts(100)
+    alice, bob = accounts.of(terms("alice", 40)), accounts.of(terms("bob", 40))
+    for account, pages in ((alice, 20), (bob, 10)):
+        for _ in range(pages):
+            accounts.grew(account)
+    assert accounts.richest() is alice
+    assert accounts.of(terms("bob", 12)) is bob
+    assert accounts.richest() is bob
 
 
 def test_of_a_page_that_an_earlier_pager_wrote_twice_the_older_slot_is_free() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagemesh.pager.tiers.fetch_cost import FIXED_MS, FetchCost
+from pagemesh.pager.tiers.fetch_cost import FIXED_MS, Bandwidth, FetchCost
 from pagemesh.pager.tiers.recent_slots import RecentSlots
 from pagemesh.pager.tiers.tier_events import PagesLoaded
 
@@ -48,6 +48,12 @@ def cost() -> FetchCost:
 def test_memory_and_disk_have_a_bandwidth_each(cost: FetchCost) -> None:
     assert cost.disk.believed(1) == PAGE_BYTES
     assert cost.memory.believed(1) == 10 * PAGE_BYTES
+
+
+def test_a_bandwidth_is_believed_for_a_minute() -> None:
+    one = Bandwidth()
+    one.measured(1_000, 1_000, 0)
+    assert (one.believed(59_999), one.believed(60_000)) == (1_000, 0.0)
 
 
 def test_the_quicker_way_is_taken(cost: FetchCost) -> None:

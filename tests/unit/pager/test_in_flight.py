@@ -17,6 +17,7 @@ from tests.unit.pager.rig import (
 
 from pagemesh.pager.events import ProbeHolder
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import LEVEL_US, SequenceKey
 from pagemesh.wire.pager_messages import AskedAs, Granted, Revoke
 
@@ -329,3 +330,33 @@ def test_who_was_silent_for_too_long_is_given_nothing_though_no_tick_came(
     rig.now_ms += 2 * LIMITS.ask_again_ms
     worker.committed(first, PROMPT)
     assert not pushed(rig) and len(rig.core.books.leases) == 1
+
+
+def test_who_waits_for_what_is_computed_neither_takes_nor_holds_up_pages_of_its_tenant(
+    worker: Worker, rig: Rig, other: Worker
+) -> None:
+    terms = CacheTerms(tenant="alice", pages_max=12)
+    ids = list(range(40))
+    worker.granted(2, ids, 44, terms=terms)
+    for number in (1, 3):  # one is a little older, and came later
+        assert is_queued(other.admit(number, ids, 44, terms=terms))
+    books = rig.core.books
+    assert books.in_flight.wait_count == 2 and not books.waiting.count
+    assert not [one for one in rig.notices if isinstance(one.message, Revoke)]
+    assert isinstance(other.admit(4, [9] * 4, 4, terms=terms), Granted)
+
+
+def test_a_worker_that_commits_for_others_first_is_not_given_up(
+    worker: Worker, rig: Rig, other: Worker
+) -> None:
+    long, ids = [7] * 150, list(range(40))
+    first, second = worker.granted(1, long), worker.granted(2, ids)
+    assert is_queued(other.admit(3, ids))
+    for done in range(10, 140, 10):
+        for _ in range(2):
+            rig.tick(500)
+            worker.heartbeat(first, second)
+            other.heartbeat()
+            assert is_queued(other.admit(3, ids))
+        worker.committed(first, long[:done])
+    assert not pushed(rig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.pager.rig import Rig, Worker, fill_of, is_queued, key_of
+from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of
 from tests.unit.pager.test_quotas import ALICE, EIGHT, prompt
 
 from pagemesh.wire.messages import Ok
@@ -47,3 +47,13 @@ def test_nobody_is_in_the_way_of_who_never_waited(rig: Rig, worker: Worker) -> N
     lease = worker.granted(1, prompt(1, 2))
     leave(worker, 1)
     assert worker.committed(lease, prompt(1, 2)) == 8
+
+
+def test_nobody_is_served_since_somebody_who_never_waited_asked_for_nonsense(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, prompt(1, 10))
+    assert is_queued(worker.admit(2, prompt(2, 10)))
+    rig.core.books.freed = False
+    assert code_of(worker.admit(3, [])) == "Malformed"
+    assert not rig.core.books.freed

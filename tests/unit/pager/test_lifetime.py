@@ -285,3 +285,17 @@ def test_what_is_over_and_in_use_keeps_nothing_else_that_is_over(rig: Rig, worke
     worker.heartbeat(user)
     rig.tick(3_000)
     assert rig.core.books.forest.left_pages[Why.EXPIRED] == len(SECOND) // 4
+
+
+def test_of_a_long_chain_that_is_over_a_tick_drops_so_many_edges_and_the_next_one_goes_on() -> None:
+    rig = Rig(700)
+    worker, terms = Worker(rig, "w", 1), CacheTerms(tenant="alice", ttl_s=60)
+    ids = list(range(4 * 600))
+    for end in range(4, len(ids) + 1, 4):
+        worker.release(worker.granted(end, ids[:end], terms=terms), ids[:end])
+    idle = [rig.core.books.pool.idle]
+    rig.tick(62_000)
+    for _ in range(4):
+        idle.append(rig.core.books.pool.idle)
+        rig.tick(1_000)
+    assert idle[0] - idle[1] == 256 and idle[-1] == 0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, is_queued, key_of
+from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 from tests.unit.pager.test_quotas import ALICE, EIGHT, prompt
 from tests.unit.pager.test_recovery import declare, line
 
@@ -116,3 +116,22 @@ def test_growth_does_not_wait_for_who_finds_no_place_for_a_lease() -> None:
     leases = [worker.granted(number, prompt(number, 1)) for number in (10, 11)]
     assert code_of(worker.admit(5, prompt(5, 1))) == "Busy"
     assert isinstance(worker.extend(leases[0], 2, 1), Extended)
+
+
+def test_a_ticket_is_redeemed_after_a_restart_however_its_pages_lie(rig: Rig) -> None:
+    worker, decode = Worker(rig, "w", 1), Worker(rig, "decode", 2)
+    single = [worker.granted(number, [100 + number] * 4) for number in range(16)]
+    for number in (0, 2):
+        worker.release(single[number], (), cache=False)
+    first = list(range(8))
+    worker.release(worker.granted(99, first), first)  # an edge of pages that lie apart
+    for number in (3, 4):
+        worker.release(single[number], (), cache=False)
+    ids = list(range(12))
+    lease = worker.granted(100, ids, 16)
+    assert table_of(lease) == [0, 2, 3, 4]
+    offered = worker.offered(lease, fill_of(ids))
+    rig.restart([worker.holder, decode.holder])
+    assert not declare(rig, worker, line(lease, 100, ids, ticket=offered.ticket))
+    decode.open()
+    assert decode.redeemed(lease.key, offered, 16).cached_tokens == 12

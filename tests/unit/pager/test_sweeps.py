@@ -251,6 +251,17 @@ def test_the_disk_forgets_in_parts_and_gives_nothing_back_meanwhile() -> None:
     assert not rig.prefixes() and not rig.kept
 
 
+def test_what_is_retired_on_disk_is_freed_to_its_end_however_little_at_a_time() -> None:
+    rig = DiskRig(16)
+    put_on_disk(rig, Worker(rig, "w", 1), PROMPT)
+    disk = rig.core.books.disk
+    assert disk is not None
+    disk.retire([ROOT])
+    assert len(disk.sweep(3)) == 3 and disk.is_sweeping
+    assert len(disk.sweep(3)) == 1 and not disk.is_sweeping
+    disk.check()
+
+
 def test_a_pager_that_dies_before_the_disk_has_forgotten_brings_nothing_back() -> None:
     rig = DiskRig(16)
     worker = Worker(rig, "w", 1)

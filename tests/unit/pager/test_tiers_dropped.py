@@ -17,6 +17,7 @@ from tests.unit.pager.disk_rig import (
 from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, invalidated
 
+from pagemesh.pager.events import Holder
 from pagemesh.pager.tiers.tier_events import (
     DiskOpening,
     PagesLoaded,
@@ -152,6 +153,18 @@ def test_what_hangs_below_an_edge_that_got_shorter_is_stored_where_it_is_found(
     assert len(load.slots) == 4
 
 
+def test_what_an_edge_lost_at_its_end_is_found_on_disk(rig: DiskRig, worker: Worker) -> None:
+    put_on_disk(rig, worker, range(100, 117))
+    cache(worker, 1, PROMPT)
+    longer = worker.granted(2, [*PROMPT[:16], *range(500, 510)])  # has its key looked at
+    worker.release(longer)
+    rest = worker.granted(3, [700], reserve=4 * 14)
+    worker.release(rest, cache=False)
+    rig.write()
+    assert is_queued(worker.admit(4, PROMPT))
+    assert rig.loads[0].first_index == 2
+
+
 @pytest.mark.parametrize(("what", "name"), [("root", ROOT.hex()), ("model", "any"), ("idle", "")])
 def test_what_is_only_on_disk_is_invalidated_too(
     rig: DiskRig, worker: Worker, what: Literal["root", "model", "idle"], name: str
@@ -209,6 +222,19 @@ def test_a_small_disk_keeps_the_starts_of_prefixes_when_the_pager_stops() -> Non
     assert rig.prefixes() == prefixes_of(range(12))
 
 
+def test_no_more_is_put_away_than_the_disk_has_slots_for() -> None:
+    rig = DiskRig(16, slot_count=4)
+    worker = Worker(rig, "w", 1)
+    cache(worker, 1, PROMPT)
+    cache(worker, 2, range(100, 117))
+    stored_count = 0
+    for anew in (True, False, False):
+        rig.handle(PutAway(anew))
+        stored_count += sum(len(one.slots) for one in rig.stores)
+        rig.write()
+    assert stored_count == 4
+
+
 def test_when_the_pager_stops_nobody_drives_out_what_was_stored_before() -> None:
     """Though each tenant has had less than it may."""
     rig = DiskRig(32, slot_count=3, limits=replace(LIMITS, staged_bytes_max=2 << 12))
@@ -230,3 +256,76 @@ def test_what_has_a_time_to_live_is_never_put_on_disk(rig: DiskRig, worker: Work
     rig.write()
     assert not rig.prefixes() & prefixes_of(PROMPT)
     assert worker.granted(2, PROMPT).cached_tokens == 0
+
+
+@pytest.mark.parametrize("state", ["on", "opening", "off"])
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_pages_that_were_not_to_be_kept_do_not_come_back_though_they_could_not_leave_at_once(
+    rig: DiskRig, worker: Worker, state: str, is_evicted: bool
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    worker.admit(2, PROMPT)
+    rig.load()
+    [granted] = pushed(rig)
+    worker.release(granted, PROMPT)
+    rig.restart([Holder(77, "another", "lock")])  # who may read them, and has not declared
+    if state == "on":
+        rig.open()
+    else:
+        rig.handle(DiskOpening())
+    if state == "off":
+        rig.fail()
+    worker = Worker(rig, "w", 2)
+    granted = worker.granted(9, PROMPT)
+    assert granted.cached_tokens == 16
+    worker.release(granted, cache=False)
+    rig.die(77)
+    if is_evicted:
+        flood(worker)
+    for _ in range(2):
+        rig.tick(2_000)
+    if state == "off":
+        rig.restart()
+    if state != "on":
+        rig.open()
+    rig.write()
+    assert not rig.prefixes()
+
+
+def test_what_a_disk_that_fails_may_not_have_forgotten_is_not_found_by_the_next_pager(
+    rig: DiskRig, worker: Worker
+) -> None:
+    put_on_disk(rig, worker, PROMPT)
+    worker.admit(2, PROMPT)
+    rig.load()
+    [granted] = pushed(rig)
+    kept = dict(rig.slots)
+    worker.release(granted, cache=False)
+    rig.slots.update(kept)  # it was told to forget them, and could not
+    rig.fail()
+    rig.restart()
+    rig.open()
+    assert not rig.prefixes()
+
+
+def test_a_disk_that_hangs_while_it_reads_leaves_room_to_compute() -> None:
+    rig = DiskRig(32)
+    worker = Worker(rig, "w", 1)
+    one, other = range(100, 161), range(500, 561)  # of 15 pages each, and the pool has 32
+    put_on_disk(rig, worker, one)
+    put_on_disk(rig, worker, other)
+    for number, prompt in ((10, one), (11, other)):
+        worker.admit(number, prompt)
+    reading = sum(len(load.pages) for load in rig.core.books.loads.values())
+    assert 15 <= reading <= 16
+    assert not is_queued(worker.admit(12, range(900, 930)))
+
+
+def test_a_disk_that_stands_still_is_asked_for_nothing_more(rig: DiskRig, worker: Worker) -> None:
+    other = range(100, 117)
+    put_on_disk(rig, worker, PROMPT)
+    put_on_disk(rig, worker, other)
+    assert is_queued(worker.admit(2, PROMPT))
+    rig.now_ms += LIMITS.mover_slow_ms + 1
+    worker.granted(3, other)
+    assert len(rig.loads) == 1

@@ -37,6 +37,11 @@ from pagemesh.wire.errors import ConfigError
 from pagemesh.wire.pool_format import IN_FILE, SUPERBLOCK_BYTES
 
 
+class PoolClosedToUs(ConfigError):
+    """A pool is there that another process serves, or that cannot be opened: nothing says that it
+    is damaged."""
+
+
 class PoolFile:
     """A mapped pool. Made by ``create``, ``adopt`` or ``attach``; a context manager.
 
@@ -83,12 +88,12 @@ class PoolFile:
     def adopt(cls, path: Path) -> PoolFile:
         """Lock and map a pool that another process left.
 
-        Raises ``ConfigError`` when it is missing, damaged or another process still serves it.
+        Raises ``ConfigError`` when it is missing or damaged, ``PoolClosedToUs``.
         """
         descriptor = _open(path)
         try:
             if not try_lock(descriptor):
-                raise ConfigError(f"{path} is served by another pager; stop it first")
+                raise PoolClosedToUs(f"{path} is served by another pager; stop it first")
             return cls(path, descriptor, _read_superblock(path, descriptor))
         except BaseException:
             os.close(descriptor)
@@ -185,8 +190,10 @@ def _remove_leftovers(path: Path) -> None:
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no pool {path}") from None
     except OSError as error:
-        raise ConfigError(f"cannot open the pool {path}: {error.strerror}") from None
+        raise PoolClosedToUs(f"cannot open the pool {path}: {error.strerror}") from None
 
 
 def _read_superblock(path: Path, descriptor: int) -> Superblock:

@@ -19,15 +19,15 @@ from pagemesh.pager.leases.overtaking import Overtaking, ahead_of
 from pagemesh.pager.leases.preemption import Preemption
 from pagemesh.pager.leases.promises import first_part
 from pagemesh.pager.leases.quotas import Quotas
-from pagemesh.pager.leases.waiting import Waiter, place_of, pushed, require_own
+from pagemesh.pager.leases.waiting import Waiter, place_of, pushed
 from pagemesh.pager.leases.waterfall import Waterfalls
-from pagemesh.pager.pages.runs import Pages, last_extents, pack_runs
+from pagemesh.pager.pages.runs import Pages, pack_runs
 from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.roots import has_root_place, tree_of
 from pagemesh.pager.tiers.traffic import OnDisk, Tiers
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Match, Node, Tree
-from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Malformed, NoCapacity
+from pagemesh.wire.errors import Busy, Fault, Malformed
 from pagemesh.wire.messages import Order, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Extend, Extended, Granted, Queued, Waterfall
 
@@ -45,7 +45,7 @@ class Admission:
         self._waterfalls = waterfalls
         self._preemption = preemption
         self._quotas, self._tenants = quotas, books.accounts.by_tenant
-        self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
+        self._page_size = books.facts.page_size
         self._needs = Needs(books, quotas)
         self._overtaking = Overtaking(self._needs.outlook)
 
@@ -59,7 +59,7 @@ class Admission:
         if lease is not None:
             return lease.granted()
         try:
-            self._require_admissible(message)
+            self._needs.require_admissible(message)
         except Fault:
             leave_queues(books, message.incarnation, message.key)  # it may be in one
             raise
@@ -75,14 +75,13 @@ class Admission:
         )
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
-        if message.page_count > self._page_count:
-            raise self._too_large(message.page_count)
+        self._needs.require_in_pool(message.page_count)
         if self._tenants:
             self._quotas.require_growing(lease.account, message.page_count)
         books, count = self._books, message.page_count - lease.page_count
         if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
             books.waiting.discard(message.incarnation, message.key)
-            return self._extended(lease, message, self.lengthen(lease, count))
+            return lease.extended(message, *self.lengthen(lease, count))
         return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
@@ -104,7 +103,11 @@ class Admission:
                 continue
             books.trace = waiter.trace
             reply = self._try_pressing(waiter)
-            while reply is None and self._missing_pages(waiter) > 0 and self._give_way(waiter):
+            while (
+                reply is None
+                and self._needs.missing_pages(waiter.message) > 0
+                and self._give_way(waiter)
+            ):
                 reply = self._try_pressing(waiter)
             if reply is None:
                 if isinstance(waiter.message, Extend):
@@ -132,6 +135,9 @@ class Admission:
         """Let those go on who waited for their own tenants, as far as these use less now."""
         books = self._books
         for waiter in self._quotas.firsts():
+            if self._waits_for_others(waiter.message):
+                books.waiting.discard(*waiter.name)
+                continue
             is_held_back = self._is_held_back(waiter)
             while is_held_back and self._give_way(waiter, self._quotas.account_of(waiter.message)):
                 is_held_back = self._is_held_back(waiter)
@@ -163,16 +169,6 @@ class Admission:
         if not isinstance(reply, Queued):
             self._books.notify(message.worker, pushed(message, reply))
 
-    def _extended(self, lease: Lease, message: Extend, fresh: tuple[int, bytes]) -> Extended:
-        count = lease.page_count - message.have_pages
-        return Extended(
-            key=lease.key,
-            lease=lease.id,
-            granted_at=lease.granted_at,
-            first_index=message.have_pages,
-            extents=fresh[1] if fresh[0] == count else last_extents(lease.extents, count),
-        )
-
     # Queueing
 
     def older_waits(self, order: Order, key: SequenceKey, incarnation: int) -> bool:
@@ -196,6 +192,9 @@ class Admission:
     def _serve_or_queue(self, message: Admit | Extend, order: Order) -> Granted | Extended | Queued:
         waiting = self._books.waiting
         if self._tenants:
+            if self._waits_for_others(message):  # for which it needs no pages of its tenant
+                waiting.discard(message.incarnation, message.key)
+                return self._queued(message, 0)
             if self._is_held_back(self._waiter(message, order)):
                 return self._queued(message, 0)
             waiting.let_go(message.incarnation, message.key)  # it may have been, until now
@@ -208,13 +207,27 @@ class Admission:
             reply = self._try(message) if waiting.places else None
             if reply is None:
                 waiting.require_room(waiter)
-                if self._preemption.press(waiter.place, self._missing_pages(waiter)):
+                if self._press(waiter):
                     reply = self._try(message)
             if reply is not None:
                 waiting.discard(*waiter.name)
                 return reply
         waiting.put(waiter)
         return self._queued(message, waiting.ahead_of(waiter.place))
+
+    def _waits_for_others(self, message: Admit | Extend) -> bool:
+        """Whether the sequence waits, from now on, for what another one computes."""
+        if not isinstance(message, Admit):
+            return False
+        flights, match = self._books.in_flight, self._needs.match(message)
+        found = flights.find(match, message)
+        return found is not None and self._waits_for(found, match, message)
+
+    def _waits_for(self, found: Found, match: Match, message: Admit) -> bool:
+        waiter = self._waiter(message, message.order)
+        return found.is_fit and self._books.in_flight.wait_for(
+            found, match.pages, waiter, self._books.now_ms
+        )
 
     def _is_held_back(self, waiter: Waiter) -> bool:
         """Whether ``waiter`` waits, from now on, until its tenant uses less."""
@@ -224,7 +237,7 @@ class Admission:
         need_pages = self._needs.more_of_tenant(message)
         if isinstance(message, Extend) and need_pages <= 0:
             return False  # they count as used
-        return self._quotas.holds_back(waiter, need_pages)
+        return self._quotas.holds_back(waiter, need_pages, self._needs.match_of(message))
 
     def quota_room(self, lease: Lease) -> int:
         """Pages that the tenant of ``lease`` may still use."""
@@ -240,16 +253,20 @@ class Admission:
             return self._try_admit(message)
         return self._try_extend(message)
 
-    def _missing_pages(self, waiter: Waiter) -> int:
-        """Pages short of what ``waiter`` needs."""
-        return self._needs.missing_pages(waiter.message)
-
     def _try_pressing(self, waiter: Waiter) -> Granted | Extended | Queued | None:
         """``_try``, and again if that is of use once the younger were pressed."""
         reply = self._try(waiter.message)
-        if reply is None and self._preemption.press(waiter.place, self._missing_pages(waiter)):
+        if reply is None and self._press(waiter):
             reply = self._try(waiter.message)
         return reply
+
+    def _press(self, waiter: Waiter) -> bool:
+        """Whether younger ones have let go of pages for ``waiter``."""
+        missing, match = (
+            self._needs.missing_pages(waiter.message),
+            self._needs.match_of(waiter.message),
+        )
+        return self._preemption.press(waiter.place, missing, match)
 
     # Serving
 
@@ -259,10 +276,8 @@ class Admission:
             return None
         match = self._needs.match(message)
         found = books.in_flight.find(match, message)
-        if found is not None and found.is_fit:
-            waiter = self._waiter(message, message.order)
-            if books.in_flight.wait_for(found, match.pages, waiter, books.now_ms):
-                return self._queued(message, 0)
+        if found is not None and self._waits_for(found, match, message):
+            return self._queued(message, 0)
         matched = match.pages
         count = -(-message.reserve_tokens // self._page_size) - matched
         unpromised = books.pool.free - books.promises.page_count
@@ -310,13 +325,10 @@ class Admission:
 
     def _fetch(self, tree: Tree, match: Match, on_disk: OnDisk, message: Admit) -> bool:
         """Read what is on disk and let the sequence wait for it; False: too many wait."""
-        books = self._books
-        waiter = self._waiter(message, message.order)
-        if not books.in_flight.has_place(waiter.name):
+        if not self._books.in_flight.has_place(self._waiter(message, message.order).name):
             return False
         load = self._tiers.load(tree, match, on_disk, message)
-        found = Found(load, len(on_disk.records), is_fit=True)
-        return books.in_flight.wait_for(found, match.pages, waiter, books.now_ms)
+        return self._waits_for(Found(load, len(on_disk.records), is_fit=True), match, message)
 
     def start_lease(
         self,
@@ -366,7 +378,7 @@ class Admission:
             promised = count <= lease.promised_pages  # where they are broken, who comes first
             if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
                 return None
-        return self._extended(lease, message, self.lengthen(lease, count))
+        return lease.extended(message, *self.lengthen(lease, count))
 
     def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
         """Add ``count`` pages to ``lease``; there must be room. Returns how many, and which."""
@@ -377,24 +389,3 @@ class Admission:
         books.promises.keep(lease, count)
         lease.granted_at = books.pool.last_sequence
         return count, packed
-
-    def _require_admissible(self, message: Admit) -> None:
-        count, extra = divmod(len(message.tokens), 4)
-        if extra or not count:
-            raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
-        if message.reserve_tokens < count:
-            raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
-        require_own(message.order, message.key)
-        if not message.deadline_ms:
-            raise DeadlineExceeded("no time is left to admit in")
-        page_count = -(-message.reserve_tokens // self._page_size)
-        if page_count > self._page_count:
-            raise self._too_large(page_count)
-        if message.terms.has_quota:
-            self._quotas.require_fitting(message.terms, page_count)
-        if not self._books.slots or not has_root_place(self._books, message.root):
-            raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
-
-    def _too_large(self, page_count: int) -> NoCapacity:
-        wanted = f"{page_count} pages are wanted, and the whole pool has {self._page_count}"
-        return NoCapacity(f"{wanted}: shorten the prompt or max_tokens, or enlarge the pool")

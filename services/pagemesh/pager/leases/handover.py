@@ -8,6 +8,7 @@ the new holder under new sequences, which fences every older view of those pages
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.admission import Admission
@@ -29,7 +30,7 @@ from pagemesh.wire.pager_messages import (
     TicketClosed,
     Withdraw,
 )
-from pagemesh.wire.tokens import PageCopy
+from pagemesh.wire.tokens import PageCopy, unpack_extents
 
 _FORGET = "it is over, go on without its lease"
 _ANEW = "admit the sequence again"
@@ -297,13 +298,19 @@ class Handover:
             ours.layout_digest,
         ):
             raise Stale(f"the handle is of another pool: {_ANEW}")
-        if (theirs.lease, theirs.granted_at, theirs.extents, theirs.token_count) != (
+        if (theirs.lease, theirs.granted_at, theirs.token_count) != (
             ours.lease,
             ours.granted_at,
-            ours.extents,
             ours.token_count,
-        ):
+        ) or not self._same_pages(theirs.extents, ours.extents):
             raise Stale(f"the handle is not the one that was offered: {_ANEW}")
+
+    def _same_pages(self, some: bytes, others: bytes) -> bool:
+        """Whether both are the same table. After a restart it is packed as the worker packs it."""
+        count = self._books.facts.page_count
+        return some == others or np.array_equal(
+            unpack_extents(some, page_count_max=count), unpack_extents(others, page_count_max=count)
+        )
 
     def _grow(self, lease: Lease, reserve_tokens: int) -> None:
         books = self._books

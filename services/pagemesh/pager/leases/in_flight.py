@@ -124,6 +124,8 @@ class InFlight:
         """``lease``, which fills, has more committed pages than before."""
         done = lease.anchor.depth
         is_complete = done >= lease.prompt_pages
+        if lease.incarnation in self._progress_ms:  # its worker computes, if only for others
+            self._progress_ms[lease.incarnation] = now_ms
         if lease is self._latest:
             if is_complete:
                 self._latest, lease.prompt_pages = None, 0
@@ -136,7 +138,6 @@ class InFlight:
         behind = self._behind.get(lease.id)
         if behind is None:
             return
-        self._progress_ms[lease.incarnation] = now_ms
         for wait in [wait for wait in behind.values() if wait.pages <= done]:
             self._make_due(wait)
 

@@ -23,13 +23,14 @@ from pagemesh.pager.pages.runs import (
     join,
     join_all,
     join_extents,
+    last_extents,
     pack_runs,
     part,
 )
 from pagemesh.pager.tree.accounts import Account
 from pagemesh.pager.tree.radix import Node, Tree
 from pagemesh.wire.messages import Order, SequenceKey
-from pagemesh.wire.pager_messages import Granted, Handle, Waterfall
+from pagemesh.wire.pager_messages import Extend, Extended, Granted, Handle, Waterfall
 from pagemesh.wire.tokens import EMPTY, U32, PageCopy, unpack_extents
 
 _HISTORY_MAX = 32
@@ -190,6 +191,17 @@ class Lease:
             extents=self.extents,
             cached_tokens=self.cached_tokens,
             waterfall=self.waterfall,
+        )
+
+    def extended(self, message: Extend, count: int, packed: bytes) -> Extended:
+        """The pages that ``message`` does not know of, of which ``count`` are new, ``packed``."""
+        unknown = self.page_count - message.have_pages
+        return Extended(
+            key=self.key,
+            lease=self.id,
+            granted_at=self.granted_at,
+            first_index=message.have_pages,
+            extents=packed if count == unknown else last_extents(self.extents, unknown),
         )
 
     def grow(self, fresh: list[Pages]) -> bytes:

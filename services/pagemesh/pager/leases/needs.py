@@ -5,8 +5,11 @@ from __future__ import annotations
 from pagemesh.pager.books import Books
 from pagemesh.pager.leases.overtaking import Outlook
 from pagemesh.pager.leases.quotas import Quotas
+from pagemesh.pager.leases.waiting import require_own
 from pagemesh.pager.pages.runs import NO_PAGES
+from pagemesh.pager.retention.roots import has_root_place
 from pagemesh.pager.tree.radix import Match, Node
+from pagemesh.wire.errors import Busy, DeadlineExceeded, Malformed, NoCapacity
 from pagemesh.wire.pager_messages import Admit, Extend
 
 NO_TREE = Node(None, b"", NO_PAGES)
@@ -18,7 +21,32 @@ class Needs:
 
     def __init__(self, books: Books, quotas: Quotas) -> None:
         self._books, self._quotas = books, quotas
-        self._page_size = books.facts.page_size
+        self._page_size, self._page_count = books.facts.page_size, books.facts.page_count
+
+    def require_admissible(self, message: Admit) -> None:
+        """Raises the ``Fault`` that ``message`` ends with however much room there is."""
+        count, extra = divmod(len(message.tokens), 4)
+        if extra or not count:
+            raise Malformed(f"{len(message.tokens)} bytes are not packed tokens, at least one")
+        if message.reserve_tokens < count:
+            raise Malformed(f"{message.reserve_tokens} slots do not hold {count} tokens")
+        require_own(message.order, message.key)
+        if not message.deadline_ms:
+            raise DeadlineExceeded("no time is left to admit in")
+        page_count = -(-message.reserve_tokens // self._page_size)
+        self.require_in_pool(page_count)
+        if message.terms.has_quota:
+            self._quotas.require_fitting(message.terms, page_count)
+        if not self._books.slots or not has_root_place(self._books, message.root):
+            raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
+
+    def require_in_pool(self, page_count: int) -> None:
+        """Raises ``NoCapacity`` where the whole pool has fewer pages."""
+        if page_count > self._page_count:
+            raise NoCapacity(
+                f"{page_count} pages are wanted, and the whole pool has {self._page_count}: "
+                "shorten the prompt or max_tokens, or enlarge the pool"
+            )
 
     def match(self, message: Admit) -> Match:
         """What ``message`` may read. The last token is always computed."""
@@ -27,6 +55,10 @@ class Needs:
         tokens = message.tokens
         pages_max = (len(tokens) // 4 - 1) // self._page_size if message.read_cache else 0
         return self._books.forest.match(root, tokens, pages_max)
+
+    def match_of(self, message: Admit | Extend) -> Match | None:
+        """What serving ``message`` would pin."""
+        return self.match(message) if isinstance(message, Admit) else None
 
     def room_beside(self, match: Match) -> int:
         """Room that is left once ``match`` is pinned."""

@@ -21,7 +21,34 @@ from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.leases.waiting import Place, place_of
 from pagemesh.pager.tree.accounts import Account
-from pagemesh.pager.tree.radix import Node
+from pagemesh.pager.tree.radix import Match, Node
+
+
+class _Own:
+    """What a waiter would pin itself, and so has not gained when others let go of it. ``taken``:
+    how many pins of each node are thought to be gone."""
+
+    def __init__(self, match: Match | None) -> None:
+        self.taken: dict[Node, int] = {}
+        self._edge, self._edge_pages = None if match is None else match.edge, 0
+        if match is None:
+            return
+        node = match.node
+        while not (node.pins or node.is_root):  # what is idle counts as pinned already
+            node = node.parent
+        self.taken[node] = -1
+        if match.edge_pages and match.edge.pins:
+            self.taken[match.edge] = 0
+            self._edge_pages = match.edge_pages
+
+    def gained(self) -> int:
+        """Pages of the edge that it would pin the first part of, once nobody else pins it: they
+        counted as gained. They are told once."""
+        edge, pages = self._edge, self._edge_pages
+        if not pages or edge is None or self.taken[edge] < edge.pins:
+            return 0
+        self._edge_pages = 0
+        return pages
 
 
 class Preemption:
@@ -31,16 +58,20 @@ class Preemption:
         self._books = books
         self._close_offer = close_offer
 
-    def press(self, place: Place, missing_pages: int, *, within: Account | None = None) -> bool:
-        """Revoke for the waiter at ``place``. True when that freed pages at once. ``within``: the
-        tenant that is short of its quota, and of whom only the waiter wants pages."""
+    def press(
+        self, place: Place, missing_pages: int, match: Match | None, *,
+        within: Account | None = None,
+    ) -> bool:  # fmt: skip
+        """Revoke for the waiter at ``place``, which would pin ``match`` itself. True when that
+        freed pages at once. ``within``: the tenant that is short of its quota, and of whom only the
+        waiter wants pages."""
         books = self._books
         if missing_pages <= 0:
             return False
         late = self._late()
-        victims = self._victims(place, missing_pages, within, late)
+        victims = self._victims(place, missing_pages, match, within, late)
         if victims is None and late:
-            victims = self._victims(place, missing_pages, within, set())
+            victims = self._victims(place, missing_pages, match, within, set())
         if not victims:
             return False  # enough is on its way, or what older ones hold will have to do
         before = books.room if within is None else within.used_pages
@@ -53,17 +84,20 @@ class Preemption:
         return books.room > before if within is None else within.used_pages < before
 
     def _victims(
-        self, place: Place, missing: int, within: Account | None, late: set[int]
-    ) -> list[Lease] | None:
+        self, place: Place, missing: int, match: Match | None, within: Account | None,
+        late: set[int],
+    ) -> list[Lease] | None:  # fmt: skip
         """Whom to take ``missing`` pages from beside what is on its way; None when that cannot be.
         What incarnations in ``late`` owe or hold is not looked at."""
         books = self._books
-        taken: dict[Node, int] = {}
+        own = _Own(match)
+        taken = own.taken
         missing -= 0 if within is not None else self._on_its_way(late)
         for lease in books.revoked.values():
             if lease.incarnation not in late and (within is None or lease.account is within):
                 missing -= self._unpinned(lease, taken, within)
                 missing -= len(lease.held_pages) if within is not None else 0
+        missing += own.gained()
         victims: list[Lease] = []
         for lease in self._younger(place) if missing > 0 else ():
             if missing <= 0:
@@ -75,6 +109,7 @@ class Preemption:
             victims.append(lease)
             missing -= len(lease.held_pages) + lease.promised_pages
             missing -= self._unpinned(lease, taken, within)
+            missing += own.gained()
         return victims if missing <= 0 else None
 
     def shed_copies(self, lease: Lease, *, within: Account | None = None) -> None:

@@ -13,6 +13,7 @@ from pagemesh.pager.books import Books
 from pagemesh.pager.leases.preemption import Preemption
 from pagemesh.pager.leases.waiting import Waiter
 from pagemesh.pager.tree.accounts import Account
+from pagemesh.pager.tree.radix import Match
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.errors import OverQuota
 from pagemesh.wire.pager_messages import Admit, Extend
@@ -54,7 +55,7 @@ class Quotas:
             return self._books.pool.total
         return account.quota_pages - account.used_pages
 
-    def holds_back(self, waiter: Waiter, need_pages: int) -> bool:
+    def holds_back(self, waiter: Waiter, need_pages: int, match: Match | None) -> bool:
         """Whether ``waiter`` waits for its tenant: it would use ``need_pages`` more than now, and
         that is too much, or somebody before it waits for the same. Raises ``Busy`` when too many
         do."""
@@ -69,7 +70,7 @@ class Quotas:
             missing = need_pages - self.room(account)
             # Only for who may also wait for room: what was taken for a refused one is lost.
             if waiting.has_room(waiter):
-                pressed = self._preemption.press(waiter.place, missing, within=account)
+                pressed = self._preemption.press(waiter.place, missing, match, within=account)
                 if pressed and need_pages <= self.room(account):
                     return False
         waiting.hold_back(waiter, account.waiting)

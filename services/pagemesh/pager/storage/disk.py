@@ -8,6 +8,7 @@
           --give up---------------------------------> DiskFailed ----'
 
 Nobody waits for the disk here: the actor goes on, and the writer does what it was told in order.
+At the end it has seconds: what is not written by then is computed again.
 How much may wait to be written, and what is read, is the core's to bound.
 """
 
@@ -19,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
@@ -48,6 +49,8 @@ from pagemesh.wire.errors import Fault
 _log = get_logger(__name__)
 _TOLD_AGAIN_S = 60.0
 """How often people are told of damaged pages, which may be many."""
+CLOSE_S_MAX = 5.0
+"""What the writer may take to end, and then those who read."""
 
 
 def log_event(event: TierEvent) -> None:
@@ -90,6 +93,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         self._file: DiskFile | None = None
         self._closing = threading.Event()
+        self._is_quiet = False
         self._failed = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
@@ -196,17 +200,23 @@ class Disk:
         for event in events:
             self._report(event)
 
-    async def close(self) -> None:
-        """Write what was taken, read no more, and let go of the files."""
-        self._closing.set()
-        self._pages.stop()
-        await asyncio.to_thread(self._shut)
-        self._pages.close()
+    async def close(self) -> bool:
+        """Write what was taken, read no more, and let go of the files. False: something is being
+        read into the pool still, by a disk that does not answer. Once is enough."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._pages.stop()
+            self._is_quiet = await asyncio.to_thread(self._shut)
+            if self._is_quiet:
+                self._pages.close()
+        return self._is_quiet
 
     def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
         executor.submit(work).add_done_callback(self._finished)
 
     def _finished(self, future: Future[list[TierEvent]]) -> None:
+        if future.cancelled():
+            return
         error = future.exception()
         for event in [error] if error is not None else future.result():
             self._loop.call_soon_threadsafe(self._report, event)
@@ -216,9 +226,14 @@ class Disk:
     def _open(self) -> list[TierEvent]:
         try:
             self._file, found = DiskFile.open(self._place, self._facts, self._opener)
+            tier = DiskTier(self._facts, found, self._staged_pages_max)
         except OSError as error:
             return self._fail(error)
-        tier = DiskTier(self._facts, found, self._staged_pages_max)
+        except MemoryError:
+            return self._off(
+                f"{self._place.folder}: there is no memory for a list of what "
+                f"{self._place.bytes_max / 2**30:,.0f} GiB hold; give PAGEMESH_DISK_BYTES less"
+            )
         return [DiskFound(tier, found.dropped_count, self._retired.read())]
 
     def _store(self, command: StorePages, taken: Bytes) -> list[TierEvent]:
@@ -285,10 +300,28 @@ class Disk:
         self._failed.set()
         return [DiskFailed(why)]
 
-    def _shut(self) -> None:
-        self._writer.shutdown(wait=True)
-        for executor in (self._reader, *self._filling.values()):
-            executor.shutdown(wait=True)  # what they had to say was said by then
-        if self._file is not None:
-            self._file.close()
+    def _shut(self) -> bool:
+        """Whether nobody reads into the pool any more. What hangs is left to itself, with its
+        file."""
+        written = _ends(self._writer)
+        if not written:
+            _log.error(
+                "pager.disk_does_not_answer", folder=str(self._place.folder),
+                next="what was not written there is computed again; look at the disk's health",
+            )  # fmt: skip
+        read = _ends(self._reader, *self._filling)
+        if self._file is not None and written and read:
+            try:
+                self._file.close()
+            except OSError as error:  # nothing is believed there without its checksum
+                _log.warning("pager.disk_not_closed", error=error)
             self._file = None
+        return read
+
+
+def _ends(executor: ThreadPoolExecutor, *others: Future[list[TierEvent]]) -> bool:
+    """Whether ``executor``, of one thread, and ``others`` do what they were told, in time."""
+    last = executor.submit(list[TierEvent])
+    ended = wait({last, *others}, CLOSE_S_MAX)
+    executor.shutdown(wait=False, cancel_futures=True)
+    return not ended.not_done

@@ -34,7 +34,7 @@ from xxhash import xxh3_128_digest
 
 from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PoolFacts
-from pagemesh.pager.storage.page_memory import PageMemory
+from pagemesh.pager.storage.page_memory import PageMemory, page_memory
 from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.tier_events import (
     DiskContents,
@@ -141,14 +141,6 @@ class Read(NamedTuple):
     is_other: bool = False
 
 
-def _memory_of(place: DiskPlace, facts: PoolFacts) -> PageMemory:
-    try:
-        return PageMemory(facts.page_bytes, place.memory_bytes)
-    except MemoryError:
-        wanted = f"PAGEMESH_HOST_BYTES={place.memory_bytes} (--host-bytes)"
-        raise OSError(errno.ENOMEM, f"there is no memory for {wanted}; give less") from None
-
-
 class _Hashed(NamedTuple):
     """A path under ``root``: for each of its pages the chain key of the page before it, and its
     digest."""
@@ -184,7 +176,7 @@ class DiskFile:
         cls, place: DiskPlace, facts: PoolFacts, opener: Opener = PlainFile
     ) -> tuple[DiskFile, DiskContents]:
         """Take the files over, or make them, and list the whole records. Raises ``OSError``."""
-        memory = _memory_of(place, facts)
+        memory = page_memory(facts.page_bytes, place.memory_bytes)
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with ExitStack() as opened:
             index = opener(place.path("index"))
@@ -232,7 +224,13 @@ class DiskFile:
         dropped = 0
         buffer = bytearray(_SCAN_BYTES)
         for first in range(0, self.slot_count, _SCAN_BYTES // _RECORD_BYTES):
-            count = self._index.read_into(memoryview(buffer), _HEAD_BYTES + first * _RECORD_BYTES)
+            try:
+                count = self._index.read_into(memoryview(buffer), self._offset(first))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                count = min(_SCAN_BYTES, (self.slot_count - first) * _RECORD_BYTES)
+                buffer[:] = b"\xff" * _SCAN_BYTES  # no record, whatever is there
             for at in range(0, count - _RECORD_BYTES + 1, _RECORD_BYTES):
                 line = bytes(buffer[at : at + _RECORD_BYTES])
                 if line == _EMPTY:
@@ -344,8 +342,8 @@ class DiskFile:
         """Where it came from; empty: it is not what it should be. ``other``: what is there is whole
         and another page of ``root``, and only its chain key is that of what is looked for."""
         line = bytearray(_RECORD_BYTES)
-        self._index.read_into(memoryview(line), self._offset(slot))
-        record = self._record(bytes(line), slot)
+        whole = _fill(self._index, memoryview(line), self._offset(slot))
+        record = self._record(bytes(line), slot) if whole else None
         if record is None:
             return ""
         *_, checksum, found_root, found_digest = record
@@ -355,20 +353,13 @@ class DiskFile:
             return "other"
         if self._memory.get(slot, target) and xxh3_128_digest(target) == checksum:
             return "memory"
-        if not self._read_page(slot, target) or xxh3_128_digest(target) != checksum:
+        if (
+            not _fill(self._pages, target, slot * len(target))
+            or xxh3_128_digest(target) != checksum
+        ):
             return ""
         self._memory.put(slot, target)
         return "disk"
-
-    def _read_page(self, slot: int, target: memoryview) -> bool:
-        """Whether all of it is there. A sector that cannot be read is one page's damage, and no
-        reason to read none of the others."""
-        try:
-            return self._pages.read_into(target, slot * len(target)) == len(target)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False
 
     def _digests(self, root: bytes, tokens: bytes, first: int) -> list[bytes]:
         return list(page_digests(self._key, root, tokens, self._facts.page_size))[first:]
@@ -393,3 +384,13 @@ class DiskFile:
     @staticmethod
     def _offset(slot: int) -> int:
         return _HEAD_BYTES + slot * _RECORD_BYTES
+
+
+def _fill(file: File, target: memoryview, offset: int) -> bool:
+    """Whether all of it is there: a sector that cannot be read is one page's damage."""
+    try:
+        return file.read_into(target, offset) == len(target)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False

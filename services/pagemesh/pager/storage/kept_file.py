@@ -38,7 +38,7 @@ class KeptFile(Generic[K]):
     """One such file, which holds a ``kind``."""
 
     def __init__(self, path: Path, kind: type[K]) -> None:
-        self._path, self._kind = path, kind
+        self.path, self._kind = path, kind
         self._owed: K | None = None
         self.unkept: Busy | None = None
         """What whoever wanted the last value there has to know: it is not. None: it is."""
@@ -46,7 +46,7 @@ class KeptFile(Generic[K]):
     def read(self) -> K | None:
         """What is there; None: nothing, or nothing that can be believed."""
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 found = file.read(_BYTES_MAX + 1)
             check, _, body = found.partition(b"\n")
             if check == xxh3_128_hexdigest(body).encode():
@@ -56,7 +56,7 @@ class KeptFile(Generic[K]):
             return None
         except (OSError, ValueError) as error:  # msgspec's errors are of the latter
             problem = str(error)
-        _log.error("pager.file_damaged", path=str(self._path), why=problem)
+        _log.error("pager.file_damaged", path=str(self.path), why=problem)
         return None
 
     def write(self, value: K) -> None:
@@ -66,12 +66,12 @@ class KeptFile(Generic[K]):
         if why:
             if self.unkept is None:
                 _log.error(
-                    "pager.file_not_written", path=str(self._path), why=why,
+                    "pager.file_not_written", path=str(self.path), why=why,
                     next="what operators pin, unpin and invalidate is lost with this pager until "
                     "it can be written; make room there, or let the pager write there",
                 )  # fmt: skip
             self._owed, self.unkept = value, Busy(
-                f"done, but a pager that is restarted does not know of it: {self._path}: {why}; "
+                f"done, but a pager that is restarted does not know of it: {self.path}: {why}; "
                 "make room there, or let this one write there, and it is written down"
             )  # fmt: skip
         else:
@@ -80,10 +80,10 @@ class KeptFile(Generic[K]):
     def replace(self, value: K) -> str:
         """Have ``value`` there instead; owe nobody anything. Returns why it cannot be, if so."""
         body = msgspec.json.encode(value)
-        fresh = self._path.with_name(self._path.name + ".new")
+        fresh = self.path.with_name(self.path.name + ".new")
         try:
             fresh.write_bytes(xxh3_128_hexdigest(body).encode() + b"\n" + body)
-            fresh.replace(self._path)
+            fresh.replace(self.path)
         except OSError as error:
             return (error.strerror or type(error).__name__).lower()
         return ""
@@ -96,7 +96,7 @@ class KeptFile(Generic[K]):
     def is_there(self) -> bool:
         """Whether there is anything, be it whole or not, or nobody can tell."""
         try:
-            return self._path.exists()
+            return self.path.exists()
         except OSError:
             return True
 
@@ -104,10 +104,10 @@ class KeptFile(Generic[K]):
         """Have nothing there."""
         self._owed = self.unkept = None
         try:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         except OSError as error:
             _log.error(
-                "pager.file_not_removed", path=str(self._path), why=error.strerror,
+                "pager.file_not_removed", path=str(self.path), why=error.strerror,
                 next="remove it, or the next pager forgets once more what is forgotten already",
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ keeps files in memory too, for as long as nobody else wants that; these rows are
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import OrderedDict
 
@@ -57,3 +58,12 @@ class PageMemory:
             row = self._row_of.pop(slot, None)
             if row is not None:
                 self._free.append(row)
+
+
+def page_memory(page_bytes: int, memory_bytes: int) -> PageMemory:
+    """Raises ``OSError`` where there is none."""
+    try:
+        return PageMemory(page_bytes, memory_bytes)
+    except MemoryError:
+        wanted = f"PAGEMESH_HOST_BYTES={memory_bytes} (--host-bytes)"
+        raise OSError(errno.ENOMEM, f"there is no memory for {wanted}; give less") from None

@@ -10,6 +10,7 @@ import asyncio
 import numpy as np
 
 from pagemesh.kernels.native.headers import HeaderScan
+from pagemesh.kernels.native.pool_file import PoolClosedToUs
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Command, Recovered
 from pagemesh.pager.limits import PoolFacts
@@ -32,15 +33,15 @@ async def adopt_pool(
 ) -> PoolStore | None:
     """What is there and whole, the list of holders and memory on a device included; what is there
     and is not is removed: who still writes there writes to what nobody else is given. Raises
-    ``ConfigError`` when another pager serves it."""
+    ``PoolClosedToUs`` when another pager serves it, or it cannot be opened."""
     path = PoolStore.path_of(settings.folder, settings.host)
     if not path.exists():
         return None
     try:
         store = PoolStore.adopt(settings.folder, settings.host)
+    except PoolClosedToUs:
+        raise
     except ConfigError as error:
-        if "served by another" in str(error):
-            raise
         _log.error("pager.pool_damaged", path=str(path), error=error)
         path.unlink(missing_ok=True)
         return None

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +34,10 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roots: Annotated[list[RootName], Meta(max_length=RETIRED_ROOTS_MAX)]
 
 
+KEEP_S_MAX = 2.0
+"""For how long others wait for a note: a folder may not answer at all."""
+
+
 class RetiredNotes:
     """May be used by several threads."""
 
@@ -42,6 +48,9 @@ class RetiredNotes:
         """Those whose words are counted, or are ours. The others may be there yet, with a note of
         an earlier pager's: the disk's folder may come late."""
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "pager-notes")
+        self._late: set[asyncio.Future[None]] = set()
+        """Notes that took too long to be waited for, and are not written yet."""
         self._numbers: dict[int, RetiredRoots] = {}
         """What was added in this life, by number, and what was there before it, as number 0."""
 
@@ -64,12 +73,18 @@ class RetiredNotes:
     def unkept(self) -> Busy | None:
         """What whoever invalidated something last has to know: the file that has to have it has
         not. None: it has."""
-        return self._files[-1].unkept
+        file = self._files[-1]
+        if self._late:
+            return Busy(
+                f"done, but a pager that is restarted may not know of it: {file.path.parent} does "
+                "not answer; once it does, it is written down"
+            )
+        return file.unkept
 
     async def mend(self) -> None:
         """Write what a file has not, as far as that can be done now."""
-        if self._owing():
-            await asyncio.to_thread(self._try_again)
+        if self._owing() and not self._late:
+            await self._in_time(self._try_again)
 
     def _try_again(self) -> None:
         with self._lock:
@@ -79,6 +94,19 @@ class RetiredNotes:
 
     def _owing(self) -> list[KeptFile[_Lines]]:
         return [file for file in self._files if file.unkept is not None]
+
+    async def keep(self, command: RememberRetired) -> None:
+        """``add``, without more waiting than others can bear: ``unkept`` says so then."""
+        await self._in_time(partial(self.add, command))
+
+    async def _in_time(self, work: Callable[[], None]) -> None:
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        await asyncio.wait([done], timeout=0 if self._late else KEEP_S_MAX)
+        if done.done():
+            done.result()
+        else:
+            self._late.add(done)
+            done.add_done_callback(self._late.discard)
 
     def add(self, command: RememberRetired) -> None:
         """Keep what ``command`` says, too."""

@@ -40,6 +40,8 @@ class Storing:
         self._away_quotas: dict[str, int] = {}
         """What tenants may still put there."""
         self._strays: deque[Record] = deque()
+        self.invalidated: set[bytes] = set()
+        """Roots of which the disk was told to forget some, since they were invalidated."""
         self._edges = EdgeChains(self._width)
 
     def leaving(self, node: Node, page_count: int, why: Why) -> None:
@@ -61,16 +63,34 @@ class Storing:
             else:
                 disk.counts.not_stored += self._lose(disk, tree, node, first, page_count)
         elif disk.page_count and why in (Why.EXPIRED, Why.INVALIDATED):
-            _, *chains = self._chains_of(disk, node, tree.digest, first, page_count)
-            known = list(filter(None, (disk.find(tree.digest, one) for one in chains)))
-            dropped = disk.drop_all(known)
-            disk.counts.left(why, len(dropped))
-            forget(self._books, dropped)
+            self._drop(disk, node, tree.digest, first, page_count, why)
             self._lose(disk, tree, node, first, page_count)
         elif disk.page_count:
             self._lose(disk, tree, node, first, page_count)
         node.chain = None
         self._edges.shorten(node, first)
+
+    def ended(self, node: Node) -> None:
+        """``node`` is not to be found again, and cannot leave the pool yet: however it leaves
+        later, nobody finds it on disk either."""
+        disk, tree = self._books.disk, self._books.forest.tree_of(node)
+        if tree.is_retired:
+            return
+        if disk is None:
+            self._unseen(tree.digest)
+        elif disk.page_count:
+            self._drop(disk, node, tree.digest, 0, len(node.pages), Why.INVALIDATED)
+
+    def _drop(
+        self, disk: DiskTier, node: Node, root: bytes, first: int, count: int, why: Why
+    ) -> None:
+        """What is on disk of ``count`` pages of ``node``, from its page ``first`` on, goes."""
+        _, *chains = self._chains_of(disk, node, root, first, count)
+        dropped = disk.drop_all(list(filter(None, [disk.find(root, one) for one in chains])))
+        if why is Why.INVALIDATED and dropped:
+            self.invalidated.add(root)
+        disk.counts.left(why, len(dropped))
+        forget(self._books, dropped)
 
     def _lose(self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int) -> int:
         """Pages leave and are not stored. Returns how many are not on disk already."""

@@ -117,10 +117,13 @@ class Tiers:
         if not self._hears:
             self._hears = True
             self._books.forest.on_leave(self._storing.leaving)
+            self._books.forest.on_end(self._storing.ended)
 
     def _switch_off(self, why: str) -> None:
         self._books.disk = None
         self.is_opening, self.why_off = False, why
+        for root in self._storing.invalidated:  # perhaps it failed before it had forgotten
+            self._unseen(root)
 
     def retire(self, retired: RetiredRoots) -> None:
         """No page of these roots is ever read again, by whatever pager. That is remembered until
@@ -199,7 +202,7 @@ class Tiers:
         if disk is None or not disk.page_count or not message.read_cache:
             return None
         last = len(message.tokens) // 4 - 1
-        pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX)
+        pages_max = min(last // self._page_size - match.pages, _LOAD_PAGES_MAX, self._room())
         if pages_max <= 0 or not self._movers.can_fill(message.incarnation, books):
             return None
         if books.forest.over_pages(match, message.tokens, match.pages + pages_max):
@@ -212,6 +215,13 @@ class Tiers:
         if not worth:
             disk.counts.declined += len(records)
         return OnDisk(records[: worth or None], is_worth=bool(worth))
+
+    def _room(self) -> int:
+        """Into how many pages more may be read. A disk that does not answer keeps them for good,
+        and those who compute meanwhile need some. The first load may take what there is."""
+        loads = self._books.loads.values()
+        reading = sum([len(load.pages) for load in loads])
+        return self._books.facts.page_count // 2 - reading if reading else _LOAD_PAGES_MAX
 
     def damaged_pages(self, match: Match, message: Admit) -> int:
         """How many pages right after ``match`` were on disk, and lost since one was damaged."""

@@ -83,8 +83,7 @@ class Departed:
         if at:
             key = self._kept_key(node, node.depth - page_count)
         else:
-            self._chains.pop(node, None)
-            key = self._path(node.parent)
+            key = self._path(node.parent, self._chains.pop(node, None))
         note = min(page_count, _NOTED_PAGES_MAX) << _CODE_BITS | _REASONS[why]
         self._is_empty = False
         marks, mask = self._marks, self._mask
@@ -95,12 +94,17 @@ class Departed:
             marks[key & mask] = key & _HASH | note
             done = end
 
-    def _path(self, node: Node) -> int:
-        """The hash of all tokens from the root to the end of ``node``."""
+    def _path(self, node: Node, below: list[int] | None) -> int:
+        """The hash of all tokens from the root to the end of ``node``. ``below``: the hashes of
+        blocks up to an edge below it that is gone; ``node`` may be the next to go."""
+        if below is not None and node.depth >= _BLOCK_PAGES and node not in self._chains:
+            if len(self._chains) >= _CHAINS_MAX:
+                self._chains.clear()
+            self._chains[node] = below[: node.depth // _BLOCK_PAGES + 1]
         known = self._paths.get(node)
         if known is not None and known[0] == node.depth:
             return known[1]
-        key = self._key(node, node.depth, self._chain(node))
+        key = self._kept_key(node, node.depth)
         if len(self._paths) >= _PATHS_MAX:
             self._paths.clear()
         if node.depth:  # nobody says when a root is gone

@@ -86,6 +86,18 @@ class Lifetimes:
         self.untold[node] = True
         self._put(node, now_ms)
 
+    def end_alone(self, node: Node, above_pages: int, now_ms: int) -> list[Node]:
+        """End ``node`` and those above it of which nothing else is alive, down to ``above_pages``
+        from the root: those that ended."""
+        ended: list[Node] = []
+        while not (node.is_root or node.pins) and node.depth - len(node.pages) >= above_pages:
+            if any(child.pins or child.expires_ms > now_ms for child in node.children.values()):
+                break
+            self.end(node, now_ms)
+            ended.append(node)
+            node = node.parent
+        return ended
+
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new, is the first part of what ``lower`` was."""
         upper.expires_ms = lower.expires_ms

@@ -23,7 +23,7 @@ from typing import Final
 from pagemesh.pager.pages.pool import Grant, PagePool
 from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, last, own, part
 from pagemesh.pager.tree.accounts import Accounts
-from pagemesh.pager.tree.leaving import Leaver, Why
+from pagemesh.pager.tree.leaving import Ender, Leaver, Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.tree.near import common_tokens, nearest
 from pagemesh.pager.tree.node import UNRANKED
@@ -76,8 +76,7 @@ class Forest:
         self._pool = pool
         self.accounts = accounts
         self.lifetimes = Lifetimes()
-        self.now_ms = 0
-        """What is over by then is not found."""
+        self.now_ms = 0  # what is over by then is not found
         self._width = 4 * page_size
         self.trees: dict[bytes, Tree] = {}
         self.left_pages = dict.fromkeys(Why, 0)
@@ -85,12 +84,16 @@ class Forest:
         self.retired: dict[int, Tree] = {}
         """By index: nothing new matches them, and their last leases have not ended."""
         self._leavers: list[Leaver] = []
-        self._planted: dict[Node, Tree] = {}
-        """By the node it starts with."""
+        self._enders: list[Ender] = []
+        self._planted: dict[Node, Tree] = {}  # by the node it starts with
 
     def on_leave(self, leaver: Leaver) -> None:
         """Have ``leaver`` told of whatever leaves from now on."""
         self._leavers.append(leaver)
+
+    def on_end(self, ender: Ender) -> None:
+        """Have ``ender`` told of whatever ends alone from now on."""
+        self._enders.append(ender)
 
     def plant(self, digest: bytes, index: int) -> Tree:
         """Start an empty tree."""
@@ -311,13 +314,10 @@ class Forest:
         return grants, spare
 
     def end_alone(self, node: Node, above_pages: int, now_ms: int) -> None:
-        """The time of the idle leaf ``node`` is over, and of edges above it that lead nowhere else,
-        down to ``above_pages`` from the root."""
-        while not (node.is_root or node.pins) and node.depth - len(node.pages) >= above_pages:
-            if any(child.pins or child.expires_ms > now_ms for child in node.children.values()):
-                return
-            self.lifetimes.end(node, now_ms)
-            node = node.parent
+        """See ``Lifetimes``; whoever asked hears of each."""
+        for ended in self.lifetimes.end_alone(node, above_pages, now_ms):
+            for ender in self._enders:
+                ender(ended)
 
     def over_pages(self, match: Match, tokens: bytes, pages_max: int) -> int:
         """Pages after ``match``, which is of ``tokens``, that are there still and over."""
