@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError
 
 Path = Literal["lean", "fallback"]
@@ -154,7 +155,8 @@ def _has_window(source: Any, architecture: str) -> bool:
         return used and not getattr(source, "layer_types", None)
     # What the file leaves out the family's own code takes for granted; not to be guessed here.
     context = getattr(source, "max_position_embeddings", None)
-    return context is None or bool(window < context)
+    rope = getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None)
+    return context is None or bool(window < stretched_tokens(context, rope))
 
 
 def _refuse_unknown_class(architecture: str, where: str) -> None:

@@ -118,7 +118,8 @@ def fault(code: str, message: str, *, retry_after_ms: int = 0) -> Fault:
 
 
 def first_line(error: Exception) -> str:
-    """What others' code raised, for a line of ours: its first line, cut to length, or its type
-    when it says nothing."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:_OTHERS_CHARS_MAX]
+    """What others' code raised, for a line of ours: its first line, and the next where that goes on
+    after a colon, cut to length; its type when it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or type(error).__name__
+    return said[:_OTHERS_CHARS_MAX]

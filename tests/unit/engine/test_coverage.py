@@ -11,6 +11,7 @@ import pytest
 
 from pagemesh.engine.coverage import FALLBACK_TESTED, LEAN, path_of
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 MODELS_PAGE = Path(__file__).parents[3] / "ops" / "docs" / "models.md"
 
 
@@ -30,6 +31,8 @@ def test_the_table_of_models_has_each_tested_architecture_with_its_path() -> Non
         ("LlamaForCausalLM", {"sliding_window": 8}, "lean"),
         ("MistralForCausalLM", {"sliding_window": 8}, "fallback"),
         ("MistralForCausalLM", {"sliding_window": None}, "lean"),
+        ("MistralForCausalLM", {"sliding_window": 8192}, "lean"),
+        ("MistralForCausalLM", {"sliding_window": 8192, "rope_scaling": YARN}, "fallback"),
         ("MistralForCausalLM", {}, "fallback"),
         ("Phi3ForCausalLM", {"sliding_window": 8192}, "lean"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 0.75}, "fallback"),

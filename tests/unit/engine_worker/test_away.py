@@ -6,6 +6,7 @@ from tests.unit.engine_worker.bench import PREFILL, Bench, attach, submit
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker.settings import WorkerLimits
+from pagemesh.wire.pager_messages import OpenSession
 from pagemesh.wire.work_messages import Failure
 
 LIMITS = WorkerLimits()
@@ -39,6 +40,27 @@ def test_what_waits_for_pages_of_a_pager_that_is_gone_is_given_back() -> None:
     [frame] = bench.frames
     assert frame.finish == "error" and frame.error is not None
     assert (frame.error.code, frame.error.message) == ("Busy", "the pager is away")
+
+
+def refused(bench: Bench, ms: float) -> None:
+    """Wait, while the pager opens no session."""
+    until = bench.now + ms
+    while bench.now < until:
+        bench.tick(500.0)
+        if "OpenSession" in bench.open_kinds():
+            bench.fail(OpenSession, "Busy")
+
+
+def test_a_pager_is_away_since_the_first_sign_of_it() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.handle(ev.PagerChanged(2))
+    refused(bench, LIMITS.pager_wait_ms_max / 2)
+    bench.handle(ev.PagerLost())
+    refused(bench, LIMITS.pager_wait_ms_max / 2 - 1_000)
+    assert not bench.frames
+    refused(bench, 1_500)
+    assert [frame.error for frame in bench.frames] == [AWAY]
 
 
 def away(bench: Bench) -> Failure | None:

@@ -24,8 +24,9 @@ from pagemesh.engine.worker.batching import (
     Wish,
 )
 from pagemesh.engine.worker.costs import StepCosts, StepShape, drawing, prompt
-from pagemesh.engine.worker.lease import TokenBuffer
-from pagemesh.engine.worker.plan import Readers
+from pagemesh.engine.worker.desk import Row
+from pagemesh.engine.worker.lease import Lease, TokenBuffer
+from pagemesh.engine.worker.plan import Readers, RowResult, StepResult
 from pagemesh.engine.worker.sequence import Owner, Phase, Sequence
 from pagemesh.wire.messages import LEVEL_US, Order, SequenceKey
 from pagemesh.wire.work_messages import Sampling
@@ -56,6 +57,17 @@ def wish(
 
 def drawing_wishes(count: int) -> list[Wish]:
     return [wish(number + 1, filled=CONTEXT_TOKENS, phase=Phase.DECODE) for number in range(count)]
+
+
+def row_of(wish: Wish) -> Row:
+    """``wish`` as part of a step."""
+    own = wish.sequence
+    lease = Lease.of(
+        lease=1, slot=1, granted_at=1, key=own.key, order=own.order, root=own.root,
+        tokens=own.tokens, page_size=16, pages=np.arange(300, dtype=np.uint32), filled=wish.start,
+        known=0,
+    )  # fmt: skip
+    return Row(own, lease, wish.count, wish.draws, ())
 
 
 def batching(costs: StepCosts | None = None, **changes: int) -> Batching:
@@ -204,6 +216,16 @@ def test_with_a_target_no_rest_goes_beyond_it() -> None:
     assert batching(learnt(), itl_target_ms=60).choose(wishes, NOW_MS)[-1].count == 64
 
 
+def test_with_a_target_not_even_a_little_rest_goes_beyond_it() -> None:
+    wishes = [*drawing_wishes(2), wish(1, 128)]
+    counts = {
+        batching(learnt(), itl_target_ms=ms).choose(wishes, NOW_MS)[-1].count
+        for ms in range(40, 200)
+    }
+    assert 128 in counts
+    assert any(0 < (128 - count) * REST_SHARE <= count for count in counts)
+
+
 def test_more_may_draw_than_a_step_computes_of_prompts() -> None:
     readers = drawing_wishes(40)
     assert batching(learnt(), step_tokens_max=16).choose(readers, NOW_MS) == readers
@@ -340,3 +362,18 @@ def test_readers_of_other_workers_count_beside_those_of_this_one() -> None:
         chosen = one.choose([*drawing_wishes(2), *prompts], NOW_MS)
         found.append(sum(wish.count for wish in chosen if not wish.draws))
     assert found[0] > 1.5 * found[1] > 0
+
+
+@pytest.mark.parametrize("wished", [wish(50, 512), wish(51, filled=512, phase=Phase.DECODE)])
+def test_of_a_step_that_computed_nothing_since_its_lease_had_ended_nothing_is_learnt(
+    wished: Wish,
+) -> None:
+    batch = batching(learnt(), step_tokens_max=4_000, chunk_tokens_max=4_000)
+
+    def chunk() -> int:
+        return batch.choose([*drawing_wishes(4), wish(99, 4_000)], NOW_MS)[-1].count
+
+    before = chunk()
+    revoked = RowResult(wished.sequence.key, 1, revoked=True)
+    batch.learn((row_of(wished),), [StepResult(1, (revoked,), (70,))])
+    assert chunk() == before

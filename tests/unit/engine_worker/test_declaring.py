@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.engine_worker.bench import Bench, opened, submit
+from tests.unit.engine_worker.bench import POOL_PAGES, Bench, opened, submit
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker import session
@@ -21,6 +21,7 @@ from pagemesh.wire.pager_messages import (
     OpenSession,
     Release,
 )
+from pagemesh.wire.tokens import unpack_extents
 from pagemesh.wire.work_messages import Abort
 
 NAMES = [f"{number:032x}" for number in (1, 2, 3)]
@@ -109,6 +110,17 @@ def test_a_part_that_is_too_large_goes_in_halves() -> None:
     assert "Declare" not in large.open_kinds()
 
 
+def test_a_part_is_as_long_as_a_message_may_be() -> None:
+    lines = restarted(declare_bytes_max=1 << 20).asked(Declare).leases
+    [line_bytes] = {
+        session._LINE_BYTES + len(line.tokens)
+        + 8 * len(unpack_extents(line.extents, page_count_max=POOL_PAGES))
+        for line in lines
+    }  # fmt: skip
+    assert part(restarted(declare_bytes_max=2 * line_bytes)) == (1, 0, 2, NAMES[:2])
+    assert part(restarted(declare_bytes_max=2 * line_bytes - 1)) == (1, 0, 3, NAMES[:1])
+
+
 def test_a_lease_that_no_message_can_carry_is_lost_and_the_others_are_declared(
     bench: Bench,
 ) -> None:
@@ -124,6 +136,16 @@ def test_a_lease_that_no_message_can_carry_is_lost_and_the_others_are_declared(
         bench.answer(Declare, answer)
     bench.tick()
     assert bench.asked(Admit).key.request == NAMES[0], "it asks for its pages again"
+
+
+def test_what_was_given_back_before_its_part_was_refused_is_not_lost_too(bench: Bench) -> None:
+    [first] = [line.lease for line in bench.asked(Declare).leases]
+    bench.ask(Abort(request=NAMES[0], attempt=1, reason="client"))
+    bench.step()
+    assert bench.asked(Release).lease == first
+    bench.fail(Declare, "Malformed")
+    bench.tick()
+    assert "AckRevoke" not in bench.open_kinds()
 
 
 def test_an_ok_to_the_last_part_has_all_of_it_declared_anew(bench: Bench) -> None:

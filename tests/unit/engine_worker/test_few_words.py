@@ -24,6 +24,8 @@ from pagemesh.wire.pager_messages import (
     NO_LEASE,
     AckRevoke,
     Admit,
+    Declare,
+    Declared,
     Fork,
     Heartbeat,
     Offer,
@@ -52,7 +54,32 @@ def test_a_pager_that_opens_no_session_is_not_waited_for_longer_than_one_that_is
     wait(bench, 1_500)
     assert bench.frames[-1].error == AWAY
     bench.answer(OpenSession, opened(epoch=2))
+    bench.tick(1.0)
+    bench.answer(Declare, Declared(lost=[]))
     assert bench.core.ready
+
+
+def test_a_pager_that_takes_no_declaration_is_not_waited_for_either() -> None:
+    """It opens each session anew, and no page can be asked for before it has one."""
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.handle(ev.PagerChanged(2))
+    until = bench.now + LIMITS.pager_wait_ms_max + 1_000
+    while bench.now < until:
+        bench.tick(500.0)
+        if "OpenSession" in bench.open_kinds():
+            bench.answer(OpenSession, opened(epoch=2))
+        if "Declare" in bench.open_kinds():
+            bench.fail(Declare, "Stale")
+    assert bench.frames[-1].error == AWAY and not bench.core.ready
+
+
+def test_who_ended_before_it_was_queued_leaves_the_queue() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10))
+    bench.ask(STOP)
+    bench.answer(Admit, QUEUED)
+    assert bench.asked(Release).lease == NO_LEASE
 
 
 def test_a_heartbeat_waits_for_a_moment_in_which_no_lease_changes_hands() -> None:
@@ -140,6 +167,21 @@ def test_a_lease_that_the_pager_took_back_is_acknowledged_alone() -> None:
     bench.step(revoked=True)
     assert bench.asked(AckRevoke).leases == [lease]
     assert "Release" not in bench.open_kinds()
+
+
+def test_what_is_owed_to_a_pager_that_does_not_answer_is_sent_less_and_less_often() -> None:
+    bench = Bench().start()
+    bench.ask(submit(10, max_tokens=1))
+    bench.grant(cached=8)
+    bench.step(51)
+    sent: list[float] = []
+    while len(sent) < 3:
+        if "Release" in bench.open_kinds():
+            sent.append(bench.now)
+            bench.fail(Release, "Busy")
+        bench.tick(1)
+    first, second, third = sent
+    assert third - second == 2 * (second - first)
 
 
 def test_whoever_is_told_again_and_again_that_there_are_too_many_tickets_goes_on_here() -> None:

@@ -79,6 +79,13 @@ def test_a_leader_waits_for_the_copies_that_are_being_made() -> None:
     assert {key(0), key(1)} < {row.key for row in bench.plan.rows}
 
 
+def test_a_step_with_copies_is_no_run() -> None:
+    bench, _ = _busy_with_copies_waiting()
+    bench.step()
+    assert bench.plan is not None and len(bench.plan.copies) == 1
+    assert bench.plan.rows and bench.plan.repeat_count == 0
+
+
 def test_nothing_is_handed_over_while_its_tail_is_copied() -> None:
     """Whoever has a leader's pages by then would write into what the others copy."""
     bench, _ = _busy_with_copies_waiting(PREFILL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -18,12 +20,22 @@ from tests.unit.engine_worker.bench import (
 )
 
 from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker import frames
 from pagemesh.engine.worker.lease import TokenBuffer
 from pagemesh.engine.worker.sequence import IllegalMove, Phase
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Admit, Release
 from pagemesh.wire.tokens import unpack
-from pagemesh.wire.work_messages import Abort, Accepted, Attach, Resend, Submit
+from pagemesh.wire.work_messages import (
+    Abort,
+    Accepted,
+    Attach,
+    Failure,
+    Frame,
+    Resend,
+    Submit,
+    TopLogprobs,
+)
 
 
 def test_a_first_token_is_sent_before_the_next_step_and_others_while_it_computes() -> None:
@@ -60,6 +72,41 @@ def test_one_message_a_step_carries_every_sequence_of_a_gateway() -> None:
     bench.sent.clear()
     bench.step()
     assert [len(sent.frames.frames) for sent in bench.sent] == [2]
+
+
+def sizes(bench: Bench) -> list[int]:
+    """How many frames each message of one more step has."""
+    bench.sent.clear()
+    bench.step()
+    return [len(one.frames.frames) for one in bench.sent]
+
+
+def test_frames_after_a_full_message_share_one_again() -> None:
+    bench = Bench(frames_bytes_max=2_500).start()
+    for number in range(4):
+        bench.ask(msgspec.structs.replace(submit(3), request=f"{number:032x}"))
+        bench.grant()
+    while sum(found := sizes(bench)) < 4:
+        assert bench.plan is not None
+    assert found == [2, 2]
+
+
+def bytes_more(**more: Any) -> int:
+    """What a frame counts for beyond one without these."""
+    plain = Frame(key=key(), first_position=0, tokens=bytes(8))
+    filled = msgspec.structs.replace(plain, **more)
+    return frames._bytes_at_most(filled) - frames._bytes_at_most(plain)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_scores_count_for_what_a_message_carries_of_them(field: str) -> None:
+    scores = TopLogprobs(chosen=bytes(8), width=20, top_tokens=bytes(160), top_values=bytes(160))
+    assert bytes_more(**{field: scores}) == 8 + 160 + 160
+
+
+def test_the_words_of_an_error_count_whatever_their_letters() -> None:
+    words = "\U0001f600" * 100
+    assert bytes_more(error=Failure(code="Internal", message=words)) >= len(words.encode())
 
 
 def test_what_ends_after_a_silence_is_counted_like_any_other_frame() -> None:

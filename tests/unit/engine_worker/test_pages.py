@@ -26,6 +26,7 @@ from pagemesh.wire.pager_messages import (
     Declare,
     Declared,
     DeclareWanted,
+    Extend,
     Fork,
     Heartbeat,
     Offer,
@@ -376,3 +377,22 @@ def test_an_attach_after_its_abort_is_refused() -> None:
     bench.ask(Abort(request=key().request, attempt=1, reason="client"))
     answer = bench.ask(attach())
     assert isinstance(answer, Refused) and answer.code == "Gone"
+
+
+@pytest.mark.parametrize("code", ["OverQuota", "NoCapacity"])
+def test_what_is_asked_for_ahead_of_need_and_never_fits_ends_nobody(code: str) -> None:
+    bench = Bench(growth_pages=2).start()
+    bench.ask(submit(10, max_tokens=100))
+    bench.grant()
+    while "Extend" not in bench.open_kinds():
+        bench.step(50)
+    wanted, drawn = bench.asked(Extend), len(bench.tokens())
+    bench.fail(Extend, code)
+    while "Extend" not in bench.open_kinds():
+        bench.step(50)
+    again = bench.asked(Extend)
+    assert again.page_count == wanted.have_pages + 1 < wanted.page_count
+    assert len(bench.tokens()) > drawn and not any(frame.error for frame in bench.frames)
+    bench.fail(Extend, code)
+    error = bench.frames[-1].error
+    assert error is not None and error.code == code

@@ -144,6 +144,13 @@ def test_tokens_of_an_earlier_attempt_go_without_scores_in_a_frame_of_their_own(
     assert [(one.first_position, one.logprobs) for one in frames] == [(0, None), (1, scores_of(50))]
 
 
+def test_tokens_of_an_earlier_attempt_are_said_again_in_parts_too() -> None:
+    bench = Bench(resend_tokens_max=2).start()
+    bench.ask(wanted(submit(10, max_tokens=9, generated=(51, 52, 53, 54, 55))))
+    told = b"".join(frame.tokens for frame in again(bench, 0))
+    assert unpack(told).tolist() == [51, 52]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagemesh.wire import errors
-from pagemesh.wire.errors import Busy, Fault, Gone, Internal, PagemeshError, fault
+from pagemesh.wire.errors import Busy, Fault, Gone, Internal, PagemeshError, fault, first_line
 from pagemesh.wire.messages import Refused
 
 
@@ -35,3 +35,16 @@ def test_a_lost_bus_is_a_busy_and_a_missing_service_a_gone() -> None:
 
 def test_a_long_message_is_cut_to_what_may_travel() -> None:
     assert len(Refused.of(Busy("x" * 10_000)).message) == 1_024
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("it is wrong\nand more", "it is wrong"),
+        ("field 'a':\n    expected int, got str\nand more", "field 'a': expected int, got str"),
+        ("field 'a':", "field 'a':"),
+        ("\n \n", "ValueError"),
+    ],
+)
+def test_what_others_say_is_told_with_its_reason(said: str, shown: str) -> None:
+    assert first_line(ValueError(said)) == shown

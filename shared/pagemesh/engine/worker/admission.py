@@ -105,6 +105,8 @@ def _admit_answered(desk: Desk, sequence: Sequence, message: Message) -> None:
     if sequence.phase is not Phase.ADMITTING:
         if isinstance(message, Granted):
             leases.give_back_unused(desk, sequence.key, message.lease)
+        elif isinstance(message, Queued) and sequence.ended:
+            leases.leave_queue(desk, sequence.key)  # it ended before that was known
         return
     match message:
         case Granted():
@@ -242,6 +244,9 @@ def _lacking(desk: Desk, sequence: Sequence, end: int) -> tuple[int, int]:
     whole, length = reserve(desk, sequence), sequence.tokens.length
     if sequence.beams is not None:
         return whole, whole
+    assert sequence.lease is not None
+    if sequence.lease.exact:
+        return length, length
     if sequence.phase is not Phase.PREFILL:
         return min(length + desk.page_size, sequence.tokens_max), whole
     chunk_tokens, chunks = desk.role.chunk_tokens_max, desk.limits.prompt_chunks
@@ -265,7 +270,11 @@ def _extend_answered(desk: Desk, sequence: Sequence, lease: Lease, message: Mess
             lease.retry_ms = desk.pause(lease.retries)
             lease.retries += 1
         case Refused(code="NoCapacity" | "OverQuota", retry_after_ms=0):
-            ending.fail(desk, sequence, message.error())
+            if lease.exact or sequence.beams is not None:
+                ending.fail(desk, sequence, message.error())
+            else:
+                lease.exact = True
+                extend(desk, sequence)
         case Refused():
             lease.retry_ms = desk.pause(lease.retries, message.retry_after_ms)
             lease.retries += 1

@@ -111,7 +111,10 @@ class Batching:
     """Of other workers of the host, lately."""
 
     def learn(self, rows: Rows[Row], results: Rows[StepResult]) -> None:
-        """``results`` of steps over ``rows``, whose leases do not count them as filled yet."""
+        """``results`` of steps over ``rows``, whose leases do not count them as filled yet. Of one
+        whose lease had ended little or nothing was computed: that tells nothing."""
+        if any(row.revoked for result in results for row in result.rows):
+            return
         took_us = [step_us for result in results for step_us in result.took_us]
         if not took_us or not rows:
             return

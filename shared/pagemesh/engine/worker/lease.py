@@ -100,6 +100,8 @@ class Lease:
     """Meanwhile a notice said that there are pages."""
     committing: bool = False
     """A ``Commit`` is open."""
+    exact: bool = False
+    """What was asked for ahead of need is more than there may ever be: ask for what is needed."""
     retry_ms: float = 0.0
     """No ``Extend`` before then."""
     retries: int = 0

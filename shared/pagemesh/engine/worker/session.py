@@ -59,7 +59,8 @@ class Session:
         self._away_since_ms: float | None = None
         """When presence missed the pager; None: it is there."""
         self._shut_since_ms: float | None = None
-        """When the session was over that was open; None: it is open, or never was."""
+        """When the session was over that was open; None: it never was, or another is open and has
+        our declaration."""
         self._beating = False
         self._declare_wanted = False
         self._declare_count = self._part_count = 0
@@ -73,7 +74,7 @@ class Session:
 
     @property
     def away_ms(self) -> float:
-        """How long the pager is not there, or there and opens no session."""
+        """How long the pager is not there, or opens no session, or takes no declaration."""
         now = self._desk.now
         since_ms = (self._away_since_ms, self._shut_since_ms)
         return now - min((at for at in since_ms if at is not None), default=now)
@@ -174,9 +175,11 @@ class Session:
             self._retry_ms = self._desk.pause(self._retries, wanted)
             self._retries += 1
             return
-        self._away_since_ms = self._shut_since_ms = None
         before, desk = self._opened, self._desk
         self._state, self._opened, self._retries = _State.OPEN, message, 0
+        self._away_since_ms = None
+        if before is None:  # else it may ask for pages only when it has declared
+            self._shut_since_ms = None
         self._heartbeat_ms = self._next_beat_ms(message)
         self._beating = False
         desk.epoch, desk.pool_pages = message.epoch, message.page_count
@@ -287,6 +290,7 @@ class Session:
         part = self._undeclared.popleft()
         match message:
             case Declared():
+                self._shut_since_ms = None
                 self._undeclared.clear()
                 for number in message.lost:
                     lease = self._desk.leases.get(number)
