@@ -10,7 +10,7 @@ from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.gateway.doors.bus_door import BusDoor
 from pagemesh.gateway.doors.front import Front
 from pagemesh.gateway.doors.http import HttpDoor
-from pagemesh.gateway.doors.tenants import Tenants
+from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
 from pagemesh.gateway.routing.router import RouterLimits
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.bus import Bus
@@ -37,6 +37,12 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
             "gateway.no_share_left", tenants=unlucky[:_NAMES_SHOWN_MAX], count=len(unlucky),
             next="what these have cached is the first to go: have the shares of the pool in "
             "PAGEMESH_TENANT_LIMITS leave something over, or give everybody else (*) one",
+        )  # fmt: skip
+    if nobody := tenants.limited_nobody:
+        _log.warning(
+            "gateway.limits_of_nobody", tenants=nobody[:_NAMES_SHOWN_MAX], count=len(nobody),
+            next="PAGEMESH_TENANT_LIMITS has limits for them, and PAGEMESH_API_KEYS no key: name "
+            f"them as their keys do, or {ANYBODY!r} where there are no keys",
         )  # fmt: skip
     _ = gate.page_origins  # judged before the model and the bus, which take their time
     folder = Path(config.worker.model)

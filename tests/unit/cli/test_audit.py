@@ -41,6 +41,21 @@ async def test_a_frozen_worker_that_announces_nothing_is_silent_and_one_that_is_
     assert texts == [] if frozen else "its holder is not there" in texts[0]
 
 
+async def test_who_was_silent_before_is_asked_again_though_its_pager_forgot_it(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_STILL_SILENT_MS", 200)
+    host, name = new_service_name("host"), new_service_name("worker")
+
+    def tell(delivery: Delivery) -> None:
+        rpc.answer(delivery, pager(host=host))
+
+    await bus.subscribe(subjects.pager_report(host), tell)
+    await bus.subscribe(subjects.worker_report(name), lambda _: None)
+    look = await audit._look(Mesh(bus, (), ()), host, frozenset({name}))
+    assert look.silent == {name}
+
+
 async def _serve(bus: Bus, host: str, epochs: tuple[int, ...]) -> None:
     """A pager of 5 leases that tells two at a time, of one epoch after the other."""
     lines, asked = [line(number) for number in (2, 3, 5, 7, 11)], iter(epochs)

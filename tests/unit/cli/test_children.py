@@ -19,12 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from pagemesh.cli.mesh.children import ChildLimits, ChildLost, ChildSpec
+from pagemesh.cli.mesh.children import Child, ChildLimits, ChildLost, ChildSpec
 from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.supervisor import Supervisor, supervised
 from pagemesh.cli.mesh.watch import WatchLimits
+from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.ports import free_port
-from pagemesh.wire.errors import ConfigError
+from pagemesh.wire.errors import ConfigError, PagemeshError
 
 LIMITS = ChildLimits(
     RestartLimits(exit_count_max=4, pause_ms_first=10, pause_ms_max=20),
@@ -59,10 +60,10 @@ class Witness:
         self._news = asyncio.Event()
 
     def watch(
-        self, *specs: ChildSpec, grace_ms: int = 3_000
+        self, *specs: ChildSpec, grace_ms: int = 3_000, limits: ChildLimits = LIMITS
     ) -> AbstractAsyncContextManager[Supervisor]:
         return supervised(
-            specs, limits=LIMITS, grace_ms=grace_ms, on_line=self._line, on_change=self._change
+            specs, limits=limits, grace_ms=grace_ms, on_line=self._line, on_change=self._change
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -174,6 +175,32 @@ async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> Non
     assert "a died 4 times" in str(failure) and "boom" in str(failure)
 
 
+async def test_a_child_that_serves_in_between_is_started_again_for_ever() -> None:
+    witness = Witness()
+    restarts = RestartLimits(exit_count_max=2, life_ms_min=1, pause_ms_first=1, pause_ms_max=1)
+    limits = ChildLimits(restarts, WatchLimits())
+    died = ("a", "died (exit code 1)")
+    async with witness.watch(program("a", "exit(1)"), limits=limits):
+        await witness.until(lambda: witness.changes.count(died) == 3)
+
+
+async def test_what_an_earlier_life_said_is_not_taken_for_the_last_words(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib\n"
+        f"flag = pathlib.Path({str(tmp_path / 'second')!r})\n"
+        "if flag.exists(): os._exit(2)\n"
+        "flag.touch(); print('boom', flush=True); os._exit(1)"
+    )
+    witness = Witness()
+
+    def deaths() -> list[str]:
+        return [state for _, state in witness.changes if state.startswith("died")]
+
+    async with witness.watch(program("a", code)):
+        await witness.until(lambda: len(deaths()) >= 2)
+    assert deaths()[:2] == ["died (exit code 1)", "died (stopped without a word)"]
+
+
 async def test_a_machine_that_is_short_of_processes_for_a_while_costs_a_child_no_more_than_a_death(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,6 +240,25 @@ async def test_children_stop_in_the_reverse_order_of_their_stages(tmp_path: Path
     async with witness.watch(*specs):
         await witness.until(lambda: len(witness.lines) == 4)
     assert log.read_text().split() == ["gateway", "decode", "pager", "nats"]
+
+
+async def test_a_child_that_is_asked_to_stop_while_it_is_being_started_stops() -> None:
+    failures: list[PagemeshError] = []
+    child = Child(
+        program("a", SLEEP), MonotonicClock(), LIMITS, on_line=lambda *_: None,
+        on_change=lambda *_: None, on_failure=failures.append,
+    )  # fmt: skip
+    tending = asyncio.create_task(child.tend())
+    await asyncio.sleep(0)
+    assert child.pid is None, "it is being started"
+    await child.stop(1_000)
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.shield(tending)
+    finally:
+        child.kill()
+        await tending
+    assert not failures
 
 
 async def test_a_child_that_ignores_the_request_to_stop_is_killed_after_its_grace() -> None:

@@ -35,6 +35,15 @@ def test_a_life_that_was_long_makes_up_for_the_deaths_before_it() -> None:
     assert core.exited(10_000, 10_001) == Restart(100)
 
 
+def test_who_is_given_up_has_died_so_often_since_its_last_long_life() -> None:
+    core = RestartCore(LIMITS)
+    core.exited(0, 5)
+    core.exited(5, 100_000)
+    for now in range(100_001, 100_004):
+        core.exited(now, now)
+    assert core.exited(100_004, 100_004) == GiveUp(exit_count=5, within_ms=4)
+
+
 @given(st.lists(st.integers(0, 15_000), max_size=60))
 def test_whatever_the_deaths_pauses_and_memory_stay_bounded(lives_ms: list[int]) -> None:
     core, now = RestartCore(LIMITS), 0

@@ -7,9 +7,12 @@ import io
 import os
 import pty
 import sys
+import threading
+from typing import IO, cast
 
 import click
 import pytest
+from rich.console import Console
 from tests.support.full_disk import Full
 from tests.unit.cli.test_command_line import error_of
 
@@ -72,3 +75,26 @@ def test_a_key_or_a_url_that_is_none_is_named(
     monkeypatch.setenv("PAGEMESH_API_KEY", "schl\u00fcssel")
     line = error_of(capsys, "chat", "--url", "http://127.0.0.1:1", "--once", "hello")
     assert line.startswith("error: PAGEMESH_API_KEY holds what no key has")
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_and_is_told_what_it_missed() -> None:
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "w", buffering=1) as pipe, os.fdopen(ours, "rb", buffering=0) as reader:
+        file = cast(IO[str], Unheard(pipe))
+        screen = Screen(Console(file=file, highlight=False, width=400))
+
+        def write() -> None:
+            for _ in range(1_000):
+                screen.line("x" * 300)
+
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        writing.join(20.0)
+        assert not writing.is_alive()
+        read = reader.read(1 << 20)
+        screen.line("here again")
+        read += reader.read(1 << 20)
+    lines = read.decode().splitlines()
+    missing = 1_000 - sum(line == "x" * 300 for line in lines)
+    assert lines[-1] == "here again" and 0 < missing < 1_000
+    assert any("lines are missing here" in line for line in lines)

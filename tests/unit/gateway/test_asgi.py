@@ -94,3 +94,15 @@ async def test_of_a_whole_answer_that_stays_unread_no_more_than_a_piece_is_kept(
     monkeypatch.setattr(asgi, "WRITE_S_MAX", 0.05)
     sent, _ = await sent_until_unread(b"x" * (9 * PIECE_BYTES_MAX), pieces_read=3)
     assert len(sent) == 5 and sent[-1] == b"<left>"
+
+
+async def test_a_large_part_of_a_stream_goes_in_pieces_too() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["body"])
+        assert message["more_body"] is (sum(map(len, sent)) < 3 * PIECE_BYTES_MAX + 1)
+
+    async with Pieces(send) as pieces:
+        await pieces.write(b"x" * (3 * PIECE_BYTES_MAX + 1), more=False)
+    assert len(sent) == 4 and max(map(len, sent)) <= PIECE_BYTES_MAX

@@ -12,7 +12,7 @@ from tests.unit.gateway.support import MODEL, frame, spec
 from tests.unit.gateway.test_request import Desk
 
 from pagemesh.gateway import measures
-from pagemesh.gateway.api.openai_api import parse_completion
+from pagemesh.gateway.api.openai_api import Ask, parse_completion
 from pagemesh.gateway.calls.call_facts import CallFacts
 from pagemesh.gateway.calls.events import Deliver
 from pagemesh.gateway.calls.request import RequestCore
@@ -53,13 +53,16 @@ def delivery(tokens: int) -> Deliver:
     return Deliver(0, 0, np.arange(tokens, dtype="<u4"), "", None, 0)
 
 
+def asked_for(**more: Any) -> Ask:
+    return parse_completion(
+        json.dumps({"model": MODEL, "prompt": "a"} | more).encode(), served=MODEL
+    )
+
+
 def measured(choices: int, tokens: int, *, ended: bool = True, **asked: Any) -> dict[str, Any]:
     """How often each time was observed of a call, and what it was: pairs."""
     before = {name: observed(name) for name in TIMES}
-    ask = parse_completion(
-        json.dumps({"model": MODEL, "prompt": "a", "n": choices} | asked).encode(), served=MODEL
-    )
-    facts = CallFacts(ask, "http", new_trace(), START_US)
+    facts = CallFacts(asked_for(n=choices, **asked), "http", new_trace(), START_US)
     facts.delivered(delivery(0), START_US + 1)
     facts.delivered(delivery(1), FIRST_US)
     facts.delivered(delivery(1), LAST_US)

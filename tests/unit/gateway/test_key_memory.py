@@ -81,6 +81,21 @@ def test_a_prefix_that_is_cached_is_hashed_once() -> None:
     assert memory.cached_pages(ROOT, tokens, PAGE, hosts) == {"h": 2 * BLOCK_PAGES}
 
 
+def test_keys_that_were_used_last_are_kept() -> None:
+    first, second, third = (prompt(BLOCK_PAGES, changed_at=at) for at in (None, 0, 1))
+    hosts = {"h": index_of([*keys_of(first), *keys_of(second), *keys_of(third)])}
+    memory = KeyMemory(SECRET, token_count_max=2 * BLOCK_PAGES * PAGE)
+
+    def cached(tokens: U32) -> int:
+        return memory.cached_pages(ROOT, tokens, PAGE, hosts)["h"]
+
+    for tokens in (first, second, first, third):
+        assert cached(tokens) == BLOCK_PAGES
+    memory._secret = b"another, which would make other keys"
+    assert [cached(tokens) for tokens in (first, third, second)] == [BLOCK_PAGES, BLOCK_PAGES, 0]
+    memory.check()
+
+
 def test_one_root_knows_nothing_of_anothers_keys() -> None:
     tokens = prompt(BLOCK_PAGES)
     hosts = {"h": index_of(keys_of(tokens))}

@@ -9,7 +9,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, eventually, frame, spec
+from msgspec import structs
+from tests.unit.gateway.support import (
+    DECODE,
+    PREFILL,
+    REQUEST,
+    ROUTE,
+    eventually,
+    frame,
+    spec,
+)
 
 from pagemesh.gateway import life as life_module
 from pagemesh.gateway.calls import events as ev
@@ -18,11 +27,14 @@ from pagemesh.gateway.calls.request import RequestCore
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import Life, Outbox, Surroundings
 from pagemesh.gateway.routing.router import Router
-from pagemesh.runtime.bus import Bus, BusState
+from pagemesh.runtime import rpc
+from pagemesh.runtime.bus import Asked, Bus, BusState
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import new_trace
-from pagemesh.wire.errors import Fault, NotReady
+from pagemesh.wire.errors import DeadlineExceeded, Disconnected, Fault, Gone, NotReady
+from pagemesh.wire.messages import Refused, SequenceKey
 from pagemesh.wire.tokens import U32
+from pagemesh.wire.work_messages import Abort, Accepted, Resend
 
 
 class Connected:
@@ -177,3 +189,78 @@ async def test_a_search_for_a_worker_is_one_span_however_long_it_takes(
     assert ("pagemesh.worker" in route["attributes"]) == (tries == 4)
     made.feed(ev.ClientGone("left"))
     assert len(spans) == 1
+
+
+async def heard(monkeypatch: pytest.MonkeyPatch, outcome: Accepted | Fault) -> str:
+    """What the core hears of a submit that ends so: the code of a refusal, or nothing."""
+    made = life(Outbox())
+    fed: list[Any] = []
+
+    async def answer_of(*_: Any) -> Accepted:
+        if isinstance(outcome, Fault):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(rpc, "answer_of", answer_of)
+    monkeypatch.setattr(made, "feed", fed.append)
+    now_ms = MonotonicClock().now_ms()
+    made.core.handle(ev.Begin(), now_ms)
+    [command] = made.core.handle(ev.Routed(ROUTE), now_ms)
+    assert isinstance(command, ev.SendSubmit)
+    await made._submitted(command, cast(Asked, object()), new_trace(), 0)
+    [event] = fed
+    return event.answer.code if isinstance(event.answer, Refused) else ""
+
+
+async def test_an_answer_of_another_life_of_the_worker_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Accepted(worker=PREFILL.name, incarnation=PREFILL.incarnation)
+    assert await heard(monkeypatch, own) == ""
+    other = structs.replace(own, incarnation=PREFILL.incarnation + 1)
+    assert await heard(monkeypatch, other) == "Stale"
+
+
+async def test_a_worker_that_does_not_answer_in_time_is_busy_and_no_end_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await heard(monkeypatch, DeadlineExceeded("no answer")) == "Busy"
+
+
+class Refusing:
+    """Every call fails so, and is counted; ``fed``: what the life's core hears of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: Fault) -> None:
+        self.life = life(Outbox())
+        self.fed: list[Any] = []
+        self.call_count = 0
+
+        async def call(*_: Any, **__: Any) -> None:
+            self.call_count += 1
+            raise outcome
+
+        monkeypatch.setattr(rpc, "call", call)
+        monkeypatch.setattr(self.life, "feed", self.fed.append)
+
+
+async def test_that_we_are_cut_off_says_nothing_of_a_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+    command = ev.SendResend(PREFILL, Resend(key=key, position=0), 100)
+    cut_off = Refusing(monkeypatch, Disconnected("the bus is away"))
+    await cut_off.life._resend(command)
+    assert (cut_off.call_count, cut_off.fed) == (1, [])
+    unknown = Refusing(monkeypatch, Gone("who?"))
+    await unknown.life._resend(command)
+    [event] = unknown.fed
+    assert event.answer.code == "Gone"
+
+
+async def test_who_knows_nothing_of_a_request_is_told_once_to_stop_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unknown = Refusing(monkeypatch, Gone("who?"))
+    abort = Abort(request=REQUEST, attempt=1, reason="client")
+    await unknown.life._abort(ev.SendAbort(PREFILL, abort))
+    assert unknown.call_count == 1

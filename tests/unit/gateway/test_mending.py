@@ -13,7 +13,8 @@ from tests.unit.gateway.test_request import LIMITS, OTHER, OTHER_ROUTE, Desk, of
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.choice import TextPiece
 from pagemesh.gateway.calls.events import PagesFrom
-from pagemesh.wire.errors import Busy
+from pagemesh.gateway.calls.spec import ATTEMPT_MAX
+from pagemesh.wire.errors import Busy, Internal
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.tokens import U32, unpack
@@ -81,6 +82,32 @@ def test_what_is_begun_again_needs_room_for_the_rest_alone(desk: Desk) -> None:
     assert (len(choose.tokens), choose.growth_tokens) == (38, 70)
 
 
+def test_a_route_is_chosen_for_the_longest_of_the_choices_that_are_begun_again() -> None:
+    desk = Desk(spec(choices=2))
+    desk.start()
+    desk.arrive(frame(0, [5], choice=0))
+    desk.arrive(frame(0, [6, 7], choice=1))
+    desk.feed(ev.WorkerLost(DECODE))
+    (choose,) = of(desk.wait(100), ev.ChooseRoute)
+    assert choose.tokens.tolist()[8:] == [6, 7]
+
+
+def test_no_attempt_has_a_number_that_the_wire_cannot_carry() -> None:
+    desk = Desk(spec(max_tokens=2 * ATTEMPT_MAX, deadline_ms=10**9))
+    desk.start()
+    for attempt in range(1, ATTEMPT_MAX):
+        desk.arrive(frame(attempt - 1, [5], attempt=attempt), PREFILL)
+        desk.feed(ev.WorkerLost(PREFILL))
+        desk.wait(100)
+        desk.place()
+    assert desk.core.attempt_count == ATTEMPT_MAX
+    desk.feed(ev.WorkerLost(PREFILL))
+    desk.wait(100)
+    desk.feed(ev.Routed(ROUTE))
+    (ended,) = desk.ends()
+    assert isinstance(ended.outcome, ev.Failed) and isinstance(ended.outcome.fault, Internal)
+
+
 def test_gaps_that_were_filled_do_not_add_up(desk: Desk) -> None:
     desk.start()
     for position in range(2 * LIMITS.resends_max):
@@ -110,10 +137,33 @@ def test_each_search_for_a_worker_has_all_of_its_time(desk: Desk) -> None:
     assert not desk.core.ended
 
 
+def test_a_request_that_had_a_worker_waits_for_one_as_long_as_for_a_recovery(desk: Desk) -> None:
+    desk.start()
+    desk.feed(ev.WorkerLost(PREFILL))
+    since_ms = desk.now_ms
+    while desk.now_ms - since_ms < LIMITS.recovery_wait_ms_max:
+        assert not desk.core.ended
+        assert of(desk.wait(1_000), ev.ChooseRoute)
+        desk.feed(ev.Unroutable(Busy("nobody", retry_after_ms=1_000)))
+
+
 def test_a_submit_is_not_waited_for_beyond_the_deadline(desk: Desk) -> None:
     desk.now_ms = 59_000
     (submit,) = of(desk.feed(ev.Begin(), ev.Routed(ROUTE)), ev.SendSubmit)
     assert submit.timeout_ms == 1_000
+
+
+def test_a_submit_that_may_still_be_answered_is_not_asked_about(desk: Desk) -> None:
+    desk.feed(ev.Begin(), ev.Routed(ROUTE))
+    assert of(desk.wait(LIMITS.submit_timeout_ms), ev.SendResend) == []
+    assert of(desk.wait(LIMITS.silence_ms_max), ev.SendResend)
+
+
+def test_a_worker_that_is_lost_is_not_asked_what_it_handed_over(desk: Desk) -> None:
+    desk.start()
+    desk.arrive(frame(0, [5]), PREFILL)
+    asked = of(desk.feed(ev.WorkerLost(DECODE)), ev.SendResend)
+    assert [one.worker for one in asked] == [PREFILL]
 
 
 def test_what_a_later_attempt_found_in_the_cache_is_not_told_as_the_clients(desk: Desk) -> None:

@@ -81,3 +81,17 @@ def test_choices_that_one_message_cannot_carry_are_begun_again_in_several() -> N
         (2, [0, 1]),
         (3, [2]),
     ]
+
+
+def test_choices_of_which_a_message_carries_one_are_begun_again_one_after_the_other() -> None:
+    desk = Desk(replace(spec(choices=2), submit_tokens_max=8 + 4))
+    desk.start()
+    for choice in range(2):
+        desk.arrive(frame(0, [5, 6, 7], choice=choice))
+    desk.feed(ev.WorkerLost(DECODE))
+    begun = []
+    for _ in range(2):
+        desk.wait(100)
+        (submit,) = of(desk.place(OTHER_ROUTE), ev.SendSubmit)
+        begun.append([one.choice for one in submit.message.choices])
+    assert begun == [[0], [1]]

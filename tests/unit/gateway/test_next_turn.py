@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh
-from tests.unit.gateway.support import END, MODEL, eventually
+from tests.unit.gateway.support import END, MODEL, TEMPLATE, byte_tokenizer, eventually
 from tests.unit.gateway.test_token_memory import Counted
 
+from pagemesh.gateway.api.openai_api import parse_chat
 from pagemesh.gateway.doors import next_turn
+from pagemesh.gateway.doors.next_turn import NextTurn, NextTurns
 from pagemesh.gateway.doors.off_loop import THREAD_BYTES_MIN
+from pagemesh.gateway.words.templates import ChatTemplate
+from pagemesh.gateway.words.tokens import Tokens
 
 TALK = [{"role": "user", "content": "the first"}]
 
@@ -73,6 +78,34 @@ async def test_what_is_too_long_or_too_much_is_left_to_the_next_turn(
     mesh.front.next_turns.close()
     await asyncio.sleep(0.05)
     assert said and all(not piece.endswith(said) for piece in counted.read)
+
+
+def said(text: str) -> NextTurn:
+    """What a talk is once it was answered with ``text``."""
+    body = json.dumps({"model": MODEL, "messages": TALK}).encode()
+    turn = NextTurn(parse_chat(body, served=MODEL), 100)
+    turn.said(text)
+    return turn
+
+
+async def test_each_answer_that_was_tokenised_makes_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(next_turn, "WAITING_MAX", 1)
+    tokens = Tokens(byte_tokenizer(), template=ChatTemplate(TEMPLATE, {}), end_tokens=frozenset())
+    read: list[str] = []
+    monkeypatch.setattr(tokens, "remember", lambda text, **_: read.append(text))
+    turns = NextTurns(tokens)
+    turns.expect(said("well"), b"owner")
+    await eventually(lambda: len(read) == 1)
+    turns.expect(said("well"), b"owner")
+    await eventually(lambda: len(read) == 2)
+    turns.close()
+
+
+def test_of_an_answer_without_text_nothing_is_tokenised() -> None:
+    assert said("").talk() is None
+    assert said("well").talk() is not None
 
 
 async def test_a_template_that_fails_on_the_answer_costs_nobody_anything(

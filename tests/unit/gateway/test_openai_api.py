@@ -248,6 +248,13 @@ def test_tokens_and_limits_are_the_models() -> None:
     assert (work.sampling.seed, work.sampling.stop_tokens) == (5, [])
 
 
+def test_at_least_so_many_tokens_are_refused_where_they_do_not_fit() -> None:
+    prompt = np.arange(10, dtype="<u4")
+    assert fit(chat(min_tokens=70), [prompt], FACTS, frozenset(), seed=1)
+    with pytest.raises(ApiError, match="min_tokens 71 exceeds the 70 that fit"):
+        fit(chat(min_tokens=71), [prompt], FACTS, frozenset(), seed=1)
+
+
 def test_completions_and_open_messages_go_on_from_their_prompts() -> None:
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
     going_on = chat(messages=talk, continue_final_message=True, add_generation_prompt=False)

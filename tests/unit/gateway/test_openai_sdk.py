@@ -138,6 +138,14 @@ async def test_a_prompt_is_echoed_as_it_was_given(mesh: FakeMesh, client: AsyncO
         assert (whole.choices[0].text, streamed) == (shown + "xyz", shown + "xyz")
 
 
+async def test_of_a_prompt_that_ends_amid_a_character_the_answer_says_that(
+    mesh: FakeMesh, client: AsyncOpenAI
+) -> None:
+    ids = mesh.front.tokens.encode("a\U0001f600", add_special_tokens=False).tolist()[:-1]
+    whole = await client.completions.create(model=MODEL, prompt=ids, echo=True, max_tokens=0)
+    assert whole.choices[0].text == "a\ufffd"
+
+
 async def test_a_stream_holds_no_character_that_a_client_may_take_for_the_end_of_a_line(
     mesh: FakeMesh, client: AsyncOpenAI
 ) -> None:

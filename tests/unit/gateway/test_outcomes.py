@@ -14,15 +14,17 @@ import nats
 import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
+from tests.unit.gateway.test_call_facts import END_US, START_US, answered, asked_for
 
 from pagemesh.gateway import measures
 from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, bad, cancelled, from_fault
-from pagemesh.gateway.calls.call_facts import ends_counted, outcome_of
+from pagemesh.gateway.calls.call_facts import CallFacts, ends_counted, outcome_of
 from pagemesh.gateway.doors import asgi, bus_door
 from pagemesh.gateway.doors.front import Call
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.settings import GatewayConfig
+from pagemesh.runtime.trace import new_trace
 from pagemesh.wire import subjects
 from pagemesh.wire.errors import Busy, Denied, Disconnected, Fault, Internal, NoCapacity, OverQuota
 
@@ -43,6 +45,7 @@ Ask = Callable[..., Awaitable[int]]
         (from_fault(Busy("the queue is full", retry_after_ms=5)), "failed"),
         (Busy("too many calls at once", retry_after_ms=5), "failed"),
         (from_fault(Denied("the gateway may not publish there")), "failed"),
+        (ApiError(403, "what we are not allowed ourselves"), "failed"),
         (from_fault(Internal("a bug")), "failed"),
         (ZeroDivisionError(), "failed"),
         (cancelled("stopped"), "failed"),
@@ -99,6 +102,31 @@ class Counted:
     def more(self) -> dict[str, float]:
         now = self._now(self._door)
         return {name: n - was for name, n in now.items() if n != (was := self._before.get(name, 0))}
+
+
+def closed(error: Exception | None, finish_count: int, **more: object) -> dict[str, float]:
+    """What is counted of a call of which so many answers ended."""
+    counted = Counted("http")
+    facts = CallFacts(asked_for(**more), "http", new_trace(), START_US)
+    facts.finish_reasons += ["length"] * finish_count
+    if error is not None:
+        facts.failed(error)
+    facts.close([answered(max(finish_count, 1), 2)], END_US)
+    return counted.more
+
+
+@pytest.mark.parametrize(("finish_count", "outcome"), [(1, "completed"), (0, "cancelled")])
+def test_a_client_that_left_when_it_had_all_of_its_answer_was_answered(
+    finish_count: int, outcome: str
+) -> None:
+    assert closed(ClientLeft(), finish_count) == {outcome: 1}
+
+
+@pytest.mark.parametrize(("finish_count", "outcome"), [(3, "completed"), (1, "cancelled")])
+def test_a_call_is_whole_when_all_have_ended_that_the_best_is_chosen_of(
+    finish_count: int, outcome: str
+) -> None:
+    assert closed(None, finish_count, best_of=3) == {outcome: 1}
 
 
 @pytest.fixture

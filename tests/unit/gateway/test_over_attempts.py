@@ -9,6 +9,8 @@ from tests.unit.gateway.support import DECODE, PREFILL, ROUTE, frame, spec
 from tests.unit.gateway.test_request import LIMITS, OTHER, OTHER_ROUTE, Desk, of
 
 from pagemesh.gateway.calls import events as ev
+from pagemesh.wire.errors import Gone
+from pagemesh.wire.messages import Refused
 from pagemesh.wire.work_messages import Frame
 
 
@@ -78,6 +80,15 @@ def test_a_last_word_and_frames_that_crossed_the_abort_have_nobody_told(desk: De
     assert told(desk, frame(1, [5])) == []
     desk.now_ms += 1
     assert told(desk, frame(2, [5], finish="length")) == []
+
+
+def test_a_late_answer_to_an_older_submit_says_nothing_about_the_newer() -> None:
+    desk = Desk(spec())
+    desk.feed(ev.Begin(), ev.Routed(ROUTE), ev.WorkerLost(PREFILL))
+    desk.wait(100)
+    desk.feed(ev.Routed(OTHER_ROUTE))
+    late = Refused.of(Gone("this life is over"))
+    assert desk.feed(ev.SubmitAnswered(1, PREFILL, late)) == []
 
 
 def test_a_new_attempt_may_ask_for_its_own_lost_frames_as_often_as_the_first() -> None:

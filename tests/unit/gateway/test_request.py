@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -308,12 +309,32 @@ def test_choices_live_and_fail_by_themselves() -> None:
     assert desk.ends() == [ev.Ended(ev.Completed())]
 
 
+def test_of_choices_that_are_lost_each_is_stopped_by_itself() -> None:
+    desk = Desk(spec(choices=3))
+    desk.start()
+    for choice, worker in enumerate((DECODE, DECODE, OTHER)):
+        desk.arrive(frame(0, [5], choice=choice), worker)
+    aborts = of(desk.feed(ev.WorkerLost(DECODE)), ev.SendAbort)
+    told = {(abort.worker, abort.message.choice) for abort in aborts}
+    assert told == {(PREFILL, 0), (PREFILL, 1)}
+
+
 def test_a_choice_that_lost_only_its_end_ends_without_another_worker() -> None:
     desk = Desk(spec(stop_tokens=(3,), max_tokens=10))
     desk.start()
     desk.arrive(frame(0, [5, 3]))
     desk.feed(ev.WorkerLost(DECODE))
     assert desk.ends() == [ev.Ended(ev.Completed())]
+
+
+def test_a_stop_token_among_those_that_must_come_is_no_end() -> None:
+    given = spec(stop_tokens=(3,), max_tokens=10)
+    desk = Desk(replace(given, sampling=structs.replace(given.sampling, min_tokens=2)))
+    desk.start()
+    desk.arrive(frame(0, [5, 3]))
+    desk.feed(ev.WorkerLost(DECODE))
+    assert desk.ends() == []
+    assert of(desk.wait(100), ev.ChooseRoute)
 
 
 def test_log_probabilities_keep_to_their_tokens_when_a_frame_overlaps(desk: Desk) -> None:

@@ -103,6 +103,12 @@ def test_what_fits_no_pool_is_told_so(router: Router) -> None:
     assert isinstance(router.choose("tiny", SALT, want(growth=2_000)), NoCapacity)
 
 
+def test_what_fills_a_pool_to_its_last_token_fits(router: Router) -> None:
+    router.announced(worker("d", "decode"))
+    room = FACTS.pool_pages * PAGE - 320
+    assert names(chosen(router, want(growth=room))) == ("d", "")
+
+
 def test_the_host_that_has_the_prefix_is_preferred_until_its_queue_is_longer(
     router: Router,
 ) -> None:
@@ -150,6 +156,14 @@ def test_an_avoided_worker_is_used_only_when_there_is_no_other(router: Router) -
     assert names(chosen(router, want(avoid=avoid))) == ("y", "")
 
 
+def test_of_two_routes_that_with_fewer_workers_to_avoid_is_taken(router: Router) -> None:
+    router.announced(worker("p", "prefill"))
+    router.announced(worker("q", "prefill", waiting=10_000))
+    router.announced(worker("d", "decode"))
+    avoid = frozenset({Worker("p", 1), Worker("d", 1)})
+    assert names(chosen(router, want(avoid=avoid))) == ("q", "d")
+
+
 def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
     router.announced(worker("d", "decode"))
     assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Superseded)
@@ -189,6 +203,12 @@ def test_that_a_worker_does_not_listen_is_news_once_until_it_announces_itself(
         router.announced(worker("d", "decode", state=state))
         assert [router.absent(Worker("d", 1)) for _ in range(3)] == [True, False, False]
     assert not router.absent(Worker("d", 2))
+
+
+def test_that_an_older_life_does_not_listen_says_nothing_of_the_newer(router: Router) -> None:
+    router.announced(worker("d", "decode", incarnation=2))
+    assert not router.absent(Worker("d", 1))
+    assert names(chosen(router, want())) == ("d", "")
 
 
 def test_a_tenants_pages_are_nothing_to_another(router: Router) -> None:
@@ -257,6 +277,18 @@ def test_a_new_life_of_the_pager_forgets_what_the_last_one_said() -> None:
     index.changed(stored("a", 1, 20))
     assert index.changed(stored("a", 1, 5, epoch=2))
     assert len(index) == 0
+
+
+def test_what_a_pager_that_is_gone_had_cached_draws_nobody(router: Router) -> None:
+    needs = PageNeeds(growth_tokens=32, first_tokens=64)
+    router.announced(msgspec.structs.replace(worker("d", "decode"), needs=needs))
+    router.announced(pager("a"))
+    router.pages_changed(stored("a", 1, 18))
+    router.lost(Worker("pager-a", 2))
+    assert chosen(router, want()).predicted_tokens == 18 * PAGE
+    router.lost(Worker("pager-a", 1))
+    route = chosen(router, want())
+    assert (route.predicted_tokens, route.pages) == (0, None)
 
 
 @pytest.mark.parametrize("late", [1, 2])

@@ -15,6 +15,7 @@ from tests.unit.gateway.support import MODEL, eventually
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from pagemesh.gateway.doors import connection as door
 from pagemesh.gateway.doors.asgi import read_body, send_json
 from pagemesh.gateway.doors.connection import AHEAD_COUNT_MAX, Connection
 
@@ -133,3 +134,31 @@ async def test_what_comes_during_an_answer_is_timed_from_its_end_on(
     connection.data_received(GET.removeprefix(sent))
     assert connection._head_timer is None
     await eventually(lambda: wire.written.count(b"HTTP/1.1 200") == 2)
+
+
+async def test_who_leaves_after_it_sent_one_more_request_later_is_noticed(mesh: FakeMesh) -> None:
+    mesh.worker.pause_s = 0.05
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 2_000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    url = httpx.URL(mesh.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(head.encode() + body)
+    await eventually(lambda: mesh.worker.running_count == 1)
+    writer.write(head.encode() + body)
+    await asyncio.sleep(0.2)
+    cast(asyncio.Transport, writer.transport).abort()
+    await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))
+
+
+async def test_a_body_that_trickles_in_after_its_answer_is_hung_up_on(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HEAD_S_MAX", 0.3)
+    url = httpx.URL(mesh.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+    async with asyncio.timeout(5.0):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        writer.write(b"x")
+        await reader.read()
+    writer.close()

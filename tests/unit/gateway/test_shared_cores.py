@@ -50,6 +50,18 @@ def test_what_other_gateways_sent_is_company_and_what_we_sent_is_not_counted_twi
     assert names(chosen(router, want())) == ("p", "d")
 
 
+def test_what_a_worker_had_before_it_was_silent_is_not_taken_off_its_company(
+    router: Router,
+) -> None:
+    router.announced(worker("p", "prefill", cores=b"\x01"))
+    router.announced(worker("d", "decode", cores=b"\x01"))
+    before = sent(router, want())
+    router.lost(Worker("d", 1))
+    router.announced(worker("d", "decode", cores=b"\x01", running=1))
+    router.count(before, -1)
+    assert names(chosen(router, want())) == ("d", "")
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode"), [(b"\x01", b"\x02"), (b"", b""), (b"\x03", b""), (b"", b"\x03")]
 )

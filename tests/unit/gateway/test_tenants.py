@@ -86,6 +86,39 @@ def test_kept_answers_are_bounded_in_age_count_and_bytes() -> None:
     store.check()
 
 
+def test_an_answer_is_kept_for_all_of_its_time() -> None:
+    store = IdempotencyStore(age_ms_max=100)
+    store.begin("t", "k", b"", 0)
+    store.finish("t", "k", b"answer")
+    assert store.begin("t", "k", b"", 100) == b"answer"
+    assert store.begin("t", "k", b"", 101) is None
+    store.check()
+
+
+def test_a_request_that_runs_for_longer_than_answers_are_kept_is_not_run_twice() -> None:
+    store = IdempotencyStore(age_ms_max=100)
+    for key in ("slow", "done"):
+        store.begin("t", key, b"", 0)
+    store.finish("t", "done", b"answer")
+    with pytest.raises(ApiError) as running:
+        store.begin("t", "slow", b"", 1_000)
+    assert running.value.status == 409
+    assert store.begin("t", "done", b"", 1_000) is None, "though it is behind one that runs"
+    store.check()
+
+
+def test_what_runs_is_not_forgotten_for_room() -> None:
+    store = IdempotencyStore(entries_max=2)
+    for key in ("runs", "done"):
+        store.begin("t", key, b"", 0)
+    store.finish("t", "done", b"answer")
+    assert store.begin("t", "new", b"", 1) is None
+    store.check()
+    with pytest.raises(ApiError) as running:
+        store.begin("t", "runs", b"", 1)
+    assert running.value.status == 409
+
+
 def test_a_streamed_answer_is_not_generated_twice() -> None:
     store = IdempotencyStore()
     store.begin("t", "k", b"", 0)
@@ -192,3 +225,18 @@ def test_tenants_for_whom_the_shares_of_others_leave_nothing_are_known(
     keys: str, limits: str, unlucky: list[str]
 ) -> None:
     assert Tenants(keys, SECRET, limits).without_a_share == unlucky
+
+
+@pytest.mark.parametrize(
+    ("keys", "limits", "nobody"),
+    [
+        (f"alice:{ALICE}", "alcie:requests=3, *:requests=2", ["alcie"]),
+        (f"alice:{ALICE}", "alice:requests=3", []),
+        ("", "bob:requests=3", ["bob"]),
+        ("", f"{ANYBODY}:requests=3", []),
+    ],
+)
+def test_limits_of_a_tenant_that_there_is_not_are_known(
+    keys: str, limits: str, nobody: list[str]
+) -> None:
+    assert Tenants(keys, SECRET, limits).limited_nobody == nobody

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from pagemesh.gateway.words.detokenise import Detokeniser, StreamText
 from pagemesh.gateway.words.stops import StopMatcher
-from pagemesh.gateway.words.token_bytes import special_tokens_of
+from pagemesh.gateway.words.token_bytes import byte_tokens_of, special_tokens_of
 from pagemesh.gateway.words.tokens import Tokens
 
 TOKENIZER = byte_tokenizer()
@@ -190,6 +190,13 @@ def test_a_stop_string_is_found_among_bytes() -> None:
         runs = [ids[first : first + run] for first in range(0, len(ids), run)]
         said = stream(tokens_of(PIECES), runs, stops=["\u8a9e"])
         assert said == ("\u65e5\u672c", "\u8a9e")
+
+
+def test_tokens_of_bytes_may_be_called_so_in_small_letters() -> None:
+    vocab = {f"<0x{byte:02x}>": byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.ByteFallback()
+    assert byte_tokens_of(tokenizer) == {byte: byte for byte in range(256)}
 
 
 @settings(deadline=None)

@@ -195,6 +195,18 @@ def test_what_one_owner_sent_is_not_known_of_another(monkeypatch: pytest.MonkeyP
     assert counted.read == ["text", END] * 2
 
 
+@pytest.mark.parametrize("shorter", [0, 1])
+def test_a_piece_that_is_just_as_long_as_may_be_is_remembered_ahead(
+    monkeypatch: pytest.MonkeyPatch, shorter: int
+) -> None:
+    tokens = Tokens(byte_tokenizer(), template=None, end_tokens=frozenset())
+    piece = f"{END}hello"
+    tokens.remember(f"one{piece}", owner=OWNER, characters_max=len(piece) - shorter)
+    counted = Counted(tokens, monkeypatch)
+    tokens.encode(f"one{piece}", add_special_tokens=False, owner=OWNER)
+    assert counted.read == [piece] * shorter
+
+
 def test_a_text_that_gets_tokens_around_it_is_tokenised_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,7 +229,9 @@ def test_a_text_of_very_many_pieces_is_tokenised_whole() -> None:
 
 
 def random_pieces() -> Tokenizer:
-    return Tokenizer(pieces_of_words(dropout=0.5))  # type: ignore[arg-type]
+    made = byte_tokenizer()
+    made.model.dropout = 0.5
+    return made
 
 
 def own_words_only() -> Tokenizer:

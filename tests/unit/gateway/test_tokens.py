@@ -66,7 +66,10 @@ def test_a_final_message_is_left_open_as_transformers_leaves_it(source: str, las
 
 def test_a_final_message_that_the_template_does_not_show_cannot_go_on(tokens: Tokens) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
-    for source in ("{{ messages[0].content }}", "{{ messages[-1].content | lower }}", "Well"):
+    last = "messages[-1].content"
+    for source in (
+        "{{ messages[0].content }}", f"{{{{ {last} | lower }}}}", f"{{{{ {last}[2:] }}}}", "Well",
+    ):  # fmt: skip
         shy = Tokens(byte_tokenizer(), template=ChatTemplate(source, {}), end_tokens=frozenset())
         with pytest.raises(TemplateRefused, match="final message"):
             shy.render_chat(messages, add_generation_prompt=False, continue_final_message=True)

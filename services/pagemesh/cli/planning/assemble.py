@@ -138,7 +138,9 @@ def make_plan(asked: Asked) -> Plan:
         lengths=asked.lengths,
         wastes=_wastes(asked, waste_tokens),
         over_time=_over_time(asked, waste_tokens),
-        page_sizes=tuple((size, replace(page, page_size=size).page_bytes) for size in PAGE_SIZES),
+        page_sizes=tuple(
+            (size, replace(page, page_size=size).page_bytes) for size in _page_sizes(asked)
+        ),
         notes=_notes(asked),
     )
 

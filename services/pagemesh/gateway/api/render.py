@@ -209,7 +209,10 @@ class Renderer:
         if isinstance(given, str):
             return given
         skip = self._ask.skip_special_tokens
-        return self._tokens.decode(prompt.tolist(), skip_special_tokens=skip)
+        text = self._tokens.decode(prompt.tolist(), skip_special_tokens=skip)
+        # A character that it ends in the middle of is the answer's, which begins with it.
+        again = self._tokens.stream(stops=[], skip_special_tokens=skip, after=prompt).close()
+        return text.removesuffix(again)
 
     # Log-probabilities ------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ def fit(
         if ask.beams is not None:
             pages = min(facts.pool_pages, quota_tokens // facts.page_size)
             limit = fit_beams(ask, ask.beams, len(prompt), limit, pages, facts.page_size)
+        if ask.min_tokens > limit:
+            raise bad("min_tokens", f"min_tokens {ask.min_tokens} exceeds the {limit} that fit")
         goes_on = not isinstance(asked, ChatPrompt) or asked.continue_final_message
         sampling = _sampling(ask, limit, end_tokens, seed + index)  # equal prompts draw apart
         works.append(Work(prompt, sampling, goes_on))

@@ -84,9 +84,7 @@ async def send_json(
         await send({"type": "http.response.body", "body": body})
         return
     async with Pieces(send) as pieces:
-        for first in range(0, len(body), PIECE_BYTES_MAX):
-            end = first + PIECE_BYTES_MAX
-            await pieces.write(body[first:end], more=end < len(body))
+        await pieces.write(body, more=False)
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -137,8 +135,12 @@ class Pieces:
             raise ClientLeft from None
 
     async def write(self, data: bytes, *, more: bool) -> None:
-        self._began_s = self._loop.time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        """In parts of ``PIECE_BYTES_MAX``, each with a time limit of its own."""
+        for first in range(0, len(data) or 1, PIECE_BYTES_MAX):
+            part, end = data[first : first + PIECE_BYTES_MAX], first + PIECE_BYTES_MAX
+            self._began_s = self._loop.time()
+            is_more = more or end < len(data)
+            await self._send({"type": "http.response.body", "body": part, "more_body": is_more})
         self._began_s = math.inf
 
     def _look(self) -> None:

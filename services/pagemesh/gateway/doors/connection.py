@@ -79,6 +79,9 @@ class Connection(HttpToolsProtocol):
             self.data_received(b"")
         if self._gathered_bytes:  # during the answer, which they had no time limit in
             self._expect_head()
+        if self._in_body and self.cycle.response_complete and self._head_timer is None:
+            # Answered before its body was there: the rest is dropped, for so long.
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
     def _take(self, data: bytes) -> None:
         self._expect_head()
@@ -94,6 +97,8 @@ class Connection(HttpToolsProtocol):
         self._in_body = True
         self._stop_timer()
         super().on_headers_complete()
+        if len(self.pipeline) < AHEAD_COUNT_MAX:  # or nobody would see the client leave
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._gathered_bytes = 0
@@ -104,6 +109,7 @@ class Connection(HttpToolsProtocol):
             return
         self._gathered_bytes = 0
         self._in_body = False
+        self._stop_timer()
         super().on_message_complete()
 
     @property

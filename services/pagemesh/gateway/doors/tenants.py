@@ -83,6 +83,13 @@ class Tenants:
         limits = {name: self.limits_of(name) for name in names}
         return sorted(name for name, one in limits.items() if not (one.pool_share or one.pages_max))
 
+    @property
+    def limited_nobody(self) -> list[str]:
+        """Tenants that have limits and no key, and so are nobody; where there are no keys at all
+        everybody is ``ANYBODY``."""
+        names = {key.tenant for key in self._keys} or {ANYBODY}
+        return sorted(self._limits.keys() - names - {EVERYBODY_ELSE})
+
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""
         return self._salts(tenant, cache_salt)

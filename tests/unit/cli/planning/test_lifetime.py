@@ -49,6 +49,18 @@ def test_a_shared_beginning_is_neither_computed_nor_counted() -> None:
     assert 0 < least.prompt < wanted[2], "the last token is always computed"
 
 
+@pytest.mark.parametrize(("tokens", "is_shared"), [(17, False), (18, True)])
+def test_the_last_token_of_a_prompt_is_computed_even_if_all_of_it_is_shared(
+    tokens: int, is_shared: bool
+) -> None:
+    pace = Pace(
+        answer_tokens=1, prompt_tokens_s=1_000, answer_tokens_s=100, chunk_tokens=64,
+        prompt_chunks=2, growth_pages=1,
+    )  # fmt: skip
+    alone, shared = (waste_over_time([tokens], 16, pace, count) for count in (0, 16))
+    assert (shared != alone) is is_shared
+
+
 def test_lengths_count_by_the_slots_and_the_time_they_take() -> None:
     short, long = waste_over_time([21], 4, SMALL), waste_over_time([2_100], 4, SMALL)
     both = waste_over_time([21, 2_100], 4, SMALL)
