@@ -33,20 +33,22 @@ class Breakage:
 PlayAll = Callable[[Iterable[int]], Iterator[Outcome | Breakage]]
 
 
-def play(seed: int, bugs: Bugs = NONE, *, trace_lines: int = 60) -> Outcome | Breakage:
+def play(
+    seed: int, bugs: Bugs = NONE, *, trace_lines: int = 60, on_device: bool = False
+) -> Outcome | Breakage:
     """Run one seed; a broken invariant, or any other exception, is a ``Breakage``."""
     world = World(seed)
     try:
-        return run(seed, bugs, world=world)
+        return run(seed, bugs, world=world, on_device=on_device)
     except Exception as error:
         what = "".join(traceback.format_exception(error, limit=-6))
         return Breakage(seed, what, world.trace(trace_lines))
 
 
-def first_breakage(seeds: Iterable[int], bugs: Bugs) -> Breakage | None:
+def first_breakage(seeds: Iterable[int], bugs: Bugs, *, on_device: bool = False) -> Breakage | None:
     """The first of ``seeds`` that breaks."""
     for seed in seeds:
-        result = play(seed, bugs)
+        result = play(seed, bugs, on_device=on_device)
         if isinstance(result, Breakage):
             return result
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.sim.bugs import NONE, Bugs
@@ -38,11 +38,17 @@ class Outcome:
     failures: tuple[str, ...]
 
 
-def run(seed: int, bugs: Bugs = NONE, *, world: World | None = None) -> Outcome:
-    """Play ``seed`` to its end. Raises ``AssertionError`` when an invariant breaks."""
+def run(
+    seed: int, bugs: Bugs = NONE, *, world: World | None = None, on_device: bool = False
+) -> Outcome:
+    """Play ``seed`` to its end; ``on_device``: with pages on a device and a disk behind it,
+    whatever the seed says. Raises ``AssertionError`` when an invariant breaks."""
     world = world or World(seed)
     dice = world.random
     shape = _shape(world)
+    if on_device:
+        slots = max(shape.disk_slots, 2 * shape.page_count)
+        shape = replace(shape, on_device=True, disk_slots=slots)
     mesh = Mesh.build(world, shape, bugs)
     clients = Clients(world, mesh)
     is_stormy = dice.random() < 0.85

@@ -43,13 +43,14 @@ _SEEDS_MAX = 60
             Bugs(take_any_weights=True), ["delivered", "holds something else"], 40, id="any weights"
         ),
         pytest.param(Bugs(give_up_filling=True), ["writes into it"], 130, id="give up filling"),
-        pytest.param(Bugs(forget_movers=True), ["writes into it"], 710, id="forget movers"),
+        pytest.param(Bugs(forget_movers=True), ["writes into it"], 0, id="forget movers"),
     ],
 )
 def test_a_planted_bug_breaks_a_seed(
     bugs: Bugs, symptoms: list[str], start: int, record_property: Callable[[str, object], None]
 ) -> None:
-    breakage = first_breakage(range(start, start + _SEEDS_MAX), bugs)
+    seeds = range(start, start + _SEEDS_MAX)
+    breakage = first_breakage(seeds, bugs, on_device=bugs.forget_movers)  # seldom found elsewhere
     assert breakage is not None, f"{_SEEDS_MAX} seeds from {start} on did not find {bugs}"
     record_property("seed", breakage.seed)
     print(f"seed {breakage.seed} finds {bugs}")  # noqa: T201
