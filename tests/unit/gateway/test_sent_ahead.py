@@ -150,8 +150,9 @@ async def test_who_leaves_after_it_sent_one_more_request_later_is_noticed(mesh: 
     await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))
 
 
-async def test_a_body_that_trickles_in_after_its_answer_is_hung_up_on(
-    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late_bytes", [1, 1_000], ids=("in part", "whole"))
+async def test_who_sends_a_body_after_its_answer_is_hung_up_on_in_time(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, late_bytes: int
 ) -> None:
     monkeypatch.setattr(door, "HEAD_S_MAX", 0.3)
     url = httpx.URL(mesh.url)
@@ -159,6 +160,6 @@ async def test_a_body_that_trickles_in_after_its_answer_is_hung_up_on(
     writer.write(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
     async with asyncio.timeout(5.0):
         assert (await reader.readline()).startswith(b"HTTP/1.1 404")
-        writer.write(b"x")
+        writer.write(b"x" * late_bytes)
         await reader.read()
     writer.close()

@@ -111,6 +111,8 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         self._stop_timer()
         super().on_message_complete()
+        if self.cycle.response_complete:  # uvicorn counts idle time from the answer's end alone
+            self._expect_head()
 
     @property
     def head_without_offer(self) -> bytes:
