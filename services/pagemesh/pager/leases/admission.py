@@ -217,9 +217,10 @@ class Admission:
 
     def _waits_for_others(self, message: Admit | Extend) -> bool:
         """Whether the sequence waits, from now on, for what another one computes."""
-        if not isinstance(message, Admit):
+        flights = self._books.in_flight
+        if not isinstance(message, Admit) or not flights.is_filling:
             return False
-        flights, match = self._books.in_flight, self._needs.match(message)
+        match = self._needs.match(message)
         found = flights.find(match, message)
         return found is not None and self._waits_for(found, match, message)
 
@@ -234,10 +235,11 @@ class Admission:
         if not self._tenants:  # with a quota
             return False
         message = waiter.message
-        need_pages = self._needs.more_of_tenant(message)
+        match = self._needs.match_of(message)
+        need_pages = self._needs.more_of_tenant(message, match)
         if isinstance(message, Extend) and need_pages <= 0:
             return False  # they count as used
-        return self._quotas.holds_back(waiter, need_pages, self._needs.match_of(message))
+        return self._quotas.holds_back(waiter, need_pages, match)
 
     def quota_room(self, lease: Lease) -> int:
         """Pages that the tenant of ``lease`` may still use."""
@@ -262,10 +264,8 @@ class Admission:
 
     def _press(self, waiter: Waiter) -> bool:
         """Whether younger ones have let go of pages for ``waiter``."""
-        missing, match = (
-            self._needs.missing_pages(waiter.message),
-            self._needs.match_of(waiter.message),
-        )
+        message = waiter.message
+        missing, match = self._needs.missing_pages(message), self._needs.match_of(message)
         return self._preemption.press(waiter.place, missing, match)
 
     # Serving

@@ -183,6 +183,11 @@ class InFlight:
 
     # Looking
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether there is anything that ``find`` may find."""
+        return self._latest is not None or bool(self._filling)
+
     def find(self, match: Match, message: Admit) -> Found | None:
         """Who is about to commit what follows ``match``, if anybody: of those that may be
         waited for the one with the most pages in common, else any with the most."""

@@ -93,13 +93,13 @@ class Needs:
         pool = books.pool
         return pool.free + pool.idle - books.promises.page_count + promised_pages
 
-    def more_of_tenant(self, message: Admit | Extend) -> int:
-        """Pages that its tenant would use beyond what it uses now."""
+    def more_of_tenant(self, message: Admit | Extend, match: Match | None) -> int:
+        """Pages that its tenant would use beyond what it uses now; ``match``: see ``match_of``."""
         books = self._books
         if isinstance(message, Extend):
             lease = books.leases[message.lease]
             return message.page_count - lease.page_count - lease.promised_pages
-        match = self.match(message)
+        assert match is not None
         return self._pages_beside(match, message) + books.forest.idle_pages(match)
 
     def outlook(self, message: Admit) -> Outlook:
