@@ -81,7 +81,7 @@ class Admission:
         books, count = self._books, message.page_count - lease.page_count
         if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
             books.waiting.discard(message.incarnation, message.key)
-            return lease.extended(message, *self.lengthen(lease, count))
+            return lease.extended(message, self.lengthen(lease, count))
         return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
@@ -378,7 +378,7 @@ class Admission:
             promised = count <= lease.promised_pages  # where they are broken, who comes first
             if count > (books.at_hand if promised else books.room_for(lease.promised_pages)):
                 return None
-        return lease.extended(message, *self.lengthen(lease, count))
+        return lease.extended(message, self.lengthen(lease, count))
 
     def lengthen(self, lease: Lease, count: int) -> tuple[int, bytes]:
         """Add ``count`` pages to ``lease``; there must be room. Returns how many, and which."""

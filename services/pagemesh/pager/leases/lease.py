@@ -193,15 +193,15 @@ class Lease:
             waterfall=self.waterfall,
         )
 
-    def extended(self, message: Extend, count: int, packed: bytes) -> Extended:
-        """The pages that ``message`` does not know of, of which ``count`` are new, ``packed``."""
+    def extended(self, message: Extend, fresh: tuple[int, bytes]) -> Extended:
+        """The pages that ``message`` does not know of; ``fresh``: how many are new, and which."""
         unknown = self.page_count - message.have_pages
         return Extended(
             key=self.key,
             lease=self.id,
             granted_at=self.granted_at,
             first_index=message.have_pages,
-            extents=packed if count == unknown else last_extents(self.extents, unknown),
+            extents=fresh[1] if fresh[0] == unknown else last_extents(self.extents, unknown),
         )
 
     def grow(self, fresh: list[Pages]) -> bytes:
