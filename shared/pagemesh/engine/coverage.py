@@ -136,7 +136,7 @@ def lean_obstacle(source: Any, architecture: str) -> str:
 
 def rope_kinds(source: Any) -> Iterator[str]:
     """The kinds of rotary scaling of a configuration, which may differ by type of layer."""
-    given = getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None) or {}
+    given = _rope_of(source) or {}
     if not isinstance(given, Mapping):
         raise TypeError("rope_parameters is no table")
     nested = [part for part in given.values() if isinstance(part, Mapping)]
@@ -155,8 +155,11 @@ def _has_window(source: Any, architecture: str) -> bool:
         return used and not getattr(source, "layer_types", None)
     # What the file leaves out the family's own code takes for granted; not to be guessed here.
     context = getattr(source, "max_position_embeddings", None)
-    rope = getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None)
-    return context is None or bool(window < stretched_tokens(context, rope))
+    return context is None or bool(window < stretched_tokens(context, _rope_of(source)))
+
+
+def _rope_of(source: Any) -> Any:
+    return getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None)
 
 
 def _refuse_unknown_class(architecture: str, where: str) -> None:

@@ -12,7 +12,7 @@ _GONE = contextlib.suppress(OSError, ValueError)
 _PIECE_CHARS = 1_000
 """With a line before them under 4,096 bytes, which a pipe that has room takes at once."""
 _PATIENCE_MS = 100
-"""For somebody who is about to read on; once only."""
+"""For somebody who is about to read on; once each time that a reader stands still."""
 
 
 class Unheard:

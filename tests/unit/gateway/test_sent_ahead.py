@@ -96,14 +96,23 @@ async def test_what_comes_after_something_that_is_no_http_is_not_looked_at(
     assert wire.is_closed and wire.written.count(b"HTTP/1.1 ") == 1
 
 
+def long_request() -> bytes:
+    """For more tokens than a test waits for."""
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 2_000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def connected(mesh: FakeMesh) -> asyncio.StreamWriter:
+    url = httpx.URL(mesh.url)
+    return (await asyncio.open_connection(url.host, url.port))[1]
+
+
 async def test_who_leaves_with_more_requests_sent_ahead_is_noticed(mesh: FakeMesh) -> None:
     """The one that ran went on to its end."""
     mesh.worker.pause_s = 0.05
-    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 2_000}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    url = httpx.URL(mesh.url)
-    _, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write((head.encode() + body) * 3)
+    writer = await connected(mesh)
+    writer.write(long_request() * 3)
     await eventually(lambda: mesh.worker.running_count == 1)
     cast(asyncio.Transport, writer.transport).abort()
     await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))
@@ -138,13 +147,10 @@ async def test_what_comes_during_an_answer_is_timed_from_its_end_on(
 
 async def test_who_leaves_after_it_sent_one_more_request_later_is_noticed(mesh: FakeMesh) -> None:
     mesh.worker.pause_s = 0.05
-    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 2_000}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    url = httpx.URL(mesh.url)
-    _, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(head.encode() + body)
+    writer = await connected(mesh)
+    writer.write(long_request())
     await eventually(lambda: mesh.worker.running_count == 1)
-    writer.write(head.encode() + body)
+    writer.write(long_request())
     await asyncio.sleep(0.2)
     cast(asyncio.Transport, writer.transport).abort()
     await eventually(lambda: any(one.reason == "client" for one in mesh.worker.aborts))

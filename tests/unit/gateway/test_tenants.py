@@ -95,11 +95,16 @@ def test_an_answer_is_kept_for_all_of_its_time() -> None:
     store.check()
 
 
-def test_a_request_that_runs_for_longer_than_answers_are_kept_is_not_run_twice() -> None:
-    store = IdempotencyStore(age_ms_max=100)
-    for key in ("slow", "done"):
+def with_one_done(store: IdempotencyStore, running: str) -> IdempotencyStore:
+    """``running`` came first, and ``done`` is answered."""
+    for key in (running, "done"):
         store.begin("t", key, b"", 0)
     store.finish("t", "done", b"answer")
+    return store
+
+
+def test_a_request_that_runs_for_longer_than_answers_are_kept_is_not_run_twice() -> None:
+    store = with_one_done(IdempotencyStore(age_ms_max=100), "slow")
     with pytest.raises(ApiError) as running:
         store.begin("t", "slow", b"", 1_000)
     assert running.value.status == 409
@@ -108,10 +113,7 @@ def test_a_request_that_runs_for_longer_than_answers_are_kept_is_not_run_twice()
 
 
 def test_what_runs_is_not_forgotten_for_room() -> None:
-    store = IdempotencyStore(entries_max=2)
-    for key in ("runs", "done"):
-        store.begin("t", key, b"", 0)
-    store.finish("t", "done", b"answer")
+    store = with_one_done(IdempotencyStore(entries_max=2), "runs")
     assert store.begin("t", "new", b"", 1) is None
     store.check()
     with pytest.raises(ApiError) as running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker
+from tests.unit.pager.rig import LIMITS, ROOT, Rig, Worker, is_queued
 from tests.unit.pager.steps import cache
 
 from pagemesh.pager.events import Command
@@ -201,6 +201,15 @@ def put_on_disk(rig: DiskRig, worker: Worker, tokens: range) -> None:
     cache(worker, 1, tokens)
     flood(worker)
     rig.write()
+
+
+def fetched(rig: DiskRig, worker: Worker, *, bad_at: int | None = None) -> Granted:
+    """``PROMPT`` is put on disk, asked for again, and read from there; see ``DiskRig.load``."""
+    put_on_disk(rig, worker, PROMPT)
+    assert is_queued(worker.admit(2, PROMPT))
+    rig.load(bad_at=bad_at)
+    [granted] = pushed(rig)
+    return granted
 
 
 def prefixes_of(tokens: range, page_size: int = 4) -> set[bytes]:

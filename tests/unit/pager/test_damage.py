@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.pager.disk_rig import PROMPT, DiskRig, flood, prefixes_of, pushed, put_on_disk
+from tests.unit.pager.disk_rig import (
+    PROMPT,
+    DiskRig,
+    fetched,
+    flood,
+    prefixes_of,
+    pushed,
+    put_on_disk,
+)
 from tests.unit.pager.rig import ROOT, Worker, is_queued, key_of, order_of
 from tests.unit.pager.steps import cache, invalidated, stats
 from tests.unit.pager.test_disk import disk_on
@@ -65,9 +73,7 @@ def test_people_are_told_of_each_page_that_is_damaged(rig: DiskRig, worker: Work
 def test_damaged_pages_and_those_behind_them_are_counted_apart(
     rig: DiskRig, worker: Worker
 ) -> None:
-    put_on_disk(rig, worker, PROMPT)
-    worker.admit(2, PROMPT)
-    rig.load(bad_at=1)
+    fetched(rig, worker, bad_at=1)
     disk = rig.core.books.disk
     assert disk is not None and (disk.counts.corrupt, disk.counts.after_corrupt) == (1, 2)
 
@@ -75,11 +81,7 @@ def test_damaged_pages_and_those_behind_them_are_counted_apart(
 def test_the_slots_behind_a_damaged_page_are_used_again() -> None:
     rig = DiskRig(16, slot_count=4)
     worker = Worker(rig, "w", 1)
-    put_on_disk(rig, worker, PROMPT)
-    assert is_queued(worker.admit(2, PROMPT))
-    rig.load(bad_at=1)
-    [granted] = pushed(rig)
-    worker.release(granted)
+    worker.release(fetched(rig, worker, bad_at=1))
     cache(worker, 3, PROMPT)
     flood(worker)
     rig.write()
@@ -165,10 +167,7 @@ def damaged_pages(rig: DiskRig, tokens: list[int]) -> int:
 def test_a_prompt_is_told_how_many_of_its_pages_were_lost_to_damage_until_they_are_stored_anew(
     rig: DiskRig, worker: Worker
 ) -> None:
-    put_on_disk(rig, worker, PROMPT)
-    worker.admit(2, PROMPT)
-    rig.load(bad_at=1)
-    [granted] = pushed(rig)
+    granted = fetched(rig, worker, bad_at=1)
     assert damaged_pages(rig, [*PROMPT]) == 3
     assert damaged_pages(rig, [*range(12), 90, 91, 92, 93, 94]) == 2, "as far as it is the same"
     assert damaged_pages(rig, [*range(4), *range(90, 103)]) == 0
@@ -188,10 +187,7 @@ def test_pages_that_were_stored_anew_are_not_lost_any_more() -> None:
 
 
 def test_a_damaged_run_is_forgotten_once_it_is_stored_anew(rig: DiskRig, worker: Worker) -> None:
-    put_on_disk(rig, worker, PROMPT)
-    worker.admit(2, PROMPT)
-    rig.load(bad_at=1)
-    [granted] = pushed(rig)
+    granted = fetched(rig, worker, bad_at=1)
     worker.release(granted)
     cache(worker, 3, PROMPT)
     damage = rig.core.tiers._damage

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.pager.disk_rig import (
     PROMPT,
     DiskRig,
+    fetched,
     flood,
     prefixes_of,
     pushed,
@@ -263,10 +264,7 @@ def test_what_has_a_time_to_live_is_never_put_on_disk(rig: DiskRig, worker: Work
 def test_pages_that_were_not_to_be_kept_do_not_come_back_though_they_could_not_leave_at_once(
     rig: DiskRig, worker: Worker, state: str, is_evicted: bool
 ) -> None:
-    put_on_disk(rig, worker, PROMPT)
-    worker.admit(2, PROMPT)
-    rig.load()
-    [granted] = pushed(rig)
+    granted = fetched(rig, worker)
     worker.release(granted, PROMPT)
     rig.restart([Holder(77, "another", "lock")])  # who may read them, and has not declared
     if state == "on":
@@ -295,10 +293,7 @@ def test_pages_that_were_not_to_be_kept_do_not_come_back_though_they_could_not_l
 def test_what_a_disk_that_fails_may_not_have_forgotten_is_not_found_by_the_next_pager(
     rig: DiskRig, worker: Worker
 ) -> None:
-    put_on_disk(rig, worker, PROMPT)
-    worker.admit(2, PROMPT)
-    rig.load()
-    [granted] = pushed(rig)
+    granted = fetched(rig, worker)
     kept = dict(rig.slots)
     worker.release(granted, cache=False)
     rig.slots.update(kept)  # it was told to forget them, and could not

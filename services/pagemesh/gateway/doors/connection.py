@@ -79,9 +79,8 @@ class Connection(HttpToolsProtocol):
             self.data_received(b"")
         if self._gathered_bytes:  # during the answer, which they had no time limit in
             self._expect_head()
-        if self._in_body and self.cycle.response_complete and self._head_timer is None:
-            # Answered before its body was there: the rest is dropped, for so long.
-            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        if self._in_body and self.cycle.response_complete:
+            self._start_timer()  # answered before its body was there: the rest is dropped
 
     def _take(self, data: bytes) -> None:
         self._expect_head()
@@ -146,7 +145,11 @@ class Connection(HttpToolsProtocol):
         """From now on, unless a body or an answer is under way: that one has limits of its own."""
         running = self._answering
         is_idle = running is None or running.response_complete
-        if self._head_timer is None and is_idle and not self._in_body:
+        if is_idle and not self._in_body:
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
 
     def _stop_timer(self) -> None:

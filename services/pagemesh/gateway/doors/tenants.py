@@ -72,6 +72,10 @@ class Tenants:
         return self._limits.get(tenant) or self._limits.get(EVERYBODY_ELSE) or NO_LIMITS
 
     @property
+    def _names(self) -> set[str]:
+        return {key.tenant for key in self._keys} or {ANYBODY}
+
+    @property
     def without_a_share(self) -> list[str]:
         """Tenants for whose cache the shares of the others leave no room in the pool. Where quotas
         are page counts, only the pager knows what they leave."""
@@ -79,16 +83,14 @@ class Tenants:
         shares.pop(EVERYBODY_ELSE, None)
         if round(sum(shares.values()), 6) < 1.0:
             return []
-        names = {key.tenant for key in self._keys} or {ANYBODY}
-        limits = {name: self.limits_of(name) for name in names}
+        limits = {name: self.limits_of(name) for name in self._names}
         return sorted(name for name, one in limits.items() if not (one.pool_share or one.pages_max))
 
     @property
     def limited_nobody(self) -> list[str]:
         """Tenants that have limits and no key, and so are nobody; where there are no keys at all
         everybody is ``ANYBODY``."""
-        names = {key.tenant for key in self._keys} or {ANYBODY}
-        return sorted(self._limits.keys() - names - {EVERYBODY_ELSE})
+        return sorted(self._limits.keys() - self._names - {EVERYBODY_ELSE})
 
     def salt(self, tenant: str, cache_salt: str) -> bytes:
         """32 bytes for ``identity.tenant_root``."""

@@ -103,11 +103,7 @@ class Admission:
                 continue
             books.trace = waiter.trace
             reply = self._try_pressing(waiter)
-            while (
-                reply is None
-                and self._needs.missing_pages(waiter.message) > 0
-                and self._give_way(waiter)
-            ):
+            while reply is None and self._lacks_pages(waiter) and self._give_way(waiter):
                 reply = self._try_pressing(waiter)
             if reply is None:
                 if isinstance(waiter.message, Extend):
@@ -264,9 +260,13 @@ class Admission:
 
     def _press(self, waiter: Waiter) -> bool:
         """Whether younger ones have let go of pages for ``waiter``."""
-        message = waiter.message
-        missing, match = self._needs.missing_pages(message), self._needs.match_of(message)
+        match = self._needs.match_of(waiter.message)
+        missing = self._needs.missing_pages(waiter.message, match)
         return self._preemption.press(waiter.place, missing, match)
+
+    def _lacks_pages(self, waiter: Waiter) -> bool:
+        message = waiter.message
+        return self._needs.missing_pages(message, self._needs.match_of(message)) > 0
 
     # Serving
 

@@ -69,11 +69,11 @@ class Needs:
         """Pages that ``message`` needs beside ``match``."""
         return self._books.facts.pages_for(message.reserve_tokens) - match.pages
 
-    def missing_pages(self, message: Admit | Extend) -> int:
-        """Pages short of what ``message`` needs."""
+    def missing_pages(self, message: Admit | Extend, match: Match | None) -> int:
+        """Pages short of what ``message`` needs; ``match``: see ``match_of``."""
         books = self._books
         if isinstance(message, Admit):
-            match = self.match(message)
+            assert match is not None
             return self._pages_beside(match, message) - self._room_soon(
                 -books.forest.idle_pages(match)
             )

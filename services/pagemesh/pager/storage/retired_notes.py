@@ -28,14 +28,13 @@ from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import Busy
 from pagemesh.wire.pool_format import RETIRED_SUFFIX
 
+KEEP_S_MAX = 2.0
+"""For how long others wait for a note: a folder may not answer at all."""
+
 
 class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     everything: bool
     roots: Annotated[list[RootName], Meta(max_length=RETIRED_ROOTS_MAX)]
-
-
-KEEP_S_MAX = 2.0
-"""For how long others wait for a note: a folder may not answer at all."""
 
 
 class RetiredNotes:
