@@ -62,10 +62,11 @@ int best_level() {
   return PM_PORTABLE;
 }
 
-bool is_zen_3_or_4() {
+bool is_intel_or_zen_3_or_4() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
-  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return false;
+  if (!__get_cpuid(0, &a, &b, &c, &d)) return false;
+  if (b != signature_AMD_ebx) return b == signature_INTEL_ebx;
   constexpr unsigned kFamily = 0x19;  // the base family and the extended one
   return __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) == kFamily;
 #else
@@ -91,7 +92,7 @@ void pack_panels(const T* weight, long row_stride, T* packed, long n, long k) {
 
 }  // namespace
 
-const bool pm::fetches_far = is_zen_3_or_4();
+const bool pm::fetches_far = is_intel_or_zen_3_or_4();
 
 extern "C" {
 

@@ -35,8 +35,9 @@ extern const Kernels kAmxKernels;
 #endif
 
 // Whether to fetch ahead into the second cache what a thread reads once. The nearest one of AMD's
-// Zen 4 waits for too few lines at a time to read as fast as memory gives; on others it does, and
-// what is there is used sooner. On Zen 3, of the same family, it was found to make no difference.
+// Zen 4 and of Intel's Emerald Rapids waits for too few lines at a time to read as fast as memory
+// gives beside arithmetic; on a Zen 5 it does, and what is there is used sooner. On Zen 3, of
+// Zen 4's family, it was found to make no difference.
 extern const bool fetches_far;
 
 }  // namespace pm
