@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+_START_BYTES = 8
+_UNKNOWN_START = bytes(_START_BYTES)
 
 
 class Clock(Protocol):
@@ -94,7 +96,13 @@ class HostTime:
 
     def __init__(self) -> None:
         self.boot = _boot()
-        """Since which start of the machine they are, 16 bytes. No times of two are compared."""
+        """Which start of the machine this is, and whose clocks: 16 bytes. No times of two are
+        compared."""
+
+    def has_restarted(self, boot: bytes) -> bool:
+        """Whether the machine was started since it was ``boot``; False where nobody knows."""
+        now, then = self.boot[:_START_BYTES], boot[:_START_BYTES]
+        return now != then and _UNKNOWN_START not in (now, then)
 
     def kept_ms(self, clock_ms: int) -> int:
         """Of a ``MonotonicClock`` time. Who is stopped in here has it earlier, not later."""
@@ -108,12 +116,18 @@ class HostTime:
 
 
 def _boot() -> bytes:
+    """The start of the machine, and then the clocks that count since."""
     try:
-        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return _UNKNOWN_START + os.urandom(8)  # no other process is known to share the clock
+    try:
         space = os.readlink("/proc/self/ns/time")  # a container may have clocks of its own
     except OSError:
-        return os.urandom(16)  # then no other process is known to share the clock
-    return hashlib.sha256(f"{started.strip()} {space}".encode()).digest()[:16]
+        clocks = os.urandom(8)
+    else:
+        clocks = hashlib.sha256(f"{started} {space}".encode()).digest()[:8]
+    return hashlib.sha256(started.encode()).digest()[:_START_BYTES] + clocks
 
 
 def wall_ns(monotonic_us: int) -> int:

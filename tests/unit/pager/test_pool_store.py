@@ -23,10 +23,11 @@ HOUR_MS = 3_600_000
 
 
 class Host(HostTime):
-    """A pager's clock is ``ahead_ms`` behind the host's; ``boot``: since when that goes."""
+    """A pager's clock is ``ahead_ms`` behind the host's, one of its ``clocks``; ``boot``: since
+    which start it goes, 0 if that is not known."""
 
-    def __init__(self, boot: int = 1, ahead_ms: int = 0) -> None:
-        self.boot, self.ahead_ms = bytes([boot]) * 16, ahead_ms
+    def __init__(self, boot: int = 1, ahead_ms: int = 0, clocks: int = 1) -> None:
+        self.boot, self.ahead_ms = bytes([boot]) * 8 + bytes([clocks]) * 8, ahead_ms
 
     def kept_ms(self, clock_ms: int) -> int:
         return clock_ms + self.ahead_ms
@@ -70,29 +71,36 @@ def test_a_pager_whose_clock_started_elsewhere_finds_the_same_times(folder: Path
     assert found(folder, Host(ahead_ms=5_000)).until_ms.tolist() == later
 
 
-def test_what_ends_in_the_time_of_another_start_of_the_machine_is_not_believed(
-    folder: Path,
-) -> None:
+@pytest.mark.parametrize("elsewhere", [Host(clocks=2), Host(boot=0, clocks=2)])
+def test_what_ends_by_other_clocks_is_not_believed(folder: Path, elsewhere: Host) -> None:
     states = [*[HeaderState.INVALID] * 4, *[HeaderState.COMMITTED] * 2, *[HeaderState.FREE] * 2]
+    assert found(folder, elsewhere).states.tolist() == states
+    assert found(folder, Host()).states.tolist() == states, "nor is it ever again"
+
+
+def test_of_another_start_of_the_machine_no_page_is_believed(folder: Path) -> None:
+    """A disk may be behind the file, and have had the headers and not the pages."""
+    states = [*[HeaderState.INVALID] * 6, *[HeaderState.FREE] * 2]
     assert found(folder, Host(boot=2)).states.tolist() == states
     assert found(folder, Host(boot=1)).states.tolist() == states, "nor is it ever again"
 
 
+@pytest.mark.parametrize(("elsewhere", "left"), [(Host(boot=2), 0), (Host(clocks=2), 2)])
 def test_who_dies_before_that_is_written_down_is_followed_by_who_writes_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: Host, left: int
 ) -> None:
     def dies(file: PoolFile, boot: bytes) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(PoolFile, "store_boot", dies)
-        store = PoolStore.adopt(folder, "host", Host(boot=2))
+        store = PoolStore.adopt(folder, "host", elsewhere)
         try:
             store.recovered(store.scan(), ())
         finally:
             store.close()
-    states = found(folder, Host(boot=2)).states
-    assert np.count_nonzero(states == HeaderState.COMMITTED) == 2
+    states = found(folder, elsewhere).states
+    assert np.count_nonzero(states == HeaderState.COMMITTED) == left
 
 
 def test_a_real_pool_starts_with_the_time_of_this_machine(tmp_path: Path) -> None:

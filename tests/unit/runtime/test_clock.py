@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,31 @@ def test_processes_of_a_host_agree_on_its_start() -> None:
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == HostTime().boot.hex()
     assert len(HostTime().boot) == 16
+
+
+def test_another_start_of_the_machine_is_told_from_other_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = HostTime()
+    assert not HostTime().has_restarted(now.boot)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readlink", lambda _: "time:[1]")
+        other = HostTime()
+    assert other.boot != now.boot and not other.has_restarted(now.boot)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda *_, **__: "another\n")
+        after = HostTime()
+    assert after.has_restarted(now.boot) and now.has_restarted(after.boot)
+
+
+def test_where_nobody_knows_the_start_of_the_machine_it_may_be_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hidden(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    now = HostTime()
+    monkeypatch.setattr(Path, "read_text", hidden)
+    one, other = HostTime(), HostTime()
+    assert one.boot != other.boot, "but not the same clock"
+    assert not any(a.has_restarted(b.boot) for a in (now, one) for b in (one, other, now))

@@ -135,7 +135,8 @@ class PoolFile:
 
     @property
     def boot(self) -> bytes:
-        """Which start of the machine the times in headers are since; zeros: not said yet."""
+        """Which start of the machine, and by which clocks, the times in headers are since; zeros:
+        not said yet."""
         return self._bytes[BOOT_OFFSET : BOOT_OFFSET + BOOT_BYTES].tobytes()
 
     def store_boot(self, boot: bytes) -> None:

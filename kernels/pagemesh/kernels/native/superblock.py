@@ -12,7 +12,8 @@
            88  epoch            uint64   one aligned store, bumped before the first grant
            96  place            64 bytes where the pages are: UTF-8, zeros behind; none: in the
                                          file. In the check, too, but for the zeros
-          160  boot             16 bytes which start of the machine times in headers are since
+          160  boot             16 bytes which start of the machine, by which of its clocks, times
+                                         in headers are since
 
 Everything but epoch and boot is written once, before the pool has its final name.
 """

@@ -175,12 +175,15 @@ class PoolStore:
         return Recovered(table, roots, words_copy, holders, self._pins.read())
 
     def _until_ms(self, batch: HeaderBatch, states: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """In the core's time. What ends in the time of another start of the machine is INVALID from
-        now on: nobody knows whether it is over."""
-        ends = (batch.until_ms != 0) & (states == HeaderState.COMMITTED)
+        """In the core's time. What ends by other clocks is INVALID from now on, since nobody knows
+        whether it is over, and all that is cached if the machine was started anew: where a disk is
+        behind the file, it may have had a header and not what was in the page."""
+        is_cached = states == HeaderState.COMMITTED
+        ends = (batch.until_ms != 0) & is_cached
         if self.file.boot != self._time.boot:
             # Before ours is stored: who dies in between finds them to be of another still.
-            pages = np.flatnonzero(ends)
+            is_lost = self._time.has_restarted(self.file.boot)
+            pages = np.flatnonzero(is_cached if is_lost else ends)
             self._writer.mark(
                 pack_extents(batch.pages[pages]), HeaderState.INVALID, batch.sequences[pages]
             )
