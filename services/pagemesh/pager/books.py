@@ -97,6 +97,7 @@ class Books:
         """Live incarnations that may use pages in ways this pager life has not heard of."""
         self.limbo: U32 = EMPTY
         """Draining pages that any of the unsettled may use, or of a lease that is lost."""
+        self.given_up: U32 = EMPTY  # of ``limbo``: not to be found again (``giving_up``)
         self.disk: DiskTier | None = None  # there is none, or it has failed
         self.loads: dict[int, Load] = {}  # what is being read from disk
         self.out: list[Command] = []
@@ -309,10 +310,9 @@ class Books:
         self.freed = True
 
     def drop(self, node: Node, above_pages: int, why: Why) -> None:
-        """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root."""
-        if not self.may_evict():  # ``reclaim`` does it, once all have declared what they read
-            return self.forest.end_alone(node, above_pages, self.now_ms)
-        while not (node.is_root or node.pins or node.children):
+        """Uncache idle leaves from ``node`` upwards, down to ``above_pages`` from the root, if all
+        have declared what they read: else a sweep does."""
+        while self.may_evict() and not (node.is_root or node.pins or node.children):
             count = min(len(node.pages), node.depth - above_pages)
             if count <= 0:
                 return
@@ -363,7 +363,7 @@ class Books:
         for slot in self.slots_kept:
             self.out.append(SetLeaseWord(slot, 0))
             self.slots.append(slot)
-        self.slots_kept = {}
+        self.slots_kept, self.given_up = {}, EMPTY
         self.root_lines.settle(np.concatenate([self.limbo, *lost]))
         self.freed = True
 

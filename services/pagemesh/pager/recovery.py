@@ -29,6 +29,7 @@ from pagemesh.pager.leases.states import SESSION_MOVES, LeaseState, SessionState
 from pagemesh.pager.leases.waiting import require_own
 from pagemesh.pager.pages.runs import last, part, run_of, table_of, where
 from pagemesh.pager.regrow import by_last_use, regrow
+from pagemesh.pager.retention.giving_up import is_given_up
 from pagemesh.pager.retention.pins import Pins
 from pagemesh.pager.retention.retiring import Retiring
 from pagemesh.pager.retention.roots import tree_of
@@ -257,6 +258,7 @@ class Recovery:
             or int(books.pool.sequences[pages].max()) > held.granted_at
             or held.granted_at > books.pool.last_sequence
             or self._retiring.meant(held.root, pages)
+            or is_given_up(books, pages)
         ):
             return False
         tree = tree_of(books, held.root, held.terms)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, key_of, table_of
-from tests.unit.pager.test_recovery import declare
+from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import PagesStored
 from pagemesh.pager.leases.ended import EndedLeases
+from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.pager_messages import Committed, Fill, Granted
 from pagemesh.wire.tokens import pack
@@ -206,6 +207,58 @@ def test_what_is_released_to_be_forgotten_is_though_others_have_still_to_declare
     rig.tick(2_000)
     worker.heartbeat()
     assert rig.core.books.pool.idle == 0, "and once they have, it leaves the pool"
+
+
+def test_nor_does_it_come_back_when_the_same_is_computed_again(rig: Rig, worker: Worker) -> None:
+    slow = Worker(rig, "slow", 2)
+    bad = worker.granted(1, range(9))
+    worker.release(bad, range(9))
+    rig.restart([worker.holder, slow.holder])
+    declare(rig, worker)
+    reader = worker.granted(2, range(9))
+    assert reader.cached_tokens == 8
+    worker.release(reader, range(8), cache=False)
+    anew = worker.granted(3, range(9))
+    assert anew.cached_tokens == 0
+    worker.release(anew, range(9))
+    for number in (4, 5):
+        found = worker.granted(number, range(9))
+        assert table_of(found)[:2] == table_of(anew)[:2] != table_of(bad)[:2]
+        worker.release(found, range(9))
+        assert rig.core.books.pool.draining == 2, "somebody may read them"
+        if number == 4:
+            rig.restart([worker.holder, slow.holder])
+            declare(rig, worker)
+    declare(rig, slow)
+    assert rig.core.books.pool.draining == 0
+
+
+def test_who_declares_that_it_reads_what_was_given_up_has_lost_it(rig: Rig, worker: Worker) -> None:
+    slow = Worker(rig, "slow", 2)
+    worker.release(worker.granted(1, range(8)), range(8))
+    reads = slow.granted(2, range(9), 16)
+    assert reads.cached_tokens == 8
+    rig.restart([worker.holder, slow.holder])
+    declare(rig, worker)
+    worker.release(worker.granted(3, range(9)), range(8), cache=False)
+    assert declare(rig, slow, line(reads, 2, [*range(9)])) == [reads.lease]
+    slow.release(reads)
+    assert worker.granted(4, range(9)).cached_tokens == 0
+    assert rig.core.books.pool.draining == 0
+
+
+def test_what_is_over_below_it_goes_with_it(rig: Rig, worker: Worker) -> None:
+    slow = Worker(rig, "slow", 2)
+    for others in ([], [slow.holder]):
+        rig.restart([worker.holder, *others])
+        declare(rig, worker)
+        worker.release(worker.granted(1, range(8)), range(8))
+        timed = worker.granted(2, range(13), terms=CacheTerms(ttl_s=1))
+        worker.release(timed, range(12))
+        rig.now_ms += 1_001
+        worker.release(worker.granted(3, range(9)), range(8), cache=False)
+        assert worker.granted(4, range(9)).cached_tokens == 0
+        worker.release(worker.granted(5, [90]), [90])
 
 
 def test_so_is_what_forks_share_when_the_last_of_them_is_released(rig: Rig, worker: Worker) -> None:

@@ -14,8 +14,8 @@ from pagemesh.pager.leases.lease import Lease
 from pagemesh.pager.leases.leaving import leave_queues
 from pagemesh.pager.leases.states import LeaseState
 from pagemesh.pager.pages.runs import Pages, first_of, part
+from pagemesh.pager.retention.giving_up import give_up
 from pagemesh.pager.retention.roots import hide
-from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.radix import Inserted
 from pagemesh.wire.errors import Gone, Malformed
@@ -74,7 +74,7 @@ class Filling:
         books.end(lease, "release")
         if not message.cache and not lease.tree.is_retired:
             # What it found cached, too: that may have made it so, and would make all that follow.
-            books.drop(anchor, 0, Why.INVALIDATED)
+            give_up(books, anchor)
         return Ok()
 
     def require(self, lease: Lease, fill: Fill) -> None:

@@ -6,8 +6,8 @@
      |           | |  | resume                pin / unpin        |
      |           | |  |         reuse                            |
      |           +-|--|------------------------------------------+
-     |   drain     v  |                                          |
-     +------- DRAINING                                           |
+     |   drain     v  |                       strand             |
+     +------- DRAINING <---------------------------- (idle)      |
      |  settle                                                   |
      +--- free (from HELD) <-------------------------------------+
 
@@ -192,6 +192,13 @@ class PagePool:
         self._move(pages, _HELD, _DRAINING)
         self.held -= len(pages)
         self.draining += len(pages)
+
+    def strand(self, pages: Pages) -> None:
+        """Idle committed pages wait until all have let go of them whom we have not heard."""
+        count = len(pages)
+        self._move(pages, _COMMITTED, _DRAINING)
+        self.idle -= count
+        self.draining += count
 
     def settle(self, pages: Pages) -> None:
         """Draining pages, their writer gone from them, become free."""

@@ -70,17 +70,6 @@ class Storing:
         node.chain = None
         self._edges.shorten(node, first)
 
-    def ended(self, node: Node) -> None:
-        """``node`` is not to be found again, and cannot leave the pool yet: however it leaves
-        later, nobody finds it on disk either."""
-        disk, tree = self._books.disk, self._books.forest.tree_of(node)
-        if tree.is_retired:
-            return
-        if disk is None:
-            self._unseen(tree.digest)
-        elif disk.page_count:
-            self._drop(disk, node, tree.digest, 0, len(node.pages), Why.INVALIDATED)
-
     def _drop(
         self, disk: DiskTier, node: Node, root: bytes, first: int, count: int, why: Why
     ) -> None:

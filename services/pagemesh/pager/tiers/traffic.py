@@ -117,7 +117,6 @@ class Tiers:
         if not self._hears:
             self._hears = True
             self._books.forest.on_leave(self._storing.leaving)
-            self._books.forest.on_end(self._storing.ended)
 
     def _switch_off(self, why: str) -> None:
         self._books.disk = None

@@ -6,9 +6,8 @@
     invalidated   somebody said that it is not to be used any more, or a lease was released
                   with nothing of it to be kept
 
-Whatever takes pages out of a tree names one of them (``Forest.reuse``, ``Forest.trim``), and
-every ``Leaver`` hears of it before anything has changed. What may not leave yet, since others may
-read it, only ends, of which every ``Ender`` hears.
+Whatever takes pages out of a tree names one of them (``Forest.reuse``, ``trim``, ``strand``), and
+every ``Leaver`` hears of it before anything has changed.
 """
 
 from __future__ import annotations
@@ -29,14 +28,6 @@ class Why(enum.Enum):
     INVALIDATED = "invalidated"
 
     __hash__ = object.__hash__  # members are single, and Enum's own is a call in Python
-
-
-class Ender(Protocol):
-    """Hears what has ended."""
-
-    def __call__(self, node: Node) -> None:
-        """``node`` is not found any more, and stays in the pool for now. Nothing of it may be
-        changed here."""
 
 
 class Leaver(Protocol):

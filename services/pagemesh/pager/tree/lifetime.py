@@ -13,8 +13,7 @@ Whether something may be read is asked at every match (``Forest.match``); this h
 what to reclaim, so it may be a second late.
 
 The next pager reads all this from headers. The last page of a timed edge says until when the edge
-is kept, and speaks for those before it; pages that say nothing are kept for ever. Where an edge
-was ended all its pages say so, as what they said before could be longer. Edges
+is kept, and speaks for those before it; pages that say nothing are kept for ever. Edges
 whose headers do not say it yet are ``untold``, until ``PagerCore.handle`` returns.
 """
 
@@ -78,25 +77,6 @@ class Lifetimes:
         if until_ms < FOREVER_MS:
             self._put(node, until_ms)
         self.keep(node.parent, until_ms)
-
-    def end(self, node: Node, now_ms: int) -> None:
-        """The time of ``node``, idle, is over, whatever was said; also of all below it."""
-        self.forget(node)
-        node.expires_ms = now_ms
-        self.untold[node] = True
-        self._put(node, now_ms)
-
-    def end_alone(self, node: Node, above_pages: int, now_ms: int) -> list[Node]:
-        """End ``node`` and those above it of which nothing else is alive, down to ``above_pages``
-        from the root: those that ended."""
-        ended: list[Node] = []
-        while not (node.is_root or node.pins) and node.depth - len(node.pages) >= above_pages:
-            if any(child.pins or child.expires_ms > now_ms for child in node.children.values()):
-                break
-            self.end(node, now_ms)
-            ended.append(node)
-            node = node.parent
-        return ended
 
     def cut(self, upper: Node, lower: Node) -> None:
         """``upper``, new, is the first part of what ``lower`` was."""

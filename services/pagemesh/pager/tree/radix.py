@@ -23,7 +23,7 @@ from typing import Final
 from pagemesh.pager.pages.pool import Grant, PagePool
 from pagemesh.pager.pages.runs import NO_PAGES, Pages, as_run, join, join_all, last, own, part
 from pagemesh.pager.tree.accounts import Accounts
-from pagemesh.pager.tree.leaving import Ender, Leaver, Why
+from pagemesh.pager.tree.leaving import Leaver, Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS, Lifetimes
 from pagemesh.pager.tree.near import common_tokens, nearest
 from pagemesh.pager.tree.node import UNRANKED
@@ -84,16 +84,11 @@ class Forest:
         self.retired: dict[int, Tree] = {}
         """By index: nothing new matches them, and their last leases have not ended."""
         self._leavers: list[Leaver] = []
-        self._enders: list[Ender] = []
         self._planted: dict[Node, Tree] = {}  # by the node it starts with
 
     def on_leave(self, leaver: Leaver) -> None:
         """Have ``leaver`` told of whatever leaves from now on."""
         self._leavers.append(leaver)
-
-    def on_end(self, ender: Ender) -> None:
-        """Have ``ender`` told of whatever ends alone from now on."""
-        self._enders.append(ender)
 
     def plant(self, digest: bytes, index: int) -> Tree:
         """Start an empty tree."""
@@ -313,12 +308,6 @@ class Forest:
                 account, others = self.accounts.richest()  # what the others have has not changed
         return grants, spare
 
-    def end_alone(self, node: Node, above_pages: int, now_ms: int) -> None:
-        """See ``Lifetimes``; whoever asked hears of each."""
-        for ended in self.lifetimes.end_alone(node, above_pages, now_ms):
-            for ender in self._enders:
-                ender(ended)
-
     def over_pages(self, match: Match, tokens: bytes, pages_max: int) -> int:
         """Pages after ``match``, which is of ``tokens``, that are there still and over."""
         if match.edge_pages or not self.lifetimes.due:
@@ -331,6 +320,14 @@ class Forest:
         pages = part(node.pages, len(node.pages) - count, len(node.pages))
         self._cut_off(node, count, why)
         self._pool.evict(pages)
+
+    def strand(self, node: Node, why: Why) -> Pages:
+        """Take an idle leaf out of its tree; its pages, which are returned, are nobody's to take
+        yet."""
+        pages = node.pages
+        self._cut_off(node, len(pages), why)
+        self._pool.strand(pages)
+        return pages
 
     def _cut_off(self, node: Node, count: int, why: Why) -> None:
         assert not node.children and not node.pins and not node.is_root
