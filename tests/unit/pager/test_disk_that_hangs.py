@@ -81,6 +81,38 @@ async def test_a_pager_that_ends_waits_seconds_for_it_and_knows_what_it_may_stil
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("how", ["loaded", "failed", "crashed"])
+async def test_what_it_says_after_it_was_closed_nobody_hears(
+    tmp_path: Path, pool: np.ndarray, gate: threading.Event, how: str
+) -> None:
+    """There may be another pool by then."""
+    is_done = threading.Event()
+
+    class Late(slow(gate)):  # type: ignore[misc]
+        def read_into(self, target: memoryview, offset: int) -> int:
+            was_open = gate.is_set()
+            try:
+                read: int = super().read_into(target, offset)
+                if how != "loaded" and not was_open:
+                    raise OSError(errno.ENODEV, "gone") if how == "failed" else RuntimeError
+                return read
+            finally:
+                if not was_open:
+                    is_done.set()
+
+    async with disk_on(tmp_path, pool, Late) as (made, heard):
+        assert isinstance(await heard.next(), DiskFound)
+        await made.take(store_of((4, 5)))
+        assert await heard.next() == PagesWritten((4, 5))
+        gate.clear()
+        made.load(load_of((4, 5)))
+        assert not await made.close()
+        gate.set()
+        await asyncio.to_thread(is_done.wait, 10.0)
+        await asyncio.sleep(0.1)
+        assert heard.is_empty
+
+
 async def test_a_pool_that_is_being_read_into_is_given_up(tmp_path: Path) -> None:
     class Hung:
         async def close(self) -> bool:

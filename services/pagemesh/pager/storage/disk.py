@@ -93,7 +93,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         self._file: DiskFile | None = None
         self._closing = threading.Event()
-        self._is_quiet = False
+        self._is_quiet = self._is_closed = False
         self._failed = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
@@ -209,17 +209,24 @@ class Disk:
             self._is_quiet = await asyncio.to_thread(self._shut)
             if self._is_quiet:
                 self._pages.close()
+            self._is_closed = True
         return self._is_quiet
 
     def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
         executor.submit(work).add_done_callback(self._finished)
 
     def _finished(self, future: Future[list[TierEvent]]) -> None:
-        if future.cancelled():
+        if future.cancelled() or self._is_closed:
             return
         error = future.exception()
         for event in [error] if error is not None else future.result():
-            self._loop.call_soon_threadsafe(self._report, event)
+            self._loop.call_soon_threadsafe(self._say, event)
+
+    def _say(self, event: TierEvent | BaseException) -> None:
+        """Nothing once it is closed: there may be another pool by then, whose core knows of
+        nothing that this was asked for."""
+        if not self._is_closed:
+            self._report(event)
 
     # On the threads
 
