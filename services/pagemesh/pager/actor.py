@@ -115,12 +115,12 @@ class PagerActor(Behaviour[PagerEvent]):
     # A life
 
     async def begin(self) -> None:
-        store = await adopt_pool(self._settings, self._memory, self._holders)
-        if store is not None:
+        if (store := await adopt_pool(self._settings, self._memory, self._holders)) is not None:
             await self._start(store, adopted=True)
 
     async def end(self) -> None:
         await self._end_life()
+        await self._retired.close()
         self._holders.close()
 
     async def _end_life(self) -> None:

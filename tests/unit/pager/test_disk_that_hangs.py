@@ -75,6 +75,8 @@ async def test_a_pager_that_ends_waits_seconds_for_it_and_knows_what_it_may_stil
         with capture_logs() as logs:
             assert await made.close() is not is_reading, "nobody else may have that pool"
         assert time.monotonic() - began_s < 5.0
+        left = [one for one in threading.enumerate() if one.name.startswith("pager-disk")]
+        assert left and all(one.daemon for one in left), "the process would not end"
         told = [one["event"] for one in logs]
         assert told == ([] if is_reading else ["pager.disk_does_not_answer"])
         gate.set()
@@ -226,6 +228,28 @@ async def test_a_note_that_takes_long_is_owed_until_it_is_there(
     gate.set()
     await eventually(lambda: some.unkept is None)
     assert notes(tmp_path).read() == ONE
+
+
+async def test_at_the_end_a_note_has_seconds_and_then_keeps_nobody(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, replace = notes(tmp_path), kept_file.KeptFile.replace
+    monkeypatch.setattr(retired_notes, "CLOSE_S_MAX", 0.5)
+
+    def hanging(own: kept_file.KeptFile[object], value: object) -> str:
+        gate.wait(20.0)
+        return replace(own, value)
+
+    monkeypatch.setattr(kept_file.KeptFile, "replace", hanging)
+    gate.clear()
+    await some.keep(RememberRetired(1, ONE))
+    began_s = time.monotonic()
+    await some.close()
+    assert 0.4 < time.monotonic() - began_s < 5.0
+    left = [one for one in threading.enumerate() if one.name == "pager-notes"]
+    assert left and all(one.daemon for one in left), "the process would not end"
+    gate.set()
+    await eventually(lambda: some.unkept is None)
 
 
 async def test_a_pool_that_cannot_be_opened_is_not_taken_for_damaged(

@@ -8,7 +8,8 @@
           --give up---------------------------------> DiskFailed ----'
 
 Nobody waits for the disk here: the actor goes on, and the writer does what it was told in order.
-At the end it has seconds: what is not written by then is computed again.
+At the end it has seconds: what is not written by then is computed again. A thread that hangs does
+not keep the process.
 How much may wait to be written, and what is read, is the core's to bound.
 """
 
@@ -20,7 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
@@ -44,6 +45,7 @@ from pagemesh.pager.tiers.tier_events import (
     TierEvent,
 )
 from pagemesh.runtime.logs import get_logger
+from pagemesh.runtime.lone_thread import LoneThread
 from pagemesh.wire.errors import Fault
 
 _log = get_logger(__name__)
@@ -95,9 +97,9 @@ class Disk:
         self._closing = threading.Event()
         self._is_quiet = self._is_closed = False
         self._failed = threading.Event()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-write")
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-read")
-        self._filling: dict[Future[list[TierEvent]], ThreadPoolExecutor] = {}
+        self._writer = LoneThread("pager-disk-write")
+        self._reader = LoneThread("pager-disk-read")
+        self._filling: set[Future[list[TierEvent]]] = set()
         """Loads into a device, each on a thread of its own."""
         self._damaged_count = 0
         """Since people were told."""
@@ -159,12 +161,11 @@ class Disk:
             self._start(self._reader, lambda: self._load(command, filling))
             return
         # One that waits for a worker that stands still must not hold up others' loads.
-        own = ThreadPoolExecutor(1, thread_name_prefix="pager-disk-fill")
+        own = LoneThread("pager-disk-fill")
         future = own.submit(lambda: self._load(command, filling))
         future.add_done_callback(self._finished)
         own.shutdown(wait=False)
-        self._filling = {one: its for one, its in self._filling.items() if not one.done()}
-        self._filling[future] = own
+        self._filling = {future, *(one for one in self._filling if not one.done())}
 
     def _forget(self, command: ForgetSlots | SkipSlots) -> None:
         """Let nothing be found in these slots, once what was told before is done."""
@@ -212,8 +213,8 @@ class Disk:
             self._is_closed = True
         return self._is_quiet
 
-    def _start(self, executor: ThreadPoolExecutor, work: Callable[[], list[TierEvent]]) -> None:
-        executor.submit(work).add_done_callback(self._finished)
+    def _start(self, thread: LoneThread, work: Callable[[], list[TierEvent]]) -> None:
+        thread.submit(work).add_done_callback(self._finished)
 
     def _finished(self, future: Future[list[TierEvent]]) -> None:
         if future.cancelled() or self._is_closed:
@@ -326,9 +327,9 @@ class Disk:
         return read
 
 
-def _ends(executor: ThreadPoolExecutor, *others: Future[list[TierEvent]]) -> bool:
-    """Whether ``executor``, of one thread, and ``others`` do what they were told, in time."""
-    last = executor.submit(list[TierEvent])
+def _ends(thread: LoneThread, *others: Future[list[TierEvent]]) -> bool:
+    """Whether ``thread`` and ``others`` do what they were told, in time."""
+    last = thread.submit(list[TierEvent])
     ended = wait({last, *others}, CLOSE_S_MAX)
-    executor.shutdown(wait=False, cancel_futures=True)
+    thread.shutdown(wait=False, cancel_futures=True)
     return not ended.not_done

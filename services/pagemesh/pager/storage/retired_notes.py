@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,12 +23,15 @@ from msgspec import Meta
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.kept_file import KeptFile
 from pagemesh.pager.tiers.tier_events import RETIRED_ROOTS_MAX, RememberRetired, RetiredRoots
+from pagemesh.runtime.lone_thread import LoneThread
 from pagemesh.wire.cache_messages import RootName
 from pagemesh.wire.errors import Busy
 from pagemesh.wire.pool_format import RETIRED_SUFFIX
 
 KEEP_S_MAX = 2.0
 """For how long others wait for a note: a folder may not answer at all."""
+CLOSE_S_MAX = 5.0
+"""What notes that took too long may take at the end."""
 
 
 class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +49,7 @@ class RetiredNotes:
         """Those whose words are counted, or are ours. The others may be there yet, with a note of
         an earlier pager's: the disk's folder may come late."""
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "pager-notes")
+        self._thread = LoneThread("pager-notes")
         self._late: set[asyncio.Future[None]] = set()
         """Notes that took too long to be waited for, and are not written yet."""
         self._numbers: dict[int, RetiredRoots] = {}
@@ -106,6 +108,12 @@ class RetiredNotes:
         else:
             self._late.add(done)
             done.add_done_callback(self._late.discard)
+
+    async def close(self) -> None:
+        """Wait for what is not written yet, for as long as others can bear."""
+        if self._late:
+            await asyncio.wait(self._late, timeout=CLOSE_S_MAX)
+        self._thread.shutdown(wait=False)
 
     def add(self, command: RememberRetired) -> None:
         """Keep what ``command`` says, too."""
