@@ -353,10 +353,10 @@ def test_a_prompt_for_which_there_is_no_room_reads_nothing_until_there_is(
 
 
 def test_what_is_evicted_for_a_read_does_not_take_the_slots_that_are_read() -> None:
-    rig = DiskRig(5, slot_count=4)
+    rig = DiskRig(8, slot_count=4)
     worker = Worker(rig, "w", 1)
     put_on_disk(rig, worker, PROMPT)
-    cache(worker, 2, range(50, 66))
+    cache(worker, 2, range(50, 82))
     assert is_queued(worker.admit(3, PROMPT))
     rig.write()
     rig.load()

@@ -41,12 +41,25 @@ class Needs:
             raise Busy("too many leases are open, or of too many roots", retry_after_ms=1_000)
 
     def require_in_pool(self, page_count: int) -> None:
-        """Raises ``NoCapacity`` where the whole pool has fewer pages."""
+        """Raises ``NoCapacity`` where the whole pool has fewer pages, and ``Busy`` where it has
+        without those that a disk keeps which does not answer: who queued would hold up others."""
         if page_count > self._page_count:
             raise NoCapacity(
                 f"{page_count} pages are wanted, and the whole pool has {self._page_count}: "
                 "shorten the prompt or max_tokens, or enlarge the pool"
             )
+        if self._books.loads and page_count > self._page_count - (stuck := self._stuck_pages()):
+            raise Busy(
+                f"{page_count} pages are wanted, and {stuck} of {self._page_count} wait for a disk "
+                "that does not answer: ask again",
+                retry_after_ms=1_000,
+            )
+
+    def _stuck_pages(self) -> int:
+        """Pages that have been read from disk for too long."""
+        books = self._books
+        since_ms = books.now_ms - books.limits.in_flight_stall_ms_max
+        return sum(len(load.pages) for load in books.loads.values() if load.begun_ms <= since_ms)
 
     def match(self, message: Admit) -> Match:
         """What ``message`` may read. The last token is always computed."""

@@ -217,10 +217,9 @@ class Tiers:
 
     def _room(self) -> int:
         """Into how many pages more may be read. A disk that does not answer keeps them for good,
-        and those who compute meanwhile need some. The first load may take what there is."""
-        loads = self._books.loads.values()
-        reading = sum([len(load.pages) for load in loads])
-        return self._books.facts.page_count // 2 - reading if reading else _LOAD_PAGES_MAX
+        and those who compute meanwhile need some."""
+        reading = sum([len(load.pages) for load in self._books.loads.values()])
+        return self._books.facts.page_count // 2 - reading
 
     def damaged_pages(self, match: Match, message: Admit) -> int:
         """How many pages right after ``match`` were on disk, and lost since one was damaged."""
