@@ -129,11 +129,15 @@ class Liars(Mesh):
         if not self.stands(peer, view):
             return
         pages, own = self.rig.core.books.facts.page_count, self.own(peer, view)
+        message, code = Extend(**own, have_pages=0, page_count=pages + 1), "NoCapacity"
         if pick % 2:
-            unseen = Extend(**own, have_pages=len(view.table) + 100, page_count=1)
-            self.must_refuse(unseen, {"Malformed"})
-        else:
-            self.must_refuse(Extend(**own, have_pages=0, page_count=pages + 1), {"NoCapacity"})
+            unseen = len(view.table) + 100
+            message, code = Extend(**own, have_pages=unseen, page_count=1), "Malformed"
+        if not self.waits(peer, view):
+            return self.must_refuse(message, {code})
+        answer = self.rig.ask(message)
+        assert isinstance(answer, Refused) and answer.code == code
+        assert not self.waits(peer, view), "others wait behind what was refused"
 
     # By its place: Hypothesis writes a rule down again and again, and one prompt is long.
     @rule(pick=picks, change=st.integers(0, len(NEVER) - 1))
@@ -148,6 +152,12 @@ class Liars(Mesh):
         )  # fmt: skip
         fields, code = NEVER[change]
         self.must_refuse(msgspec.structs.replace(good, **fields), {code})
+
+    def waits(self, peer: Peer, view: View) -> bool:
+        """Whether the lease waits to grow."""
+        queues = self.rig.core.books.waiting
+        queued = {waiter.name for waiter in [*queues, *queues.held_back()]}
+        return (peer.incarnation, view.key) in queued
 
     def own(self, peer: Peer, view: View) -> dict[str, Any]:
         """What all messages about a lease say."""

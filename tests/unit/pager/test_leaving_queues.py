@@ -57,3 +57,25 @@ def test_nobody_is_served_since_somebody_who_never_waited_asked_for_nonsense(
     rig.core.books.freed = False
     assert code_of(worker.admit(3, [])) == "Malformed"
     assert not rig.core.books.freed
+
+
+def test_growth_that_is_refused_when_it_is_asked_for_again_waits_no_more(
+    rig: Rig, worker: Worker
+) -> None:
+    worker.granted(1, prompt(1, 10))
+    grows = worker.granted(2, prompt(2, 5))
+    for page_count, have, code in ((17, 0, "NoCapacity"), (8, 6, "Malformed")):
+        assert is_queued(worker.extend(grows, 8))
+        assert is_queued(worker.admit(3, [1]))
+        assert code_of(worker.extend(grows, page_count, have)) == code
+        [served] = rig.taken(Granted)
+        assert served.key == key_of(3) and not rig.core.books.waiting.count
+        worker.release(served)
+
+
+def test_nor_does_growth_beyond_its_tenants_quota(rig: Rig, worker: Worker) -> None:
+    grows = worker.granted(1, prompt(1, 5), root=ALICE, terms=EIGHT)
+    worker.granted(2, prompt(2, 10))
+    assert is_queued(worker.extend(grows, 7))
+    assert code_of(worker.extend(grows, 9)) == "OverQuota"
+    assert not rig.core.books.waiting.count

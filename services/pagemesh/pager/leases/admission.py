@@ -73,16 +73,23 @@ class Admission:
         lease = self._books.held_lease(
             message.worker, message.incarnation, message.lease, message.key
         )
+        books, count = self._books, message.page_count - lease.page_count
+        try:
+            self._require_extensible(lease, message)
+        except Fault:
+            leave_queues(books, message.incarnation, message.key)
+            raise
+        if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
+            books.waiting.discard(message.incarnation, message.key)
+            return lease.extended(message, self.lengthen(lease, count))
+        return self._serve_or_queue(message, lease.order)
+
+    def _require_extensible(self, lease: Lease, message: Extend) -> None:
         if message.have_pages > lease.page_count:
             raise Malformed(f"have {message.have_pages} of {lease.page_count} pages")
         self._needs.require_in_pool(message.page_count)
         if self._tenants:
             self._quotas.require_growing(lease.account, message.page_count)
-        books, count = self._books, message.page_count - lease.page_count
-        if count <= 0 or (count <= lease.promised_pages and count <= books.at_hand):
-            books.waiting.discard(message.incarnation, message.key)
-            return lease.extended(message, self.lengthen(lease, count))
-        return self._serve_or_queue(message, lease.order)
 
     def serve_waiters(self) -> None:
         """Serve from the front of the queue for as long as there is room; who finds more cached
