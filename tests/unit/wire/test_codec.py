@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 import time
 from typing import Any
@@ -35,6 +36,19 @@ def pack(value: object) -> bytes:
     return packed
 
 
+def as_text(value: Any) -> Any:
+    """With base64 in place of all bytes, as JSON would have it."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case dict():
+            return {key: as_text(one) for key, one in value.items()}
+        case list() | tuple():
+            return [as_text(one) for one in value]
+        case _:
+            return value
+
+
 @each_type
 def test_every_message_survives_the_way(kind: type[Message]) -> None:
     @given(messages(kind))
@@ -42,6 +56,20 @@ def test_every_message_survives_the_way(kind: type[Message]) -> None:
     def check(message: Message) -> None:
         assert codec.decode(codec.encode(message)) == message
         assert codec.decode_as(codec.encode(message), kind) == message
+
+    check()
+
+
+@each_type
+def test_text_is_not_taken_for_bytes(kind: type[Message]) -> None:
+    @given(messages(kind))
+    @LENIENT
+    def check(message: Message) -> None:
+        body = builtins(message)
+        packed, text = pack(body), pack(as_text(body))
+        if text != packed:
+            with pytest.raises(Malformed, match="Expected `bytes`"):
+                codec.decode(pack([SCHEMA_VERSION, name_of(kind), as_text(body)]))
 
     check()
 
