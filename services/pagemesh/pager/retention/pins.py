@@ -12,7 +12,7 @@ pages are not all there again, or not under that root, ends with the pager that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,10 +133,6 @@ class Pins:
         """End the pins whose time is over."""
         now_ms, pins = self._books.now_ms, self._books.pins.values()
         self.unpin([one for one in pins if one.expires_ms is not None and one.expires_ms <= now_ms])
-
-    def of(self, tree: Tree) -> Iterator[Pin]:
-        """The pins under ``tree``."""
-        return (pin for pin in list(self._books.pins.values()) if pin.tree is tree)
 
     def give_way(self, order: Order, own: Lease | None, *, within: Account | None = None) -> bool:
         """End the oldest pin for the waiter at ``order`` (``own``: its lease, if it has one) that
