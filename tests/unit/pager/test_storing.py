@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from pagemesh.pager.events import Command, Sweep
 from pagemesh.pager.limits import PagerLimits, PoolFacts
-from pagemesh.pager.tiers import chain_keys
+from pagemesh.pager.tiers import chain_keys, storing
 from pagemesh.pager.tiers.disk_tier import DiskTier
 from pagemesh.pager.tiers.tier_events import (
     DiskFound,
@@ -223,6 +223,33 @@ def test_a_pager_that_finds_an_end_without_its_start_forgets_it_unless_the_pool_
     assert disk_of(rig).page_count == 2, "the pool has what they follow"
     rig.restart_with_an_empty_pool()
     assert disk_of(rig).page_count == 0 and not rig.prefixes()
+
+
+def test_ends_without_their_starts_are_looked_for_in_a_part_of_the_pool_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storing, "_LOOKED_PAGES_MAX", 1)
+    rig, lost = rig_with(64), range(50, 67)
+    worker = Worker(rig, "w", 1)
+    put_on_disk(rig, worker, lost)
+    del rig.slots[next(slot for slot, (at, _) in rig.slots.items() if len(at[1]) == rig.width)]
+    cache(worker, 2, PROMPT)
+    drive_out(worker, 3, 2)
+    rig.write()
+    for number in (4, 5, 6):  # edges of their own, in what is free
+        cache(worker, number, [number, *range(3)])
+    rig.restart()
+    rig.open()
+    disk, turns = disk_of(rig), 0
+    while rig.core.is_sweeping:
+        assert disk.page_count == 5, "it is not known yet what they follow"
+        if turns == 1:
+            late = worker.granted(7, [*range(4), 9]) if worker.open() else None
+            assert late is not None and late.cached_tokens == 4, "an edge is cut meanwhile"
+        rig.handle(Sweep())
+        turns += 1
+    assert turns >= 3 and disk_of(rig).page_count == 2
+    assert rig.prefixes() == prefixes_of(PROMPT) - prefixes_of(range(8))
 
 
 def test_of_many_ends_without_their_starts_a_pager_forgets_some_a_turn() -> None:

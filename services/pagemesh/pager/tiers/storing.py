@@ -8,7 +8,7 @@ and is not stored, all that follows it on disk is dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pagemesh.pager.books import Books
 from pagemesh.pager.pages.runs import own, part, table_of
@@ -21,6 +21,9 @@ from pagemesh.pager.tiers.tier_events import ForgetSlots, SkipSlots, StorePages
 from pagemesh.pager.tree.leaving import Why
 from pagemesh.pager.tree.lifetime import FOREVER_MS
 from pagemesh.pager.tree.radix import Node, Tree
+
+_LOOKED_PAGES_MAX = 8_192
+"""Of the pool, in one turn, for what follows them on disk."""
 
 
 class Storing:
@@ -39,6 +42,8 @@ class Storing:
         self._away_left = 0
         self._away_quotas: dict[str, int] = {}
         """What tenants may still put there."""
+        self._looking: Iterator[int] | None = None
+        """For strays (``_look``), until all are found."""
         self._strays: deque[Record] = deque()
         self.invalidated: set[bytes] = set()
         """Roots of which the disk was told to forget some, since they were invalidated."""
@@ -147,19 +152,33 @@ class Storing:
 
     def find_strays(self, disk: DiskTier) -> None:
         """Have that dropped which earlier pagers have stored and nobody finds, as what it follows
-        was never written, and is not in the pool either."""
+        was never written, and is not in the pool either: in parts, by ``drop_strays``."""
+        self._looking = self._look(disk)
+
+    def _look(self, disk: DiskTier) -> Iterator[int]:
+        """Find them, edge by edge of the pool; says how many pages each has. What leaves the pool
+        meanwhile drops what follows it by itself."""
         for root, strays in disk.strays().items():
-            cached = self._chains_in(disk, root)
+            cached: set[int] = set()
+            for chains in self._chains_in(disk, root):
+                cached.update(chains)
+                yield len(chains)
             self._strays.extend(one for one in strays if one.before not in cached)
 
     @property
     def has_strays(self) -> bool:
-        """Some are to be dropped still."""
-        return bool(self._strays)
+        """Some are to be found or dropped still."""
+        return self._looking is not None or bool(self._strays)
 
     def drop_strays(self, disk: DiskTier, count_max: int) -> None:
-        """Drop some of them, and what follows: after the pool was lost it may be all there is.
-        Those that follow something by now stay."""
+        """Find some of them; drop some, and what follows: after the pool was lost it may be all
+        there is. Those that follow something by now stay."""
+        looked = 0
+        while self._looking is not None and looked < _LOOKED_PAGES_MAX:
+            count = next(self._looking, 0)
+            looked += count
+            if not count:
+                self._looking = None
         dropped: list[Record] = []
         while self._strays and len(dropped) < count_max:
             stray = self._strays.popleft()
@@ -175,9 +194,9 @@ class Storing:
         if disk is None:
             return
         for root, strays in disk.strays().items():
-            cached = self._chains_in(disk, root)
+            cached = {one for chains in self._chains_in(disk, root) for one in chains}
             lost = [one for one in strays if one.before not in cached]
-            assert self._strays or not lost, "what it follows is nowhere"
+            assert self.has_strays or not lost, "what it follows is nowhere"
 
     # Chain keys
 
@@ -189,19 +208,17 @@ class Storing:
         chains = self._edges.of(node, root_chain(disk.chain_key, root))
         return chains[first : first + count + 1]
 
-    def _chains_in(self, disk: DiskTier, root: bytes) -> set[int]:
-        """Those of all pages in the pool."""
+    def _chains_in(self, disk: DiskTier, root: bytes) -> Iterator[list[int]]:
+        """Those of all pages that are in the pool when the first are asked for, by edge."""
         tree = self._books.forest.trees.get(root)
         if tree is None:
-            return set()
-        found: set[int] = set()
+            return
         ends = {tree.root: root_chain(disk.chain_key, root)}
-        for node in tree.root.below():
-            start, end = ends[node.parent], len(node.tokens)
-            chains = list(chain_keys(start, node.tokens, 0, end, self._width))
-            found.update(chains)
+        edges = [(node, node.parent, node.tokens) for node in tree.root.below()]
+        for node, above, tokens in edges:
+            chains = list(chain_keys(ends[above], tokens, 0, len(tokens), self._width))
             ends[node] = chains[-1]
-        return found
+            yield chains
 
 
 def forget(books: Books, records: Iterable[Record]) -> None:
