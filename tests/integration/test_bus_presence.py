@@ -7,9 +7,14 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
+from pagemesh.cli import up
+from pagemesh.cli.mesh.roster import check_host_is_free
+from pagemesh.cli.mesh.screen import Screen
+from pagemesh.cli.mesh.up_config import UpConfig
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.directory import Change, Changed, Joined, Lost
@@ -17,9 +22,10 @@ from pagemesh.runtime.discovery import Discovery, Endpoint, ServiceFacts, discov
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.presence import Presence
 from pagemesh.runtime.rpc import send
+from pagemesh.runtime.service_config import load_service_config
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, DeadlineExceeded
+from pagemesh.wire.errors import Absent, ConfigError, DeadlineExceeded
 from pagemesh.wire.presence import Announce, AskPresence, Role
 
 CLOCK = MonotonicClock()
@@ -104,6 +110,25 @@ async def test_a_restarted_service_replaces_its_former_life(nats_server: NatsSer
             send(bus, subjects.PRESENCE, again)
             await until(lambda: len(kinds(changes, "w")) >= 3)
     assert kinds(changes, "w")[:3] == ["Joined", "Lost:replaced", "Joined"]
+
+
+async def test_a_second_mesh_of_one_host_at_one_server_is_refused(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    settings = {"PAGEMESH_NATS": nats_server.url, "PAGEMESH_POOL_DIR": str(tmp_path / "pools")}
+    config = load_service_config({**settings, "PAGEMESH_HOST": "h"})
+    async with present(nats_server, "pager", "pager-1", 1, []):
+        with pytest.raises(ConfigError, match=r"^a mesh of host h uses .* already; .*\(--host\)$"):
+            await up.run_mesh(up.MeshPlan(UpConfig(), config, own_nats=False), Screen())
+        assert not (tmp_path / "pools").exists(), "before anything was made"
+        async with Bus.connect(config.bus, role="operator", name="up") as bus:
+            await check_host_is_free(bus, "another")
+    async with Bus.connect(config.bus, role="operator", name="up") as bus:
+        looking = asyncio.create_task(check_host_is_free(bus, "h"))
+        async with present(nats_server, "pager", "pager-2", 2, []):
+            await asyncio.sleep(0.5)
+            assert not looking.done()
+        await looking  # it was about to leave
 
 
 async def test_a_server_that_was_away_makes_nobody_lost(nats_server: NatsServer) -> None:

@@ -21,9 +21,12 @@ from pagemesh.cli.mesh.children import ChildSpec
 from pagemesh.cli.mesh.plan_mesh import NatsServer as PlannedNats
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import UpConfig
+from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.config import Secret
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.service_config import load_service_config
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.presence import Announce
 
 MODEL = "tiny"
 PROMPT = "one two three four five six seven eight nine ten " * 4
@@ -123,6 +126,31 @@ async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_service
     finally:
         server.stop()
     assert shown.getvalue() == "nats: ready\n"
+
+
+async def test_services_of_other_meshes_at_the_server_are_not_shown_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_up(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(up, "_is_up", is_up)
+    shown = io.StringIO()
+    screen = Screen(Console(file=shown, width=200))
+    with NatsServer(tmp_path) as server:
+        config = load_service_config({"PAGEMESH_NATS": server.url})
+        plan = up.MeshPlan(UpConfig(start_timeout_ms=20_000), config, own_nats=False)
+        async with Bus.connect(config.bus, role="pager", name="theirs") as bus:
+            ready = asyncio.create_task(up._become_ready(plan, config, None, screen, ["ours"]))
+            while not ready.done():
+                for name in ("theirs", "ours"):
+                    said = Announce(
+                        role="pager", name=name, incarnation=len(name), host="h", state="ready"
+                    )
+                    bus.publish(subjects.PRESENCE, codec.encode(said))
+                await asyncio.sleep(0.05)
+            await ready
+    assert shown.getvalue() == "ours: ready\n"
 
 
 # --- what is wrong is one line, exit code 2, and nothing left running

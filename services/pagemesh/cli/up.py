@@ -22,7 +22,7 @@ from pagemesh.cli.mesh.children import OWN_ERROR, ChildLimits
 from pagemesh.cli.mesh.gpu_check import check_gpu
 from pagemesh.cli.mesh.plan_mesh import NatsServer, plan_nats, plan_services
 from pagemesh.cli.mesh.restarts import RestartLimits
-from pagemesh.cli.mesh.roster import Roster
+from pagemesh.cli.mesh.roster import Roster, check_host_is_free
 from pagemesh.cli.mesh.run_folder import (
     GATEWAY,
     RunFolder,
@@ -165,8 +165,9 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
     """Run until a signal. Raises ``PagemeshError`` when the mesh cannot start or go on."""
     set_up_logs(replace(plan.config.telemetry, log_level="error"), service="up")
     if not plan.own_nats:  # without one nothing that is started could do anything
-        async with Bus.connect(plan.config.bus, role="operator", name=new_service_name("up")):
-            pass
+        name = new_service_name("up")
+        async with Bus.connect(plan.config.bus, role="operator", name=name) as bus:
+            await check_host_is_free(bus, plan.config.host.host)
     with run_folder(plan.config.host.pool_dir) as folder:
         if folder.adopted:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
@@ -243,7 +244,12 @@ async def _become_ready(
         await bus.wait_connected(timeout_ms=plan.up.start_timeout_ms)
         if nats:
             screen.change(nats.spec.name, "ready")
-        roster = Roster(MonotonicClock(), screen.change)
+
+        def show(name: str, state: str) -> None:
+            if name in names:  # others may share the server
+                screen.change(name, state)
+
+        roster = Roster(MonotonicClock(), show)
         await roster.listen(bus)
         poll = 0
         while not all(roster.is_ready(name) for name in names) or not await _is_up(client, url):

@@ -3,16 +3,21 @@ someone who is no service."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import get_args
 
 from pagemesh.runtime.bus import Bus, Delivery
-from pagemesh.runtime.clock import Clock
+from pagemesh.runtime.clock import Clock, MonotonicClock
 from pagemesh.runtime.directory import Changed, Directory, Joined
 from pagemesh.wire import codec, subjects
-from pagemesh.wire.errors import Fault
+from pagemesh.wire.errors import ConfigError, Fault
 from pagemesh.wire.presence import Announce, AskPresence, Role
+
+_LOOK_S, _LOOK_COUNT_MAX = 0.4, 4
+"""Who is there answers at once. Whoever is about to leave (a mesh that was just killed) has a
+second and a half for it."""
 
 
 class Roster:
@@ -44,3 +49,19 @@ class Roster:
         for change in self.directory.hear(message, self._clock.now_ms()):
             if isinstance(change, Joined | Changed):
                 self._on_change(change.announce.name, change.announce.state)
+
+
+async def check_host_is_free(bus: Bus, host: str) -> None:
+    """Whether no pager of ``host`` is on the bus: both would answer what is meant for one. Raises
+    ``ConfigError``, or ``Denied``."""
+    for _ in range(_LOOK_COUNT_MAX):
+        roster = Roster(MonotonicClock(), lambda _name, _state: None)
+        await roster.listen(bus)
+        await roster.ask(bus)
+        await asyncio.sleep(_LOOK_S)
+        if not any(pager.host == host for pager in roster.directory.of_role("pager")):
+            return
+    raise ConfigError(
+        f"a mesh of host {host} uses the NATS server at {bus.config.shown_url} already; stop it, "
+        "or name the host of this one otherwise (--host)"
+    )
