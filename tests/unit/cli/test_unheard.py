@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import sys
+import termios
 import threading
 from typing import IO, cast
 
@@ -29,6 +30,22 @@ def test_a_mesh_goes_on_when_nobody_can_read_what_it_says(monkeypatch: pytest.Mo
         screen.change("pager", "ready")
         screen.line("stopping")
     announce("ready http://127.0.0.1:8000")
+
+
+def test_a_paused_terminal_holds_up_no_ready_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as keyboard:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
+        announcing = threading.Thread(target=announce, args=["ready"], daemon=True)
+        announcing.start()
+        announcing.join(5.0)
+        was_held_up = announcing.is_alive()
+        termios.tcflow(theirs, termios.TCOON)
+        announcing.join(5.0)
+        assert not was_held_up
+        announce("read")
+        assert keyboard.read(100) == b"read\r\n"
 
 
 def test_what_can_be_read_is_written_as_it_is() -> None:

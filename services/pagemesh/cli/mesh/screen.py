@@ -5,13 +5,11 @@ On a terminal the lines are redrawn in place; otherwise each change is a line of
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Self, cast
 
-import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
@@ -34,8 +32,8 @@ def fitted(head: str, facts: Sequence[str], *, width: int | None) -> str:
 
 def announce(text: str) -> None:
     """A line on stdout, for whoever still reads it."""
-    with contextlib.suppress(OSError):
-        click.echo(text)
+    if sys.stdout is not None:
+        Unheard(sys.stdout).write(text + "\n")
 
 
 class Screen:
