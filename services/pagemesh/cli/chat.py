@@ -51,6 +51,8 @@ def chat(
     check_variables()
     if once is not None and not once.strip():
         raise ConfigError("--once has nothing to ask; name a text")
+    if sys.stdout is None:
+        raise ConfigError("there is no standard output to write answers to; it was closed")
     config = client_config(arguments)
     settings: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:

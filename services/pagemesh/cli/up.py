@@ -212,7 +212,7 @@ def _in_folder(config: ServiceConfig, folder: RunFolder) -> ServiceConfig:
 def for_eyes(config: ServiceConfig) -> ServiceConfig:
     """What services log goes through us: whether people read it only we can see."""
     log_format = config.telemetry.log_format
-    if log_format != "auto" or not sys.stderr.isatty():
+    if log_format != "auto" or sys.stderr is None or not sys.stderr.isatty():
         return config
     return replace(config, telemetry=replace(config.telemetry, log_format="console"))
 
@@ -320,4 +320,6 @@ def _ready(
 
 def _width() -> int | None:
     """Columns of the terminal; None when the output goes elsewhere and may be parsed."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if sys.stdout is None or not sys.stdout.isatty():  # None: it was closed before we began
+        return None
+    return shutil.get_terminal_size().columns

@@ -17,8 +17,10 @@ from rich.console import Console
 from tests.support.full_disk import Full
 from tests.unit.cli.test_command_line import error_of
 
+from pagemesh.cli import up
 from pagemesh.cli.main import cli, run
 from pagemesh.cli.mesh.screen import Screen, announce
+from pagemesh.runtime.service_config import load_service_config
 from pagemesh.runtime.unheard import Unheard
 
 
@@ -46,6 +48,23 @@ def test_a_paused_terminal_holds_up_no_ready_line(monkeypatch: pytest.MonkeyPatc
         assert not was_held_up
         announce("read")
         assert keyboard.read(100) == b"read\r\n"
+
+
+def test_a_mesh_whose_streams_were_closed_before_it_began_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_service_config({})
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert up._width() is None
+        announce("ready http://127.0.0.1:8000")
+        assert run(["chat", "--once", "hello"]) == 2
+        assert "there is no standard output" in capsys.readouterr().err
+        closed.setattr(sys, "stderr", None)
+        assert up.for_eyes(config) is config
+        with Screen() as screen:
+            screen.line("stopping")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_what_can_be_read_is_written_as_it_is() -> None:
