@@ -114,7 +114,7 @@ def plan(environ: Mapping[str, str], flags: Mapping[str, str], screen: Screen) -
     # A worker's default level would bury the ready line.
     config = load_service_config({"PAGEMESH_LOG_LEVEL": "warning", **environ}, flags)
     settings = for_device(load(UpConfig, environ, flags), config, {**environ, **flags})
-    config = with_free_port(with_http(config, settings.http))
+    config = with_free_port(with_http(config, settings.http, flags))
     own_nats = starts_nats({**environ, **flags})
     check_metrics_ports(config, settings.service_count)
     check_settings(config, own_nats=own_nats)

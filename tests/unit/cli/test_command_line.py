@@ -161,6 +161,24 @@ def test_flags_win_over_variables(model: str) -> None:
     assert made.config.worker.model_name == "tiny-model"
 
 
+def test_flags_win_over_an_address_in_a_variable(model: str) -> None:
+    port = free_port()
+
+    def served(http: str, **flags: object) -> tuple[str, int]:
+        given = given_flags({"pagemesh_model": model, **flags})
+        gateway = plan({"PAGEMESH_HTTP": http}, given, Screen()).config.gateway
+        return gateway.http_host, gateway.http_port
+
+    assert served("127.0.0.1:1", pagemesh_http_port=port) == ("127.0.0.1", port)
+    assert served(f"0.0.0.0:{port}", pagemesh_http_host="127.0.0.1") == ("127.0.0.1", port)
+    assert served("127.0.0.1:1", pagemesh_http=f"127.0.0.2:{port}") == ("127.0.0.2", port)
+    both = {"pagemesh_http": f":{port}", "pagemesh_http_host": "127.0.0.2"}
+    assert served("127.0.0.1:1", **both) == ("127.0.0.2", port)
+    for name, value in (("host", "127.0.0.3"), ("port", "1")):
+        with pytest.raises(ConfigError, match="--http and --http-host or --http-port name diff"):
+            served("", pagemesh_http=f"127.0.0.2:{port}", **{f"pagemesh_http_{name}": value})
+
+
 def test_port_zero_becomes_a_free_port_that_restarts_can_keep(model: str) -> None:
     made = plan({}, {"PAGEMESH_MODEL": model, "PAGEMESH_HTTP": "127.0.0.1:0"}, Screen())
     assert made.config.gateway.http_port > 0

@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pagemesh.runtime.config import setting
 from pagemesh.runtime.ports import free_port, shown_address, usable_port
@@ -75,9 +76,12 @@ def starts_nats(given: Mapping[str, str]) -> bool:
     return "PAGEMESH_NATS" not in given
 
 
-def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
+def with_http(
+    config: ServiceConfig, address: str, flags: Mapping[str, str] = MappingProxyType({})
+) -> ServiceConfig:
     """``config`` serving at ``address`` (HOST:PORT, [IPV6]:PORT or :PORT; nothing: as it is).
-    Raises ``ConfigError``."""
+    ``flags`` (by variable) that name a host or a port win over an address that is none of them.
+    Raises ``ConfigError``, also for flags that contradict each other."""
     if not address:
         return config
     host, colon, port = address.rpartition(":")
@@ -85,8 +89,16 @@ def with_http(config: ServiceConfig, address: str) -> ServiceConfig:
         raise ConfigError(
             f"PAGEMESH_HTTP={address[:80]!r} (--http) is not HOST:PORT like 127.0.0.1:8000"
         )
-    host = host.strip("[]") or config.gateway.http_host
-    gateway = replace(config.gateway, http_host=host, http_port=int(port))
+    given = config.gateway
+    gateway = replace(given, http_host=host.strip("[]") or given.http_host, http_port=int(port))
+    if "PAGEMESH_HTTP_HOST" in flags:
+        gateway = replace(gateway, http_host=given.http_host)
+    if "PAGEMESH_HTTP_PORT" in flags:
+        gateway = replace(gateway, http_port=given.http_port)
+    if "PAGEMESH_HTTP" in flags and gateway != with_http(config, address).gateway:
+        raise ConfigError(
+            "--http and --http-host or --http-port name different addresses; leave one out"
+        )
     return replace(config, gateway=gateway)
 
 
