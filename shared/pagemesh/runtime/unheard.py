@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import sys
+import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 _GONE = contextlib.suppress(OSError, ValueError)
@@ -28,6 +31,8 @@ class Unheard:
         self._given = stream
         self._is_stuck = False
         self._lost_lines = 0
+        self._is_cut = False
+        """Of the last line that was written the end is missing."""
 
     @property
     def _stream(self) -> IO[str] | None:
@@ -38,31 +43,53 @@ class Unheard:
             stream = self._stream
             if stream is None:
                 return len(text)
-            for at in range(0, len(text), _PIECE_CHARS):
-                piece = text[at : at + _PIECE_CHARS]
-                if self._has_room(stream):
-                    self._tell_lost(stream)
-                    stream.write(piece)
-                    stream.flush()
-                else:
-                    self._lost_lines += piece.count("\n")
+            with _terminal_of(stream) as terminal:
+                for at in range(0, len(text), _PIECE_CHARS):
+                    self._write_piece(stream, terminal, text[at : at + _PIECE_CHARS])
         return len(text)
 
-    def _has_room(self, stream: IO[str]) -> bool:
+    def _write_piece(self, stream: IO[str], terminal: int | None, piece: str) -> None:
+        if not self._has_room(stream if terminal is None else terminal):
+            self._lost_lines += piece.count("\n")
+            return
+        begun = "\n" if self._is_cut else ""
+        if self._lost_lines:
+            begun += f"... {self._lost_lines} lines are missing here: nobody read them\n"
+        if terminal is None:
+            stream.write(begun + piece)
+            stream.flush()
+            self._lost_lines, self._is_cut = 0, False
+            return
+        data = (begun + piece).encode(getattr(stream, "encoding", "utf-8"), "backslashreplace")
+        left = self._left_of(terminal, data)
+        if len(left) < len(data):
+            self._lost_lines, self._is_cut = left.removeprefix(b"\n").count(b"\n"), bool(left)
+        else:
+            self._lost_lines += piece.count("\n")
+        self._is_stuck = bool(left)
+
+    def _left_of(self, terminal: int, data: bytes) -> bytes:
+        """What of ``data`` a terminal does not take. That it has room says nothing of how much."""
+        until = time.monotonic() + _PATIENCE_MS / 1_000
+        while data and self._has_room(terminal):
+            try:
+                data = data[os.write(terminal, data) :]
+            except BlockingIOError:  # of two bytes that end a line one has room
+                break
+            if time.monotonic() > until:
+                break
+        return data
+
+    def _has_room(self, file: IO[str] | int) -> bool:
         """Whether a write comes back at once."""
         try:
-            descriptor = stream.fileno()
+            descriptor = file if isinstance(file, int) else file.fileno()
         except (AttributeError, OSError, ValueError):
             return True  # none of the system's
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         self._is_stuck = not poll.poll(0 if self._is_stuck else _PATIENCE_MS)
         return not self._is_stuck
-
-    def _tell_lost(self, stream: IO[str]) -> None:
-        if self._lost_lines:
-            count, self._lost_lines = self._lost_lines, 0
-            stream.write(f"... {count} lines are missing here: nobody read them\n")
 
     def flush(self) -> None:
         with _GONE:
@@ -76,3 +103,20 @@ class Unheard:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _terminal_of(stream: IO[str]) -> Iterator[int | None]:
+    """A descriptor of our own for the terminal that ``stream`` is, if it is one: what it has no
+    room for is refused there, where ``stream`` would wait. (To be refused on ``stream``'s own is
+    for all who share it, the user's shell among them.)"""
+    opened = None
+    with _GONE, contextlib.suppress(AttributeError):
+        if stream.isatty():
+            mode = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            opened = os.open(os.ttyname(stream.fileno()), mode)
+    try:
+        yield opened
+    finally:
+        if opened is not None:
+            os.close(opened)

@@ -6,9 +6,11 @@ import contextlib
 import io
 import os
 import pty
+import select
 import sys
 import termios
 import threading
+import time
 from typing import IO, cast
 
 import click
@@ -134,3 +136,47 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_is_told_what_it_missed()
     missing = 1_000 - sum(line == "x" * 300 for line in lines)
     assert lines[-1] == "here again" and 0 < missing < 1_000
     assert any("lines are missing here" in line for line in lines)
+
+
+def test_a_terminal_that_nobody_reads_holds_up_nobody_however_long_the_lines_are() -> None:
+    for length in (60, 120, 700, 990, 2_500):
+        ours, theirs = pty.openpty()  # as people have it: it makes two characters of each newline
+        with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as keyboard:
+            stream = Unheard(terminal)
+            _write_lines(stream, "x" * length + "\n", 1_000)
+            assert os.get_blocking(theirs), "others write there too"
+            read = b""
+            while select.select([keyboard], [], [], 0.1)[0]:
+                read += keyboard.read(1 << 16)
+            stream.write("here again\n")
+            while not read.endswith(b"here again\r\n"):
+                read += keyboard.read(1 << 16)
+        lines = read.decode().splitlines()
+        whole = sum(line == "x" * length for line in lines)
+        told = next(line for line in lines if "lines are missing here" in line)
+        assert 0 < whole < 1_000 and int(told.split()[1]) == 1_000 - whole
+
+
+def test_a_terminal_that_is_read_slowly_misses_nothing() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as keyboard:
+        writing = threading.Thread(
+            target=_write_lines, args=[Unheard(terminal), "x" * 990 + "\n", 100], daemon=True
+        )
+        writing.start()
+        read = b""
+        while read.count(b"\n") < 100:
+            read += keyboard.read(1_000)
+            time.sleep(0.001)
+    assert read == (b"x" * 990 + b"\r\n") * 100
+
+
+def _write_lines(stream: Unheard, line: str, count: int) -> None:
+    def write() -> None:
+        for _ in range(count):
+            stream.write(line)
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(20.0)
+    assert not writing.is_alive(), "it waits for its reader"
