@@ -26,6 +26,7 @@ from pagemesh.cli.mesh.roster import Roster, check_host_is_free
 from pagemesh.cli.mesh.run_folder import (
     GATEWAY,
     RunFolder,
+    has_damaged_secret,
     orphan_pool_bytes,
     run_folder,
     url_file_name,
@@ -171,6 +172,9 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
     with run_folder(plan.config.host.pool_dir) as folder:
         if folder.adopted:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
+        disk = plan.config.pager.disk_folder
+        if disk is not None and has_damaged_secret(disk):
+            screen.line(f"disk: the secret in {disk} is damaged; no page there is found any more")
         config = for_eyes(_in_folder(plan.config, folder))
         write_private(folder.path / url_file_name(GATEWAY), http_url(config) + "\n")
         nats = plan_nats(folder) if plan.own_nats else None

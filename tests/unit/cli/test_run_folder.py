@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from pagemesh.cli.mesh import run_folder as run_folder_module
 from pagemesh.cli.mesh.run_folder import (
     LOCK_NAME,
     check_owner,
+    has_damaged_secret,
     orphan_pool_bytes,
     run_folder,
     running_folders,
@@ -117,6 +119,26 @@ def test_a_secret_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path) -> No
         assert two.secret(disk) == secret, "the next mesh reads the same disk"
     assert [path.name for path in disk.iterdir()] == ["secret"]
     assert (disk / "secret").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", bytes(64), b"ab\ncd"])
+def test_a_secret_that_a_loss_of_power_damaged_is_made_anew(
+    tmp_path: Path, damaged: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    assert not has_damaged_secret(disk), "there is none yet"
+    (disk / "secret").write_bytes(damaged)
+    assert has_damaged_secret(disk)
+    with run_folder(tmp_path / "one") as one:
+        (one.path / "secret").write_bytes(damaged)
+        secret = one.secret(disk)
+        assert re.fullmatch("[0-9a-f]{64}", secret)
+        assert secret == (disk / "secret").read_text() == (one.path / "secret").read_text()
+    assert not has_damaged_secret(disk)
+    assert len(synced) == 2, "before it takes the old one's place"
 
 
 def test_a_secret_that_cannot_be_written_leaves_nothing_for_the_next_mesh(

@@ -59,10 +59,20 @@ class RunFolder:
         return secret
 
 
+def has_damaged_secret(folder: Path) -> bool:
+    """Whether what is there is no secret, so that pages keyed with the former are not found."""
+    try:
+        return bool((folder / SECRET_NAME).read_bytes()) and not _kept_secret(folder)
+    except OSError:
+        return False
+
+
 def _kept_secret(folder: Path) -> str:
-    """Empty when there is none, or when an earlier version left it so on a full disk."""
+    """Empty when there is none: when an earlier version left it so on a full disk, too, or a loss
+    of power made something else of it, which no environment could carry."""
     file = folder / SECRET_NAME
-    return file.read_text() if file.exists() else ""
+    text = file.read_text("ascii", "replace") if file.exists() else ""
+    return text if text.isascii() and text.isprintable() else ""
 
 
 def _keep_secret(folder: Path, secret: str) -> None:
@@ -79,14 +89,23 @@ def put_back(files: Mapping[Path, str]) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a private file, all of it or nothing. Raises ``OSError``."""
+    """Write a private file, all of it or nothing, also if the power fails. Raises ``OSError``."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         write_private(fresh, text)
+        _sync(fresh)
         fresh.replace(path)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_private(path: Path, text: str) -> None:
