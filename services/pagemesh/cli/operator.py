@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,13 @@ ASK_TIMEOUT_MS = 10_000
 _QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
 _GUESS_WAIT_MS = 1_000
 """A server that nobody named is not waited for: it runs, or it is not the one that is meant."""
+_NO_SERVER = "no NATS server at "
 A = TypeVar("A", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess(BusConfig):
+    """The server that is tried where nobody named one and no `pagemesh up` was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,8 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
         raise ConfigError(_choice(base, files))
     if files:
         return replace(config, url=next(iter(files.values())))
-    return replace(config, start_wait_ms=min(config.start_wait_ms, _GUESS_WAIT_MS))
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    return _Guess(**given | {"start_wait_ms": min(config.start_wait_ms, _GUESS_WAIT_MS)})
 
 
 def _choice(base: Path, files: Iterable[Path]) -> str:
@@ -120,7 +127,7 @@ async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
             connecting = Bus.connect(config, role="operator", name=name)
             bus = await stack.enter_async_context(connecting)
         except ConfigError as error:
-            if config.url != BusConfig().url:
+            if not isinstance(config, _Guess) or not str(error).startswith(_NO_SERVER):
                 raise
             raise ConfigError(
                 f"no `pagemesh up` of yours runs on this machine, and "

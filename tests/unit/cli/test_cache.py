@@ -349,3 +349,20 @@ def test_help_lists_each_command_with_a_whole_sentence(capsys: pytest.CaptureFix
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
     run(["cache", "unpin", "--help"])
     assert "[OPTIONS] [PIN]" in capsys.readouterr().out
+
+
+def test_what_else_is_wrong_with_a_connection_is_said_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
+    problem = "no NATS server at A in 5 s: connection refused; start one there"
+
+    def connect(_config: BusConfig, **_who: str) -> None:
+        raise ConfigError(problem)
+
+    monkeypatch.setattr(Bus, "connect", connect)
+    named = ["--nats", BusConfig().url]  # be it where one is looked for anyway
+    assert error_of(capsys, "audit", *named) == f"error: {problem}"
+    for problem in ("the NATS server refused user and password", "a key without a certificate"):
+        for flags in ([], named):
+            assert error_of(capsys, "cache", "stats", *flags) == f"error: {problem}"
