@@ -19,7 +19,7 @@ from pagemesh.cli.chat_stream import (
     client,
     served_model,
 )
-from pagemesh.cli.gateway_url import client_config, gateway_flags
+from pagemesh.cli.gateway_url import client_config, gateway_flags, pool_dir_flag
 from pagemesh.cli.options import check_variables
 from pagemesh.cli.param_types import Number
 from pagemesh.cli.word_wrap import WordWrap
@@ -39,6 +39,7 @@ _MESSAGE_COUNT_MAX = 200
               help="0 always takes the likeliest token.  [default: the model's, or 1]")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
 @gateway_flags
+@pool_dir_flag
 def chat(
     once: str | None,
     system: str | None,

@@ -85,7 +85,8 @@ def served_model(http: httpx.Client) -> str:
         response = http.get("/v1/models")
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol):
         raise ConfigError(
-            f"no mesh at {http.base_url}; start one with `pagemesh up` or name it with --url"
+            f"no mesh at {http.base_url}; start one with `pagemesh up`, or name it with --url, or "
+            "the pool folder of its `up` with --pool-dir"
         ) from None
     except httpx.HTTPError as error:
         raise ChatError(f"{http.base_url}: {type(error).__name__}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pagemesh.cli.gateway_url import pool_dir_flag
 from pagemesh.cli.mesh.roster import Roster
 from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
 from pagemesh.cli.options import check_variables, config_flags, given_flags
@@ -37,21 +38,28 @@ _TUNING = tuple(
     )
 )  # fmt: skip
 """Settings of the connection that a command of a second has no need of."""
-bus_flags = config_flags(
+_nats_flags = config_flags(
     BusConfig, defaults={"PAGEMESH_NATS": "that of `pagemesh up` on this machine"}, without=_TUNING
 )
-"""What says where the mesh is."""
 ASK_TIMEOUT_MS = 10_000
 _QUIET_S, _LISTEN_S_MAX = 0.4, 2.5
 _GUESS_WAIT_MS = 1_000
 """A server that nobody named is not waited for: it runs, or it is not the one that is meant."""
 _NO_SERVER = "no NATS server at "
 A = TypeVar("A", bound=Message)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def bus_flags(command: F) -> F:
+    """What says where the mesh is."""
+    return _nats_flags(pool_dir_flag(command))
 
 
 @dataclass(frozen=True, slots=True)
 class _Guess(BusConfig):
     """The server that is tried where nobody named one and no `pagemesh up` was found."""
+
+    looked_in: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,8 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     if files:
         return replace(config, url=next(iter(files.values())))
     given = {field.name: getattr(config, field.name) for field in fields(config)}
-    return _Guess(**given | {"start_wait_ms": min(config.start_wait_ms, _GUESS_WAIT_MS)})
+    given["start_wait_ms"] = min(config.start_wait_ms, _GUESS_WAIT_MS)
+    return _Guess(**given, looked_in=base)
 
 
 def _choice(base: Path, files: Iterable[Path]) -> str:
@@ -131,7 +140,8 @@ async def _bus(config: BusConfig) -> AsyncIterator[Bus]:
                 raise
             raise ConfigError(
                 f"no `pagemesh up` of yours runs on this machine, and "
-                f"{str(error).partition(';')[0]}; name the NATS server of your mesh with --nats URL"
+                f"{str(error).partition(';')[0]}; {config.looked_in} was looked into: name another "
+                "pool folder with --pool-dir, or name the NATS server of your mesh with --nats URL"
             ) from None
         yield bus
 

@@ -326,6 +326,21 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
         assert "[default: that of `pagemesh up` on this machine]" in help_text
 
 
+def test_a_mesh_whose_pool_folder_is_named_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "elsewhere"))
+    arguments = {"pagemesh_pool_dir": str(tmp_path)}
+    with run_folder(tmp_path) as one:
+        (one.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8101\n")
+        (one.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:5\n")
+        assert client_config(arguments).url == "http://127.0.0.1:8101"
+        assert bus_config(arguments).url == "nats://operator:pw@127.0.0.1:5"
+    for command in (["audit"], ["chat"], ["cache", "stats"], ["cache", "pin"]):
+        run([*command, "--help"])
+        assert capsys.readouterr().out.count("--pool-dir ") == 1
+
+
 def test_who_named_no_server_where_no_mesh_runs_is_told_so_soon(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,6 +355,7 @@ def test_who_named_no_server_where_no_mesh_runs_is_told_so_soon(
     line = error_of(capsys, "cache", "stats")
     assert "no `pagemesh up` of yours runs on this machine, and no NATS server at A" in line
     assert line.rstrip().endswith("name the NATS server of your mesh with --nats URL")
+    assert f"{tmp_path} was looked into: name another pool folder with --pool-dir" in line
     assert "start one there" in error_of(capsys, "audit", "--nats", "nats://x:7")
     assert [config.start_wait_ms for config in asked] == [1_000, BusConfig().start_wait_ms]
 
