@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -131,26 +133,59 @@ async def test_a_nats_server_of_its_own_may_take_as_long_to_start_as_the_service
 async def test_services_of_other_meshes_at_the_server_are_not_shown_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_up(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(up, "_is_up", is_up)
     shown = io.StringIO()
     screen = Screen(Console(file=shown, width=200))
-    with NatsServer(tmp_path) as server:
+    async with _waiting_for_ours(tmp_path, monkeypatch, screen) as (ready, bus):
+        while not ready.done():
+            _say_ready(bus, "theirs", 1)
+            _say_ready(bus, "ours", 2)
+            await asyncio.sleep(0.05)
+    assert shown.getvalue() == "ours: ready\n"
+
+
+async def test_a_mesh_is_not_ready_while_one_that_was_ready_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_is_up = asyncio.Event()
+    screen = Screen(Console(file=io.StringIO()))
+    async with _waiting_for_ours(tmp_path, monkeypatch, screen, gateway_is_up) as (ready, bus):
+        while not screen.shows("ours", "ready"):
+            _say_ready(bus, "ours", 1)
+            await asyncio.sleep(0.05)
+        screen.change("ours", "died (SIGKILL)")
+        gateway_is_up.set()
+        await asyncio.sleep(0.5)
+        assert not ready.done()
+        screen.change("ours", "started")
+        _say_ready(bus, "ours", 2)
+        await ready
+
+
+@contextlib.asynccontextmanager
+async def _waiting_for_ours(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    screen: Screen,
+    gateway_is_up: asyncio.Event | None = None,
+) -> AsyncIterator[tuple[asyncio.Task[None], Bus]]:
+    """`up` waits for the service ``ours``, at a server that others use too."""
+
+    async def is_up(*_: object) -> bool:
+        return gateway_is_up is None or gateway_is_up.is_set()
+
+    monkeypatch.setattr(up, "_is_up", is_up)
+    with NatsServer(folder) as server:
         config = load_service_config({"PAGEMESH_NATS": server.url})
         plan = up.MeshPlan(UpConfig(start_timeout_ms=20_000), config, own_nats=False)
         async with Bus.connect(config.bus, role="pager", name="theirs") as bus:
             ready = asyncio.create_task(up._become_ready(plan, config, None, screen, ["ours"]))
-            while not ready.done():
-                for name in ("theirs", "ours"):
-                    said = Announce(
-                        role="pager", name=name, incarnation=len(name), host="h", state="ready"
-                    )
-                    bus.publish(subjects.PRESENCE, codec.encode(said))
-                await asyncio.sleep(0.05)
+            yield ready, bus
             await ready
-    assert shown.getvalue() == "ours: ready\n"
+
+
+def _say_ready(bus: Bus, name: str, incarnation: int) -> None:
+    said = Announce(role="pager", name=name, incarnation=incarnation, host="h", state="ready")
+    bus.publish(subjects.PRESENCE, codec.encode(said))
 
 
 # --- what is wrong is one line, exit code 2, and nothing left running

@@ -255,8 +255,12 @@ async def _become_ready(
 
         roster = Roster(MonotonicClock(), show)
         await roster.listen(bus)
+
+        def is_ready(name: str) -> bool:  # who was and has died says nothing on the bus
+            return roster.is_ready(name) and screen.shows(name, "ready")
+
         poll = 0
-        while not all(roster.is_ready(name) for name in names) or not await _is_up(client, url):
+        while not all(map(is_ready, names)) or not await _is_up(client, url):
             if poll % _ASK_EVERY == 0:
                 await roster.ask(bus)
             poll += 1

@@ -67,11 +67,16 @@ class Screen:
 
     def change(self, name: str, state: str) -> None:
         """``name`` is in another state."""
-        if self._states.get(name) == state:
+        if self.shows(name, state):
             return
         self._states[name] = state
         if self._live is None:
             self.line(f"{name}: {state}")
+
+    def shows(self, name: str, state: str) -> bool:
+        """Whether ``name`` was in that state when it was last heard of, from itself or from who
+        keeps it running."""
+        return self._states.get(name) == state
 
     def line(self, text: str) -> None:
         """Print a line of its own; what services log goes this way, unchanged."""
