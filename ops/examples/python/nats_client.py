@@ -52,6 +52,9 @@ async def main() -> int:
         model = arguments.model
         if not model:
             reply = await client.request(MODELS, b"", timeout=5, headers=headers)
+            if "pagemesh-error" in (reply.headers or {}):
+                print(json.loads(reply.data)["error"]["message"], file=sys.stderr)
+                return 1
             model = json.loads(reply.data)["data"][0]["id"]
         body = {
             "model": model,
@@ -61,6 +64,12 @@ async def main() -> int:
             "stream_options": {"include_usage": True},
         }
         return await stream(client, body, headers)
+    except nats.errors.NoRespondersError:
+        print("no gateway listens", file=sys.stderr)
+        return 1
+    except nats.errors.Error as error:
+        print(f"no answer: {error}", file=sys.stderr)
+        return 1
     finally:
         await client.close()
 

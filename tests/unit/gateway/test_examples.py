@@ -7,7 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 from tests.unit.gateway.fake_mesh import FakeMesh
 
 from pagemesh.runtime.nats_server import NatsServer
@@ -63,6 +65,31 @@ async def test_the_python_client_tells_an_error_over_nats(
         sys.executable, script, "--nats", shared_nats_server.url, "--model", "other", QUESTION
     )
     assert code == 1 and "does not exist" in errors
+
+
+async def test_the_python_client_tells_in_one_line_that_no_model_is_named_to_it(
+    shared_nats_server: NatsServer,
+) -> None:
+    script = str(EXAMPLES / "python" / "nats_client.py")
+    command = (sys.executable, script, "--nats", shared_nats_server.url, QUESTION)
+    assert await run(*command) == (1, "", "no gateway listens\n")
+    client = await nats.connect(shared_nats_server.url)
+    try:
+        frozen = await client.subscribe("pagemesh.v1.models")
+        code, out, errors = await run(*command)
+        assert (code, out) == (1, "")
+        assert errors.startswith("no answer: ") and "timeout" in errors
+        await frozen.unsubscribe()
+
+        async def refuse(message: Msg) -> None:
+            assert message.reply
+            body, headers = b'{"error": {"message": "no such key"}}', {"pagemesh-error": "Denied"}
+            await client.publish(message.reply, body, headers=headers)
+
+        await client.subscribe("pagemesh.v1.models", cb=refuse)
+        assert await run(*command) == (1, "", "no such key\n")
+    finally:
+        await client.close()
 
 
 async def test_the_python_clients_tell_in_one_line_that_nobody_is_there() -> None:
