@@ -24,8 +24,8 @@ def health(url: str) -> int:
     """Exit 0 when URL answers with success, 1 otherwise (2 for what is no URL). Without a path it
     is the gateway there that is asked whether requests would be served."""
     try:
-        if httpx.URL(url).path == "/":
-            url = url.rstrip("/") + _READY
+        if (named := httpx.URL(url)).path == "/":
+            url = str(named.copy_with(path=_READY))
         status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
         raise ConfigError(f"{url!r} is not an http:// or https:// URL") from None

@@ -13,6 +13,7 @@ from pagemesh.cli.main import run
     [
         ("http://127.0.0.1:8000", "http://127.0.0.1:8000/health/ready"),
         ("http://127.0.0.1:8000/", "http://127.0.0.1:8000/health/ready"),
+        ("http://127.0.0.1:8000?a=1", "http://127.0.0.1:8000/health/ready?a=1"),
         ("http://127.0.0.1:9100/metrics", "http://127.0.0.1:9100/metrics"),
     ],
 )
