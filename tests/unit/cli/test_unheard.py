@@ -81,6 +81,17 @@ def test_what_services_log_is_shown_unchanged(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "model [bold]tiny[/x]:smile: is here\n"
 
 
+def test_a_terminal_where_nothing_can_be_redrawn_is_told_each_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # as in the shell of an editor
+    shown = io.StringIO()
+    with Screen(Console(file=shown, force_terminal=True)) as screen:
+        screen.expect("pager")
+        screen.change("pager", "ready")
+    assert shown.getvalue() == "pager: ready\n"
+
+
 def test_a_closed_terminal_stops_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     terminal = os.fdopen(theirs, "w")

@@ -1,6 +1,7 @@
 """What ``pagemesh up`` shows on stderr: one line a service while loading, then events.
 
-On a terminal the lines are redrawn in place; otherwise each change is a line of its own.
+On a terminal that can do so the lines are redrawn in place; otherwise each change is a line of its
+own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Screen:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
                 console=self._console, transient=True, refresh_per_second=8,
                 get_renderable=self._render,
