@@ -24,12 +24,21 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "ops" / "constraints.txt"
 PYTHON_MIN = (3, 11)
 FAILURE_LINES_MAX = 60
+EXIT_STOPPED = 130
 CUDA_PREFIXES = ("nvidia-", "cuda-")
 BUILD_NATIVE = ROOT / "kernels" / "build_native.py"
 RUNS_COMPILED = "import pagemesh.pager as pager; raise SystemExit(not pager.IS_COMPILED)"
 
 
 def main() -> int:
+    try:
+        return _set_up()
+    except KeyboardInterrupt:  # it takes minutes
+        _say("stopped; start it again to go on")
+        return EXIT_STOPPED
+
+
+def _set_up() -> int:
     if len(sys.argv) != 2:
         return _stop("give the folder of the virtual environment, e.g. .venv")
     if sys.version_info < PYTHON_MIN:

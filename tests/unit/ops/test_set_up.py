@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_a_success_leaves_nothing_of_pips_chatter(
     assert set_up._pip(fake_python(tmp_path, "echo Collecting x"), "install", "x") == 0
     shown = capsys.readouterr()
     assert shown.err == shown.out == ""
+
+
+def test_who_stops_it_is_told_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_python: Path) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(set_up, "has_pip", stopped)
+    monkeypatch.setattr(sys, "argv", ["set_up.py", "venv"])
+    assert set_up.main() == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "set-up: stopped; start it again to go on"
 
 
 def test_an_environment_that_was_left_half_made_has_no_pip(tmp_path: Path) -> None:
