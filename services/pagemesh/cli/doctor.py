@@ -63,9 +63,10 @@ def doctor() -> int:
     """Say what on this machine would stop a mesh from running."""
     check_variables()
     findings = list(examine(os.environ))
+    color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal
     for finding in findings:
         mark = click.style("ok", "green") if finding.ok else click.style("no", "red")
-        click.echo(f"{mark}  {finding.topic:<14} {finding.text}")
+        click.echo(f"{mark}  {finding.topic:<14} {finding.text}", color=color)
     return 0 if all(finding.ok for finding in findings) else 1
 
 

@@ -8,6 +8,7 @@ the message, so nothing a peer sends can forge a line.
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -40,7 +41,8 @@ def set_up_logs(
     console = config.log_format == "console" or (config.log_format == "auto" and out.isatty())
     renderer: Any = structlog.processors.JSONRenderer()
     if console:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
+        colors = out.isatty() and not os.environ.get("NO_COLOR")
+        renderer = structlog.dev.ConsoleRenderer(colors=colors)
     facts = {"service": service} | ({"name": name} if name else {})
     _configure(config, facts, renderer, out)
     # Libraries log through the standard module; only what they consider wrong is wanted.

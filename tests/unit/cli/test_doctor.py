@@ -29,6 +29,13 @@ def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
     assert [finding for finding in found.values() if not finding.ok] == []
 
 
+def test_who_wants_no_colours_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda _environ: [Finding("python", True, "3.12")])
+    assert "\x1b" in CliRunner().invoke(doctor.doctor, color=True).output
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert CliRunner().invoke(doctor.doctor, color=True).output == "ok  python         3.12\n"
+
+
 @pytest.mark.sources
 def test_doctor_tells_how_to_have_the_core_compiled() -> None:
     told = findings({})["pager's core"]

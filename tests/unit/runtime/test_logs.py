@@ -86,6 +86,21 @@ def test_long_texts_are_cut() -> None:
 
 
 @pytest.mark.usefixtures("restored")
+def test_who_wants_no_colours_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for text in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", text)
+        stream = Terminal()
+        set_up_logs(TelemetryConfig(), service="test", stream=stream)
+        get_logger("here").warning("thing.happened")
+        assert "thing.happened" in stream.getvalue()
+        assert ("\x1b" in stream.getvalue()) == (not text)
+
+
+@pytest.mark.usefixtures("restored")
 def test_what_is_below_the_level_is_not_logged() -> None:
     assert logged(TelemetryConfig(log_level="error")) == ""
 
