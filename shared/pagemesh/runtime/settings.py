@@ -121,7 +121,7 @@ class HostConfig:
     """Where a service runs and what it shares with its neighbours."""
 
     host: str = computed(host_name, "HOST", "name of this host on the mesh")
-    name: str = setting("", "NAME", "name of this service; empty: made from its role")
+    name: str = setting("", "NAME", "name of this service; empty: its role and a random tail")
     pool_dir: Path = computed(
         default_pool_dir, "POOL_DIR", "folder of page pools; best on a shared-memory file system"
     )

@@ -16,7 +16,7 @@ from pagemesh.wire.errors import ConfigError
 
 WORKER_COUNT_MAX = 64
 _PORT_MAX = 65_535
-_LOOPBACK_OF_ALL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK_OF_ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to reach who listens on all addresses; on all of IPv6 is not on any of IPv4."""
 
 
