@@ -103,12 +103,12 @@ class BusConfig:
             raise ConfigError(
                 f"PAGEMESH_NATS={self.shown_url!r} is not a NATS URL such as {NATS_URL}{hint}"
             )
-        return urls
+        return [urlsplit(url).geturl() for url in urls]  # the client wants a scheme in lower case
 
     @property
     def demands_tls(self) -> bool:
         """Whether nothing may be said to a server that does not encrypt."""
-        return bool(self.ca_file or self.cert_file or "tls://" in self.url)
+        return bool(self.ca_file or self.cert_file or "tls://" in self.url.lower())
 
     @property
     def shown_url(self) -> str:

@@ -131,6 +131,11 @@ def test_secrets_do_not_show() -> None:
         _ = TelemetryConfig(otlp="http://u:h/ush@h:1").traces_url
 
 
+def test_a_scheme_may_be_written_in_capitals() -> None:
+    config = BusConfig(url="TLS://Host:1,Nats://h:2")
+    assert config.servers == ["tls://Host:1", "nats://h:2"] and config.demands_tls
+
+
 @pytest.mark.parametrize(
     ("otlp", "url"),
     [
