@@ -36,7 +36,7 @@ from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
 from pagemesh.pager import IS_COMPILED
 from pagemesh.runtime.config import load
-from pagemesh.runtime.model_folder import find_model
+from pagemesh.runtime.model_folder import find_description, is_hub_id
 from pagemesh.runtime.model_types import with_types
 from pagemesh.runtime.nats_server import find_nats_server
 from pagemesh.runtime.open_files import open_files_allowed
@@ -192,9 +192,12 @@ def _metrics_ports(config: ServiceConfig, *, service_count: int) -> str:
 
 
 def _model(config: ServiceConfig) -> str:
-    found = find_model(config.worker.model, inspect=check_model)
+    found = find_description(config.worker.model)
+    check_model(found.path)
     defaults = sampling_defaults(found.path, config.gateway.generation_config)
     drawn = f", recommends {defaults}" if defaults.recommended else ""
+    if is_hub_id(config.worker.model):
+        return f"{found.name}{drawn}; `up` fetches its weights, unless they are here"
     worker = with_types(replace(config.worker, model=str(found.path)))
     types = "" if worker.device == "cpu" else f", in {worker.dtype}, K and V in {worker.kv_dtype}"
     return f"{found.name} in {found.path}{types}{drawn}"

@@ -32,15 +32,20 @@ def find_model(model: str, *, inspect: Callable[[Path], object] | None = None) -
     """The folder of ``model``; empty text means the bundled demo model. A hub id is
     downloaded once. ``inspect`` may refuse the folder, that of a hub id before the weights
     follow, which are gigabytes. Raises ``ConfigError`` when there is nothing of that name."""
-    here = _on_this_machine(model)
-    described = _download(model, _HUB_DESCRIPTION) if here is None else here.path
+    found = find_description(model)
     if inspect is not None:
-        inspect(described)
-    if here is not None:
-        return here
+        inspect(found.path)
+    if _on_this_machine(model) is not None:
+        return found
     # By name: a repository may have them once more, in another form or in one file.
-    weights = (str(path.relative_to(described)) for path in weight_files(described))
+    weights = (str(path.relative_to(found.path)) for path in weight_files(found.path))
     return ModelFolder(_download(model, (*_HUB_DESCRIPTION, *weights)), model)
+
+
+def find_description(model: str) -> ModelFolder:
+    """As ``find_model``, but of a hub id without its weights, unless they were fetched before.
+    Raises ``ConfigError``."""
+    return _on_this_machine(model) or ModelFolder(_download(model, _HUB_DESCRIPTION), model)
 
 
 def _on_this_machine(model: str) -> ModelFolder | None:

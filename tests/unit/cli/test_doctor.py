@@ -6,6 +6,7 @@ import resource
 import socket
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from click.testing import CliRunner
@@ -148,6 +149,21 @@ def test_the_open_files_are_those_that_services_will_have(
 def test_a_missing_model_is_named() -> None:
     found = findings({"PAGEMESH_MODEL": "/does/not/exist"})["model"]
     assert not found.ok and "/does/not/exist" in found.text
+
+
+def test_the_weights_of_a_model_on_the_hub_are_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(model: str, *, allow_patterns: list[str]) -> str:
+        assert model == "someone/tiny"
+        assert not any("safetensors" in pattern for pattern in allow_patterns)
+        return str(write_model_files(tmp_path / "snapshot"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    found = findings({"PAGEMESH_MODEL": "someone/tiny"})["model"]
+    assert found == Finding(
+        "model", True, "someone/tiny; `up` fetches its weights, unless they are here"
+    )
 
 
 def test_a_model_that_no_worker_takes_is_named(tmp_path: Path) -> None:
