@@ -6,6 +6,7 @@ Only safetensors are read: they are mapped, not loaded, and hold nothing but num
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -25,6 +26,10 @@ _TOKENIZER_NAMES = (
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 CONFIG_NAME = "config.json"
+_CODED = re.compile("F[468]_|F4$|[IU][0-9]+$")
+"""Types as safetensors names them: small floats, which need a scale, and whole numbers."""
+_BUFFER_ENDINGS = ("bias", "mask", "position_ids")
+"""Whole numbers that checkpoints of earlier versions have beside their weights: causal masks."""
 _CHUNK_BYTES = 1 << 22
 _SETTLED_NS = 2_000_000_000
 """A file that was changed just now may be changed again within the same tick of its clock: its
@@ -118,6 +123,20 @@ class Checkpoint:
                 "float32, float16 and bfloat16 are supported"
             )
         return tensor
+
+    def refuse_codes(self) -> None:
+        """For those who have others read the tensors, who may take codes for weights and leave
+        their scales out. Raises ``ConfigError`` for a quantised checkpoint."""
+        for name, file in self._files.items():
+            part = file.get_slice(self._names.get(name, name))
+            if not _CODED.match(kind := part.get_dtype()):
+                continue
+            matrix = len(part.get_shape()) > 1 and not name.endswith(_BUFFER_ENDINGS)
+            if kind.startswith("F") or matrix or name.endswith("weight"):
+                raise ConfigError(
+                    f"model {self.folder}: tensor {name} is {kind}: quantised checkpoints are not "
+                    "supported; use the float32, float16 or bfloat16 one"
+                )
 
     def require_unchanged(self) -> None:
         """What was read by name since this was opened is what is mapped. Raises

@@ -101,6 +101,7 @@ def load_fallback(
     # config.json was judged as it is written; what transformers makes of it may be something else.
     refuse_unsupported(source, where)
     with Checkpoint(folder, described) as checkpoint:
+        checkpoint.refuse_codes()
         stored = weights_digest(checkpoint.paths, _config_digest(folder), cache, progress)
         checkpoint.require_unchanged()
     weights = kept_digest(stored, weight_type)

@@ -325,6 +325,36 @@ def test_what_pages_cannot_hold_is_refused_by_its_configuration(
     assert reason in refusal(tmp_path / "model")
 
 
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "I8", "U8"])
+def test_codes_are_not_taken_for_weights_whatever_the_configuration_says(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "MixtralForCausalLM")
+    dtypes = {
+        "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8,
+        "U8": torch.uint8,
+    }  # fmt: skip
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].abs().mul(100).to(dtypes[kind])
+    scale = {f"{name}_scale": torch.tensor([0.01])}
+    save_file(tensors | scale, folder / "model.safetensors", metadata={"format": "pt"})
+    text = refusal(folder)
+    assert f"tensor {name} is {kind}: quantised checkpoints are not supported" in text
+
+
+def test_masks_of_whole_numbers_beside_the_weights_change_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "GPT2LMHeadModel")
+    tensors = load_file(folder / "model.safetensors")
+    mask = torch.ones((1, 1, 8, 8), dtype=torch.uint8).tril()
+    stray = {"transformer.h.0.attn.bias": mask, "steps": torch.ones(2, dtype=torch.int64)}
+    save_file(tensors | stray, folder / "model.safetensors", metadata={"format": "pt"})
+    model, _ = opened(folder)
+    assert model.layout.layers == 4
+
+
 def test_a_scaling_that_transformers_reads_beside_another_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_fallback_twin(folder, "GemmaForCausalLM")
