@@ -40,8 +40,8 @@ from pagemesh.wire.pager_messages import PoolSpec
 from pagemesh.wire.pool_format import IN_FILE
 from pagemesh.wire.presence import ModelFacts
 
-_CONFIG_VERSION = 4
-"""Raise it when ``DecoderConfig`` means something else."""
+_CONFIG_VERSION = 5
+"""Raise it when ``DecoderConfig`` means something else, or what is refused is something else."""
 
 
 class ModelSizes(Protocol):

@@ -18,6 +18,9 @@ from pagemesh.runtime.yarn import stretched_tokens
 from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
+_CONTEXT_TOKENS_MAX = 1 << 22
+"""The longest that are published. Every process has tables of all rotations, 8 bytes a token and
+pair of a head: 2 GiB for this many and heads of 128."""
 _MLP_BIASED = ("GraniteForCausalLM", "LlamaForCausalLM")
 _BIASED = (*_MLP_BIASED, "Qwen3ForCausalLM")
 """What a configuration says of biases counts for these; the other families have no choice."""
@@ -149,6 +152,12 @@ def _granite_factors(source: Any, head_dim: int) -> dict[str, float]:
 def _check_shape(config: DecoderConfig, where: str) -> None:
     if config.context_tokens_max < 1:
         raise ConfigError(f"{where}: max_position_embeddings is {config.context_tokens_max}")
+    if config.context_tokens_max > _CONTEXT_TOKENS_MAX:
+        raise ConfigError(
+            f"{where}: max_position_embeddings, or what rope_parameters make of it, is "
+            f"{config.context_tokens_max} tokens; up to {_CONTEXT_TOKENS_MAX} have tables of "
+            "rotations; give less in a copy of config.json"
+        )
     if config.kv_head_count < 1 or config.head_count % config.kv_head_count:
         raise ConfigError(
             f"{where}: {config.head_count} query heads cannot share "

@@ -53,6 +53,11 @@ def test_a_context_that_yarn_stretches_is_that_long_whether_it_is_counted_in_or_
     assert made.context_tokens_max == context
 
 
+def test_the_longest_context_that_is_published_is_taken() -> None:
+    made = decoder_config(llama(max_position_embeddings=1 << 22), where="")
+    assert made.context_tokens_max == 1 << 22
+
+
 @pytest.mark.parametrize("kind", [MistralConfig, Phi3Config, Qwen2Config])
 def test_biases_that_a_family_has_not_are_not_looked_for(kind: Any) -> None:
     stray = {"attention_bias": True, "mlp_bias": True, "pad_token_id": 0, "sliding_window": None}
@@ -90,6 +95,9 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
         ({"head_dim": 1024}, "1024"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+        ({"max_position_embeddings": (1 << 22) + 1}, "is 4194305 tokens; up to 4194304 have"),
+        ({"max_position_embeddings": 10**18}, "up to 4194304 have tables of rotations"),
+        ({"rope_parameters": YARN_ROPE | {"factor": 4e9}}, "what rope_parameters make of it, is"),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_by_name(
