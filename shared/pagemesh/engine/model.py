@@ -100,6 +100,11 @@ def decoder_config(source: Any, *, where: str) -> DecoderConfig:
         raise ConfigError(f"{where}: the lean forward pass cannot run this: {obstacle}")
     try:
         config = _described(source, architecture, where)
+    except AttributeError as error:  # of a model_type that is another architecture's
+        raise ConfigError(
+            f"{where}: config.json does not describe a model of architecture {architecture}: "
+            f"{first_line(error)}"
+        ) from None
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: config.json holds a value of the wrong kind: {first_line(error)}"
@@ -112,6 +117,7 @@ def _described(source: Any, architecture: str, where: str) -> DecoderConfig:
     attention_bias = architecture in _BIASED and bool(getattr(source, "attention_bias", False))
     heads = int(source.num_attention_heads)
     head_dim = int(getattr(source, "head_dim", None) or source.hidden_size // heads)
+    _check_head_dim(head_dim, where)  # before there are rotations of it
     return DecoderConfig(
         architecture=architecture,
         layer_count=int(source.num_hidden_layers),
@@ -163,12 +169,15 @@ def _check_shape(config: DecoderConfig, where: str) -> None:
             f"{where}: {config.head_count} query heads cannot share "
             f"{config.kv_head_count} key/value heads evenly"
         )
-    if config.head_dim % 2 or not 2 <= config.head_dim <= _HEAD_DIM_MAX:
-        raise ConfigError(
-            f"{where}: head width {config.head_dim} is not an even number up to {_HEAD_DIM_MAX}"
-        )
     if not all(map(math.isfinite, (*config.rope.frequencies, config.rope.scale))):
         raise ConfigError(f"{where}: rope_parameters make angles that are no numbers")
+
+
+def _check_head_dim(head_dim: int, where: str) -> None:
+    if head_dim % 2 or not 2 <= head_dim <= _HEAD_DIM_MAX:
+        raise ConfigError(
+            f"{where}: head width {head_dim} is not an even number up to {_HEAD_DIM_MAX}"
+        )
 
 
 def _rope(source: Any, head_dim: int, where: str) -> Rope:
@@ -185,6 +194,6 @@ def _rope(source: Any, head_dim: int, where: str) -> Rope:
         return Rope(tuple((1.0 / base**steps).tolist()), 1.0)
     try:
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](source, device=torch.device("cpu"))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: broken rope_parameters: {error}") from None
     return Rope(tuple(frequencies.float().tolist()), float(scale))

@@ -93,6 +93,7 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
             "no numbers",
         ),
         ({"head_dim": 1024}, "1024"),
+        ({"head_dim": -16}, "head width -16 is not an even number"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
         ({"max_position_embeddings": (1 << 22) + 1}, "is 4194305 tokens; up to 4194304 have"),
@@ -104,6 +105,11 @@ def test_what_the_engine_cannot_run_is_refused_by_name(
     changes: dict[str, Any], reason: str
 ) -> None:
     assert reason in refusal(llama(**changes))
+
+
+def test_a_configuration_of_another_family_than_its_architecture_is_refused() -> None:
+    text = refusal(named(GPT2Config(), "LlamaForCausalLM"))
+    assert "does not describe a model of architecture LlamaForCausalLM" in text
 
 
 def test_a_quantised_checkpoint_is_refused() -> None:
