@@ -10,13 +10,14 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
 )
 
 from pagemesh.engine.coverage import LEAN
-from pagemesh.engine.model import decoder_config
+from pagemesh.engine.model import context_tokens_of, decoder_config
 from pagemesh.wire.errors import ConfigError
 
 
@@ -51,6 +52,13 @@ def test_a_context_that_yarn_stretches_is_that_long_whether_it_is_counted_in_or_
     rope = YARN_ROPE | {"factor": 4.0, "original_max_position_embeddings": original}
     made = decoder_config(llama(max_position_embeddings=given, rope_parameters=rope), where="")
     assert made.context_tokens_max == context
+
+
+def test_yarn_stretches_a_context_where_rotations_differ_by_type_of_layer() -> None:
+    rope = YARN_ROPE | {"factor": 4.0}
+    config = Olmo3Config(**SHAPE | {"max_position_embeddings": 128}, rope_scaling=rope)
+    assert "full_attention" in config.rope_parameters
+    assert context_tokens_of(config) == 512
 
 
 def test_the_longest_context_that_is_published_is_taken() -> None:

@@ -40,6 +40,8 @@ def test_yarn_stretches_a_context_that_is_given_as_it_was_before(key: str, kind:
     assert shape(**{key: rope}).context_tokens_max == 512
     counted = shape(max_position_embeddings=512, **{key: rope})
     assert counted.context_tokens_max == 512
+    by_layer = {"sliding_attention": {kind: "default"}, "full_attention": rope}
+    assert shape(**{key: by_layer}).context_tokens_max == 512
     linear = shape(**{key: {kind: "linear", "factor": 4.0}})
     assert linear.context_tokens_max == 128
 
