@@ -110,7 +110,7 @@ def load_fallback(
         decoder = FallbackDecoder(model)
         with torch.inference_mode():
             layout = _layout(source, decoder.survey(), page_size)
-            _prove(model, decoder, layout, source.vocab_size)
+            _prove(model, decoder, layout, source.vocab_size, where)
         if rounds_rows(weight_type):
             _round_rows(model)
         config = _sizes(source, layout)
@@ -262,8 +262,11 @@ def _layout(source: Any, seen: list[Seen], page_size: int) -> PageLayout:
     return PageLayout(layers=len(seen), kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
 
 
-def _prove(model: Any, decoder: FallbackDecoder, layout: PageLayout, vocab_tokens: int) -> None:
-    """Raises ``UnfitModelError`` when logits over pages are not those of the modules alone."""
+def _prove(
+    model: Any, decoder: FallbackDecoder, layout: PageLayout, vocab_tokens: int, where: str
+) -> None:
+    """Raises ``UnfitModelError`` when logits over pages are not those of the modules alone, and
+    ``ConfigError`` when those are no numbers."""
     count = sum(_PROOF_CHUNKS)
     tokens = torch.arange(1, count + 1) * 7_919 % vocab_tokens
     model.set_attn_implementation("eager")
@@ -271,6 +274,10 @@ def _prove(model: Any, decoder: FallbackDecoder, layout: PageLayout, vocab_token
         wanted = model(input_ids=tokens[None], use_cache=False).logits[0].float()
     finally:
         model.set_attn_implementation(ATTENTION)
+    if not wanted.isfinite().all():
+        raise ConfigError(
+            f"{where}: its logits are no numbers, without pages too: its weights are broken"
+        )
     if wanted.shape[1] != vocab_tokens:
         raise UnfitModelError(f"it has {wanted.shape[1]} logits for {vocab_tokens} tokens")
     pool = KvPool.allocate(layout, -(-count // layout.page_size))

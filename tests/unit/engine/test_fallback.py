@@ -299,6 +299,18 @@ def test_a_model_with_other_logits_over_pages_than_without_is_refused(
     assert "of the widest from those without pages" in refusal(tmp_path / "model")
 
 
+def test_weights_that_make_no_numbers_are_not_said_to_be_a_fault_of_the_architecture(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    save_fallback_twin(folder, "GemmaForCausalLM")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    text = refusal(folder)
+    assert text.endswith("its logits are no numbers, without pages too: its weights are broken")
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "reason"),
     [
