@@ -84,6 +84,9 @@ class Checkpoint:
         for path in self.paths:
             try:
                 file = self._stack.enter_context(safe_open(str(path), framework="pt"))
+            except FileNotFoundError:  # it was there when it was listed
+                self._stack.close()
+                raise changed(path) from None
             except Exception as error:  # safetensors has its own, untyped, exception
                 self._stack.close()
                 raise ConfigError(f"model {path}: broken safetensors file: {error}") from None
@@ -202,12 +205,16 @@ def weights_digest(
 
 
 def tokenizer_digest(folder: Path) -> bytes:
-    """SHA-256 over the names and content of the tokenizer's files."""
+    """SHA-256 over the names and content of the tokenizer's files. Raises ``FilesChangedError``
+    where one is gone when it is read."""
     digest = hashlib.sha256()
     for name in _TOKENIZER_NAMES:
         path = folder / name
         if path.is_file():
-            content = path.read_bytes()
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                raise changed(path) from None
             digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.digest()
 

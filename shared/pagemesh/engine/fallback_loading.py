@@ -25,6 +25,7 @@ from pagemesh.engine.checkpoint import (
     CONFIG_NAME,
     Checkpoint,
     Progress,
+    changed,
     config_version,
     read_config,
     silent,
@@ -146,8 +147,13 @@ def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
 
 
 def _config_digest(folder: Path) -> bytes:
+    """Raises ``FilesChangedError`` where the configuration is gone by then."""
     made_by = f"fallback {_VERSION} {version('transformers')}\n".encode()
-    return hashlib.sha256(made_by + (folder / CONFIG_NAME).read_bytes()).digest()
+    path = folder / CONFIG_NAME
+    try:
+        return hashlib.sha256(made_by + path.read_bytes()).digest()
+    except FileNotFoundError:
+        raise changed(path) from None
 
 
 def _modules(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,40 @@ def test_a_file_that_is_gone_when_it_is_named_was_changed(folder: Path, tmp_path
             checkpoint.weights_digest(opened.paths, b"", tmp_path)
         with pytest.raises(FilesChangedError, match="was changed while it was read"):
             opened.require_unchanged()
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, "tokenizer.json"])
+def test_a_file_that_is_away_for_a_moment_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, lean: bool
+) -> None:
+    monkeypatch.setattr(opening, "has_lean_path", lambda _folder: lean)
+    path, aside = folder / name, folder / "aside"
+    steps: list[str] = []
+
+    def back(_seconds: float) -> None:
+        aside.rename(path)
+        steps.append("back")
+
+    def away() -> None:
+        path.rename(aside)
+        steps.append("away")
+
+    monkeypatch.setattr(time, "sleep", back)
+    if name == WEIGHTS:  # listed, and then gone when it is opened
+        strike = once(away, checkpoint.Checkpoint.__enter__)
+        monkeypatch.setattr(checkpoint.Checkpoint, "__enter__", lambda self: strike(self))
+    elif name == "config.json":  # read, and then gone when it is digested
+        module, step = (loading, "decoder_config") if lean else (fallback_loading, "_config_digest")
+        monkeypatch.setattr(module, step, once(away, getattr(module, step)))
+    else:
+        read = Path.read_bytes
+        struck = once(away, read)
+        monkeypatch.setattr(
+            Path, "read_bytes", lambda self: struck(self) if self == path else read(self)
+        )
+    assert open_engine(config_of(folder)).model.config.layer_count == 3
+    assert steps == ["away", "back"]
 
 
 def test_files_that_never_rest_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
