@@ -90,14 +90,19 @@ class DecoderConfig:
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
+class LeanObstacleError(ConfigError):
+    """Our own forward pass cannot run this; the fallback may."""
+
+
 def decoder_config(source: Any, *, where: str) -> DecoderConfig:
     """The decoder that a ``transformers`` configuration describes.
 
-    Raises ``ConfigError`` naming ``where`` and the reason when this engine cannot run it.
+    Raises ``ConfigError`` naming ``where`` and the reason when this engine cannot run it, and
+    ``LeanObstacleError`` where another path might.
     """
     architecture = refuse_unsupported(source, where)
     if obstacle := lean_obstacle(source, architecture):
-        raise ConfigError(f"{where}: the lean forward pass cannot run this: {obstacle}")
+        raise LeanObstacleError(f"{where}: the lean forward pass cannot run this: {obstacle}")
     try:
         config = _described(source, architecture, where)
     except AttributeError as error:  # of a model_type that is another architecture's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from pagemesh.engine.executor import StepDecoder
 from pagemesh.engine.files import cache_folder
 from pagemesh.engine.forward import Decoder
 from pagemesh.engine.loading import ServedModel, load_model
+from pagemesh.engine.model import LeanObstacleError
 from pagemesh.kernels.layout import KvDtype
 from pagemesh.kernels.ops import KvPool
 from pagemesh.kernels.weight_types import AskedType
@@ -90,11 +92,13 @@ def open_model(
     """The model in ``folder`` on the CPU. Raises ``ConfigError``, one sentence, for a folder
     that is broken or a model that cannot run so."""
     if has_lean_path(folder):
-        loaded = load_model(
-            folder, name=name, page_size=page_size, cache=cache, progress=progress,
-            kv_dtype=kv_dtype, weight_type=weight_type, deterministic=deterministic,
-        )  # fmt: skip
-        return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
+        # transformers may make of a configuration what it does not say as it is written.
+        with suppress(LeanObstacleError):
+            loaded = load_model(
+                folder, name=name, page_size=page_size, cache=cache, progress=progress,
+                kv_dtype=kv_dtype, weight_type=weight_type, deterministic=deterministic,
+            )  # fmt: skip
+            return loaded, Decoder(loaded.config, loaded.weights, deterministic=deterministic)
     if deterministic:
         raise ConfigError(
             f"PAGEMESH_DETERMINISTIC (--deterministic): model {folder} runs on the modules of "
@@ -110,8 +114,9 @@ def open_model(
 
 
 def has_lean_path(folder: Path) -> bool:
-    """Whether our own forward pass runs the model in ``folder``, or the modules of ``transformers``
-    do. Raises ``ConfigError``, one sentence, for what neither can run."""
+    """Whether our own forward pass runs the model in ``folder``, as its config.json is written, or
+    the modules of ``transformers`` do. Raises ``ConfigError``, one sentence, for what neither can
+    run."""
     where = f"model {folder}"
     fields = SimpleNamespace(**read_config(folder / "config.json"))
     try:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.engine.fallback_twins import save_fallback_twin
 
 from pagemesh.engine.coverage import FALLBACK_TESTED, LEAN, path_of
+from pagemesh.engine.fallback import FallbackDecoder
+from pagemesh.engine.opening import has_lean_path, open_model
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 MODELS_PAGE = Path(__file__).parents[3] / "ops" / "docs" / "models.md"
+
+
+def test_what_only_transformers_reads_out_of_a_configuration_takes_the_fallback(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    twin = save_fallback_twin(folder, "LlamaForCausalLM")
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["rope_parameters"]
+    fields["rope_scaling"] = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert has_lean_path(folder), "as it is written"
+    model, decoder = open_model(
+        folder, name="tiny", page_size=16, cache=tmp_path / "cache", deterministic=False
+    )
+    assert isinstance(decoder, FallbackDecoder)
+    assert model.config.layer_count == twin.config.num_hidden_layers
 
 
 def test_the_table_of_models_has_each_tested_architecture_with_its_path() -> None:
