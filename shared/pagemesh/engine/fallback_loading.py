@@ -229,6 +229,7 @@ def _write_modules(
         model, report = kind.from_pretrained(
             str(folder), config=source, dtype=torch.float32, local_files_only=True,
             use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except Exception as error:  # its own many kinds
         raise ConfigError(
@@ -236,6 +237,11 @@ def _write_modules(
         ) from None
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"model {folder}: tensor {missing[0]} is missing")
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise ConfigError(
+            f"model {folder}: tensor {name} has shape {list(stored)}, config.json wants "
+            f"{list(wanted)}"
+        )
     tensors: dict[str, torch.Tensor] = {}
     packed: set[str] = set()
     for name, module in linears(model):

@@ -18,6 +18,7 @@ from tests.unit.engine.models import SHAPE, save_twin
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagemesh.engine import checkpoint, files, prepared
+from pagemesh.engine.fallback_loading import load_fallback
 from pagemesh.engine.files import cache_folder, locked
 from pagemesh.engine.loading import LoadedModel, load_model
 from pagemesh.kernels.layout import KV_DTYPES, KvDtype
@@ -354,6 +355,17 @@ def test_missing_misshapen_and_integer_tensors_are_named(folder: Path) -> None:
         save_file(rest | bad, folder / WEIGHTS)
         assert f"{name} " in refusal(folder)
         assert reason in refusal(folder)
+
+
+def test_the_fallback_names_a_misshapen_tensor_too(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    name = "model.layers.2.self_attn.k_proj.weight"
+    short = {name: tensors[name][:-1].clone()}
+    save_file(tensors | short, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ConfigError) as caught:
+        load_fallback(folder, name="tiny", page_size=16, cache=folder.parent / "cache")
+    reason = f"tensor {name} has shape [31, 64], config.json wants [32, 64]"
+    assert str(caught.value) == f"model {folder}: {reason}"
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Path) -> None:
