@@ -71,7 +71,6 @@ _PROOF_GAP_MAX = 1e-3
 class FallbackConfig:
     """``loading.ModelSizes`` of a model that ``transformers`` knows the rest of."""
 
-    architecture: str
     layer_count: int
     vocab_tokens: int
     context_tokens_max: int
@@ -139,7 +138,6 @@ def _sizes(source: Any, layout: PageLayout) -> FallbackConfig:
     if context_tokens_max < 1:
         raise UnfitModelError(f"its max_position_embeddings is {context_tokens_max}")
     return FallbackConfig(
-        architecture=source.architectures[0],
         layer_count=layout.layers,
         vocab_tokens=source.vocab_size,
         context_tokens_max=context_tokens_max,
