@@ -85,6 +85,11 @@ def is_tested(architecture: str) -> bool:
 def refuse_form(source: Any, where: str) -> str:
     """The architecture, if pages hold all that it keeps. Asks no library. Raises ``ConfigError``
     like ``path_of``."""
+    for field in ("architectures", "layer_types"):
+        if not isinstance(getattr(source, field, None) or [], list | tuple):
+            raise ConfigError(
+                f"{where}: config.json holds values of the wrong kind: {field} is no list of names"
+            )
     names = getattr(source, "architectures", None) or ["(none named)"]
     architecture = str(names[0])
     if not architecture.endswith(_DECODER_ENDINGS):

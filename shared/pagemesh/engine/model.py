@@ -169,6 +169,10 @@ def _check_shape(config: DecoderConfig, where: str) -> None:
             f"{config.context_tokens_max} tokens; up to {_CONTEXT_TOKENS_MAX} have tables of "
             "rotations; give less in a copy of config.json"
         )
+    if config.layer_count < 1:
+        raise ConfigError(f"{where}: num_hidden_layers is {config.layer_count}")
+    if not math.isfinite(config.norm_epsilon):
+        raise ConfigError(f"{where}: rms_norm_eps is {config.norm_epsilon}")
     if config.kv_head_count < 1 or config.head_count % config.kv_head_count:
         raise ConfigError(
             f"{where}: {config.head_count} query heads cannot share "

@@ -14,6 +14,7 @@ from tests.unit.engine.fallback_twins import save_fallback_twin
 from pagemesh.engine.coverage import FALLBACK_TESTED, LEAN, path_of
 from pagemesh.engine.fallback import FallbackDecoder
 from pagemesh.engine.opening import has_lean_path, open_model
+from pagemesh.wire.errors import ConfigError
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 MODELS_PAGE = Path(__file__).parents[3] / "ops" / "docs" / "models.md"
@@ -69,3 +70,17 @@ def test_a_configuration_takes_the_path_that_can_run_it(
 ) -> None:
     source = SimpleNamespace(architectures=[architecture], max_position_embeddings=8192, **fields)
     assert path_of(source, "model here") == path
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("architectures", {"architectures": "LlamaForCausalLM"}),
+        ("layer_types", {"architectures": ["LlamaForCausalLM"], "layer_types": "full_attention"}),
+    ],
+)
+def test_a_text_where_a_list_of_names_belongs_is_not_read_letter_by_letter(
+    field: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"wrong kind: {field} is no list of names"):
+        path_of(SimpleNamespace(**fields), "model here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -102,6 +103,9 @@ def test_a_configuration_without_an_architecture_is_refused() -> None:
         ),
         ({"head_dim": 1024}, "1024"),
         ({"head_dim": -16}, "head width -16 is not an even number"),
+        ({"num_hidden_layers": 0}, "model here: num_hidden_layers is 0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps is inf"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
         ({"max_position_embeddings": (1 << 22) + 1}, "is 4194305 tokens; up to 4194304 have"),
