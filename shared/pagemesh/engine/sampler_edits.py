@@ -39,7 +39,7 @@ def is_edited(sample: Sample) -> bool:
         or values.presence_penalty
         or values.frequency_penalty
         or values.repetition_penalty != 1.0
-        or sample.generated_count < values.min_tokens
+        or (values.stop_tokens and sample.generated_count < values.min_tokens)
     )
 
 

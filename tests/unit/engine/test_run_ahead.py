@@ -206,7 +206,7 @@ def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
     for other in (
         Sampling(temperature=0.0, max_tokens=64, logprobs=0),
         Sampling(temperature=0.0, max_tokens=64, presence_penalty=0.5),
-        Sampling(temperature=0.0, max_tokens=64, min_tokens=3),
+        Sampling(temperature=0.0, max_tokens=64, min_tokens=3, stop_tokens=[7]),
         Sampling(temperature=0.0, max_tokens=64, logit_bias={3: 1.0}),
     ):
         mixed = plan_of(host, GREEDY, other, repeat_count=5)
@@ -214,4 +214,6 @@ def test_what_draws_more_than_plain_tokens_goes_one_by_one(host: Host) -> None:
         assert step_count(call(host, mixed)) == 1
         assert all_tokens(ahead(host, mixed)) == all_tokens(one_by_one(host, mixed))
     assert not can_run(replace(plan, repeat_count=0))
+    nothing_stops = Sampling(temperature=0.0, max_tokens=64, min_tokens=3)
+    assert can_run(plan_of(host, GREEDY, nothing_stops, repeat_count=5))
     assert not can_run(replace(plan, copies=((1, 2),)))

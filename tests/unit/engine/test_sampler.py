@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagemesh.engine.sampler import draw, score
+from pagemesh.engine.sampler import draw, is_edited, score
 from pagemesh.engine.uniform import uniforms
 from pagemesh.engine.worker.plan import Sample
 from pagemesh.wire.messages import SequenceKey
@@ -166,6 +166,14 @@ def test_a_stop_token_that_was_free_after_drafts_is_masked_again_where_they_were
         key = SequenceKey(request="0" * 32, attempt=1, choice=0)
         found += drawn_tokens(logits, [Sample(key, values, context, prompt_count=4)])
     assert found == [5, 6, 5]
+
+
+def test_a_least_count_of_tokens_edits_nothing_where_no_token_stops() -> None:
+    """Or one such request would keep all that are computed with it out of native runs."""
+    for stop_tokens, edits in (([], False), ([5], True)):
+        values = Sampling(max_tokens=9, min_tokens=3, stop_tokens=stop_tokens)
+        assert is_edited(make_sample(values)) == edits
+        assert not is_edited(make_sample(values, generated=(1, 2, 3)))
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-50, 5e-324])

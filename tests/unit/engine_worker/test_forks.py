@@ -107,6 +107,25 @@ def test_a_choice_whose_leader_goes_before_its_tail_was_copied_computes_that_its
     assert (row.start, row.tokens.tolist()) == (8, [108, 109, 51])
 
 
+def test_a_tail_that_is_computed_token_by_token_is_no_run() -> None:
+    """Its rows draw nothing but the last."""
+    bench = Bench(replace(DECODE, step_tokens_max=1, chunk_tokens_max=1)).start()
+    bench.ask(submit(10, choices=2, max_tokens=20))
+    granted = bench.grant(cached=8)
+    bench.step(51)
+    bench.step(51)
+    fork = bench.asked(Fork)
+    child = bench.granted(child_of(fork, fork.children[0]), cached=10, pages=9)
+    bench.ask(Abort(request=key().request, attempt=1, choice=0, reason="stop"))
+    copy = PageCopy(source_page=int(_pages(granted)[2]), target_page=int(_pages(child)[2]))
+    bench.answer(Fork, Forked(lease=fork.lease, children=[child], copies=[copy]))
+    bench.tick()
+    assert bench.plan is not None
+    (row,) = bench.plan.rows
+    assert (row.key, row.start, row.samples) == (key(1), 8, ())
+    assert bench.plan.repeat_count == 0
+
+
 def test_a_tail_that_waits_to_be_copied_is_not_declared_as_filled() -> None:
     """A pager that began anew would grant it to decode, and cache it for everybody."""
     bench, child = _busy_with_copies_waiting(PREFILL)

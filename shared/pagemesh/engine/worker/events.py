@@ -1,7 +1,7 @@
 """What can happen to a worker, and what its core asks to be done: plain values.
 
-The actor feeds events to ``WorkerCore.handle`` and performs the commands it returns, in
-order. Every call it makes is answered exactly once: by the reply, or by a ``Refused`` that
+The actor feeds events to ``WorkerCore.take`` and ``go_on`` and performs the commands they return,
+in order. Every call it makes is answered exactly once: by the reply, or by a ``Refused`` that
 says how the transport failed (``DeadlineExceeded``, ``Disconnected``, ``Absent``).
 """
 

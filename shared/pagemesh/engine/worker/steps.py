@@ -94,6 +94,8 @@ def _repeats(desk: Desk, rows: list[Row], passed: frozenset[Sequence]) -> int:
         draws = sequence.phase is Phase.DECODE and not row.beam_count
         if not draws or row.count > 1 or row.followers:
             return 0
+        if lease.filled + 1 < sequence.tokens.length:  # part of a tail that was not copied
+            return 0
         left = sequence.sampling.max_tokens - sequence.generated_count
         count = min(count, left - 1, lease.capacity - lease.filled - 1)
     return max(count, 0)
