@@ -36,12 +36,21 @@ async def ask(mesh: FakeMesh, **more: Any) -> str:
 async def test_an_answer_is_tokenised_once_it_was_given(
     mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
+    remembered: list[str] = []
+    remember = mesh.front.tokens.remember
+
+    def noted(text: str, **how: Any) -> None:
+        remember(text, **how)
+        remembered.append(text)
+
+    monkeypatch.setattr(mesh.front.tokens, "remember", noted)
     said = await ask(mesh)
     assert said
+    await eventually(lambda: len(remembered) == 1)  # or what is read for it counts below
     counted = Counted(mesh.front.tokens, monkeypatch)
     await ask(mesh, stream=stream, cache_salt="another")
-    answered = f"{END}[assistant]{said}"
-    await eventually(lambda: answered in counted.read)
+    await eventually(lambda: len(remembered) == 2)
+    assert f"{END}[assistant]{said}" in counted.read
     counted.read.clear()
     talk = [*TALK, {"role": "assistant", "content": said}, {"role": "user", "content": "next"}]
     await ask(mesh, messages=talk, cache_salt="another")
