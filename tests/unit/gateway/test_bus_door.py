@@ -205,3 +205,22 @@ async def test_an_answer_that_the_bus_cannot_carry_ends_as_soon_as_that_is_known
     assert reply.headers is not None and reply.headers["nats-service-error-code"] == "400"
     await eventually(lambda: not mesh.worker.running_count)
     assert mesh.worker.counter < 500
+
+
+async def test_a_link_that_was_lost_for_a_moment_ends_no_stream(
+    nats_server: NatsServer, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_door, "_PROBE_MS", 0)  # each message asks whether somebody listens
+    async with fake_mesh(nats_server.url, model_folder) as mesh:
+        mesh.worker.pause_s = 0.3
+        client = await nats.connect(nats_server.url)
+        inbox = client.new_inbox()
+        sub = await client.subscribe(inbox)
+        body = {"model": MODEL, "prompt": "abc", "max_tokens": 6, "stream": True}
+        await client.publish(subjects.COMPLETIONS, json.dumps(body).encode(), reply=inbox)
+        got = [await sub.next_msg(timeout=10)]
+        mesh.bus._link._lose("a flap")
+        while (got[-1].headers or {}).get(bus_door.LAST) != "true":
+            got.append(await sub.next_msg(timeout=10))
+        assert all(bus_door.ERROR not in (message.headers or {}) for message in got)
+        await client.close()

@@ -41,7 +41,7 @@ from pagemesh.runtime.discovery import (
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.version import VERSION
 from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, Busy, DeadlineExceeded, Fault
+from pagemesh.wire.errors import Absent, Busy, DeadlineExceeded, Disconnected, Fault
 
 LAST = "pagemesh-last"
 SEQUENCE = "pagemesh-sequence"
@@ -109,7 +109,8 @@ class _Answer:
     async def _send_probing(self, data: bytes, headers: dict[str, str]) -> None:
         """Raises ``Absent`` when the last probe found nobody."""
         if self._probe is not None:
-            with contextlib.suppress(DeadlineExceeded):
+            # Of a link that was lost meanwhile: whether it is there now, sending tells.
+            with contextlib.suppress(DeadlineExceeded, Disconnected):
                 await self._probe.receive(timeout_ms=0)
         await self.close()
         asking = self._bus.request_many(
