@@ -219,6 +219,7 @@ async def test_a_link_that_was_lost_for_a_moment_ends_no_stream(
         body = {"model": MODEL, "prompt": "abc", "max_tokens": 6, "stream": True}
         await client.publish(subjects.COMPLETIONS, json.dumps(body).encode(), reply=inbox)
         got = [await sub.next_msg(timeout=10)]
+        assert mesh.bus._link is not None
         mesh.bus._link._lose("a flap")
         while (got[-1].headers or {}).get(bus_door.LAST) != "true":
             got.append(await sub.next_msg(timeout=10))
