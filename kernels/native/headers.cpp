@@ -176,19 +176,17 @@ PM_EXPORT long pm_headers_mark(const PmHeaderRun* run, const uint32_t* given, lo
   return 0;
 }
 
-PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* given, long given_count,
-                               int ends) {
+PM_EXPORT long pm_headers_keep(const PmHeaderRun* run, const uint32_t* given,
+                               long given_count) {
   const Extents extents(run, given, given_count);
   if (long bad = first_bad(extents, run->page_count)) return bad;
   for (long e = 0; e < extents.count; ++e) {
     uint64_t* header = run->table + static_cast<long>(extents.pairs[2 * e]) * run->header_words;
     for (uint32_t left = extents.pairs[2 * e + 1]; left; --left, header += run->header_words) {
       uint64_t until = load(header + kUntilWord);
-      if (!ends && (!until || (until & kUntilMask) >= run->until_ms)) continue;
+      if (!until || (until & kUntilMask) >= run->until_ms) continue;
       if (load(header) >> kStateShift != kCommitted) continue;
       store_release(header + kUntilWord, until_word(run->until_ms, load(header + 1)));
-      // That it ends is new; who dies in between leaves a header that nobody believes.
-      if (!until) store_release(header + kCheckWord, check_word(header, run->header_words));
     }
   }
   return 0;

@@ -55,10 +55,8 @@ long pm_headers_write(const PmHeaderRun* run, const uint32_t* extents, long exte
 long pm_headers_mark(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
                      const uint64_t* sequences);
 // Keeps COMMITTED pages that have an end until `until_ms`, or for longer if that was so before: one
-// store each. Others are left alone. If it `ends` them: every COMMITTED page, no longer; where a page
-// had no end the check word is stored after that.
-long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents, long extent_count,
-                     int ends);
+// store each. Others are left alone.
+long pm_headers_keep(const PmHeaderRun* run, const uint32_t* extents, long extent_count);
 // How many pages from the start are HELD or COMMITTED with a sequence of at most `granted_at`.
 // A header that is being rewritten under such a sequence is waited for, boundedly.
 long pm_headers_fresh(const uint64_t* table, long header_words, const uint32_t* pages, long count,

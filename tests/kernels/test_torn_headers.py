@@ -73,19 +73,6 @@ class Split:
     def die_in_keeping(self, first: int) -> None:
         self._die(first, lambda: self.keep(9_000))
 
-    def end(self, until_ms: int) -> None:
-        HeaderWriter(self.table).keep(pack_extents([0]), until_ms, ends=True)
-
-    def die_in_ending(self, first: int) -> None:
-        self._die(first, lambda: self.end(9_000))
-
-
-def publish_for_ever(split: Split) -> Words:
-    """The words of a header without an end."""
-    committed = HeaderState.COMMITTED
-    write_headers(split.table, [0], sequence=OLD, state=committed, until_ms=0)
-    return split.words.copy()
-
 
 @pytest.fixture(params=range(1, WORDS))
 def split(request: pytest.FixtureRequest) -> Split:
@@ -118,24 +105,5 @@ def test_who_dies_while_it_keeps_a_page_longer_leaves_it_as_it_was(split: Split)
     split.die_in_keeping(split.border if split.before <= UNTIL_WORD else split.border - PAGE)
     assert split.words.tolist() == old.tolist()
     split.keep(9_000)
-    found = split.table.scan()
-    assert not found.torn.any() and found.batch.until_ms.tolist() == [9_000]
-
-
-@pytest.mark.parametrize("split", range(1, CHECK_WORD + 1), indirect=True)
-def test_who_dies_while_it_ends_a_page_leaves_it_as_it_was_or_not_to_be_believed(
-    split: Split,
-) -> None:
-    old = publish_for_ever(split)
-    at_until = split.before <= UNTIL_WORD  # else the second store is the one that it dies at
-    split.die_in_ending(split.border)
-    assert (split.words.tolist() == old.tolist()) == at_until
-    assert split.table.scan().torn.any() != at_until
-
-
-def test_a_page_that_was_kept_for_ever_is_ended(split: Split) -> None:
-    publish_for_ever(split)
-    split.end(9_000)
-    split.keep(8_000)
     found = split.table.scan()
     assert not found.torn.any() and found.batch.until_ms.tolist() == [9_000]

@@ -107,8 +107,7 @@ class PoolMemory:
         for page in list(command.pages)[:whole_pages]:
             if self.states[page] != HeaderState.COMMITTED:
                 raise Broken(f"page {page} is kept, and not committed")
-            kept_ms = 0 if command.ends else self.until_ms[page]
-            self.until_ms[page] = max(kept_ms, command.until_ms)
+            self.until_ms[page] = max(self.until_ms[page], command.until_ms)
 
     def _sequence_grows(self, page: int, sequence: int) -> None:
         if sequence < self.sequences[page]:

@@ -196,11 +196,10 @@ class SetStates(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 class KeepUntil(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Committed ``pages``, which would be over some time, are kept ``until_ms``, or for longer if
-    their headers say so; where it ``ends`` them, no longer, whatever headers say."""
+    their headers say so."""
 
     pages: Pages
     until_ms: int
-    ends: bool = False
 
 
 class SetLeaseWord(msgspec.Struct, frozen=True, gc=False):

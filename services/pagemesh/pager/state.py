@@ -213,11 +213,11 @@ class PagerCore:
     def _tell_lives(self) -> None:
         """Headers say until when what was used is kept."""
         out, untold = self.books.out, self._untold
-        for node, ends in untold.items():
+        for node in untold:
             pages, until_ms = node.pages, node.expires_ms
             if len(pages):
-                told = pages if ends or until_ms >= FOREVER_MS else own(last(pages))
-                out.append(KeepUntil(told, until_ms, ends))
+                told = pages if until_ms >= FOREVER_MS else own(last(pages))
+                out.append(KeepUntil(told, until_ms))
         untold.clear()
 
     def _inspect(self, message: InspectPager) -> PagerReport:

@@ -28,8 +28,7 @@ def write(headers: HeaderTable, command: Command) -> None:
     pages = table_of(command.pages)
     if isinstance(command, KeepUntil):
         assert (headers.states[pages] == HeaderState.COMMITTED).all()
-        kept_ms = 0 if command.ends else headers.until_ms[pages]
-        headers.until_ms[pages] = np.maximum(kept_ms, command.until_ms)
+        headers.until_ms[pages] = np.maximum(headers.until_ms[pages], command.until_ms)
         return
     headers.states[pages] = command.state
     headers.sequences[pages] = list(command.sequences)

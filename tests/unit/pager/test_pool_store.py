@@ -117,12 +117,3 @@ def test_a_header_that_was_damaged_is_not_believed(folder: Path) -> None:
     path.write_bytes(damaged)
     states = found(folder, Host()).states.tolist()
     assert states.count(HeaderState.INVALID) == 1 and states.count(HeaderState.COMMITTED) == 5
-
-
-def test_pages_are_ended_whatever_their_headers_said(folder: Path) -> None:
-    store = PoolStore.adopt(folder, "host", Host())
-    store.perform(KeepUntil(Run(1, 5), HOUR_MS, ends=True))
-    store.perform(KeepUntil(Run(2, 3), 2 * HOUR_MS))
-    store.close()
-    times = [HOUR_MS, HOUR_MS, 2 * HOUR_MS, HOUR_MS, HOUR_MS, *[FOREVER_MS] * 3]
-    assert found(folder, Host()).until_ms.tolist() == times

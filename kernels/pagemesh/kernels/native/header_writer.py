@@ -87,13 +87,12 @@ class HeaderWriter:
         if bad:
             self._refuse(bad, pages)
 
-    def keep(self, pages: PageList, until_ms: int, *, ends: bool = False) -> None:
-        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before;
-        if it ``ends``, all that is COMMITTED, and no longer. Raises ``IndexError`` like
-        ``write``."""
+    def keep(self, pages: PageList, until_ms: int) -> None:
+        """Keep what is COMMITTED and has an end ``until_ms``, or for longer if that was so before.
+        Raises ``IndexError`` like ``write``."""
         page, count, extents = _page_list(pages)
         run = _RUN.pack(*self._place, 0, 0, 0, 0, 0, 0, 0, until_ms, page, count)
-        bad = self._keep(run, extents, len(extents or b"") // 8, ends)
+        bad = self._keep(run, extents, len(extents or b"") // 8)
         if bad:
             self._refuse(bad, pages)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pagemesh.wire.errors import ConfigError
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 LEVEL_VARIABLE = "PAGEMESH_CPU_LEVEL"
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 LIBRARY_PATH = Path(__file__).with_name("libpagemesh_native.so")
@@ -240,7 +240,7 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "pm_check_word": (_U64, (_P, _L)),
     "pm_headers_write": (_L, (_P, _P, _L, _P, _P)),
     "pm_headers_mark": (_L, (_P, _P, _L, _P)),
-    "pm_headers_keep": (_L, (_P, _P, _L, _I)),
+    "pm_headers_keep": (_L, (_P, _P, _L)),
     "pm_headers_fresh": (_L, (_P, _L, _P, _L, _L, _U64)),
     "pm_headers_scan": (None, (_P, _L, _L, _L, _P, _P)),
     "pm_word_store": (None, (_P, _U64)),

@@ -125,7 +125,7 @@ class PoolStore:
     def _keep_until(self, command: KeepUntil) -> None:
         forever = command.until_ms >= FOREVER_MS
         until_ms = UNTIL_FOREVER_MS if forever else self._time.kept_ms(command.until_ms)
-        self._writer.keep(_page_list(command.pages), until_ms, ends=command.ends)
+        self._writer.keep(_page_list(command.pages), until_ms)
 
     def _set_lease_word(self, command: SetLeaseWord) -> None:
         self.file.headers.set_lease_word(command.slot, command.value)

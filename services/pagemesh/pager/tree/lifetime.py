@@ -37,9 +37,8 @@ class Lifetimes:
         self._seconds: dict[int, dict[Node, None]] = {}
         self.due: dict[Node, int] = {}
         """The second of each. Only to be looked at; empty: nothing is timed."""
-        self.untold: dict[Node, bool] = {}
-        """Edges whose headers do not say until when they are kept, and whether they ended before
-        that."""
+        self.untold: dict[Node, None] = {}
+        """Edges whose headers do not say until when they are kept."""
         self._at = 0
         """No second before this one has any."""
 
@@ -64,7 +63,7 @@ class Lifetimes:
         was so before."""
         while node.expires_ms < until_ms:
             node.expires_ms = until_ms
-            self.untold[node] = False
+            self.untold[node] = None
             if until_ms >= FOREVER_MS:
                 self.forget(node)
             elif node not in self.due:
@@ -83,12 +82,12 @@ class Lifetimes:
         upper.expires_ms = lower.expires_ms
         if lower in self.due:
             self._put(upper, lower.expires_ms)
-            self.untold[upper] = self.untold.get(lower, False)
+            self.untold[upper] = None
 
     def shortened(self, node: Node) -> None:
         """``node`` has lost its last pages."""
         if node in self.due:
-            self.untold.setdefault(node, False)
+            self.untold[node] = None
 
     def forget(self, node: Node) -> None:
         """``node`` is not timed, or not there, any more."""
