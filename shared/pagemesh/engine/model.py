@@ -19,8 +19,8 @@ from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
 _CONTEXT_TOKENS_MAX = 1 << 22
-"""The longest that are published. Every process has tables of all rotations, 8 bytes a token and
-pair of a head: 2 GiB for this many and heads of 128."""
+"""Every process has tables of all rotations, 8 bytes a token and pair of a head: 2 GiB for this many
+and heads of 128."""
 _MLP_BIASED = ("GraniteForCausalLM", "LlamaForCausalLM")
 _BIASED = (*_MLP_BIASED, "Qwen3ForCausalLM")
 """What a configuration says of biases counts for these; the other families have no choice."""

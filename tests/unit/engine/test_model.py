@@ -62,7 +62,7 @@ def test_yarn_stretches_a_context_where_rotations_differ_by_type_of_layer() -> N
     assert context_tokens_of(config) == 512
 
 
-def test_the_longest_context_that_is_published_is_taken() -> None:
+def test_the_longest_context_that_has_tables_is_taken() -> None:
     made = decoder_config(llama(max_position_embeddings=1 << 22), where="")
     assert made.context_tokens_max == 1 << 22
 
