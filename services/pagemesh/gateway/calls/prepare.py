@@ -5,7 +5,6 @@ Tokenising is the heavy part and free of shared state, so it may run on another 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,8 +53,8 @@ def tokenise(ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes) -
 def _tokenise_one(
     prompt: Prompt, ask: Ask, tokens: Tokens, facts: ModelFacts | None, owner: bytes
 ) -> U32:
-    if isinstance(prompt, list):
-        return np.asarray(array("I", prompt), "<u4")  # from a list numpy takes longer
+    if isinstance(prompt, np.ndarray):
+        return prompt
     text = prompt if isinstance(prompt, str) else render(prompt, tokens)
     most_bytes = tokens.bytes_per_token_max
     if facts is not None and most_bytes is not None:

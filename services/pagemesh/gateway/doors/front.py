@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.api_errors import ApiError, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
@@ -38,8 +40,6 @@ from pagemesh.wire.tokens import U32
 
 PARSE_BYTES_MIN = 64 << 10
 """Longer bodies are parsed on a thread."""
-_PACKING_SHARE = 16
-"""Token ids are packed so many times as fast as a text of as many bytes is tokenised, or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class Front:
             ask = await off_loop(
                 size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
             )
-            if all(isinstance(prompt, list) for prompt in ask.prompts):
-                size //= _PACKING_SHARE
+            if all(isinstance(prompt, np.ndarray) for prompt in ask.prompts):
+                size = 0  # token ids as they are
             # Who shares pages shares these ids too.
             salt = self.tenants.salt(caller.tenant, ask.cache_salt)
             prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
