@@ -76,7 +76,7 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return EXIT_CONFIG
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "pagemesh"
+        command = error.ctx.command_path if error.ctx else _command_path(arguments)
         return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", EXIT_CONFIG)
     except click.Abort:
         return EXIT_STOPPED
@@ -90,6 +90,17 @@ def run(arguments: list[str] | None = None) -> int:
         what = error.filename or "the output"
         return _fail(f"{what} could not be written: {error.strerror}", 1)
     return code if isinstance(code, int) else 0
+
+
+def _command_path(arguments: list[str] | None) -> str:
+    """Which command was meant: what click says of an option without its argument has no context."""
+    command: click.Command | None = cli
+    path = "pagemesh"
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word)
+            path += f" {word}" if command is not None else ""
+    return path
 
 
 def _fail(text: str, code: int) -> int:

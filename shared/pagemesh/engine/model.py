@@ -19,7 +19,7 @@ from pagemesh.wire.errors import ConfigError, first_line
 
 _HEAD_DIM_MAX = 512
 _CONTEXT_TOKENS_MAX = 1 << 22
-"""Every process has tables of all rotations, 8 bytes a token and pair of a head: 2 GiB for this many
+"""Every process has tables of all rotations, 8 bytes a token and pair of a head: 2 GiB for so many
 and heads of 128."""
 _MLP_BIASED = ("GraniteForCausalLM", "LlamaForCausalLM")
 _BIASED = (*_MLP_BIASED, "Qwen3ForCausalLM")

@@ -69,6 +69,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["serve", "butler"], "butler"),
         (["serve", "pager", "--pool-bytes", "lots"], "--pool-bytes"),
         (["sing"], "sing"),
+        (["plan", "--memory"], "requires an argument; see pagemesh plan --help"),
+        (["cache", "stats", "--nats"], "requires an argument; see pagemesh cache stats --help"),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_names_it(
