@@ -199,9 +199,19 @@ def test_every_package_says_what_it_is() -> None:
     assert not silent
 
 
-def test_no_module_imports_what_its_layer_may_not() -> None:
-    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lint-imports --no-cache",
+        "ruff check --no-cache",
+        "ruff format --check --no-cache",
+        pytest.param("mypy", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_found_by(command: str) -> None:
+    tool, *arguments = command.split()
+    path = Path(sys.executable).parent / tool
+    done = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
