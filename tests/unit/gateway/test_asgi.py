@@ -1,64 +1,215 @@
-"""Answers to clients: a piece that stays unread ends them."""
+"""Answers to clients: they go in pieces, and a client that leaves one unread is cut off."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from starlette.types import Message
+import uvloop
+from starlette.types import Message, Receive, Scope, Send
+from tests.unit.gateway.support import eventually
+from uvicorn import Config
+from uvicorn.server import ServerState
 
-from pagemesh.gateway.api.api_errors import ClientLeft
-from pagemesh.gateway.doors import asgi
-from pagemesh.gateway.doors.asgi import PIECE_BYTES_MAX, Pieces, send_json
+from pagemesh.gateway.doors import connection as door
+from pagemesh.gateway.doors.asgi import (
+    PIECE_BYTES_MAX,
+    read_body,
+    send_json,
+    start,
+    while_connected,
+    write,
+)
+from pagemesh.gateway.doors.connection import Connection
 
-
-async def test_a_client_that_leaves_a_piece_unread_has_left_however_many_it_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(asgi, "WRITE_S_MAX", 0.05)
-    sent: list[bytes] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message["body"])
-        if len(sent) == 4:
-            await asyncio.Event().wait()
-
-    with pytest.raises(ClientLeft):
-        async with asyncio.timeout(5.0), Pieces(send) as pieces:
-            while True:
-                await pieces.write(b"piece", more=True)
-                await asyncio.sleep(0.03)
-    assert sent == [b"piece"] * 4
+GET = b"GET / HTTP/1.1\r\n\r\n"
+Handler = Callable[[Send], Awaitable[None]]
 
 
-async def test_a_stream_may_rest_for_longer_than_a_piece_may_stay_unread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(asgi, "WRITE_S_MAX", 0.02)
-    sent: list[bytes] = []
+class Served:
+    """A handler behind the door's connections, and a client that reads only when it is told to."""
 
-    async def send(message: Message) -> None:
-        sent.append(message["body"])
+    def __init__(self, handler: Handler) -> None:
+        self.state = ServerState()
+        self.open_count = 0
+        self._handler = handler
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
 
-    async with Pieces(send) as pieces:
-        await pieces.write(b"first", more=True)
-        await asyncio.sleep(0.1)
-        await pieces.write(b"last", more=False)
-    assert sent == [b"first", b"last"]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(scope, receive, bytes_max=0)
+        self.open_count += 1
+        try:
+            await while_connected(receive, lambda: self._handler(send))
+        finally:
+            self.open_count -= 1
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        config = Config(self, log_config=None, ws="none", lifespan="off")
+        config.load()
+
+        def connected() -> Connection:
+            return Connection(config=config, server_state=self.state, app_state={})
+
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        async with await loop.create_server(connected, "127.0.0.1", 0) as server:
+            with self._socket:
+                await loop.sock_connect(self._socket, server.sockets[0].getsockname())
+                await eventually(lambda: bool(self.state.connections))
+                yield
+            await eventually(lambda: not self.state.connections)
+
+    @property
+    def connection(self) -> Connection:
+        [made] = self.state.connections
+        assert isinstance(made, Connection)
+        return made
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is kept of answers, but for what the system has taken."""
+        return self.connection.transport.get_write_buffer_size()
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    async def read(self, bytes_max: int = 1 << 20) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._socket, bytes_max)
+
+    async def ask(self) -> None:
+        """Once more, and be answered."""
+        answered = self.state.total_requests
+        await self.send(GET)
+        await eventually(lambda: self.state.total_requests > answered)
+        await asyncio.sleep(0.01)
+
+    async def cut_off(self) -> None:
+        """Nothing is left here of the client, which is there and reads nothing."""
+        await eventually(lambda: not self.state.connections and not self.state.tasks)
+        assert self.open_count == 0
 
 
-async def test_what_fails_within_a_stream_is_not_taken_for_a_client_that_left() -> None:
-    async def send(_: Message) -> None:
-        raise TimeoutError("not of the watch")
-
-    with pytest.raises(TimeoutError, match="not of the watch"):
-        async with Pieces(send) as pieces:
-            await pieces.write(b"piece", more=True)
+Client = Callable[[Served], Awaitable[None]]
+Meet = Callable[[Handler, Client], None]
 
 
-async def sent_until_unread(body: bytes, pieces_read: int) -> tuple[list[bytes], int]:
-    """The pieces of ``body`` that were sent to a client that reads so many of them, and the
-    length that it was told."""
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=("asyncio", "uvloop"))
+def meet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Meet:
+    """Has a client, which gets little time to read, meet a handler on either event loop."""
+    monkeypatch.setattr(door, "WRITE_S_MAX", 0.3)
+
+    async def met(handler: Handler, client: Client) -> None:
+        served = Served(handler)
+        async with asyncio.timeout(20.0), served.running():
+            await client(served)
+
+    def meeting(handler: Handler, client: Client) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(met(handler, client))
+
+    return meeting
+
+
+async def endless(send: Send) -> None:
+    await start(send, 200, {})
+    while True:
+        await write(send, b"x" * PIECE_BYTES_MAX, more=True)
+        await asyncio.sleep(0)
+
+
+def test_a_client_that_leaves_a_piece_unread_is_cut_off_however_many_it_read(meet: Meet) -> None:
+    """Its connection stayed, with what waited in it, until the client closed it."""
+
+    async def client(served: Served) -> None:
+        await served.send(GET)
+        for _ in range(60):  # longer than one piece may take
+            assert await served.read()
+            await asyncio.sleep(0.01)
+        assert served.open_count == 1
+        await served.cut_off()
+
+    meet(endless, client)
+
+
+def test_who_sends_ahead_and_reads_none_of_the_short_answers_is_cut_off(meet: Meet) -> None:
+    """What its request held was held for as long as it liked."""
+
+    async def short(send: Send) -> None:
+        await send_json(send, b"x" * (PIECE_BYTES_MAX // 2))
+
+    async def client(served: Served) -> None:
+        await served.send(GET * 100)
+        await eventually(lambda: served.connection.flow.write_paused)
+        assert served.open_count == 1
+        await served.cut_off()
+
+    meet(short, client)
+
+
+def test_the_little_that_is_unread_when_a_connection_ends_does_not_keep_it(meet: Meet) -> None:
+    async def short(send: Send) -> None:
+        await send_json(send, b"x" * 50_000)
+
+    async def client(served: Served) -> None:
+        while not served.unread_bytes:
+            await served.ask()
+        served.connection.shutdown()
+        assert served.unread_bytes < 64 << 10
+        await served.cut_off()
+
+    meet(short, client)
+
+
+def test_a_stream_may_rest_for_longer_than_a_piece_may_stay_unread(meet: Meet) -> None:
+    async def resting(send: Send) -> None:
+        await start(send, 200, {})
+        await write(send, b"first", more=True)
+        await asyncio.sleep(2 * door.WRITE_S_MAX)
+        await write(send, b"last", more=False)
+
+    async def client(served: Served) -> None:
+        await served.send(GET)
+        read = b""
+        while not read.endswith(b"0\r\n\r\n"):
+            read += await served.read()
+        assert b"first" in read and b"last" in read
+
+    meet(resting, client)
+
+
+def test_of_a_whole_answer_that_stays_unread_no_more_than_a_piece_is_kept(meet: Meet) -> None:
+    async def long(send: Send) -> None:
+        await send_json(send, b"x" * (64 * PIECE_BYTES_MAX))
+
+    async def client(served: Served) -> None:
+        await served.send(GET)
+        await eventually(lambda: served.connection.flow.write_paused)
+        assert 0 < served.unread_bytes <= PIECE_BYTES_MAX
+        await served.cut_off()
+
+    meet(long, client)
+
+
+async def test_what_fails_within_an_answer_is_not_taken_for_a_client_that_left() -> None:
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody came")
+
+    async def failing() -> None:
+        raise TimeoutError("not of the client")
+
+    with pytest.raises(TimeoutError, match="not of the client"):
+        await while_connected(silent, failing)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1, 3 * PIECE_BYTES_MAX])
+async def test_a_whole_answer_goes_in_pieces_when_it_is_long(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     sent: list[bytes] = []
     told = 0
 
@@ -69,31 +220,10 @@ async def sent_until_unread(body: bytes, pieces_read: int) -> tuple[list[bytes],
             return
         sent.append(message["body"])
         assert message.get("more_body", False) is (len(b"".join(sent)) < len(body))
-        if len(sent) > pieces_read:
-            await asyncio.Event().wait()
 
-    try:
-        async with asyncio.timeout(5.0):
-            await send_json(send, body)
-    except ClientLeft:
-        sent.append(b"<left>")
-    return sent, told
-
-
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1, 3 * PIECE_BYTES_MAX])
-async def test_a_whole_answer_goes_in_pieces_when_it_is_long(size: int) -> None:
-    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    sent, told = await sent_until_unread(body, pieces_read=99)
+    await send_json(send, body)
     assert b"".join(sent) == body and told == size
     assert len(sent) == max(1, -(-size // PIECE_BYTES_MAX))
-
-
-async def test_of_a_whole_answer_that_stays_unread_no_more_than_a_piece_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(asgi, "WRITE_S_MAX", 0.05)
-    sent, _ = await sent_until_unread(b"x" * (9 * PIECE_BYTES_MAX), pieces_read=3)
-    assert len(sent) == 5 and sent[-1] == b"<left>"
 
 
 async def test_a_large_part_of_a_stream_goes_in_pieces_too() -> None:
@@ -103,6 +233,5 @@ async def test_a_large_part_of_a_stream_goes_in_pieces_too() -> None:
         sent.append(message["body"])
         assert message["more_body"] is (sum(map(len, sent)) < 3 * PIECE_BYTES_MAX + 1)
 
-    async with Pieces(send) as pieces:
-        await pieces.write(b"x" * (3 * PIECE_BYTES_MAX + 1), more=False)
+    await write(send, b"x" * (3 * PIECE_BYTES_MAX + 1), more=False)
     assert len(sent) == 4 and max(map(len, sent)) <= PIECE_BYTES_MAX

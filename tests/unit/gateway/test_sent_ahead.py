@@ -37,6 +37,9 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever left in one."""
+
     def pause_reading(self) -> None:
         self.is_read = False
 

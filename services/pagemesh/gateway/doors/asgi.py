@@ -7,11 +7,8 @@ wrong into OpenAI's error form.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Self
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,9 +19,8 @@ from pagemesh.runtime.ids import new_request_id
 from pagemesh.runtime.logs import get_logger
 
 BODY_READ_S_MAX = 30.0
-WRITE_S_MAX = 30.0
-"""How long a client may leave one piece of an answer unread."""
 PIECE_BYTES_MAX = 256 << 10
+"""So much of an answer is kept that a client leaves unread, for ``connection.WRITE_S_MAX``."""
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HEADERS = "pagemesh.headers"
@@ -77,14 +73,9 @@ def _too_large(bytes_max: int) -> ApiError:
 async def send_json(
     send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> None:
-    """A whole answer. A long one goes in pieces, so that of what a client leaves unread little is
-    kept, and not for long. Raises ``ClientLeft`` then."""
+    """A whole answer."""
     await start(send, status, {"content-type": "application/json", **(headers or {})}, len(body))
-    if len(body) <= PIECE_BYTES_MAX:
-        await send({"type": "http.response.body", "body": body})
-        return
-    async with Pieces(send) as pieces:
-        await pieces.write(body, more=False)
+    await write(send, body, more=False)
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -101,55 +92,13 @@ async def start(
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-class Pieces:
-    """The pieces of one stream, ``async with``. Each waits while the client's buffer is full;
-    when it stays full, the context ends in ``ClientLeft``.
-
-    One watch looks after all pieces: a time limit for each cost as much as sending it.
-    """
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._limit = asyncio.timeout(None)
-        self._watch: asyncio.TimerHandle | None = None
-        self._began_s = math.inf
-        """When the piece that is being sent was begun; for ever: none is."""
-
-    async def __aenter__(self) -> Self:
-        await self._limit.__aenter__()
-        self._look()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        try:
-            await self._limit.__aexit__(kind, error, trace)
-        except TimeoutError:  # the watch has cut it off
-            raise ClientLeft from None
-
-    async def write(self, data: bytes, *, more: bool) -> None:
-        """In parts of ``PIECE_BYTES_MAX``, each with a time limit of its own."""
-        for first in range(0, len(data) or 1, PIECE_BYTES_MAX):
-            part, end = data[first : first + PIECE_BYTES_MAX], first + PIECE_BYTES_MAX
-            self._began_s = self._loop.time()
-            is_more = more or end < len(data)
-            await self._send({"type": "http.response.body", "body": part, "more_body": is_more})
-        self._began_s = math.inf
-
-    def _look(self) -> None:
-        now_s = self._loop.time()
-        due_s = min(self._began_s, now_s) + WRITE_S_MAX
-        if due_s > now_s:
-            self._watch = self._loop.call_at(due_s, self._look)
-        else:
-            self._limit.reschedule(now_s)
+async def write(send: Send, data: bytes, *, more: bool) -> None:
+    """A part of an answer, in pieces. Each waits until the client has taken the one before; where
+    that takes too long the connection ends, and with it the wait."""
+    for first in range(0, len(data) or 1, PIECE_BYTES_MAX):
+        part, end = data[first : first + PIECE_BYTES_MAX], first + PIECE_BYTES_MAX
+        is_more = more or end < len(data)
+        await send({"type": "http.response.body", "body": part, "more_body": is_more})
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,6 +1,7 @@
 """One HTTP connection: uvicorn's, which bounds bodies' buffers and idle time, with bounds on
-what is neither: heads and trailers, which it gathers whole before anybody is asked for a key, and
-requests that are sent ahead of the answers to others, of which it would take up any number.
+what is neither: heads and trailers, which it gathers whole before anybody is asked for a key,
+requests that are sent ahead of the answers to others, of which it would take up any number, and
+answers that nobody reads, which it would keep.
 
 Offers to speak another protocol are declined by going on as if they had not been made. What is no
 HTTP at all is told so in the form of all errors.
@@ -22,6 +23,8 @@ from pagemesh.gateway.api.api_errors import ApiError
 
 HEAD_BYTES_MAX = 64 << 10
 HEAD_S_MAX = 30.0
+WRITE_S_MAX = 30.0
+"""How long a client may leave unread what was sent to it at once (``asgi.PIECE_BYTES_MAX``)."""
 AHEAD_COUNT_MAX = 16
 """Requests that wait for those before them on their connection; what comes then stays unread."""
 _BITE_BYTES = 4 << 10
@@ -33,13 +36,15 @@ _REFUSAL = (
 
 
 class Connection(HttpToolsProtocol):
-    """Hangs up on a head that is too long, or too long in coming. Takes up a few of the requests
-    that are sent ahead, and reads on when these are answered."""
+    """Hangs up on a head that is too long, or too long in coming, and on who does not read. Takes
+    up a few of the requests that are sent ahead, and reads on when these are answered."""
 
     _gathered_bytes = 0
     """Received since the last thing that was understood, but for what came together with it."""
     _in_body = False
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    """Runs while the client leaves something unread that the system has no room for."""
     _unread = b""
     """Received, and not looked at: enough requests wait."""
     _answering: RequestResponseCycle | None = None
@@ -49,14 +54,26 @@ class Connection(HttpToolsProtocol):
         self.parser = _Parser(self)
         super().connection_made(transport)
         self.flow = _Flow(self)
+        transport.set_write_buffer_limits(high=0)  # we are told of all that is left unread
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        self._stop_write_timer()
         if (running := self._answering) is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+
+    def pause_writing(self) -> None:
+        """Whoever sends waits, and a close does: both for as long as the client likes, unless the
+        connection is cut off."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
 
     def data_received(self, data: bytes) -> None:
         data, at = self._unread + data, 0
@@ -156,6 +173,11 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
 
 class _Flow(FlowControl):

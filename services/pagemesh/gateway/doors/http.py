@@ -31,12 +31,12 @@ from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, render
 from pagemesh.gateway.doors.asgi import (
     Guard,
-    Pieces,
     headers_of,
     read_body,
     send_json,
     start,
     while_connected,
+    write,
 )
 from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.cors import for_pages
@@ -116,19 +116,18 @@ class _Completions:
         """Server-sent events. The status goes out with the first of them, so that what fails
         before is a plain error; what fails later is an error event and the end."""
         started = False
-        async with Pieces(send) as pieces:
-            try:
-                async for chunks in call.chunks():
-                    if not started:
-                        started = True
-                        await start(send, 200, _SSE_HEADERS)
-                    await pieces.write(b"".join([sse(chunk) for chunk in chunks]), more=True)
-                await pieces.write(DONE, more=False)
-            except ApiError as error:
+        try:
+            async for chunks in call.chunks():
                 if not started:
-                    raise
-                await pieces.write(sse(error.body()), more=False)
+                    started = True
+                    await start(send, 200, _SSE_HEADERS)
+                await write(send, b"".join([sse(chunk) for chunk in chunks]), more=True)
+            await write(send, DONE, more=False)
+        except ApiError as error:
+            if not started:
                 raise
+            await write(send, sse(error.body()), more=False)
+            raise
 
 
 class HttpDoor:
