@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,6 +16,9 @@ from tests.unit.gateway.support import eventually
 
 from pagemesh.gateway.api.render import Renderer
 from pagemesh.gateway.api.scores import Echo
+from pagemesh.gateway.doors import connection as door
+from pagemesh.gateway.doors.asgi import PIECE_BYTES_MAX
+from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.front import Call
 
 TEXT = "/v1/completions"
@@ -109,3 +115,44 @@ async def test_what_takes_long_to_write_is_written_beside_the_event_loop(
     assert (await http.post(TEXT, json=long)).status_code == 200
     loop = threading.get_ident()
     assert [thread == loop for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x " * 800_000}),
+        ("/detokenize", {"tokens": [257] * 1_600_000}),
+    ],
+)
+async def test_of_tokens_and_texts_that_nobody_reads_no_more_than_a_piece_is_kept(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """All of it was, and counted in nobody's requests."""
+    monkeypatch.setattr(door, "WRITE_S_MAX", 0.5)
+    made: list[Connection] = []
+    connect = Connection.connection_made
+
+    def noted(connection: Connection, transport: asyncio.Transport) -> None:
+        made.append(connection)
+        connect(connection, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", noted)
+    url, sent = httpx.URL(mesh.url), json.dumps(body, separators=(",", ":")).encode()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, (url.host, url.port))
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+        await loop.sock_sendall(client, head.encode() + sent)
+        await eventually(lambda: bool(made) and made[0].flow.write_paused, within_s=30)
+        assert 0 < made[0].transport.get_write_buffer_size() <= PIECE_BYTES_MAX
+        assert mesh.front._call_count == 1
+        await eventually(lambda: mesh.front._call_count == 0)
+        assert not made[0].connections
+
+
+async def test_a_long_list_of_tokens_comes_whole_to_who_reads_it(http: httpx.AsyncClient) -> None:
+    text = "x " * 200_000
+    ids = (await http.post("/tokenize", json={"prompt": text})).json()["tokens"]
+    assert len(ids) == len(text)
+    assert (await http.post("/detokenize", json={"tokens": ids})).json() == {"prompt": text}

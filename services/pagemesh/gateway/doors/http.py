@@ -8,7 +8,7 @@ import errno
 import hashlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import msgspec
 import uvicorn
@@ -130,6 +130,28 @@ class _Completions:
             raise
 
 
+class _Texts:
+    """``/tokenize`` or ``/detokenize``, whose bodies and answers may be as long as those of
+    completions. ``answer`` makes one of a body and the tenant that sent it."""
+
+    def __init__(
+        self,
+        front: Front,
+        answer: Callable[[bytes, str], Awaitable[bytes]],
+        *,
+        body_bytes_max: int,
+    ) -> None:
+        self._front = front
+        self._answer = answer
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = scope["pagemesh.tenant"]
+        with self._front.entered(tenant):
+            body = await read_body(scope, receive, bytes_max=self._body_bytes_max)
+            await send_json(send, await self._answer(body, tenant))
+
+
 class HttpDoor:
     """``app`` is the ASGI application; ``serve`` listens with it."""
 
@@ -142,6 +164,9 @@ class HttpDoor:
         def completions(chat: bool) -> ASGIApp:
             return _Completions(front, store, chat=chat, body_bytes_max=bytes_max)
 
+        def texts(answer: Callable[[bytes, str], Awaitable[bytes]]) -> ASGIApp:
+            return _Texts(front, answer, body_bytes_max=bytes_max)
+
         routes = [
             Route("/v1/chat/completions", completions(True), methods=["POST"]),
             Route("/v1/completions", completions(False), methods=["POST"]),
@@ -152,8 +177,8 @@ class HttpDoor:
             Route("/health/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/version", self._version, methods=["GET"]),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenize", texts(self._tokenize), methods=["POST"]),
+            Route("/detokenize", texts(self._detokenize), methods=["POST"]),
         ]
         router = Router(routes, redirect_slashes=False, default=_nothing_here)
         self.app = for_pages(Guard(router, front.tenants), config.page_origins)
@@ -186,13 +211,11 @@ class HttpDoor:
     async def _version(self, _request: Request) -> Response:
         return _json({"version": VERSION})
 
-    async def _tokenize(self, request: Request) -> Response:
-        tenant = request.scope["pagemesh.tenant"]
-        with self._front.entered(tenant):
-            body = await self._body(request)
-            ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
+    async def _tokenize(self, body: bytes, tenant: str) -> bytes:
+        ids, salt = await off_loop(len(body), lambda: self._tokens_of(body))
         roots = self._front.cache_roots(tenant, salt)
-        return _json({"count": len(ids), "tokens": ids, "cache_roots": roots})
+        told = {"count": len(ids), "tokens": ids, "cache_roots": roots}
+        return await off_loop(len(body), lambda: msgspec.json.encode(told))
 
     def _tokens_of(self, body: bytes) -> tuple[list[int], str]:
         """Token ids, and the salt of the requests that have them."""
@@ -214,11 +237,8 @@ class HttpDoor:
             ids = front.tokens.encode(text, add_special_tokens=adding is not False)
         return ids.tolist(), form.cache_salt or ""
 
-    async def _detokenize(self, request: Request) -> Response:
-        with self._front.entered(request.scope["pagemesh.tenant"]):
-            body = await self._body(request)
-            text = await off_loop(len(body), lambda: self._text_of(body))
-        return _json(text)
+    async def _detokenize(self, body: bytes, _tenant: str) -> bytes:
+        return await off_loop(len(body), lambda: msgspec.json.encode(self._text_of(body)))
 
     def _text_of(self, body: bytes) -> dict[str, object]:
         front = self._front
@@ -227,10 +247,6 @@ class HttpDoor:
         for token in form.tokens:
             check_token("tokens", token, front.tokens.vocab_tokens)
         return {"prompt": front.tokens.decode(form.tokens)}
-
-    async def _body(self, request: Request) -> bytes:
-        bytes_max = self._config.body_bytes_max
-        return await read_body(request.scope, request.receive, bytes_max=bytes_max)
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
