@@ -16,13 +16,15 @@ import httpx
 import nats
 import pytest
 from nats.aio.client import Client
-from tests.unit.gateway.fake_mesh import FACTS, FakeWorker
+from tests.unit.gateway.fake_mesh import FACTS, FakeMesh, FakeWorker
 from tests.unit.gateway.support import MODEL, eventually, write_model
 
+from pagemesh.gateway.doors.connection import Connection
+from pagemesh.gateway.doors.http import HttpDoor
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.ports import free_port
-from pagemesh.runtime.settings import BusConfig
+from pagemesh.runtime.settings import BusConfig, GatewayConfig
 from pagemesh.wire import subjects
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -198,6 +200,30 @@ async def test_callers_that_wait_for_a_worker_are_told_that_the_gateway_was_stop
             process.send_signal(signal.SIGTERM)
             errors = await asyncio.gather(*asked)
     assert [error["code"] for error in errors] == ["stopped", "stopped"]
+
+
+async def test_who_connects_in_the_moment_of_a_stop_does_not_hold_it_up(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody told it, and it was waited for until it left."""
+    accepted = asyncio.Event()
+    connect = Connection.connection_made
+
+    def late(connection: Connection, transport: asyncio.Transport) -> None:
+        accepted.set()
+        asyncio.get_running_loop().call_later(0.05, connect, connection, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", late)
+    door = HttpDoor(mesh.front, GatewayConfig(http_port=0))
+    async with asyncio.timeout(20):
+        async with door.serve() as address:
+            url = httpx.URL(address)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            await accepted.wait()
+            asyncio.get_running_loop().call_later(5.0, writer.close)  # or the test never ended
+        assert not writer.is_closing()
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(

@@ -54,6 +54,7 @@ from pagemesh.wire.errors import ConfigError
 CONNECTIONS_BACKLOG = 1_024
 _DOOR = "http"
 _DATE_PERIOD_MS = 1_000
+_STOP_PERIOD_S = 0.1
 PATH_SHOWN_MAX = 100
 """Characters of an unknown path that its error repeats."""
 _SSE_HEADERS = {
@@ -301,6 +302,15 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """uvicorn tells the connections that are there when it begins to stop; one that was being
+        accepted then is there only now, and would stay for as long as its client does."""
+        while self.server_state.connections:
+            for connection in tuple(self.server_state.connections):
+                connection.shutdown()
+            await asyncio.sleep(_STOP_PERIOD_S)
+        await super()._wait_tasks_to_complete()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
