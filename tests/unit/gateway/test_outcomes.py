@@ -218,6 +218,28 @@ async def test_who_comes_when_the_gateway_is_full_is_failed(
     assert counted.more == {"failed": 1}
 
 
+@at_both_doors
+async def test_more_prompts_than_a_gateway_ever_answers_at_once_are_refused(
+    mesh: FakeMesh, ask: Ask, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were told to come again, for ever."""
+    monkeypatch.setattr(mesh.front.gateway, "request_count_max", 2)
+    counted = Counted(door)
+    assert await ask(GOOD | {"prompt": ["a", "b", "c"]}) == 400
+    assert counted.more == {"refused": 1}
+    assert await ask(GOOD | {"prompt": ["a", "b"]}) == 200
+
+
+async def test_how_many_prompts_may_be_in_a_call_is_told(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh.front.gateway, "request_count_max", 2)
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=10) as http:
+        answer = await http.post("/v1/completions", json=GOOD | {"prompt": ["a", "b", "c"]})
+    assert answer.json()["error"]["message"] == "3 prompts exceed the limit of 2 requests at once"
+    assert answer.json()["error"]["param"] == "prompt" and "retry-after" not in answer.headers
+
+
 @pytest.mark.parametrize("subject", [subjects.COMPLETIONS, subjects.MODELS])
 async def test_a_call_of_the_bus_that_is_not_taken_is_failed_if_it_asks_for_an_answer(
     mesh: FakeMesh, shared_nats_server: NatsServer, subject: str, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagemesh.gateway.actor import GatewayActor
-from pagemesh.gateway.api.api_errors import ApiError, cancelled, from_fault
+from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
 from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, SCORE_BYTES, TOKEN_BYTES, Renderer
 from pagemesh.gateway.api.sampling_defaults import OPENAI, SamplingDefaults
@@ -183,7 +183,10 @@ class Front:
 
     async def _works(self, understood: Understood, limits: TenantLimits) -> list[Work]:
         ask = understood.ask
-        if not self.gateway.room(len(ask.prompts)):
+        count, count_max = len(ask.prompts), self.gateway.request_count_max
+        if count > count_max:
+            raise bad("prompt", f"{count} prompts exceed the limit of {count_max} requests at once")
+        if not self.gateway.room(count):
             raise ApiError(429, "too many requests at once", retry_after_ms=1_000)
         try:
             facts = await self.gateway.facts(self._limits)
