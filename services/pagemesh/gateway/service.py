@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from pagemesh.gateway.actor import GatewayActor
@@ -70,21 +71,21 @@ async def run(config: ServiceConfig, stop: Stop) -> None:
                 defaults=defaults,
                 trace_ratio=config.telemetry.sampled_ratio,
             )
-            async with (
-                BusDoor(front, bus).open() as bus_door,
-                HttpDoor(front, config.gateway).serve() as url,
-            ):
-                spare_loaded()
-                gateway.announce("ready")
-                keyless = tenants.open_to_all
-                _log.info(
-                    "gateway.ready",
-                    url=url,
-                    model=front.model,
-                    asks_for_keys=not keyless,
-                    sampling_defaults=defaults.recommended,
-                )
-                await stop.wait()
-                gateway.announce("draining")
-                await bus_door.close()  # now: the other door may take long to be left
-            front.next_turns.close()
+            with contextlib.closing(front.next_turns):  # or its thread is waited for at exit
+                async with (
+                    BusDoor(front, bus).open() as bus_door,
+                    HttpDoor(front, config.gateway).serve() as url,
+                ):
+                    spare_loaded()
+                    gateway.announce("ready")
+                    keyless = tenants.open_to_all
+                    _log.info(
+                        "gateway.ready",
+                        url=url,
+                        model=front.model,
+                        asks_for_keys=not keyless,
+                        sampling_defaults=defaults.recommended,
+                    )
+                    await stop.wait()
+                    gateway.announce("draining")
+                    await bus_door.close()  # now: the other door may take long to be left

@@ -19,11 +19,15 @@ from nats.aio.client import Client
 from tests.unit.gateway.fake_mesh import FACTS, FakeMesh, FakeWorker
 from tests.unit.gateway.support import MODEL, eventually, write_model
 
+from pagemesh.gateway import service
 from pagemesh.gateway.doors.connection import Connection
 from pagemesh.gateway.doors.http import HttpDoor
+from pagemesh.gateway.doors.next_turn import NextTurns
 from pagemesh.runtime.bus import Bus
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.runtime.ports import free_port
+from pagemesh.runtime.service import Stop
+from pagemesh.runtime.service_config import load_service_config
 from pagemesh.runtime.settings import BusConfig, GatewayConfig
 from pagemesh.wire import subjects
 
@@ -224,6 +228,32 @@ async def test_who_connects_in_the_moment_of_a_stop_does_not_hold_it_up(
         assert not writer.is_closing()
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_what_a_gateway_would_tokenise_is_forgotten_when_it_is_cut_off(
+    shared_nats_server: NatsServer, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended only when all of it was done."""
+    port = free_port()
+    environ = {"PAGEMESH_NATS": shared_nats_server.url, "PAGEMESH_MODEL": str(model_folder)}
+    environ |= {"PAGEMESH_NAME": "g-cut", "PAGEMESH_SECRET": SECRET}
+    environ |= {"PAGEMESH_HTTP_PORT": str(port)}
+    monkeypatch.setattr(service, "spare_loaded", lambda: None)  # the tests go on
+    closed: list[NextTurns] = []
+    close = NextTurns.close
+
+    def noted(turns: NextTurns) -> None:
+        closed.append(turns)
+        close(turns)
+
+    monkeypatch.setattr(NextTurns, "close", noted)
+    running = asyncio.create_task(service.run(load_service_config(environ), Stop()))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        await _answers(http, "/health/live", 200)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(closed) == 1
 
 
 async def test_a_gateway_that_is_there_before_nats_is_live_and_becomes_ready(
