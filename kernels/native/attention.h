@@ -9,6 +9,8 @@ namespace {
 // Below some 80 us of work (see parallel.h), in multiply-adds.
 constexpr long kAttentionWork = 1 << 20;
 constexpr long kUnitsPerThread = 8;
+// What the states of spans may take at once: without it they grow with threads times context.
+constexpr long kSpanStatesBytes = 64L << 20;
 
 inline long attention_work(const AttentionCall& call) {
   long positions = 0;
@@ -43,14 +45,6 @@ struct AttentionPlan {
     free(spans.first_unit);
     free(tiles);
   }
-
-  // Units of work for a Counter: of the states, then (by span alone) of their merging.
-  long units(const AttentionCall& call) const {
-    return (by_span ? spans.first_unit[tile_count] : tile_count) * call.pages.kv_heads;
-  }
-  long merges(const AttentionCall& call) const {
-    return by_span ? tile_count * call.pages.kv_heads : 0;
-  }
 };
 
 void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan) {
@@ -68,7 +62,7 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   plan->by_span = threads > 1 && !enough && spans_max > 1;
   if (!plan->by_span) return;
   SpanPlan& spans = plan->spans;
-  spans = {plan->tiles, plan->tile_count, nullptr, nullptr, 0};
+  spans = {plan->tiles, plan->tile_count, nullptr, nullptr, 0, 0};
   spans.first_unit = pm::take<long>(static_cast<size_t>(plan->tile_count + 1));
   for (long i = 0; i < plan->tile_count; ++i) {
     spans.first_unit[i] = units;
@@ -77,39 +71,60 @@ void plan_attention(const AttentionCall& call, int threads, AttentionPlan* plan)
   }
   spans.first_unit[plan->tile_count] = units;
   spans.unit_floats = rows_max * call.group * state_floats(call.width);
-  spans.states =
-      pm::take<float>(static_cast<size_t>(units * call.pages.kv_heads * spans.unit_floats));
+  const long floats = call.pages.kv_heads * spans.unit_floats;  // of a unit
+  const long places = kSpanStatesBytes / (floats * static_cast<long>(sizeof(float)));
+  spans.round_units = units <= places ? units : places > 2 ? places - 1 : 1;
+  const long taken = units < spans.round_units + 1 ? units : spans.round_units + 1;
+  spans.states = pm::take<float>(static_cast<size_t>(taken * floats));
 }
 
 template <typename T>
-void attend_as(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& work,
-               Scratch& scratch) {
+void attend_tiles(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& work,
+                  Scratch& scratch) {
   const long kv_heads = call.pages.kv_heads;
   long unit, end;
-  while (work.take(plan.units(call), 1, &unit, &end)) {
-    if (plan.by_span) {
-      span_unit<T>(call, plan.spans, unit / kv_heads, unit % kv_heads, scratch);
-    } else {
-      // Last tiles first: within a chunk they see the most.
-      whole_tile<T>(call, plan.tiles[plan.tile_count - 1 - unit / kv_heads], unit % kv_heads,
-                    scratch);
+  while (work.take(plan.tile_count * kv_heads, 1, &unit, &end)) {
+    // Last tiles first: within a chunk they see the most.
+    whole_tile<T>(call, plan.tiles[plan.tile_count - 1 - unit / kv_heads], unit % kv_heads,
+                  scratch);
+  }
+}
+
+template <typename T>
+void attend_spans(const AttentionCall& call, const SpanPlan& plan, pm::Counter& work,
+                  pm::Counter& merges, Scratch& scratch) {
+  const long kv_heads = call.pages.kv_heads, units = plan.units();
+  const bool first_thread = pm::thread_index() == 0;
+  long at, end;
+  for (Round round{0, 0}; round.end < units;) {
+    if (round.end) {  // places of states are free once all are merged
+      pm::barrier();
+      if (first_thread) merges.begin_anew();
+    }
+    const long most = round.end + plan.round_units;
+    round = {round.end, most < units ? most : units};
+    while (work.take((round.end - round.begin) * kv_heads, 1, &at, &end)) {
+      span_unit<T>(call, plan, round.begin + at / kv_heads, at % kv_heads, scratch);
+    }
+    pm::barrier();
+    if (first_thread) work.begin_anew();
+    const long tile = plan.tile_of(round.begin);
+    const long tiles = plan.tile_of(round.end - 1) + 1 - tile;
+    while (merges.take(tiles * kv_heads, 1, &at, &end)) {
+      merge_tile(call, plan, round, tile + at / kv_heads, at % kv_heads);
     }
   }
 }
 
 // One thread's share of a planned call; every thread of a region calls it with the same
-// counters, over plan.units() and plan.merges().
+// counters.
 void attend(const AttentionCall& call, const AttentionPlan& plan, pm::Counter& work,
             pm::Counter& merges, Scratch& scratch) {
-  with_kv_type(call.pages,
-               [&](auto type) { attend_as<decltype(type)>(call, plan, work, scratch); });
-  if (!plan.by_span) return;
-  const long kv_heads = call.pages.kv_heads;
-  long unit, end;
-  pm::barrier();
-  while (merges.take(plan.merges(call), 1, &unit, &end)) {
-    merge_tile(call, plan.spans, unit / kv_heads, unit % kv_heads);
-  }
+  with_kv_type(call.pages, [&](auto type) {
+    using T = decltype(type);
+    if (plan.by_span) return attend_spans<T>(call, plan.spans, work, merges, scratch);
+    attend_tiles<T>(call, plan, work, scratch);
+  });
 }
 
 // 0, or 1 + the first row without pages in the pool for all that it sees.

@@ -202,48 +202,72 @@ void whole_tile(const AttentionCall& call, Tile tile, long kv_head, Scratch& scr
   }
 }
 
-// Spans of few rows spread over threads: states kept aside, merged in order after a barrier.
+// Units [begin, end).
+struct Round {
+  long begin, end;
+};
+
+// Spans of few rows spread over threads: states kept aside, merged in order after a barrier. Units
+// are (tile, span), and as many as there is room for make a round. The room is a ring with a place
+// more: where a round ends within a tile, what was merged so far waits in place of its last unit.
 struct SpanPlan {
   const Tile* tiles;
   long tile_count;
-  long* first_unit;  // of each tile, units being (tile, span), [tile_count + 1]
-  float* states;     // [unit][kv_head][query]
+  long* first_unit;  // of each tile, [tile_count + 1]
+  float* states;     // [unit % (round_units + 1)][kv_head][query]
   long unit_floats;  // per KV head
+  long round_units;
 
+  long units() const { return first_unit[tile_count]; }
+  long tile_of(long unit) const {
+    long low = 0, high = tile_count;
+    while (high - low > 1) {
+      const long middle = (low + high) / 2;
+      (first_unit[middle] <= unit ? low : high) = middle;
+    }
+    return low;
+  }
   float* states_of(const AttentionCall& call, long unit, long kv_head) const {
-    return states + (unit * call.pages.kv_heads + kv_head) * unit_floats;
+    return states + (unit % (round_units + 1) * call.pages.kv_heads + kv_head) * unit_floats;
   }
 };
 
 template <typename T>
 void span_unit(const AttentionCall& call, const SpanPlan& plan, long unit, long kv_head,
                Scratch& scratch) {
-  long low = 0, high = plan.tile_count;
-  while (high - low > 1) {
-    const long middle = (low + high) / 2;
-    (plan.first_unit[middle] <= unit ? low : high) = middle;
-  }
-  const Tile tile = plan.tiles[low];
-  const long span = Spans(reach_of(call, tile)).first + unit - plan.first_unit[low];
+  const long index = plan.tile_of(unit);
+  const Tile tile = plan.tiles[index];
+  const long span = Spans(reach_of(call, tile)).first + unit - plan.first_unit[index];
   pack_queries(call, tile, kv_head, scratch);
   tile_span<T>(call, tile, kv_head, span, scratch);
   const size_t floats = static_cast<size_t>(tile.rows * call.group * state_floats(call.width));
   memcpy(plan.states_of(call, unit, kv_head), scratch.span, sizeof(float) * floats);
 }
 
-void merge_tile(const AttentionCall& call, const SpanPlan& plan, long index, long kv_head) {
+// Merges the spans of a tile that a round has taken.
+void merge_tile(const AttentionCall& call, const SpanPlan& plan, Round round, long index,
+                long kv_head) {
   const Tile tile = plan.tiles[index];
   const long unit_of_span_0 = plan.first_unit[index] - Spans(reach_of(call, tile)).first;
+  const long low = round.begin - unit_of_span_0, high = round.end - unit_of_span_0;
   for (long query = 0; query < tile.rows * call.group; ++query) {
     const long row = tile.row + query / call.group;
     const Spans spans(reach_of(call, row));
+    if (spans.end <= low || high <= spans.first) continue;
     const auto state = [&](long span) {
       return state_at(plan.states_of(call, unit_of_span_0 + span, kv_head), query, call.width);
     };
-    for (long span = spans.first + 1; span < spans.end; ++span) {
-      merge_state(state(spans.first), state(span), call.width);
+    const long first = spans.first < low ? low - 1 : spans.first;
+    const long end = spans.end < high ? spans.end : high;
+    for (long span = first + 1; span < end; ++span) {
+      merge_state(state(first), state(span), call.width);
     }
-    write_out(call, row, kv_head * call.group + query % call.group, state(spans.first));
+    if (spans.end <= high) {
+      write_out(call, row, kv_head * call.group + query % call.group, state(first));
+    } else if (first < high - 1) {
+      memcpy(state(high - 1).words, state(first).words,
+             sizeof(float) * static_cast<size_t>(state_floats(call.width)));
+    }
   }
 }
 

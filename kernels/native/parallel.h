@@ -31,6 +31,8 @@ class Counter {
     *end = at + step < limit ? at + step : limit;
     return true;
   }
+  // Between barriers, by one thread: what follows takes from the beginning again.
+  void begin_anew() { __atomic_store_n(&next_, 0, __ATOMIC_RELAXED); }
 
  private:
   long next_ = 0;
