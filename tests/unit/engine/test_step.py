@@ -168,6 +168,47 @@ def test_an_empty_batch_gives_nothing(model_folder: Path) -> None:
     assert logits is not None and logits.shape == (0, VOCAB)
 
 
+@pytest.mark.parametrize(
+    ("refused", "after"),
+    [
+        pytest.param(3, "many", id="its workspace"),
+        pytest.param(4, "one", id="its results"),
+    ],
+)
+def test_after_a_step_that_found_no_memory_no_other_takes_what_is_gone_or_too_small(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, refused: int, after: str
+) -> None:
+    decoder, pool = load_decoder(model_folder)
+    cases = {"one": Case(decoder, pool, [(5, 1)]), "many": Case(decoder, pool, LENGTHS)}
+    pools = {name: case.pool() for name, case in cases.items()}
+    wanted = {name: ends(case.batch) for name, case in cases.items()}
+
+    def step(name: str) -> torch.Tensor:
+        case = cases[name]
+        return decoder.step(case.tokens, case.batch, wanted[name], pools[name], logits=True)[0]
+
+    expected = step(after).clone()
+    decoder, _ = load_decoder(model_folder)
+    asked: list[int] = []
+    kept: list[torch.Tensor] = []
+    empty = torch.empty
+
+    def scarce(floats: int) -> torch.Tensor:
+        asked.append(floats)
+        if len(asked) == refused:
+            raise MemoryError
+        kept.append(empty(100 * floats))  # whoever writes beyond what it asked for breaks nothing
+        return kept[-1][:floats]
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    step("one")
+    with pytest.raises(MemoryError):
+        step("many")
+    first_workspace = kept[0].fill_(float("nan"))
+    assert torch.equal(step(after), expected)
+    assert first_workspace.isnan().all()
+
+
 def test_a_step_says_where_its_time_went(model_folder: Path) -> None:
     decoder, pool = load_decoder(model_folder)
     case, spent = Case(decoder, pool, LENGTHS), phases()

@@ -40,6 +40,7 @@ from pagemesh.kernels.native.library import (
 from pagemesh.kernels.weight_types import WEIGHT_TYPES
 
 Tensor = torch.Tensor
+_NONE: tuple[object, ...] = (None,) * 6
 _TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _BAD = {
     1: "token {0} of row {1} is not in the vocabulary",
@@ -111,7 +112,7 @@ class DecoderStep:
         self._workspace_of = (0, 0)
         self._workspace_at = 0
         self._out = torch.empty(0)
-        self._inputs: tuple[object, ...] = (None,) * 6
+        self._inputs: tuple[object, ...] = _NONE
         self._arguments: tuple[object, ...] = ()
         self._results: tuple[Tensor, Tensor | None] = (self._out, None)
 
@@ -189,6 +190,7 @@ class DecoderStep:
         rows_max: int,
     ) -> None:
         """``rows_max``: those of a step, of which there may be more than in ``batch``."""
+        self._inputs = _NONE  # where this fails, what was prepared before may be gone
         self._check(tokens, batch, wanted, pool)
         self._rows = RowsStruct(
             tokens.data_ptr(), batch.slots.data_ptr(), batch.row_sequence.data_ptr(),
@@ -219,11 +221,11 @@ class DecoderStep:
             )
 
     def _reserve(self, rows: int, thread_count: int) -> int:
-        """The address of a workspace for so many rows; it never shrinks."""
+        """The address of a workspace for so many rows; with as many threads it never shrinks."""
         if rows > self._workspace_of[0] or thread_count != self._workspace_of[1]:
-            self._workspace_of = (rows, thread_count)
             size = native().pm_decoder_workspace(self._decoder, rows, thread_count)
             self._workspace = torch.empty(size + 16)
+            self._workspace_of = (rows, thread_count)  # now that it is there
         address = self._workspace.data_ptr()
         return address + -address % 64
 
