@@ -67,7 +67,7 @@ def test_rows_at_the_edges_of_float32_are_written_as_the_reference_writes_them(
     rows = singles.unsqueeze(1).repeat(1, 32)
     rows[:, 1::2] = 0.0
     bits = torch.randint(-(2**31), 2**31 - 1, (300, 32), dtype=torch.int32)
-    rows = torch.cat([rows, bits.view(torch.float32), tiny * torch.randint(0, 300, (20, 32))])
+    rows = torch.cat([rows, bits.view(torch.float32), tiny * torch.randint(-300, 300, (20, 32))])
     pool = KvPool.allocate(PageLayout(1, 1, 32, 16, dtype), len(rows) // 16 + 1)
     slots = torch.arange(len(rows))
     kv_write(rows.unsqueeze(1), rows.flip(0).unsqueeze(1), pool, 0, slots)

@@ -327,6 +327,20 @@ def test_a_page_table_too_short_for_its_rows_is_refused() -> None:
     assert ragged_batch([], [], [], 16).rows == 0
 
 
+def test_a_row_beyond_its_page_table_is_refused_and_does_not_go_on_in_the_next_one(
+    level: CpuLevel,
+) -> None:
+    pool, tables = filled_pool(PageLayout(2, 2, 16, 16), 100, 2)
+    batch = ragged_batch(tables, [111, 50], [1, 1], 16)
+    q = torch.randn(2, 2, 16)
+    paged_attention(q, pool, 0, batch, SCALE)
+    batch.row_position[0] += 1  # the first of a page more than there are
+    with pytest.raises(IndexError, match="row 0 at position 112 of sequence 0 has no page"):
+        paged_attention(q, pool, 0, batch, SCALE)
+    with pytest.raises(IndexError, match="row 0 at position 112 of sequence 0 has no page"):
+        paged_attention(q, pool, 0, batch, SCALE, window_tokens=1)
+
+
 def test_wrong_shapes_are_refused_with_what_was_expected_and_got() -> None:
     pool, tables = filled_pool(PageLayout(2, 2, 16, 16), 32, 1)
     batch = ragged_batch(tables, [0], [1], 16)
