@@ -105,11 +105,15 @@ def test_pages_before_the_window_may_be_gone(level: CpuLevel, page_size: int) ->
         paged_attention(q, pool, 1, batch, SCALE, window_tokens=100 + page_size)
 
 
-def test_rows_far_apart_need_nothing_between_their_windows(level: CpuLevel) -> None:
-    pool, tables = written_pool(PageLayout(2, 2, 32, 16), 700, 1)
+@pytest.mark.parametrize("layout", [PageLayout(2, 2, 32, 7), PageLayout(2, 2, 32, 16, "e4m3")])
+def test_rows_far_apart_need_nothing_between_their_windows(
+    level: CpuLevel, layout: PageLayout
+) -> None:
+    # What lies between is read, and not only its address taken, where K is copied or has scales.
+    pool, tables = written_pool(layout, 700, 1)
     table = tables[0].copy()
-    table[3:40] = pool.page_count + 5
-    batch = ragged_batch([tables[0]], [0], [700], 16)
+    table[48 // layout.page_size : 640 // layout.page_size] = pool.page_count + 50_000
+    batch = ragged_batch([tables[0]], [0], [700], layout.page_size)
     picked = torch.tensor([3, 40, 41, 690])
     q = torch.randn(700, 2, 32)
     far = RaggedBatch(
