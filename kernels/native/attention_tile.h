@@ -149,6 +149,7 @@ void take_blocks(const AttentionCall& call, Tile tile, Rows rows, long kv_head, 
     locate(head, start, slots, static_cast<typename T::Code*>(scratch.keys), &block);
     // What is not there has nothing to fetch.
     for (auto& keys : block.next_keys) keys = block.keys[slots.first / kLanes];
+    for (int slot = 0; slot < slots.first; ++slot) block.values[slot] = block.values[slots.first];
     const long next = start + kBlock;
     if (next < reach.limit && head.whole_vectors()) {
       locate_keys(head, next, slots_of(reach, next), block.next_keys);

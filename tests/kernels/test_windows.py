@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +131,33 @@ def test_rows_far_apart_need_nothing_between_their_windows(
     got = paged_attention(q[picked], pool, 1, far, SCALE, window_tokens=20)
     whole = paged_attention(q, pool, 1, batch, SCALE, window_tokens=20)
     assert torch.equal(got, whole[picked])
+
+
+@pytest.fixture(scope="module")
+def strays(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], int]:
+    """How many fetches of one row, at a position and with a window, lie outside of all pages."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    source = Path(__file__).with_name("fetch_probe.cpp")
+    target = tmp_path_factory.mktemp("probe") / "probe.so"
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC"]
+    command = [compiler, *flags, str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count = ctypes.CDLL(str(target)).probe_strays
+    count.argtypes, count.restype = [ctypes.c_long] * 2, ctypes.c_long
+    return lambda position, window: int(count(position, window))
+
+
+def test_what_is_fetched_ahead_lies_in_pages(strays: Callable[[int, int], int]) -> None:
+    found = {
+        (position, window): count
+        for position in (63, 127, 170, 191, 700)
+        for window in (*range(1, 140), 10_000)
+        if (count := strays(position, window))
+    }
+    assert not found
 
 
 @pytest.mark.parametrize("soft_cap", [0.5, 5.0, 50.0, 1e6])
