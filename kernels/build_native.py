@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _run(command: list[str]) -> None:
 
 def build() -> Path:
     """Compile and install the library; returns its path. Raises ``BuildFailed``."""
+    began_s = time.time()
     compiler = _tool(*COMPILERS)
     named = bool(os.environ.get("CXX"))  # with arguments perhaps, which CMake knows to take apart
     if not compiler and not named:
@@ -74,7 +76,9 @@ def build() -> Path:
     _run([cmake, *folders, *generator, *program, *compile_with, release])
     _run([cmake, "--build", str(BUILD_FOLDER)])
     fresh = LIBRARY_PATH.with_suffix(f".{os.getpid()}.new")
-    shutil.copy2(BUILD_FOLDER / LIBRARY_NAME, fresh)
+    shutil.copy(BUILD_FOLDER / LIBRARY_NAME, fresh)
+    # Not when it was linked, which may be long ago, nor now: a source may have changed meanwhile.
+    os.utime(fresh, (began_s, began_s))
     fresh.replace(LIBRARY_PATH)
     return LIBRARY_PATH
 

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from ops import set_up
@@ -96,18 +97,47 @@ def test_an_environment_that_was_left_half_made_has_no_pip(tmp_path: Path) -> No
     assert set_up.has_pip(fake_python(tmp_path, "exit 0"))
 
 
-def test_a_library_is_stale_until_it_is_newer_than_its_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = set_up.BUILD_NATIVE
-    spec = importlib.util.spec_from_file_location("build_native", path)
+@pytest.fixture
+def build_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with one source and a place for its library in ``tmp_path``."""
+    spec = importlib.util.spec_from_file_location("build_native", set_up.BUILD_NATIVE)
     assert spec is not None and spec.loader is not None
-    build_native = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build_native)
-    library = tmp_path / "library.so"
-    monkeypatch.setattr(build_native, "LIBRARY_PATH", library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "source.cpp").touch()
+    monkeypatch.setattr(module, "SOURCE_ROOT", tmp_path)
+    monkeypatch.setattr(module, "LIBRARY_PATH", tmp_path / "library.so")
+    monkeypatch.setattr(module, "BUILD_FOLDER", tmp_path)
+    return module
+
+
+def test_a_library_is_stale_until_it_is_newer_than_its_sources(build_native: ModuleType) -> None:
+    library = build_native.LIBRARY_PATH
     assert build_native.is_stale()
     library.touch()
     assert not build_native.is_stale()
     os.utime(library, (0, 0))
+    assert build_native.is_stale()
+
+
+def test_a_library_is_as_old_as_the_build_that_ends_with_it_even_if_that_links_nothing(
+    build_native: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked, source = tmp_path / build_native.LIBRARY_NAME, tmp_path / "native" / "source.cpp"
+    now_s = time.time()
+    linked.touch()
+    os.utime(linked, (0, 0))
+    os.utime(source, (now_s - 300, now_s - 300))
+    monkeypatch.setattr(time, "time", lambda: now_s - 200)
+    monkeypatch.setattr(build_native, "_tool", lambda *names: names[0])
+    monkeypatch.setattr(build_native, "_run", lambda command: None)
+    build_native.build()
+    assert not build_native.is_stale()
+
+    def changed_meanwhile(_: list[str]) -> None:
+        os.utime(source, (now_s - 100, now_s - 100))
+
+    monkeypatch.setattr(build_native, "_run", changed_meanwhile)
+    build_native.build()
     assert build_native.is_stale()
