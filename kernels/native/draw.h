@@ -52,7 +52,7 @@ struct Aim {
   Aim(const double* sums, long blocks, double uniform) : running(0.0), block(0) {
     double whole = 0.0;
     for (long at = 0; at < blocks; ++at) whole += sums[at];
-    // A uniform just below 1 may round up to the whole sum.
+    // A uniform below 1 never makes the whole sum, however it rounds; one of 1 would.
     target = fmin(uniform * whole, nextafter(whole, 0.0));
     if (!(whole < INFINITY)) block = -1;
     while (block >= 0 && running + sums[block] <= target) running += sums[block++];

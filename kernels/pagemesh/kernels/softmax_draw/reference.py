@@ -53,7 +53,7 @@ def _invert(blocks: list[torch.Tensor], sums: torch.Tensor, uniform: float) -> i
     whole = float(edges[-1])
     if not math.isfinite(whole):
         return 0
-    # A uniform just below 1 may round up to the whole sum.
+    # A uniform below 1 never makes the whole sum, however it rounds; one of 1 would.
     target = min(uniform * whole, math.nextafter(whole, 0.0))
     block = int((edges <= target).sum())
     below = float(edges[block - 1]) if block else 0.0
