@@ -164,6 +164,17 @@ def test_of_two_routes_that_with_fewer_workers_to_avoid_is_taken(router: Router)
     assert names(chosen(router, want(avoid=avoid))) == ("q", "d")
 
 
+def test_a_short_prompt_goes_to_prefill_when_all_decode_workers_are_to_be_avoided(
+    router: Router,
+) -> None:
+    for one in (worker("p", "prefill"), worker("d", "decode"), worker("e", "decode")):
+        router.announced(one)
+    d, e, p = (Worker(name, 1) for name in "dep")
+    assert names(chosen(router, want(64, avoid=frozenset({d})))) == ("e", "")
+    assert names(chosen(router, want(64, avoid=frozenset({d, e})))) == ("p", "d")
+    assert names(chosen(router, want(64, avoid=frozenset({d, e, p})))) == ("d", "")
+
+
 def test_other_weights_do_not_continue_a_sequence(router: Router) -> None:
     router.announced(worker("d", "decode"))
     assert isinstance(router.choose("tiny", SALT, want(model_root=b"x" * 32)), Superseded)

@@ -7,7 +7,7 @@ there is the pager's business. Pure: fed with announcements and page events, ask
 Both workers of a route live on one host, where a handover moves no page. A short uncached
 suffix goes straight to a decode worker, and so does a prompt where that shares its cores with the
 prefill workers and has company already, or the suffix is of middling length (ADR 0025); when one
-role is missing the other does all.
+role is missing, or is to be avoided, the other does all.
 """
 
 from __future__ import annotations
@@ -275,7 +275,10 @@ class Router:
         prefills = [known for known in here if known.role == "prefill"]
         decodes = [known for known in here if known.role == "decode"]
         uncached = len(want.tokens) - cached
-        if decodes and (not prefills or uncached <= self.limits.short_suffix_tokens):
+        straight = uncached <= self.limits.short_suffix_tokens and not all(
+            known.worker in want.avoid for known in decodes
+        )
+        if decodes and (straight or not prefills):
             yield from ((known, None) for known in decodes)
             return
         best = min(
