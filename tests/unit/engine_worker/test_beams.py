@@ -325,10 +325,11 @@ def test_what_a_search_saved_is_told_at_its_end() -> None:
 def test_a_search_that_makes_no_sense_is_refused_at_the_door(wrong: dict[str, object]) -> None:
     message = msgspec.structs.replace(asked(), **wrong)
     with pytest.raises(Malformed, match=r"^beams: "):
-        vet(message, vocab_tokens=1_000, message_bytes_max=1 << 20)
+        vet(message, vocab_tokens=1_000, message_bytes_max=1 << 20, output_bytes_max=1 << 25)
 
 
 def test_answers_that_no_message_could_carry_are_refused_before_they_are_searched_for() -> None:
-    vet(asked(max_tokens=60_000), vocab_tokens=1_000, message_bytes_max=1 << 20)
+    limits = {"vocab_tokens": 1_000, "message_bytes_max": 1 << 20, "output_bytes_max": 1 << 25}
+    vet(asked(max_tokens=60_000), **limits)
     with pytest.raises(NoCapacity, match="lower max_tokens"):
-        vet(asked(max_tokens=70_000), vocab_tokens=1_000, message_bytes_max=1 << 20)
+        vet(asked(max_tokens=70_000), **limits)

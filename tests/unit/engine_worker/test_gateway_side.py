@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,13 +17,17 @@ from tests.unit.engine_worker.bench import (
     finished,
     key,
     of_kind,
+    result_of,
     submit,
 )
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker import frames
 from pagemesh.engine.worker.lease import TokenBuffer
+from pagemesh.engine.worker.plan import StepResult, TokenScores
 from pagemesh.engine.worker.sequence import IllegalMove, Phase
+from pagemesh.engine.worker.vetting import vet
+from pagemesh.wire.errors import NoCapacity
 from pagemesh.wire.messages import Message, Ok
 from pagemesh.wire.pager_messages import Admit, Release
 from pagemesh.wire.tokens import unpack
@@ -102,6 +107,36 @@ def bytes_more(**more: Any) -> int:
 def test_scores_count_for_what_a_message_carries_of_them(field: str) -> None:
     scores = TopLogprobs(chosen=bytes(8), width=20, top_tokens=bytes(160), top_values=bytes(160))
     assert bytes_more(**{field: scores}) == 8 + 160 + 160
+
+
+def vet_scored(prompt: int, choices: int) -> None:
+    """Vet a submit that wants 164 bytes of scores for each token of its prompt, of each choice."""
+    message = submit(prompt, choices=choices, prompt_logprobs=True)
+    sampling = msgspec.structs.replace(message.sampling, logprobs=20)
+    message = msgspec.structs.replace(message, sampling=sampling)
+    vet(message, vocab_tokens=10_000, message_bytes_max=1 << 20, output_bytes_max=16 << 20)
+
+
+def test_the_prompts_scores_may_fill_a_message_for_each_choice() -> None:
+    vet_scored(5_900, 8)
+    with pytest.raises(NoCapacity, match="fewer alternatives or tokens"):
+        vet_scored(6_100, 1)
+    with pytest.raises(NoCapacity, match="for 9 choices, 8388608 can be sent at once"):
+        vet_scored(5_900, 9)
+
+
+def test_the_prompts_scores_of_several_choices_go_out_in_a_message_each() -> None:
+    bench = Bench(frames_bytes_max=1_500).start()
+    bench.ask(submit(8, choices=3, max_tokens=0, prompt_logprobs=True))
+    bench.grant()
+    plan, bench.plan = bench.plan, None
+    assert plan is not None
+    scores = TokenScores(bytes(28), 20, bytes(560), bytes(560))
+    rows = (replace(result_of(plan, 51).rows[0], prompt_scores=scores),)
+    bench.handle(ev.StepsFinished((StepResult(plan.step, rows),)))
+    messages = [sent.frames.frames for sent in bench.sent]
+    assert [len(frames) for frames in messages] == [1, 1, 1]
+    assert all(frame.prompt_logprobs is not None for (frame,) in messages)
 
 
 def test_the_words_of_an_error_count_whatever_their_letters() -> None:

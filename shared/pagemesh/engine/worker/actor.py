@@ -222,6 +222,7 @@ class WorkerBehaviour(Behaviour[Input]):
                 message,
                 vocab_tokens=self._around.vocab_tokens,
                 message_bytes_max=self._around.bus.message_bytes_max,
+                output_bytes_max=self._around.bus.config.output_bytes_max,
             )
         except Fault as fault:
             delivery.respond_error(fault)

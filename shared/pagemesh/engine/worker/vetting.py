@@ -15,12 +15,15 @@ _SPARE_BYTES = 64 << 10
 """For everything else that a message of frames may hold."""
 
 
-def vet(message: Message, *, vocab_tokens: int, message_bytes_max: int) -> None:
+def vet(
+    message: Message, *, vocab_tokens: int, message_bytes_max: int, output_bytes_max: int
+) -> None:
     """Raises ``Malformed``, naming the field, for token ids outside of the vocabulary, and
-    ``NoCapacity`` for prompt scores that no message could carry back."""
+    ``NoCapacity`` for prompt scores that no message could carry back, or that are together more
+    than half of ``output_bytes_max``, which is what may wait to be sent, and than a message."""
     match message:
         case Submit():
-            _vet_scores(message, message_bytes_max)
+            _vet_scores(message, message_bytes_max, output_bytes_max)
             _vet_beams(message, message_bytes_max)
             generated = [start.generated for start in message.choices]
         case Attach():
@@ -42,17 +45,24 @@ def keys_of(message: Submit | Attach) -> list[SequenceKey]:
     ]
 
 
-def _vet_scores(message: Submit, message_bytes_max: int) -> None:
-    """All choices of a request get the prompt's scores, in one message as a rule."""
+def _vet_scores(message: Submit, message_bytes_max: int, output_bytes_max: int) -> None:
+    """All choices of a request get the prompt's scores: each in a message of its own where they
+    are large, but all at the same time. What the connection did not take would be lost."""
     if not message.prompt_logprobs:
         return
     width = max(message.sampling.logprobs or 0, 0)
     token_bytes = _CHOSEN_BYTES + width * _ALTERNATIVE_BYTES
-    needed = len(message.choices) * (len(message.prompt) // 4) * token_bytes
+    needed = (len(message.prompt) // 4) * token_bytes
     if needed + _SPARE_BYTES > message_bytes_max:
         raise NoCapacity(
             f"the prompt's log-probabilities take {needed} bytes, a message holds "
-            f"{message_bytes_max}; ask for fewer alternatives, choices or tokens"
+            f"{message_bytes_max}; ask for fewer alternatives or tokens"
+        )
+    count, at_once = len(message.choices), max(output_bytes_max // 2, message_bytes_max)
+    if count * needed > at_once:
+        raise NoCapacity(
+            f"the prompt's log-probabilities take {count * needed} bytes for {count} choices, "
+            f"{at_once} can be sent at once; ask for fewer alternatives, choices or tokens"
         )
 
 
