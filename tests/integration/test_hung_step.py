@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,4 +72,32 @@ def test_every_stream_survives_a_step_that_hangs(
     mesh.wait_idle()
     calm = asyncio.run(run_all(mesh, prompts))
     check_unhurt(hurt, calm, f"a hung step of {victim}")
+    mesh.wait_idle()
+
+
+@pytest.mark.timeout(300)
+def test_a_second_signal_does_not_wait_for_a_step_and_every_stream_survives_it(
+    mesh: Mesh, orders: Path
+) -> None:
+    prompts, order, ended_s = prompts_of(14), orders / "decode", list[float]()
+    victim = mesh.pid("decode")
+
+    def strike() -> None:
+        order.with_suffix(".new").write_text("0")
+        order.with_suffix(".new").rename(order)
+        mesh.wait_for(lambda: not order.exists(), "the order to be taken")
+        os.kill(victim, signal.SIGTERM)
+        time.sleep(0.3)
+        began_s = time.monotonic()
+        os.kill(victim, signal.SIGTERM)
+        mesh.wait_for(lambda: not psutil.pid_exists(victim), "its end")
+        ended_s.append(time.monotonic() - began_s)
+
+    hurt = asyncio.run(run_all(mesh, prompts, strike))
+    assert ended_s[0] < STEP_MS_MAX / 2_000
+    assert "service.cut_off" in mesh.log and HUNG not in mesh.log
+    mesh.wait_ready()
+    mesh.wait_idle()
+    calm = asyncio.run(run_all(mesh, prompts))
+    check_unhurt(hurt, calm, "a second signal")
     mesh.wait_idle()

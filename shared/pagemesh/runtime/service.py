@@ -10,6 +10,7 @@ off, and the log says which of them it was.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -35,6 +36,12 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.ends_hard = False
+
+    def end_hard(self) -> None:
+        """A thread goes on that nothing but the end of the process ends: once ``main`` is over
+        and the log says why, nothing is waited for."""
+        self.ends_hard = True
 
     def request(self) -> None:
         self._event.set()
@@ -85,10 +92,13 @@ async def _guarded(
     work = asyncio.ensure_future(main(stop))
     pulse = None if pulse_fd is None else loop.create_task(beat(pulse_fd), name="pulse")
     try:
-        return await _until_stopped(work, stop, service, drain_ms)
+        code = await _until_stopped(work, stop, service, drain_ms)
     finally:
         if pulse is not None:
             pulse.cancel()
+    if stop.ends_hard:
+        os._exit(code)
+    return code
 
 
 async def _until_stopped(

@@ -31,6 +31,12 @@ async def never_drains(stop: Stop) -> None:
     print("ready", flush=True)
     await asyncio.Event().wait()
 
+async def computes(stop: Stop) -> None:
+    import threading
+    threading.Thread(target=time.sleep, args=(15,)).start()
+    stop.end_hard()
+    await never_drains(stop)
+
 async def wrong(stop: Stop) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(refuse())
@@ -120,6 +126,20 @@ def test_the_second_signal_does_not_wait_and_the_log_says_that_it_came(tmp_path:
     assert process.returncode == 1
     assert "service.cut_off" in err
     assert "not_drained" not in err
+
+
+def test_a_thread_that_nothing_ends_is_not_waited_for_and_the_log_says_why(
+    tmp_path: Path,
+) -> None:
+    process = start(tmp_path, "computes")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert time.monotonic() - started < 5.0
+    assert "service.not_drained" in err
 
 
 def test_a_wrong_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class WorkerBehaviour(Behaviour[Input]):
         """The core took something since it last went on."""
         self._was_ready = False
         self._told, self._told_us = Load(), 0
-        self._stepper = Stepper(
+        self.stepper = Stepper(
             executor,
             turns=around.turns,
             step_us_max=around.step_us_max,
@@ -167,7 +167,7 @@ class WorkerBehaviour(Behaviour[Input]):
             case Crashed() | PoolRefused():
                 raise event.error
             case PoolDiscarded():
-                self._stepper.let_go_discarded()
+                self.stepper.let_go_discarded()
             case StepsDone():
                 self._spans.steps_ended(event.steps, around.clock.now_us())
                 results = tuple(result for _, result in event.steps)
@@ -177,7 +177,7 @@ class WorkerBehaviour(Behaviour[Input]):
                 self._feed(event)
         if isinstance(event, Tick):
             self._tell_load()
-            if self._stepper.is_hung():
+            if self.stepper.is_hung():
                 around.on_hung()
         if self._core.ready != self._was_ready:
             self._was_ready = self._core.ready
@@ -194,7 +194,7 @@ class WorkerBehaviour(Behaviour[Input]):
     def _use_pool(self, opened: SessionOpened) -> None:
         self._pool, self._refused_why = opened, ""
         self._around.on_pool(0)
-        self._stepper.use_pool(opened)
+        self.stepper.use_pool(opened)
 
     def _pool_mapped(self, opened: SessionOpened) -> None:
         if opened is self._pool:  # or another was named meanwhile
@@ -207,11 +207,12 @@ class WorkerBehaviour(Behaviour[Input]):
         self._around.admit(PoolMissing(opened.pool_incarnation))
 
     async def end(self) -> None:
-        """Give up open calls, wait for the running step."""
+        """Give up open calls, begin no further step. ``stepper`` is closed by whoever knows how
+        long the one that runs may be waited for."""
+        self.stepper.stop()
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        await self._stepper.close()
 
     def _received(self, delivery: Delivery) -> None:
         at_us = self._around.clock.now_us()
@@ -283,10 +284,10 @@ class WorkerBehaviour(Behaviour[Input]):
             case SendFrames():
                 self._send_frames(command)
             case RunStep():
-                self._stepper.run(command.plan)
+                self.stepper.run(command.plan)
                 self._spans.step_began(command.plan, at_us)
             case EndRun():
-                self._stepper.end_run()
+                self.stepper.end_run()
             case UsePool():
                 self._use_pool(command.opened)
             case Preempted():

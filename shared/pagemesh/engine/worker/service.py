@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from pagemesh.engine.checkpoint import Progress
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.executor import ModelExecutor
 from pagemesh.engine.loading import ServedModel
@@ -27,9 +26,10 @@ from pagemesh.engine.worker.events import (
     Tick,
     WorkerLost,
 )
+from pagemesh.engine.worker.progress import logged_progress
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.engine.worker.spans import SequenceSpans
-from pagemesh.engine.worker.stepper import bounded_threads
+from pagemesh.engine.worker.stepper import Stepper, bounded_threads
 from pagemesh.engine.worker.turns import NoTurns, SharedTurns, Turns
 from pagemesh.kernels.dispatch import is_native
 from pagemesh.kernels.native.locks import HolderLock
@@ -64,7 +64,6 @@ _LEAVE_MS_MAX = 5_500
 """What the pager may take to have pages moved that it wants to keep."""
 _END_MS = 500
 """Of the time to stop: for the rest."""
-_PROGRESS_PERIOD_S = 0.5
 _BUSY_MS = 50
 _ONE_LIFE = CrashLimit(crash_count_max=1)
 _log = get_logger(__name__)
@@ -95,14 +94,20 @@ async def _serve(config: ServiceConfig, stop: Stop, role: RoleSettings) -> bool:
         spare_loaded()
         ensure_folder(config.host.pool_dir, "PAGEMESH_POOL_DIR")
         lock_name = f"{LOCK_PREFIX}{incarnation:016x}"
+        held = stack.enter_context(contextlib.ExitStack())
         lock = HolderLock(config.host.pool_dir / f"{lock_name}{LOCK_SUFFIX}")
-        stack.callback(lock.close)
+        held.callback(lock.close)
         box = None
         if engine.maker is not None:
             path = config.host.pool_dir / f"{lock_name}{MEMORY_SUFFIX}"
             box = MemoryBox(engine.maker, path, worker.pool_discarded)
-            stack.enter_context(contextlib.closing(box))
-        await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
+            held.enter_context(contextlib.closing(box))
+        try:
+            await worker.serve(engine, box, lock, _turns(config.worker, lock.path), stop)
+        finally:
+            if worker.computes:
+                held.pop_all()  # what the step writes to stays ours until the process has ended
+                stop.end_hard()
     return True
 
 
@@ -123,12 +128,18 @@ class Worker:
         self._cores = b""
         self._core: WorkerCore | None = None
         self._actor: Actor[Input] | None = None
+        self._stepper: Stepper | None = None
         self._pool_pages = 0
         self._pager_epoch: int | None = None
         self._draining, self._drain_s = False, 0.0
         self._drained = asyncio.Event()
         self._ticks = Ticks(self._patience_ms, self._tick)
         self.presence = Presence(bus, self._clock, self._describe, self._heard)
+
+    @property
+    def computes(self) -> bool:
+        """Once ``serve`` has raised: a step goes on, which ends with the process at the latest."""
+        return self._stepper is not None and not self._stepper.is_closed
 
     async def serve(
         self,
@@ -145,6 +156,18 @@ class Worker:
         # What was heard while the model loaded: the pager, above all.
         for announce in self.presence.directory.of_role("pager"):
             self._heard(Joined(announce))
+        assert self._stepper is not None
+        try:
+            await self._work(actor, stop)
+            await self._stepper.close()
+        except BaseException:  # crashed, or cut off
+            self._ticks.stop()
+            await self._stepper.abandon()
+            raise
+        if box is not None:
+            await self._leave()
+
+    async def _work(self, actor: Actor[Input], stop: Stop) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(actor.run(), name="worker-actor")
             self._ticks.start()
@@ -159,8 +182,6 @@ class Worker:
                 await self._bus.unsubscribe(subscription)
             self._ticks.stop()
             actor.stop()
-        if box is not None:
-            await self._leave()
 
     async def _drain(self) -> None:
         self._draining, self._drain_s = True, time.monotonic()
@@ -228,10 +249,12 @@ class Worker:
             engine.decoder, model.layout, engine.device, box,
             draft_tokens_max=worker.draft_tokens_max, prepare=engine.prepare,
         )  # fmt: skip
+        behaviour = WorkerBehaviour(around, core, executor, spans)
+        self._stepper = behaviour.stepper
         # Deliveries are refused far earlier, so that answers always find room.
         return Actor(
             f"worker {host.name}",
-            lambda: WorkerBehaviour(around, core, executor, spans),
+            lambda: behaviour,
             inbox_count_max=DELIVERY_COUNT_MAX + 16 * sequences_max,
             limit=_ONE_LIFE,
         )
@@ -368,24 +391,10 @@ def _load(config: WorkerConfig) -> Engine:
     # Torch itself has a thread for each core, whatever time a quota leaves them.
     torch.set_num_threads(min(torch.get_num_threads(), usable_cores().thread_count))
     config = with_types(config)
-    engine = open_engine(config, _logged_progress())
+    engine = open_engine(config, logged_progress())
     _log.info(
         "worker.model_loaded", model=config.model_name, layers=engine.model.config.layer_count,
         dtype=config.dtype, kv_dtype=config.kv_dtype,
         kernels=engine.device.place or identity(), seconds=round(time.monotonic() - began, 2),
     )  # fmt: skip
     return engine
-
-
-def _logged_progress() -> Progress:
-    """At most one line a period, and none for what is quick."""
-    due = time.monotonic() + _PROGRESS_PERIOD_S
-
-    def report(stage: str, done_bytes: int, total_bytes: int) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + _PROGRESS_PERIOD_S
-            percent = 100 * done_bytes // max(total_bytes, 1)
-            _log.info("worker.model_loading", stage=stage, percent=percent)
-
-    return report

@@ -10,6 +10,7 @@ since all that happens to a report, up to the client, takes cores from the steps
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from pagemesh.kernels.dispatch import use_threads
 from pagemesh.runtime.clock import Clock
 from pagemesh.wire.errors import Gone, Stale
 from pagemesh.wire.pager_messages import SessionOpened
+
+_SOON_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Stepper:
         self._watch = StepWatch(step_us_max)
         self._run_us_max = step_us_max // 4  # the watch takes the steps of one call for one
         self._begun, self._longest_us, self._computing = 0, 0, False
+        self.is_closed = False
         # Bounds are per thread that asks, so the computing thread sets its own.
         self._thread = ThreadPoolExecutor(
             1, "pagemesh-step", initializer=use_threads, initargs=(turns.thread_count,)
@@ -147,12 +151,25 @@ class Stepper:
         """Let no further step of the run begin."""
         self._end_run[0] = 1
 
-    async def close(self) -> None:
-        """Wait for the step that runs, forget what is queued, let the pool go."""
+    def stop(self) -> None:
+        """Forget what is queued; no further step begins."""
         self.end_run()
-        await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def close(self) -> None:
+        """Stop, wait for the step that runs, let the pool go. The step goes on, over a pool that
+        stays mapped, when this is cancelled."""
+        self.stop()
+        await asyncio.to_thread(self._thread.shutdown, True)
         self._executor.close()
         self._turns.close()
+        self.is_closed = True
+
+    async def abandon(self) -> None:
+        """Close if the step is over soon, as most are; otherwise leave it and return."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SOON_S):
+                await self.close()
 
     def _use(self, opened: SessionOpened) -> None:
         try:
