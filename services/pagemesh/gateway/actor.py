@@ -210,8 +210,11 @@ class GatewayActor:
         """Who came, changed or went."""
         announce = change.announce
         who = Worker(announce.name, announce.incarnation)
-        if announce.role in ("prefill", "decode"):
+        ours = announce.model is None or announce.model.model == self._model
+        if announce.role in ("prefill", "decode") and ours:
             self._returning.changed(change, self.clock.now_ms())
+        elif announce.role in ("prefill", "decode"):
+            self._returning.of_others(announce.name)
         if isinstance(change, Lost):
             self.router.lost(who)
             if announce.role == "pager":  # its workers stay, and take nothing without it
@@ -219,7 +222,8 @@ class GatewayActor:
                 _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
             if announce.role in ("prefill", "decode"):
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
-                measures.workers_lost.labels(change.reason).inc()
+                if ours:
+                    measures.workers_lost.labels(change.reason).inc()
                 if change.reason != "silent":  # after which it may go on where it was
                     self._tracker.forget(who)
                 for life in tuple(self._lives.values()):

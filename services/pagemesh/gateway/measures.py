@@ -56,7 +56,8 @@ for _reason in ("silent", "left", "replaced"):
 
 def vllm_aliases(model: str, workers: list[Announce], pagers: list[Announce]) -> bytes:
     """The four gauges that load balancers already read from vLLM, in its names: for whoever
-    opts in. Usage is what is neither free nor evictable."""
+    opts in, and of those that serve ``model``. Usage is what is neither free nor evictable."""
+    workers = [one for one in workers if one.model is not None and one.model.model == model]
     running = sum(worker.load.running_count for worker in workers)
     waiting = sum(worker.load.waiting_count for worker in workers)
     pools = {w.host: w.model for w in workers if w.model is not None}

@@ -53,6 +53,15 @@ def test_who_starts_is_expected_for_as_long_as_it_takes(returning: Returning) ->
     assert not returning.expected(10 * WINDOW_MS)
 
 
+def test_who_turns_out_to_serve_another_model_is_not_expected(returning: Returning) -> None:
+    returning.changed(Lost(worker("ready"), "silent"), 1_000)
+    returning.of_others("w")
+    assert not returning.expected(1_001)
+    returning.changed(Joined(worker("starting", 2)), 1_002)
+    returning.of_others("w")
+    assert not returning.expected(1_003)
+
+
 def test_finding_nobody_again_and_again_prolongs_nothing(returning: Returning) -> None:
     for now_ms in range(0, WINDOW_MS, 1_000):
         returning.vanished("w", now_ms)

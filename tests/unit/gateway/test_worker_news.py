@@ -15,6 +15,7 @@ from tests.unit.gateway.test_failover import TEXT, stream_text
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Worker
 from pagemesh.gateway.life import Life
+from pagemesh.gateway.measures import vllm_aliases
 from pagemesh.runtime.directory import Changed, Joined, Lost
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.runtime.nats_server import NatsServer
@@ -63,6 +64,30 @@ async def test_the_log_tells_of_workers_and_pagers_and_the_metric_why_workers_we
         ("gateway.pager_joined", "pager-2", None),
         ("gateway.pager_lost", "pager-2", "left"),
     ]
+
+
+async def test_workers_of_another_model_are_neither_waited_for_nor_counted(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    def lost_count() -> float:
+        told = REGISTRY.get_sample_value(
+            "pagemesh_gateway_workers_lost_total", {"reason": "silent"}
+        )
+        return told or 0.0
+
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=("decode",)) as mesh:
+        gateway, ours = mesh.front.gateway, mesh.worker.announce
+        assert ours.model is not None
+        other = msgspec.structs.replace(
+            ours, name="other", host="b", load=Load(running_count=40),
+            model=msgspec.structs.replace(ours.model, model="other", pool_pages=900),
+        )  # fmt: skip
+        told = vllm_aliases(ours.model.model, [ours, other], [])
+        assert told == vllm_aliases(ours.model.model, [ours], []) and b" 40" not in told
+        before = lost_count()
+        gateway.presence_changed(Joined(msgspec.structs.replace(other, state="starting")))
+        gateway.presence_changed(Lost(other, "silent"))
+        assert lost_count() == before and not gateway._expected()
 
 
 class Told:

@@ -36,6 +36,11 @@ class Returning:
         if announce.state == "starting" and len(self._starting) < NAMES_MAX:
             self._starting.add(name)
 
+    def of_others(self, name: str) -> None:
+        """Presence told of a worker that serves another model: nobody here waits for it."""
+        self._starting.discard(name)
+        self._missing_since_ms.pop(name, None)
+
     def vanished(self, name: str, now_ms: int) -> None:
         """Nobody listens on the subject of ``name``. One that starts is expected already."""
         if name in self._starting:
