@@ -8,6 +8,8 @@ pagemesh.mesh.v1.pager.HOST                 requests to the pager of a host
 pagemesh.mesh.v1.pages.HOST                 its stream of PagesChanged
 pagemesh.mesh.v1.worker.NAME                requests and notices to a worker
 pagemesh.mesh.v1.gateway.NAME               Frames to a gateway
+pagemesh.mesh.v1.gateway.=HASH              clients' calls to a model, from gateways of others;
+                                            queue group "gateway"
 pagemesh.mesh.v1.presence                   Announce
 pagemesh.mesh.v1.ask                        AskPresence
 pagemesh.mesh.v1.report.HOST                InspectPager
@@ -21,6 +23,7 @@ have done to the cache has others, which no client may use.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 CLIENT_PREFIX = "pagemesh.v1"
@@ -64,6 +67,12 @@ def worker(name: str) -> str:
 
 def gateway(name: str) -> str:
     return f"{MESH_PREFIX}.gateway.{name}"
+
+
+def gateways_of(model: str) -> str:
+    """Those that serve ``model``. What follows the ``=`` is no service's name, and one token
+    whatever the model is called."""
+    return f"{MESH_PREFIX}.gateway.={blake2b(model.encode(), digest_size=16).hexdigest()}"
 
 
 def inbox_prefix(role: str, name: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from tests.unit.gateway.support import MODEL
 
 from pagemesh.gateway.actor import GatewayActor
@@ -87,6 +88,7 @@ class FakeWorker:
     _gateway: str = ""
     _gateway_incarnation: int = 0
     _listening: Subscription | None = None
+    facts: ModelFacts = FACTS
 
     @property
     def announce(self) -> Announce:
@@ -97,7 +99,7 @@ class FakeWorker:
             host="host",
             state="ready",
             load=Load(running_count=len(self._tasks)),
-            model=FACTS,
+            model=self.facts,
         )
 
     @property
@@ -253,6 +255,7 @@ async def fake_mesh(
     defaults: SamplingDefaults = OPENAI,
     limits: RequestLimits | None = None,
     request_count_max: int = 64,
+    model: str = MODEL,
 ) -> AsyncIterator[FakeMesh]:
     """Names are unique, so that tests may share one NATS server one after the other."""
     tail = f"{new_incarnation():x}"
@@ -267,7 +270,9 @@ async def fake_mesh(
         )
         workers = [
             await stack.enter_async_context(
-                FakeWorker(worker_bus, f"{role}-{index}-{tail}", role).running()
+                FakeWorker(
+                    worker_bus, f"{role}-{index}-{tail}", role, facts=replace(FACTS, model=model)
+                ).running()
             )
             for index, role in enumerate(roles)
         ]
@@ -276,7 +281,7 @@ async def fake_mesh(
             name=f"g-{tail}",
             incarnation=new_incarnation(),
             host="host",
-            model=MODEL,
+            model=model,
             secret=SECRET,
             request_count_max=request_count_max,
         )
@@ -285,7 +290,7 @@ async def fake_mesh(
             gateway,
             Tokens.load(model_folder),
             Tenants(api_keys, SECRET, tenant_limits),
-            model=MODEL,
+            model=model,
             request_timeout_ms=20_000,
             defaults=defaults,
             limits=limits or RequestLimits(worker_wait_ms_max=2_000),

@@ -10,6 +10,12 @@ empty last one. Headers say which is which:
 
 ``authorization: Bearer KEY`` is asked for when the gateway has API keys, ``traceparent`` is
 taken up. A caller whose inbox is gone is noticed within about a second of its next chunk.
+
+Gateways of several models at one server share the clients' subjects. One that gets a call for
+another's model hands it on, and a gateway of that model answers the client itself:
+
+    client --call--> gateway of A --the call, and whom to answer--> gateway of B --answer--> client
+                                  <------------------------ taken--
 """
 
 from __future__ import annotations
@@ -24,8 +30,9 @@ from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, cancelled, fro
 from pagemesh.gateway.api.render import too_large
 from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.doors.finishing import finished
-from pagemesh.gateway.doors.front import Caller, Front
+from pagemesh.gateway.doors.front import PARSE_BYTES_MIN, Caller, Front
 from pagemesh.gateway.doors.http import models_json
+from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.tenants import bearer
 from pagemesh.runtime.bus import Bus, Delivery, Headers, Inbox, Subscription
 from pagemesh.runtime.clock import Clock
@@ -40,15 +47,26 @@ from pagemesh.runtime.discovery import (
 )
 from pagemesh.runtime.logs import get_logger
 from pagemesh.runtime.version import VERSION
-from pagemesh.wire import subjects
-from pagemesh.wire.errors import Absent, Busy, DeadlineExceeded, Disconnected, Fault
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import (
+    Absent,
+    Busy,
+    DeadlineExceeded,
+    Disconnected,
+    Fault,
+    Malformed,
+)
+from pagemesh.wire.messages import Refused
 
 LAST = "pagemesh-last"
 SEQUENCE = "pagemesh-sequence"
 ERROR = "pagemesh-error"
+ASKED_AT, ANSWER_TO = "pagemesh-asked-at", "pagemesh-answer-to"
+"""Of a call that was handed on: on which subject it came, and its reply inbox."""
 CALLS_MAX = 4_096
 _DOOR = "bus"
 _PROBE_MS = 1_000
+_HAND_ON_MS = 2_000
 _HEADER_BYTES_MAX = 1 << 10
 _SERVICE = "pagemesh"
 _ENDPOINTS = (
@@ -56,6 +74,7 @@ _ENDPOINTS = (
     Endpoint("completions", subjects.COMPLETIONS, subjects.CLIENT_QUEUE),
     Endpoint("models", subjects.MODELS, subjects.CLIENT_QUEUE),
 )
+_COMPLETIONS = (subjects.CHAT_COMPLETIONS, subjects.COMPLETIONS)
 _log = get_logger(__name__)
 
 
@@ -146,6 +165,10 @@ class BusDoor:
                 )
                 for endpoint in _ENDPOINTS
             ]
+            ours = subjects.gateways_of(self._front.model)
+            self._subscriptions.append(
+                await self._bus.subscribe(ours, self._admit_handed_on, queue=queue)
+            )
             async with finished(self._front.gateway, self._calls):
                 try:
                     yield self
@@ -167,6 +190,15 @@ class BusDoor:
         task = asyncio.create_task(self._serve(delivery), name="bus-call")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+    def _admit_handed_on(self, delivery: Delivery) -> None:
+        """Start a call that a gateway of another model got. Raises ``Busy`` or ``Malformed``."""
+        headers = dict(delivery.headers)
+        asked_at, answer_to = headers.pop(ASKED_AT, ""), headers.pop(ANSWER_TO, "")
+        if asked_at not in _COMPLETIONS:
+            raise Malformed(f"not where completions are asked for: {asked_at[:80]!r}")
+        self._admit(Delivery(self._bus, asked_at, answer_to, delivery.data, headers))
+        delivery.respond(b"")
 
     def _refuse(self, delivery: Delivery) -> None:
         """Raises ``Busy``; counted where a completion was asked for."""
@@ -214,6 +246,8 @@ class BusDoor:
             await self._complete(delivery, tenant, answer)
 
     async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
+        if await self._handed_on(delivery):
+            return
         chat = _is_chat(delivery)
         caller = Caller(door=_DOOR, tenant=tenant, headers=delivery.headers)
         understood = await self._front.understand(delivery.data, caller, chat=chat)
@@ -225,6 +259,39 @@ class BusDoor:
                 for chunk in chunks:
                     await answer.send(chunk)
             await answer.send(b"", last=True)
+
+    async def _handed_on(self, delivery: Delivery) -> bool:
+        """Whether a gateway of the model that is asked for, which is not ours, answers. Raises
+        ``ApiError`` where it cannot take it now. One that says nothing may have taken it."""
+        data = delivery.data
+        model = await off_loop(len(data), lambda: _model_in(data), thread_bytes_min=PARSE_BYTES_MIN)
+        if model in ("", self._front.model):
+            return False
+        headers = {**delivery.headers, ASKED_AT: delivery.subject, ANSWER_TO: delivery.reply}
+        subject = subjects.gateways_of(model)
+        try:
+            taken = await self._bus.request(subject, data, timeout_ms=_HAND_ON_MS, headers=headers)
+            if taken.data and isinstance(answer := codec.decode(taken.data), Refused):
+                raise answer.error()
+        except Absent:
+            return False
+        except DeadlineExceeded:
+            return True
+        except Fault as fault:
+            raise from_fault(fault) from None
+        return True
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+def _model_in(body: bytes) -> str:
+    """The model that is asked for; empty: none, or the body makes no sense."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _is_chat(delivery: Delivery) -> bool:
