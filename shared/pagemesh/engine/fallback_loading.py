@@ -182,7 +182,7 @@ def _modules(
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     # Once more: a tied head's bias is copied, to be padded, and is then mapped no longer.
-    model.load_state_dict(tensors, strict=False, assign=True)
+    model.load_state_dict(_under_all_names(model, tensors), strict=False, assign=True)
     model.requires_grad_(False)
     _pack(model, tensors)
     mapped = {tensor.data_ptr() for tensor in tensors.values()}
@@ -191,6 +191,19 @@ def _modules(
             raise ConfigError(f"model {checkpoint.folder}: nothing gives {own} its values")
     model.set_attn_implementation(ATTENTION)
     return model
+
+
+def _under_all_names(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors``, which has each once, and the same for the other names of what is tied: to give
+    one name its values would part it from the others."""
+    found = dict(tensors)
+    names: dict[int, list[str]] = {}
+    for name, own in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(own), []).append(name)
+    for group in names.values():
+        if (known := next((name for name in group if name in tensors), None)) is not None:
+            found.update(dict.fromkeys(group, tensors[known]))
+    return found
 
 
 def _pack(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -21,6 +21,7 @@ _SHAPE: dict[str, Any] = {
     "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 112,
 }  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {
+    "BertLMHeadModel": {"is_decoder": True},
     # One full layer among the sliding ones, which its usual six to one would not give four.
     "Gemma3ForCausalLM": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "OPTForCausalLM": {"ffn_dim": 112, "word_embed_proj_dim": 32},

@@ -128,13 +128,16 @@ def test_a_lean_family_without_windows_takes_the_lean_path(tmp_path: Path) -> No
     assert isinstance(model, LoadedModel)
 
 
-@pytest.mark.parametrize("stored_apart", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "stored_apart"),
+    [("PhiForCausalLM", False), ("PhiForCausalLM", True), ("BertLMHeadModel", False)],
+)
 def test_a_head_said_to_be_tied_is_what_transformers_makes_of_it(
-    stored_apart: bool, tmp_path: Path
+    architecture: str, stored_apart: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    # Phi's head has a bias, which is never the embeddings'.
-    twin = save_fallback_twin(folder, "PhiForCausalLM", tie_word_embeddings=True)
+    # Phi's head has a bias, which is never the embeddings'; Bert's has two names.
+    twin = save_fallback_twin(folder, architecture, tie_word_embeddings=True)
     if stored_apart:
         tensors = load_file(folder / "model.safetensors")
         own = tensors["model.embed_tokens.weight"].flip(0).clone()
