@@ -350,6 +350,7 @@ def test_log_probabilities_keep_to_their_tokens_when_a_frame_overlaps(desk: Desk
     assert delivered.logprobs is not None
     assert np.frombuffer(delivered.logprobs.chosen, "<f4").tolist() == [-2, -3]
     assert unpack(delivered.logprobs.top_tokens).tolist() == [2, 3, 4, 5]
+    assert np.frombuffer(delivered.logprobs.top_values, "<f4").tolist() == [2, 3, 4, 5]
 
 
 def test_an_own_stop_token_is_named_and_an_end_token_is_not() -> None:

@@ -98,6 +98,14 @@ def test_with_nobody_ready_it_says_so(router: Router) -> None:
     assert isinstance(router.choose("other", SALT, want()), NotReady)
 
 
+def test_a_request_goes_to_workers_of_its_model_however_idle_others_are(router: Router) -> None:
+    facts = msgspec.structs.replace(FACTS, model="other")
+    router.announced(msgspec.structs.replace(worker("idle", "decode"), model=facts))
+    assert isinstance(router.choose("tiny", SALT, want()), NotReady)
+    router.announced(worker("d", "decode", waiting=1_000_000))
+    assert names(chosen(router, want())) == ("d", "")
+
+
 def test_what_fits_no_pool_is_told_so(router: Router) -> None:
     router.announced(worker("d", "decode"))
     assert isinstance(router.choose("tiny", SALT, want(growth=2_000)), NoCapacity)
