@@ -1,0 +1,182 @@
+"""What a gateway hears, and whom it tells; what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.gateway.routes import SECRET, worker
+from tests.unit.gateway.support import DECODE, REQUEST, eventually, frame
+
+from pagemesh.gateway.actor import GatewayActor
+from pagemesh.gateway.calls import events as ev
+from pagemesh.gateway.calls.events import Route
+from pagemesh.gateway.calls.spec import RequestLimits
+from pagemesh.gateway.life import Life
+from pagemesh.runtime.bus import Bus, BusState
+from pagemesh.runtime.directory import Change, Joined, Lost
+from pagemesh.wire.errors import Busy, Malformed
+from pagemesh.wire.messages import Ok
+from pagemesh.wire.work_messages import Finish, Frames
+
+
+class Told:
+    """A life that takes note of what it is fed."""
+
+    def __init__(self) -> None:
+        self.core = SimpleNamespace(spec=SimpleNamespace(request=REQUEST))
+        self.events: list[ev.Event] = []
+
+    def feed(self, event: ev.Event) -> None:
+        self.events.append(event)
+
+
+class Gateway(GatewayActor):
+    """One that is connected to nobody: what it would do besides is named in ``spawned``."""
+
+    def __init__(self) -> None:
+        self.link = SimpleNamespace(state=BusState.CONNECTED, on_state=lambda _: None)
+        super().__init__(
+            cast(Bus, self.link), name="g", incarnation=1, host="a", model="tiny", secret=SECRET,
+            request_count_max=1,
+        )  # fmt: skip
+        self.spawned: list[str] = []
+        self.told = Told()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        work.close()
+        self.spawned.append(name)
+
+    def begin_one(self) -> None:
+        self.begin(cast(Life, self.told))
+
+    def hear(self, counter: int, finish: Finish | None = None) -> None:
+        """A message of one frame."""
+        self.received(Frames(
+            worker=DECODE.name, incarnation=DECODE.incarnation, gateway_incarnation=1,
+            counter=counter, frames=[frame(0, [1], finish=finish)],
+        ))  # fmt: skip
+
+
+@pytest.fixture
+async def gateway() -> Gateway:
+    return Gateway()
+
+
+async def test_a_frame_goes_to_the_request_that_it_is_of(gateway: Gateway) -> None:
+    gateway.begin_one()
+    gateway.hear(1)
+    assert gateway.told.events == [ev.Begin(), ev.FrameArrived(DECODE, frame(0, [1]))]
+    assert gateway.spawned == []
+
+
+async def test_requests_are_told_which_worker_had_a_message_lost(gateway: Gateway) -> None:
+    gateway.begin_one()
+    for counter in (1, 2, 4, 5):
+        gateway.hear(counter)
+    missed = [one for one in gateway.told.events if isinstance(one, ev.FramesMissed)]
+    assert missed == [ev.FramesMissed(DECODE)]
+    assert gateway.told.events.index(missed[0]) == 3, "before the frames that came after it"
+
+
+async def test_frames_that_crossed_the_end_of_their_request_have_nobody_told(
+    gateway: Gateway,
+) -> None:
+    gateway.begin_one()
+    gateway._forget(REQUEST)
+    gateway.hear(1)
+    assert gateway.spawned == []
+    later_ms = gateway.clock.now_ms() + 1_000
+    gateway.clock = cast(Any, SimpleNamespace(now_ms=lambda: later_ms))
+    gateway.hear(2, finish="stop")
+    assert gateway.spawned == []
+    gateway.hear(3)
+    assert gateway.spawned == ["disown"]
+
+
+async def test_what_is_no_message_for_a_gateway_is_refused(gateway: Gateway) -> None:
+    with pytest.raises(Malformed):
+        gateway.received(Ok())
+
+
+async def test_a_change_that_finds_the_inbox_full_is_told_later(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[Any] = []
+    refusals = [Busy("full")] * 2
+
+    def admit(change: Change) -> None:
+        if refusals:
+            raise refusals.pop()
+        admitted.append(change)
+
+    monkeypatch.setattr("pagemesh.gateway.actor._CHANGE_RETRY_S", 0.01)
+    monkeypatch.setattr(gateway._inbox, "admit", admit)
+    change = Joined(worker("d", "decode"))
+    gateway._admit_change(change)
+    assert admitted == []
+    await eventually(lambda: admitted == [change])
+
+
+async def test_why_it_is_not_ready_is_told_by_what_has_to_be_mended_first(gateway: Gateway) -> None:
+    assert gateway.unready_why == "the gateway is starting"
+    gateway.announce("ready")
+    assert gateway.unready_why == "no worker is ready"
+    gateway.presence_changed(Joined(worker("d", "decode")))
+    assert gateway.unready_why == ""
+    gateway.link.state = BusState.RECONNECTING
+    assert gateway.unready_why == "the bus is away"
+
+
+async def test_a_worker_is_expected_while_the_bus_is_away_and_when_it_has_just_gone(
+    gateway: Gateway,
+) -> None:
+    announce = worker("d", "decode")
+    gateway.presence_changed(Joined(announce))
+    assert not gateway.surroundings.expected()
+    gateway.link.state = BusState.RECONNECTING
+    assert gateway.surroundings.expected(), "nobody can be seen"
+    gateway.link.state = BusState.CONNECTED
+    gateway.presence_changed(Lost(announce, "silent"))
+    assert gateway.surroundings.expected()
+
+
+async def test_there_is_room_for_as_many_requests_as_were_set(gateway: Gateway) -> None:
+    assert gateway.room(1) and not gateway.room(2)
+    gateway.begin_one()
+    assert not gateway.room(1) and gateway.in_flight_count == 1
+    with pytest.raises(Busy):
+        gateway.begin_one()
+    gateway._forget(REQUEST)
+    assert gateway.room(1) and gateway.in_flight_count == 0
+
+
+async def test_who_is_cut_off_is_told_that_the_gateway_was_stopped(gateway: Gateway) -> None:
+    gateway.begin_one()
+    gateway.cut_off()
+    assert gateway.told.events[-1] == ev.ClientGone("stopped")
+
+
+async def test_both_workers_of_a_route_are_to_say_again_what_they_have_to_do(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubted: list[tuple[str, int]] = []
+    directory = gateway.presence.directory
+    monkeypatch.setattr(directory, "doubt", lambda *who: doubted.append(who))
+    prefill = ev.Worker("p", 3)
+    gateway.surroundings.given(Route(prefill, DECODE, b"", b"", 0))
+    gateway.surroundings.given(Route(prefill, None, b"", b"", 0))
+    assert doubted == [("p", 3), (DECODE.name, DECODE.incarnation), ("p", 3)]
+
+
+async def test_what_is_known_of_a_model_stays_known_when_its_workers_go(gateway: Gateway) -> None:
+    announce = worker("d", "decode")
+    waiting = asyncio.create_task(gateway.facts(RequestLimits()))
+    await asyncio.sleep(0)
+    gateway.presence_changed(Joined(announce))
+    assert await waiting == announce.model
+    gateway.presence_changed(Lost(announce, "left"))
+    assert await gateway.facts(RequestLimits()) == announce.model
