@@ -28,21 +28,38 @@ from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import Life, Outbox, Surroundings
 from pagemesh.gateway.routing.router import Router
 from pagemesh.runtime import rpc
-from pagemesh.runtime.bus import Asked, Bus, BusState
+from pagemesh.runtime.bus import Asked, Bus, BusState, Outgoing
 from pagemesh.runtime.clock import MonotonicClock
 from pagemesh.runtime.trace import new_trace
-from pagemesh.wire.errors import DeadlineExceeded, Disconnected, Fault, Gone, NotReady
+from pagemesh.wire import codec, subjects
+from pagemesh.wire.errors import (
+    Absent,
+    DeadlineExceeded,
+    Disconnected,
+    Fault,
+    Gone,
+    Internal,
+    NotReady,
+)
 from pagemesh.wire.messages import Refused, SequenceKey
+from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.tokens import U32
 from pagemesh.wire.work_messages import Abort, Accepted, Resend
 
 
 class Connected:
-    """A bus whose messages nobody answers."""
+    """A bus whose messages nobody answers. ``asked``: subjects, and what goes out behind."""
 
     state = BusState.CONNECTED
 
-    def ask(self, *_: Any, **__: Any) -> None:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Outgoing | None]] = []
+
+    def ask(self, subject: str, _: bytes, *, then: Outgoing | None = None, **__: Any) -> None:
+        self.asked.append((subject, then))
+
+    async def wait_connected(self, **_: Any) -> None:
         return None
 
 
@@ -51,10 +68,12 @@ class OneWay(Router):
 
     under_way: Counter[bytes] = Counter()
     chosen_count = 0
+    pages: ev.PagesFrom | None = None
 
-    def choose(self, *_: Any, **__: Any) -> ev.Route | Fault:
+    def choose(self, *_: Any, read_cache: bool = True) -> ev.Route | Fault:
         self.chosen_count += 1
-        return replace(ROUTE, root=b"%032d" % self.chosen_count)
+        self.reads_cache = read_cache
+        return replace(ROUTE, root=b"%032d" % self.chosen_count, pages=self.pages)
 
     def count(self, route: ev.Route, change: int) -> None:
         assert change
@@ -75,19 +94,24 @@ class Letters:
         return ""
 
 
-def life(outbox: Outbox, router: OneWay | None = None, choice_count: int = 1) -> Life:
-    clock = MonotonicClock()
+def life(
+    outbox: Outbox, router: OneWay | None = None, choice_count: int = 1, *,
+    bus: Connected | None = None, told: list[Any] | None = None, read_cache: bool = True,
+) -> Life:  # fmt: skip
+    """``told``: requests that have ended, and workers that do not listen."""
+    clock, told = MonotonicClock(), [] if told is None else told
     around = Surroundings(
-        cast(Bus, Connected()),
+        cast(Bus, bus or Connected()),
         clock,
         router or OneWay(b"secret"),
         lambda work, _: work.close(),
-        lambda _: None,
-        lambda _: None,
+        told.append,
+        told.append,
         lambda: True,
         lambda _: None,
     )
     request = spec(deadline_ms=clock.now_ms() + 60_000, choices=choice_count)
+    request = replace(request, read_cache=read_cache)
     letters = [Letters() for _ in range(choice_count)]
     core = RequestCore(request, RequestLimits(), letters, clock.now_ms())
     return Life(around, core, outbox, prompt_index=0, model="m", salt=b"s", context=new_trace())
@@ -191,6 +215,15 @@ async def test_a_search_for_a_worker_is_one_span_however_long_it_takes(
     assert len(spans) == 1
 
 
+def submit_of(made: Life) -> ev.SendSubmit:
+    """Its core's first, which nobody performs."""
+    now_ms = MonotonicClock().now_ms()
+    made.core.handle(ev.Begin(), now_ms)
+    [command] = made.core.handle(ev.Routed(ROUTE), now_ms)
+    assert isinstance(command, ev.SendSubmit)
+    return command
+
+
 async def heard(monkeypatch: pytest.MonkeyPatch, outcome: Accepted | Fault) -> str:
     """What the core hears of a submit that ends so: the code of a refusal, or nothing."""
     made = life(Outbox())
@@ -203,11 +236,7 @@ async def heard(monkeypatch: pytest.MonkeyPatch, outcome: Accepted | Fault) -> s
 
     monkeypatch.setattr(rpc, "answer_of", answer_of)
     monkeypatch.setattr(made, "feed", fed.append)
-    now_ms = MonotonicClock().now_ms()
-    made.core.handle(ev.Begin(), now_ms)
-    [command] = made.core.handle(ev.Routed(ROUTE), now_ms)
-    assert isinstance(command, ev.SendSubmit)
-    await made._submitted(command, cast(Asked, object()), new_trace(), 0)
+    await made._submitted(submit_of(made), cast(Asked, object()), new_trace(), 0)
     [event] = fed
     return event.answer.code if isinstance(event.answer, Refused) else ""
 
@@ -231,7 +260,8 @@ class Refusing:
     """Every call fails so, and is counted; ``fed``: what the life's core hears of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: Fault) -> None:
-        self.life = life(Outbox())
+        self.told: list[Any] = []
+        self.life = life(Outbox(), told=self.told)
         self.fed: list[Any] = []
         self.call_count = 0
 
@@ -264,3 +294,90 @@ async def test_who_knows_nothing_of_a_request_is_told_once_to_stop_it(
     abort = Abort(request=REQUEST, attempt=1, reason="client")
     await unknown.life._abort(ev.SendAbort(PREFILL, abort))
     assert unknown.call_count == 1
+
+
+async def test_an_abort_is_sent_again_until_somebody_has_it_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = Refusing(monkeypatch, DeadlineExceeded("no answer"))
+    abort = Abort(request=REQUEST, attempt=1, reason="client")
+    await silent.life._abort(ev.SendAbort(PREFILL, abort))
+    assert silent.call_count == 3
+
+
+@pytest.mark.parametrize("what", ["submit", "resend"])
+@pytest.mark.parametrize(("fault", "told"), [(Absent("no"), [PREFILL]), (Gone("who?"), [])])
+async def test_that_a_worker_does_not_listen_is_told_to_all_whoever_finds_out(
+    monkeypatch: pytest.MonkeyPatch, what: str, fault: Fault, told: list[ev.Worker]
+) -> None:
+    asking = Refusing(monkeypatch, fault)
+    if what == "resend":
+        key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+        await asking.life._resend(ev.SendResend(PREFILL, Resend(key=key, position=0), 100))
+    else:
+        command = submit_of(asking.life)
+        await asking.life._submitted(command, fault, new_trace(), 0)
+    assert asking.told == told
+    [event] = asking.fed
+    assert event.answer.code == fault.code
+
+
+async def test_a_bug_ends_the_request_it_is_met_in_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crash(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    told: list[Any] = []
+    outboxes = [Outbox(), Outbox()]
+    struck, other = lives = [life(outbox, told=told) for outbox in outboxes]
+    for one in lives:
+        one.feed(ev.Begin())
+    monkeypatch.setattr(struck.core, "handle", crash)
+    for one in lives:
+        one.feed(ev.FrameArrived(DECODE, frame(0, [1], finish="stop")))
+    async with asyncio.timeout(5):
+        [[(_, ended)], events] = [await outbox.take() for outbox in outboxes]
+    assert isinstance(ended, ev.Ended) and isinstance(ended.outcome, ev.Failed)
+    assert isinstance(ended.outcome.fault, Internal)
+    assert events[-1][1] == ev.Ended(ev.Completed())
+    assert told == [REQUEST] * 2, "neither is waited for any more"
+    struck.feed(ev.Tick())
+    assert other.core.ended
+
+
+@pytest.mark.parametrize("read_cache", [False, True])
+async def test_who_computes_the_whole_prompt_is_not_sent_where_it_is_cached(
+    read_cache: bool,
+) -> None:
+    router = OneWay(b"secret")
+    life(Outbox(), router, read_cache=read_cache).feed(ev.Begin())
+    assert router.reads_cache is read_cache
+
+
+async def test_while_the_bus_is_away_nobody_is_chosen() -> None:
+    router, bus = OneWay(b"secret"), Connected()
+    bus.state = BusState.RECONNECTING
+    made = life(Outbox(), router, bus=bus)
+    made.feed(ev.Begin())
+    assert (router.chosen_count, bus.asked) == (0, [])
+    bus.state = BusState.CONNECTED
+    await eventually(lambda: router.chosen_count == 1)
+    made.feed(ev.ClientGone())
+
+
+async def test_the_pager_that_is_asked_beside_a_submit_answers_to_its_worker() -> None:
+    router, bus = OneWay(b"secret"), Connected()
+    router.pages = ev.PagesFrom("a", 3, PageNeeds(growth_tokens=32, first_tokens=64))
+    life(Outbox(), router, bus=bus).feed(ev.Begin())
+    [(subject, then)] = bus.asked
+    assert subject == subjects.worker(PREFILL.name) and then is not None
+    assert (then.subject, then.reply) == (subjects.pager("a"), subjects.worker(PREFILL.name))
+    admit = codec.decode(then.data)
+    assert isinstance(admit, Admit) and admit.key.request == REQUEST
+
+
+async def test_a_route_without_a_pager_has_none_asked() -> None:
+    bus = Connected()
+    life(Outbox(), bus=bus).feed(ev.Begin())
+    assert bus.asked == [(subjects.worker(PREFILL.name), None)]
