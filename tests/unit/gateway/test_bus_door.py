@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -122,6 +123,36 @@ async def test_a_caller_that_leaves_is_noticed(mesh: FakeMesh, client: Client) -
     await subscription.unsubscribe()
     await eventually(lambda: any(a.reason == "client" for a in mesh.worker.aborts))
     await eventually(lambda: not mesh.front.gateway.in_flight_count)
+
+
+async def test_nobody_waits_for_replies_any_more_once_a_stream_is_over(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bus_door._Answer] = []
+
+    class Kept(bus_door._Answer):
+        """What is forgotten is ended by the garbage collector, some time."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            answers.append(self)
+
+    monkeypatch.setattr(bus_door, "_Answer", Kept)
+    monkeypatch.setattr(bus_door, "_PROBE_MS", 0)  # each message asks whether somebody listens
+    mesh.worker.pause_s = 0.005
+    await eventually(lambda: not mesh.front.gateway.unready_why)
+    before = mesh.bus.statistics().requests_waiting
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 9, "stream": True}
+    await client.publish(subjects.COMPLETIONS, json.dumps(body).encode(), reply=inbox)
+    counts, is_last = [], False
+    while not is_last:
+        message = await subscription.next_msg(timeout=5)
+        counts.append(mesh.bus.statistics().requests_waiting - before)
+        is_last = (message.headers or {}).get(bus_door.LAST) == "true"
+    assert len(counts) > 9 and max(counts) == 1, "one that asks whether somebody listens"
+    await eventually(lambda: mesh.bus.statistics().requests_waiting == before)
 
 
 async def test_a_message_that_wants_no_reply_costs_nothing(mesh: FakeMesh, client: Client) -> None:

@@ -1,0 +1,67 @@
+"""Tokens that are counted for a client are those that its request would have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.unit.gateway.fake_mesh import fake_mesh
+from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer, write_model
+from tokenizers import processors
+
+from pagemesh.runtime.nats_server import NatsServer
+
+TALK = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def http(shared_nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Of a model whose tokenizer puts a token before what it is given, and whose template shows
+    a variable of the client's."""
+    folder = write_model(tmp_path / "tiny")
+    tokenizer = byte_tokenizer()
+    first = (END, tokenizer.token_to_id(END))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", special_tokens=[first]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": "{{ mood }}" + TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    async with (
+        fake_mesh(shared_nats_server.url, folder) as mesh,
+        httpx.AsyncClient(base_url=mesh.url, timeout=10) as made,
+    ):
+        yield made
+
+
+async def test_a_prompt_has_as_many_tokens_as_its_request(http: httpx.AsyncClient) -> None:
+    plain: list[dict[str, Any]] = [{}, {"add_special_tokens": False}, {"add_special_tokens": True}]
+    asked = [("/v1/completions", {"prompt": "the end", **more}) for more in plain]
+    of_chats = [
+        *plain,
+        {"add_generation_prompt": False},
+        {"chat_template_kwargs": {"mood": "a calm one"}},
+    ]
+    asked += [("/v1/chat/completions", {"messages": TALK, **more}) for more in of_chats]
+    for path, body in asked:
+        answer = await http.post(path, json={**body, "max_tokens": 1})
+        counted = (await http.post("/tokenize", json=body)).json()["count"]
+        assert counted == answer.json()["usage"]["prompt_tokens"], body
+
+
+async def test_what_cannot_be_told_in_tokens_or_text_is_refused(http: httpx.AsyncClient) -> None:
+    for path, body, status, param in (
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": TALK}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
+        ("/detokenize", {"tokens": [65], "model": "other"}, 404, "model"),
+        ("/detokenize", {"tokens": [65, 261]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [65, -1]}, 400, "tokens[1]"),
+    ):
+        answer = await http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
+    assert (await http.post("/detokenize", json={"tokens": [260]})).json() == {"prompt": END}
