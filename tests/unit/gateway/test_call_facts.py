@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.gateway.support import MODEL, frame, spec
+from tests.unit.gateway.support import MODEL, ROUTE, frame, spec
 from tests.unit.gateway.test_request import Desk
 
 from pagemesh.gateway import measures
@@ -99,3 +99,20 @@ def test_beams_come_all_at_once_and_have_no_time_between_tokens() -> None:
     found = measured(2, 5, use_beam_search=True, best_of=2, temperature=0)
     assert found["token_seconds"] == (0, 0)
     assert found["request_seconds"] == (1, pytest.approx(2.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("prompt_tokens", 8), ("output_tokens", 6), ("cached_tokens", 4), ("elsewhere_tokens", 7)],
+)
+def test_the_tokens_of_a_call_are_counted_when_it_ends(name: str, count: int) -> None:
+    desk = Desk(spec(choices=2, max_tokens=3))
+    desk.start(replace(ROUTE, elsewhere_tokens=7))
+    for choice in range(2):
+        one = frame(0, [1, 2, 3], choice=choice, finish="length", cached=4)
+        desk.arrive(one)
+    facts = CallFacts(asked_for(n=2), "http", new_trace(), START_US)
+    counter = getattr(measures, name)
+    before = counter._value.get()
+    facts.close([desk.core], END_US)
+    assert counter._value.get() == before + count

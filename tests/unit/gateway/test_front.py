@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.gateway.fake_mesh import FakeMesh
+from msgspec import structs
+from tests.unit.gateway.fake_mesh import SECRET, FakeMesh
 from tests.unit.gateway.support import END, MODEL, byte_tokenizer, spec
 from tests.unit.gateway.test_request import Desk
 
@@ -20,7 +21,7 @@ from pagemesh.gateway.calls.call_facts import CallFacts
 from pagemesh.gateway.calls.prepare import carried_tokens
 from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.next_turn import NextTurn
-from pagemesh.gateway.doors.tenants import ANYBODY
+from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
 from pagemesh.gateway.life import Life, Outbox
 from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.clock import MonotonicClock
@@ -99,6 +100,76 @@ async def test_a_stop_token_is_in_the_text_of_who_asks_for_it(mesh: FakeMesh) ->
     for shown, text in ((False, "ab"), (True, "abc")):
         choice = await answer(mesh, stop_token_ids=[stop], include_stop_str_in_output=shown)
         assert (choice["text"], choice["stop_reason"]) == (text, stop)
+
+
+async def refused(mesh: FakeMesh, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await answer(mesh, **fields)
+    assert mesh.worker.submits == []
+    return caught.value
+
+
+async def test_what_the_bus_cannot_carry_is_refused(mesh: FakeMesh) -> None:
+    mesh.bus._message_bytes_max = 70_000
+    most = carried_tokens(70_000)
+    error = await refused(mesh, prompt=[65] * most)
+    assert error.code == "context_length_exceeded" and "max_payload of 70000" in error.message
+    assert await answer(mesh, prompt=[65] * (most - 1), max_tokens=1)
+
+
+async def test_what_is_more_than_its_tenant_may_use_is_refused(mesh: FakeMesh) -> None:
+    mesh.front.tenants = Tenants("", SECRET, "*:pages=10%")
+    error = await refused(mesh, prompt=[65] * 300, max_tokens=21)
+    assert error.code == "quota_exceeded" and "320" in error.message
+    assert await answer(mesh, prompt=[65] * 300, max_tokens=20)
+
+
+async def test_of_prompts_of_which_some_would_find_no_room_none_is_begun(mesh: FakeMesh) -> None:
+    mesh.front.gateway.request_count_max = 2
+    error = await refused(mesh, prompt=["a", "b", "c"])
+    assert (error.status, error.headers) == (429, {"retry-after": "1"})
+
+
+async def test_usage_is_of_all_prompts_and_ends_the_stream_of_who_asks_for_it(
+    mesh: FakeMesh,
+) -> None:
+    mesh.worker.cached_tokens = 1
+    body = {"prompt": ["abc", "de"], "n": 2, "max_tokens": 4, "stream": True}
+    usages: list[Any] = []
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        understood = await mesh.front.understand(
+            json.dumps(body | options).encode(), CALLER, chat=False
+        )
+        async with mesh.front.call(understood, CALLER) as call:
+            chunks = [json.loads(one) async for some in call.chunks() for one in some]
+        usages.append([chunk["usage"] for chunk in chunks if not chunk["choices"]])
+    assert usages == [[], [{
+        "prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }]]  # fmt: skip
+
+
+async def test_what_is_cached_is_cached_under_a_root_for_each_model_that_is_served(
+    mesh: FakeMesh,
+) -> None:
+    await answer(mesh, max_tokens=1)
+    (submit,) = mesh.worker.submits
+    assert mesh.front.cache_roots(ANYBODY, "") == [submit.root.hex()]
+    announce = mesh.worker.announce
+    assert announce.model is not None
+    other = structs.replace(announce.model, model_root=b"n" * 32)
+    prefill = structs.replace(announce, role="prefill", name="p", incarnation=1, model=other)
+    gateway = mesh.front.gateway
+    gateway.presence.directory.hear(prefill, gateway.clock.now_ms())
+    roots = mesh.front.cache_roots(ANYBODY, "")
+    assert len(roots) == 2 and submit.root.hex() in roots
+    assert not set(roots) & set(mesh.front.cache_roots(ANYBODY, "salt"))
+
+
+async def test_an_answer_goes_on_from_a_prompt_that_ends_amid_a_character(mesh: FakeMesh) -> None:
+    *first, last = mesh.front.tokens.encode("a\u20ac", add_special_tokens=False).tolist()
+    mesh.worker.speech = lambda _: [last]
+    assert (await answer(mesh, prompt=first, max_tokens=1))["text"] == "\u20ac"
 
 
 # A call whose events are put there by hand ----------------------------------------------------

@@ -65,6 +65,7 @@ async def test_the_request_span_tells_usage_and_what_became_of_cached_tokens(
     told = request.attributes
     assert told["gen_ai.request.model"] == MODEL
     assert told["gen_ai.request.seed"] == 9
+    assert told["pagemesh.client_request_id"] == "label"
     assert told["gen_ai.usage.output_tokens"] == 4
     assert told["gen_ai.usage.cache_read.input_tokens"] == 5
     assert told["pagemesh.tokens.delivered"] == 5
