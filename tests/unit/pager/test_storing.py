@@ -17,6 +17,7 @@ from tests.unit.pager.disk_rig import (
 from tests.unit.pager.rig import LIMITS, ROOT, Worker, is_queued
 from tests.unit.pager.steps import OTHER, cache, invalidated
 from tests.unit.pager.test_disk_quotas import records_of, store, tier
+from tests.unit.pager.test_followers import in_a_row
 from xxhash import xxh3_64_intdigest
 
 from pagemesh.pager.events import Command, Sweep
@@ -262,6 +263,18 @@ def test_of_many_ends_without_their_starts_a_pager_forgets_some_a_turn() -> None
         rig.handle(Sweep())
         left.append(disk.page_count)
     assert left == [count - 1_024, count - 2_048, 0] and disk.counts.cut_off == count
+
+
+def test_of_all_that_follows_an_end_without_its_start_a_pager_forgets_some_a_turn() -> None:
+    rig, count = rig_with(64), 3_000
+    rig.restart()
+    disk = tier(count, in_a_row(count, before=1 << 40))
+    rig.handle(DiskFound(disk, 0))
+    left = [disk.page_count]
+    while rig.core.is_sweeping:
+        rig.handle(Sweep())
+        left.append(disk.page_count)
+    assert left == [count - 1_025, count - 2_049, 0] and disk.counts.cut_off == count
 
 
 @pytest.mark.parametrize("last", ["released", "died", "expired"])

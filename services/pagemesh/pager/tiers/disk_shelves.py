@@ -64,18 +64,6 @@ class Shelf:
         self.records: OrderedDict[int, Record] = OrderedDict()
         self.followers = Followers()
 
-    def behind(self, chain: int) -> list[Record]:
-        """All that is not found without ``chain``, each after what it follows, and once: keys are
-        hashes, so that a page may follow what follows it."""
-        seen, open_chains = {chain: None}, [chain]
-        while open_chains:
-            for follower in self.followers.of(open_chains.pop()):
-                if follower not in seen:
-                    seen[follower] = None
-                    open_chains.append(follower)
-        del seen[chain]
-        return [self.records[follower] for follower in seen]
-
     def fitting(self, chains: list[int], room: int) -> int:
         """How many of the first of ``chains`` are here, but for ``room`` others."""
         for place, chain in enumerate(chains):

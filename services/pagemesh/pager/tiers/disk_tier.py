@@ -12,8 +12,8 @@ Pages are found by *chain key* (``chain_keys``). It is only a hint. What is beli
 cryptographic digest of the same tokens, which is in the record and checked when the page is read.
 
 A page is found by way of all that come before it in its prefix. So none stays whose predecessor is
-neither here nor in the pool: a slot is never taken from a page that others follow, and whoever
-loses a page for which there was no room drops what is behind it.
+neither here nor in the pool, or not for long: a slot is never taken from a page that others
+follow, and whoever loses a page for which there was no room drops what is behind it, in parts.
 
 A slot that is being written or read is nobody else's until that is over, even if the record is
 dropped meanwhile.
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain as chain_of
 from itertools import count
 
 from pagemesh.pager.limits import PoolFacts
@@ -31,6 +32,7 @@ from pagemesh.pager.tiers.chain_keys import chain_keys, root_chain
 from pagemesh.pager.tiers.disk_accounts import DiskAccounts
 from pagemesh.pager.tiers.disk_shelves import Claimed, DiskAccount, Record, Shelf, oldest_first
 from pagemesh.pager.tiers.fetch_cost import FetchCost
+from pagemesh.pager.tiers.severed import Severed
 from pagemesh.pager.tiers.tier_counts import TierCounts
 from pagemesh.pager.tiers.tier_events import DiskContents
 from pagemesh.wire.cache_messages import DiskLine
@@ -59,6 +61,7 @@ class DiskTier:
         self._shelves: dict[bytes, Shelf] = {}
         self._leaving: deque[Shelf] = deque()
         """Nothing of these is found any more; their slots are freed in parts."""
+        self.severed = Severed(self._shelves)
         self._dropped_busy: dict[int, Record] = {}
         """By slot: forgotten, and in use still."""
         self._uses = count(1)
@@ -189,15 +192,15 @@ class DiskTier:
             slots.append(slot)
         return places, slots, 0
 
-    def lose(self, chains: list[int], root: bytes) -> list[Record]:
-        """A run of pages leaves the pool and is not stored. What is found no more, and dropped, is
-        what follows the first of them that is not here."""
+    def lose(self, chains: list[int], root: bytes, *, at_once: bool = False) -> list[Record]:
+        """A run of pages leaves the pool and is not stored. What is found no more, and dropped (as
+        ``drop_all`` does), is what follows the first of them that is not here."""
         shelf = self._shelves.get(root)
         if shelf is None:
             return []
         for place, chain in enumerate(chains):
             if chain not in shelf.records:
-                return self._cut_off(shelf, chains[place:])
+                return self._cut_off(shelf, chains[place:], at_once=at_once)
         return []
 
     def written(self, slots: Sequence[int]) -> list[Record]:
@@ -235,31 +238,25 @@ class DiskTier:
             if record.is_dropped:
                 self._let_go(record)
 
-    def drop_all(self, records: Iterable[Record]) -> list[Record]:
+    def drop_all(self, records: Iterable[Record], *, at_once: bool = False) -> list[Record]:
         """Forget ``records`` that are not dropped yet, be it that they leave, and what is not found
-        without them. Returns what that was."""
+        without them, of all that was ``severed``: as much as a turn has time for, or ``at_once``,
+        so that none of it is found again. Returns what that was."""
         dropped: list[Record] = []
-        for record in records:
-            if record.is_dropped:
-                continue
-            gone, shelf = [record], record.shelf
-            if self._shelves.get(shelf.root) is shelf:
-                gone += shelf.behind(record.chain)
-            for one in gone:
-                self._take(one)
-                self._free_later(one)
-            dropped += gone
+        for record in chain_of(records, self.severed.some(at_once=at_once)):
+            if not record.is_dropped:
+                self._take(record)
+                self._free_later(record)
+                self.severed.add(record.shelf, record.chain)
+                dropped.append(record)
         return dropped
 
-    def _cut_off(self, shelf: Shelf, chains: list[int]) -> list[Record]:
+    def _cut_off(self, shelf: Shelf, chains: list[int], *, at_once: bool = False) -> list[Record]:
         """Forget what is here of ``chains``, a run that is not kept, and what follows it."""
-        found: list[Record] = []
+        found = [record for record in map(shelf.records.get, chains) if record is not None]
         for chain in chains:
-            if (record := shelf.records.get(chain)) is not None:
-                found.append(record)
-            else:
-                found += shelf.behind(chain)
-        dropped = self.drop_all(found)
+            self.severed.add(shelf, chain)
+        dropped = self.drop_all(found, at_once=at_once)
         self.counts.cut_off += len(dropped)
         return dropped
 

@@ -24,6 +24,10 @@ class Followers:
         """Whether anything follows."""
         return chain in self._first
 
+    def one_of(self, chain: int) -> tuple[int, bool]:
+        """One of those that follow, and whether it is the only one. Raises ``KeyError``."""
+        return self._first[chain], chain not in self._others
+
     def of(self, chain: int) -> list[int]:
         """What follows."""
         first = self._first.get(chain)

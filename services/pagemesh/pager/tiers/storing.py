@@ -69,7 +69,7 @@ class Storing:
                 disk.counts.not_stored += self._lose(disk, tree, node, first, page_count)
         elif disk.page_count and why in (Why.EXPIRED, Why.INVALIDATED):
             self._drop(disk, node, tree.digest, first, page_count, why)
-            self._lose(disk, tree, node, first, page_count)
+            self._lose(disk, tree, node, first, page_count, at_once=True)
         elif disk.page_count:
             self._lose(disk, tree, node, first, page_count)
         node.chain = None
@@ -80,18 +80,22 @@ class Storing:
     ) -> None:
         """What is on disk of ``count`` pages of ``node``, from its page ``first`` on, goes."""
         _, *chains = self._chains_of(disk, node, root, first, count)
-        dropped = disk.drop_all(list(filter(None, [disk.find(root, one) for one in chains])))
+        found = list(filter(None, [disk.find(root, one) for one in chains]))
+        dropped = disk.drop_all(found, at_once=True)
         if why is Why.INVALIDATED and dropped:
             self.invalidated.add(root)
         disk.counts.left(why, len(dropped))
         forget(self._books, dropped)
 
-    def _lose(self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int) -> int:
+    def _lose(
+        self, disk: DiskTier, tree: Tree, node: Node, first: int, count: int,
+        *, at_once: bool = False,
+    ) -> int:  # fmt: skip
         """Pages leave and are not stored. Returns how many are not on disk already."""
         root = tree.digest
         _, *chains = self._chains_of(disk, node, root, first, count)
         missing_count = sum(disk.find(root, chain) is None for chain in chains)
-        forget(self._books, disk.lose(chains, root))
+        forget(self._books, disk.lose(chains, root, at_once=at_once))
         return missing_count
 
     def put_away(self, *, anew: bool) -> None:
@@ -167,8 +171,10 @@ class Storing:
 
     @property
     def has_strays(self) -> bool:
-        """Some are to be found or dropped still."""
-        return self._looking is not None or bool(self._strays)
+        """Some are to be found or dropped still, or what followed pages that are gone is."""
+        disk = self._books.disk
+        is_severed = disk is not None and bool(disk.severed)
+        return is_severed or self._looking is not None or bool(self._strays)
 
     def drop_strays(self, disk: DiskTier, count_max: int) -> None:
         """Find some of them; drop some, and what follows: after the pool was lost it may be all
@@ -179,7 +185,7 @@ class Storing:
             looked += count
             if not count:
                 self._looking = None
-        dropped: list[Record] = []
+        dropped = disk.drop_all(())
         while self._strays and len(dropped) < count_max:
             stray = self._strays.popleft()
             if stray.before not in stray.shelf.records:
