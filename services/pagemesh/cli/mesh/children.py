@@ -111,7 +111,8 @@ class Child:
         """Run and restart until ``stop``; ends early after ``on_failure``.
 
         What is wrong with the configuration is final when the first life ends with it. What was
-        right then is wrong because of others, who fill a disk, say, and may become right again.
+        right then is wrong because of others, who fill a disk, say, and may become right again:
+        that is no death to be counted.
         """
         is_first = True
         while not self._stopping.is_set():
@@ -129,7 +130,11 @@ class Child:
                 self._on_failure(ConfigError(f"{self.spec.name}: {why}"))
                 return
             is_first = False
-            decision = self._restarts.exited(born_ms, self._clock.now_ms())
+            decision = (
+                self._restarts.waits()
+                if code == EXIT_CONFIG
+                else self._restarts.exited(born_ms, self._clock.now_ms())
+            )
             self._on_change(self.spec.name, f"died ({why})")
             if isinstance(decision, GiveUp):
                 self._on_failure(ChildLost(self._give_up_text(decision)))

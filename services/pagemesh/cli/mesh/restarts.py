@@ -59,5 +59,10 @@ class RestartCore:
         doubled = limits.pause_ms_first << min(self._count - 2, 16)
         return Restart(min(limits.pause_ms_max, doubled))
 
+    def waits(self) -> Restart:
+        """It ended of what others have to put right, as those who run a server or a disk; for which
+        it waits without end."""
+        return Restart(self._limits.pause_ms_max)
+
     def check(self) -> None:
         assert 0 <= self._count <= self._limits.exit_count_max
