@@ -123,6 +123,18 @@ def test_nobody_is_killed_whom_the_kernel_names_by_another_device_and_the_log_sa
         assert not holders.kill(1) and len(logs) == 1, "of the dead there is nothing to say"
 
 
+def test_the_log_says_once_that_the_list_cannot_be_written_until_it_can_be(tmp_path: Path) -> None:
+    blocked = tmp_path / "host.holders.new"
+    with contextlib.closing(Holders(tmp_path, "host")) as holders, capture_logs() as logs:
+        for count in (1, 2):
+            blocked.mkdir()
+            assert holders.write() is not None and holders.write() is not None
+            assert [line["event"] for line in logs] == count * ["pager.holders_not_written"]
+            blocked.rmdir()
+            assert holders.write() is None
+    assert "make room in PAGEMESH_POOL_DIR" in logs[0]["next"]
+
+
 def test_no_file_is_kept_open_for_those_who_are_forgotten(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     holders = Holders(tmp_path, "host")

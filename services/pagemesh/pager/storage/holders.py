@@ -60,6 +60,8 @@ class Holders:
         self._unfound: set[int] = set()
         """Of whom the log says that the process to kill cannot be told."""
         self._written: frozenset[Holder] = frozenset()
+        self._refused_why = ""
+        """Why it could not be written when last tried, as the log has it."""
         self.load()
 
     def load(self) -> bool:
@@ -205,10 +207,13 @@ class Holders:
         lines = [_Line(one.incarnation, one.worker, one.lock_name) for one in known]
         why = self._file.replace(_Lines(lines))
         if why:
-            _log.error("pager.holders_not_written", path=str(self.path), why=why)
+            if why != self._refused_why:
+                next_ = "make room in PAGEMESH_POOL_DIR; workers are told to come again"
+                _log.error("pager.holders_not_written", path=str(self.path), why=why, next=next_)
+            self._refused_why = why
             text = f"{self.path}: {why}; make room in PAGEMESH_POOL_DIR"
             return Busy(text, retry_after_ms=_AGAIN_MS)
-        self._written = frozenset(known)
+        self._written, self._refused_why = frozenset(known), ""
         return None
 
 
