@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from msgspec import structs
 from tests.unit.gateway.support import DECODE, PREFILL, frame, spec
 from tests.unit.gateway.test_request import LIMITS, Desk, of
 
@@ -58,3 +59,20 @@ def test_that_a_worker_knows_nothing_is_old_news_once_its_frames_come(desk: Desk
     for one in asked:
         assert desk.feed(ev.ResendAnswered(one.message.key, one.worker, gone)) == []
     assert of(desk.wait(LIMITS.silence_ms_max - 1), ev.ChooseRoute) == []
+
+
+def test_tokens_that_are_no_tokens_are_not_taken(desk: Desk) -> None:
+    desk.arrive(structs.replace(frame(2, [7]), tokens=b"\x07\0\0\0\0"))
+    assert desk.tokens() == [5, 6]
+    assert of(desk.wait(LIMITS.backoff_ms_max), ev.ChooseRoute)
+
+
+def test_a_choice_that_has_all_its_tokens_ends_though_its_last_frame_is_lost() -> None:
+    desk = Desk(spec(max_tokens=2))
+    desk.start()
+    desk.arrive(frame(0, [5]))
+    desk.arrive(frame(1, [6]))
+    assert not desk.core.ended
+    (ended,) = of(desk.feed(ev.WorkerLost(DECODE)), ev.ChoiceEnded)
+    assert (ended.finish, ended.stop_reason) == ("length", None)
+    assert desk.ends() == [ev.Ended(ev.Completed())]

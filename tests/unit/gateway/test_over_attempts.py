@@ -102,3 +102,20 @@ def test_a_new_attempt_may_ask_for_its_own_lost_frames_as_often_as_the_first() -
         assert asked == LIMITS.resends_max
         assert of(desk.wait(LIMITS.backoff_ms_max), ev.ChooseRoute)
         desk.place()
+
+
+def test_a_late_answer_about_an_older_attempt_says_nothing_about_the_newer() -> None:
+    desk = Desk(spec())
+    desk.start()
+    (older, *_) = of(desk.wait(LIMITS.silence_ms_max), ev.SendResend)
+    desk.feed(ev.WorkerLost(PREFILL))
+    assert of(desk.wait(100), ev.ChooseRoute)
+    desk.place()
+    asked = of(desk.wait(LIMITS.silence_ms_max), ev.SendResend)
+    assert {one.message.key.attempt for one in asked} == {2}
+    gone = Refused.of(Gone("this attempt is over"))
+    for one in asked:
+        assert desk.feed(ev.ResendAnswered(older.message.key, one.worker, gone)) == []
+    for one in asked:
+        desk.feed(ev.ResendAnswered(one.message.key, one.worker, gone))
+    assert of(desk.wait(100), ev.ChooseRoute)
