@@ -125,8 +125,13 @@ async def test_what_is_more_than_its_tenant_may_use_is_refused(mesh: FakeMesh) -
 
 
 async def test_of_prompts_of_which_some_would_find_no_room_none_is_begun(mesh: FakeMesh) -> None:
-    mesh.front.gateway.request_count_max = 2
+    gateway = mesh.front.gateway
+    gateway.request_count_max = 2
     error = await refused(mesh, prompt=["a", "b", "c"])
+    assert (error.status, error.headers) == (400, {}), "there never will be"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway, "room", lambda count: count <= 1)  # another is answered now
+        error = await refused(mesh, prompt=["a", "b"])
     assert (error.status, error.headers) == (429, {"retry-after": "1"})
 
 
