@@ -19,7 +19,7 @@ from pagemesh.gateway.api.render import Renderer
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.call_facts import CallFacts
 from pagemesh.gateway.calls.prepare import carried_tokens
-from pagemesh.gateway.doors.front import Call, Caller, Front
+from pagemesh.gateway.doors.front import Call, Caller, Front, Understood
 from pagemesh.gateway.doors.next_turn import NextTurn
 from pagemesh.gateway.doors.tenants import ANYBODY, Tenants
 from pagemesh.gateway.life import Life, Outbox
@@ -31,10 +31,14 @@ from pagemesh.wire.errors import Gone, Internal
 CALLER = Caller("http", ANYBODY, {})
 
 
+async def understood_of(mesh: FakeMesh, body: bytes) -> Understood:
+    return await mesh.front.understand(await mesh.front.parse(body, CALLER, chat=False), CALLER)
+
+
 async def answer(mesh: FakeMesh, **fields: Any) -> dict[str, Any]:
     """The one choice of a completion."""
     body = json.dumps({"prompt": "abc", **fields}).encode()
-    understood = await mesh.front.understand(body, CALLER, chat=False)
+    understood = await understood_of(mesh, body)
     async with mesh.front.call(understood, CALLER) as call:
         (choice,) = json.loads(await call.whole())["choices"]
     return cast(dict[str, Any], choice)
@@ -63,7 +67,7 @@ async def test_a_call_ends_when_the_time_is_over_that_a_request_may_take(mesh: F
 
 
 async def test_a_submit_carries_no_more_than_the_bus_does(mesh: FakeMesh) -> None:
-    understood = await mesh.front.understand(b'{"prompt": "abc"}', CALLER, chat=False)
+    understood = await understood_of(mesh, b'{"prompt": "abc"}')
     async with mesh.front.call(understood, CALLER) as call:
         (life,) = call._lives
         assert life.core.spec.submit_tokens_max == carried_tokens(mesh.bus.message_bytes_max)
@@ -105,6 +109,8 @@ async def test_a_stop_token_is_in_the_text_of_who_asks_for_it(mesh: FakeMesh) ->
 async def refused(mesh: FakeMesh, **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await answer(mesh, **fields)
+    for bus in (mesh.bus, mesh.worker.bus):  # what was sent would be there by now
+        await bus.barrier()
     assert mesh.worker.submits == []
     return caught.value
 
@@ -142,9 +148,7 @@ async def test_usage_is_of_all_prompts_and_ends_the_stream_of_who_asks_for_it(
     body = {"prompt": ["abc", "de"], "n": 2, "max_tokens": 4, "stream": True}
     usages: list[Any] = []
     for options in ({}, {"stream_options": {"include_usage": True}}):
-        understood = await mesh.front.understand(
-            json.dumps(body | options).encode(), CALLER, chat=False
-        )
+        understood = await understood_of(mesh, json.dumps(body | options).encode())
         async with mesh.front.call(understood, CALLER) as call:
             chunks = [json.loads(one) async for some in call.chunks() for one in some]
         usages.append([chunk["usage"] for chunk in chunks if not chunk["choices"]])

@@ -96,6 +96,11 @@ class Ask:
     """The client's own name for the request: for its trace, never used."""
 
     @property
+    def is_packed(self) -> bool:
+        """All prompts are token ids as they are."""
+        return all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
+
+    @property
     def selects(self) -> bool:
         """More choices are made than given."""
         return self.best_of > self.n

@@ -30,9 +30,8 @@ from pagemesh.gateway.api.api_errors import ApiError, ClientLeft, cancelled, fro
 from pagemesh.gateway.api.render import too_large
 from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.doors.finishing import finished
-from pagemesh.gateway.doors.front import PARSE_BYTES_MIN, Caller, Front
+from pagemesh.gateway.doors.front import Caller, Front
 from pagemesh.gateway.doors.http import models_json
-from pagemesh.gateway.doors.off_loop import off_loop
 from pagemesh.gateway.doors.tenants import bearer
 from pagemesh.runtime.bus import Bus, Delivery, Headers, Inbox, Subscription
 from pagemesh.runtime.clock import Clock
@@ -246,11 +245,12 @@ class BusDoor:
             await self._complete(delivery, tenant, answer)
 
     async def _complete(self, delivery: Delivery, tenant: str, answer: _Answer) -> None:
-        if await self._handed_on(delivery):
-            return
-        chat = _is_chat(delivery)
         caller = Caller(door=_DOOR, tenant=tenant, headers=delivery.headers)
-        understood = await self._front.understand(delivery.data, caller, chat=chat)
+        parsed = await self._front.parse(delivery.data, caller, chat=_is_chat(delivery))
+        model = parsed.ask.model
+        if model != self._front.model and await self._handed_on(delivery, model):
+            return
+        understood = await self._front.understand(parsed, caller)
         async with self._front.call(understood, caller) as call:
             if not understood.ask.stream:
                 await answer.send(await call.whole(answer.bytes_max), last=True)
@@ -260,13 +260,10 @@ class BusDoor:
                     await answer.send(chunk)
             await answer.send(b"", last=True)
 
-    async def _handed_on(self, delivery: Delivery) -> bool:
-        """Whether a gateway of the model that is asked for, which is not ours, answers. Raises
-        ``ApiError`` where it cannot take it now. One that says nothing may have taken it."""
+    async def _handed_on(self, delivery: Delivery, model: str) -> bool:
+        """Whether a gateway of ``model``, which is not ours, answers. Raises ``ApiError`` where it
+        cannot take it now. One that says nothing may have taken it."""
         data = delivery.data
-        model = await off_loop(len(data), lambda: _model_in(data), thread_bytes_min=PARSE_BYTES_MIN)
-        if model in ("", self._front.model):
-            return False
         headers = {**delivery.headers, ASKED_AT: delivery.subject, ANSWER_TO: delivery.reply}
         subject = subjects.gateways_of(model)
         try:
@@ -280,18 +277,6 @@ class BusDoor:
         except Fault as fault:
             raise from_fault(fault) from None
         return True
-
-
-class _Named(msgspec.Struct):
-    model: str = ""
-
-
-def _model_in(body: bytes) -> str:
-    """The model that is asked for; empty: none, or the body makes no sense."""
-    try:
-        return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
 
 
 def _is_chat(delivery: Delivery) -> bool:

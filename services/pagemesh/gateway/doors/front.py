@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.api.api_errors import ApiError, bad, cancelled, from_fault
 from pagemesh.gateway.api.openai_api import Ask, parse_chat, parse_completion
@@ -52,14 +50,20 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
-    """A body that made sense by itself."""
+class Parsed:
+    """A body that asks for something, of some model."""
 
     ask: Ask
-    prompts: list[U32]
-    salt: bytes
     arrival_us: int
     body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Understood(Parsed):
+    """A body that made sense by itself."""
+
+    prompts: list[U32]
+    salt: bytes
 
 
 class Front:
@@ -121,26 +125,29 @@ class Front:
                 stack.enter_context(self.entered(tenant))
             yield
 
-    async def understand(self, body: bytes, caller: Caller, *, chat: bool) -> Understood:
-        """Parse and tokenise. Raises ``ApiError``."""
-        arrival_us, facts = self.gateway.clock.now_us(), self.gateway.known_facts
-        size = len(body)
+    async def parse(self, body: bytes, caller: Caller, *, chat: bool) -> Parsed:
+        """Raises ``ApiError``."""
+        arrival_us = self.gateway.clock.now_us()
         with ends_counted(caller.door, chat=chat):
             ask = await off_loop(
-                size, lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
+                len(body), lambda: self._parsed(body, chat), thread_bytes_min=PARSE_BYTES_MIN
             )
-            if all(isinstance(prompt, np.ndarray) for prompt in ask.prompts):
-                size = 0  # token ids as they are
-            # Who shares pages shares these ids too.
-            salt = self.tenants.salt(caller.tenant, ask.cache_salt)
-            prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
-        return Understood(ask, prompts, salt, arrival_us, len(body))
+        return Parsed(ask, arrival_us, len(body))
 
     def _parsed(self, body: bytes, chat: bool) -> Ask:
         parse = parse_chat if chat else parse_completion
-        ask = parse(body, served=self.model, defaults=self.defaults)
-        self.check_model(ask.model)
-        return ask
+        return parse(body, served=self.model, defaults=self.defaults)
+
+    async def understand(self, parsed: Parsed, caller: Caller) -> Understood:
+        """Tokenise it, if it is for the model that is served. Raises ``ApiError``."""
+        ask, facts = parsed.ask, self.gateway.known_facts
+        with ends_counted(caller.door, chat=ask.chat):
+            self.check_model(ask.model)
+            size = 0 if ask.is_packed else parsed.body_bytes
+            # Who shares pages shares these ids too.
+            salt = self.tenants.salt(caller.tenant, ask.cache_salt)
+            prompts = await off_loop(size, lambda: tokenise(ask, self.tokens, facts, salt))
+        return Understood(ask, parsed.arrival_us, parsed.body_bytes, prompts, salt)
 
     def check_model(self, model: str) -> None:
         """Raises ``ApiError`` for a model that is not served here."""

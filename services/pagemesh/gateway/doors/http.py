@@ -102,7 +102,8 @@ class _Completions:
             self._store.abandon(tenant, key)
 
     async def _answer(self, body: bytes, caller: Caller, send: Send, key: str = "") -> None:
-        understood = await self._front.understand(body, caller, chat=self._chat)
+        parsed = await self._front.parse(body, caller, chat=self._chat)
+        understood = await self._front.understand(parsed, caller)
         async with self._front.call(understood, caller) as call:
             if understood.ask.stream:
                 await self._stream(call, send)
