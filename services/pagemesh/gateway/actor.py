@@ -210,26 +210,27 @@ class GatewayActor:
         """Who came, changed or went."""
         announce = change.announce
         who = Worker(announce.name, announce.incarnation)
-        ours = announce.model is None or announce.model.model == self._model
-        if announce.role in ("prefill", "decode") and ours:
+        is_worker = announce.role in ("prefill", "decode")
+        is_ours = announce.model is None or announce.model.model == self._model
+        if is_worker and is_ours:
             self._returning.changed(change, self.clock.now_ms())
-        elif announce.role in ("prefill", "decode"):
+        elif is_worker:
             self._returning.of_others(announce.name)
         if isinstance(change, Lost):
             self.router.lost(who)
             if announce.role == "pager":  # its workers stay, and take nothing without it
                 why = change.reason
                 _log.info("gateway.pager_lost", pager=who.name, host=announce.host, reason=why)
-            if announce.role in ("prefill", "decode"):
+            if is_worker:
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
-                if ours:
+                if is_ours:
                     measures.workers_lost.labels(change.reason).inc()
                 if change.reason != "silent":  # after which it may go on where it was
                     self._tracker.forget(who)
                 for life in tuple(self._lives.values()):
                     life.feed(ev.WorkerLost(who))
         else:
-            if isinstance(change, Joined) and announce.role in ("prefill", "decode"):
+            if isinstance(change, Joined) and is_worker:
                 _log.info("gateway.worker_joined", worker=who.name, role=announce.role)
             if isinstance(change, Joined) and announce.role == "pager":
                 _log.info("gateway.pager_joined", pager=who.name, host=announce.host)

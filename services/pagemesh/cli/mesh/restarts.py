@@ -60,8 +60,8 @@ class RestartCore:
         return Restart(min(limits.pause_ms_max, doubled))
 
     def waits(self) -> Restart:
-        """It ended of what others have to put right, as those who run a server or a disk; for which
-        it waits without end."""
+        """It ended for what others have to put right, such as a server's certificate or a full
+        disk: it is tried without end, and that is no death."""
         return Restart(self._limits.pause_ms_max)
 
     def check(self) -> None:
