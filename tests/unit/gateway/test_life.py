@@ -287,22 +287,20 @@ async def test_that_we_are_cut_off_says_nothing_of_a_sequence(
     assert event.answer.code == "Gone"
 
 
-async def test_who_knows_nothing_of_a_request_is_told_once_to_stop_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("outcome", "call_count"),
+    [
+        pytest.param(Gone("who?"), 1, id="once to who knows nothing of it"),
+        pytest.param(DeadlineExceeded("no answer"), 3, id="until somebody has it, not for ever"),
+    ],
+)
+async def test_an_abort_is_sent(
+    monkeypatch: pytest.MonkeyPatch, outcome: Fault, call_count: int
 ) -> None:
-    unknown = Refusing(monkeypatch, Gone("who?"))
+    worker = Refusing(monkeypatch, outcome)
     abort = Abort(request=REQUEST, attempt=1, reason="client")
-    await unknown.life._abort(ev.SendAbort(PREFILL, abort))
-    assert unknown.call_count == 1
-
-
-async def test_an_abort_is_sent_again_until_somebody_has_it_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    silent = Refusing(monkeypatch, DeadlineExceeded("no answer"))
-    abort = Abort(request=REQUEST, attempt=1, reason="client")
-    await silent.life._abort(ev.SendAbort(PREFILL, abort))
-    assert silent.call_count == 3
+    await worker.life._abort(ev.SendAbort(PREFILL, abort))
+    assert worker.call_count == call_count
 
 
 @pytest.mark.parametrize("what", ["submit", "resend"])

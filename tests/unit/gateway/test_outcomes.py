@@ -209,25 +209,23 @@ async def test_a_crash_is_failed(
 
 
 @at_both_doors
-async def test_who_comes_when_the_gateway_is_full_is_failed(
-    mesh: FakeMesh, ask: Ask, door: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mesh.front.gateway, "request_count_max", 0)
-    counted = Counted(door)
-    assert await ask(GOOD) == 429
-    assert counted.more == {"failed": 1}
-
-
-@at_both_doors
-async def test_more_prompts_than_a_gateway_ever_answers_at_once_are_refused(
-    mesh: FakeMesh, ask: Ask, door: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were told to come again, for ever."""
-    monkeypatch.setattr(mesh.front.gateway, "request_count_max", 2)
-    counted = Counted(door)
-    assert await ask(GOOD | {"prompt": ["a", "b", "c"]}) == 400
-    assert counted.more == {"refused": 1}
-    assert await ask(GOOD | {"prompt": ["a", "b"]}) == 200
+@pytest.mark.parametrize(
+    ("count_max", "prompts", "status", "outcome"),
+    [
+        pytest.param(0, ["a"], 429, "failed", id="now"),
+        pytest.param(2, ["a", "b", "c"], 400, "refused", id="ever: come again would be no help"),
+    ],
+)
+async def test_who_finds_no_room(
+    mesh: FakeMesh, ask: Ask, door: str, monkeypatch: pytest.MonkeyPatch,
+    count_max: int, prompts: list[str], status: int, outcome: str,
+) -> None:  # fmt: skip
+    gateway, counted = mesh.front.gateway, Counted(door)
+    monkeypatch.setattr(gateway, "request_count_max", count_max)
+    assert await ask(GOOD | {"prompt": prompts}) == status
+    assert counted.more == {outcome: 1}
+    monkeypatch.setattr(gateway, "request_count_max", len(prompts))
+    assert await ask(GOOD | {"prompt": prompts}) == 200
 
 
 async def test_how_many_prompts_may_be_in_a_call_is_told(

@@ -253,28 +253,28 @@ def test_ends_without_their_starts_are_looked_for_in_a_part_of_the_pool_a_turn(
     assert rig.prefixes() == prefixes_of(PROMPT) - prefixes_of(range(8))
 
 
-def test_of_many_ends_without_their_starts_a_pager_forgets_some_a_turn() -> None:
-    rig, count = rig_with(64), 3_000
+MANY = 3_000
+
+
+@pytest.mark.parametrize(
+    ("records", "first"),
+    [
+        pytest.param(records_of([*range(MANY)], [*range(1, MANY + 1)]), 1_024, id="many ends"),
+        pytest.param(in_a_row(MANY, before=1 << 40), 1_025, id="all that follows one"),
+    ],
+)
+def test_of_ends_without_their_starts_a_pager_forgets_some_a_turn(
+    records: FoundRecords, first: int
+) -> None:
+    rig = rig_with(64)
     rig.restart()
-    disk = tier(count, records_of([*range(count)], [*range(1, count + 1)]))
+    disk = tier(MANY, records)
     rig.handle(DiskFound(disk, 0))
     left = [disk.page_count]
     while rig.core.is_sweeping:
         rig.handle(Sweep())
         left.append(disk.page_count)
-    assert left == [count - 1_024, count - 2_048, 0] and disk.counts.cut_off == count
-
-
-def test_of_all_that_follows_an_end_without_its_start_a_pager_forgets_some_a_turn() -> None:
-    rig, count = rig_with(64), 3_000
-    rig.restart()
-    disk = tier(count, in_a_row(count, before=1 << 40))
-    rig.handle(DiskFound(disk, 0))
-    left = [disk.page_count]
-    while rig.core.is_sweeping:
-        rig.handle(Sweep())
-        left.append(disk.page_count)
-    assert left == [count - 1_025, count - 2_049, 0] and disk.counts.cut_off == count
+    assert left == [MANY - first, MANY - first - 1_024, 0] and disk.counts.cut_off == MANY
 
 
 @pytest.mark.parametrize("last", ["released", "died", "expired"])
