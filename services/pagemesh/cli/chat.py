@@ -15,6 +15,7 @@ from pagemesh.cli.chat_stream import (
     Answer,
     ChatError,
     Message,
+    NoRoom,
     ask,
     client,
     served_model,
@@ -34,7 +35,7 @@ _MESSAGE_COUNT_MAX = 200
 @click.option("--once", metavar="TEXT", help="Ask TEXT, print the answer and exit.")
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True,
-              help="Longest answer.")  # fmt: skip
+              help="Longest answer; it is shorter where less is left of the context.")  # fmt: skip
 @click.option("--temperature", type=Number(0, 2), default=None,
               help="0 always takes the likeliest token.  [default: the model's, or 1]")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Makes an answer repeatable.")
@@ -100,7 +101,8 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
         try:
             answer = _say(http, settings, messages)
         except ChatError as error:
-            notes.print(f"error: {error}", style="red")
+            hint = "; /reset starts a new conversation" if isinstance(error, NoRoom) else ""
+            notes.print(f"error: {error}{hint}", style="red")
             messages.pop()
             continue
         except KeyboardInterrupt:  # leaving the stream cancels the request

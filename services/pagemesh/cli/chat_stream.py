@@ -20,6 +20,7 @@ from pagemesh.wire.errors import ConfigError, PagemeshError
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 120.0
 _LINE_CHARACTERS_MAX = 1 << 20
+_NO_ROOM = frozenset({"context_length_exceeded", "quota_exceeded"})
 _RATE_S_MIN = 0.1
 """Tokens travel a few at a time: what came within less says nothing of their rate."""
 Message = dict[str, str]
@@ -27,6 +28,10 @@ Message = dict[str, str]
 
 class ChatError(PagemeshError):
     """The mesh refused or broke off; the message is its own."""
+
+
+class NoRoom(ChatError):
+    """The conversation, or it with its answer, is more than the context or the quota holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ def answer_of(response: httpx.Response) -> dict[str, Any]:
     """The object that a gateway answered. Raises ``ChatError`` with what it says is wrong, or when
     this is no answer of a gateway."""
     if response.is_error:
-        raise ChatError(_error_text(response))
+        raise _refusal(response)
     try:
         found = response.json()
     except ValueError:
@@ -112,7 +117,9 @@ def answer_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]) -> Answer:
-    """Stream one chat completion; ``on_text`` gets each piece. Raises ``ChatError``."""
+    """Stream one chat completion; ``on_text`` gets each piece. ``max_tokens`` is the most that is
+    wanted: where less is left, the answer gets that. Raises ``ChatError``, ``NoRoom`` where
+    nothing is left."""
     sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
     started = time.monotonic()
     text, finish, first_s = "", "", 0.0
@@ -121,7 +128,12 @@ def ask(http: httpx.Client, body: dict[str, Any], on_text: Callable[[str], None]
         with http.stream("POST", "/v1/chat/completions", json=sent) as response:
             if response.is_error:
                 response.read()
-                raise ChatError(_error_text(response))
+                refused = _refusal(response)
+                if isinstance(refused, NoRoom) and "max_tokens" in body:
+                    # Without a length of its own an answer may use what is left, which is less.
+                    rest = {name: value for name, value in body.items() if name != "max_tokens"}
+                    return ask(http, rest, on_text)
+                raise refused
             for event in events(response.iter_lines()):
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", []):
@@ -161,16 +173,22 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError:
             raise ChatError("the stream holds something that is no JSON") from None
         if "error" in event:
-            raise ChatError(event["error"].get("message", "unknown error"))
+            raise _told(event["error"])
         yield event
     raise ChatError("the stream ended before the answer did")
 
 
-def _error_text(response: httpx.Response) -> str:
+def _told(error: dict[str, Any]) -> ChatError:
+    kind = NoRoom if error.get("code") in _NO_ROOM else ChatError
+    return kind(error.get("message", "unknown error"))
+
+
+def _refusal(response: httpx.Response) -> ChatError:
     try:
-        message: str = response.json()["error"]["message"]
+        error: dict[str, Any] = response.json()["error"]
+        message: str = error["message"]
     except (ValueError, KeyError, TypeError):
-        return f"status {response.status_code}"
+        return ChatError(f"status {response.status_code}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        return f"{message}; set PAGEMESH_API_KEY to one"
-    return message
+        return ChatError(f"{message}; set PAGEMESH_API_KEY to one")
+    return _told(error)

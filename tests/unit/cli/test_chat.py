@@ -87,6 +87,47 @@ def test_a_failed_answer_is_an_error_and_never_a_short_one(
         ask(http, {}, ignore)
 
 
+TOO_LONG = {"message": "the prompt has 3620", "code": "context_length_exceeded"}
+
+
+def test_an_answer_that_may_be_longer_than_what_is_left_gets_what_is_left() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        if "max_tokens" in asked[-1]:
+            return httpx.Response(400, json={"error": TOO_LONG})
+        return stream(delta("fox", "length"), USAGE)
+
+    with mesh(handler) as http:
+        answer = ask(http, {"model": "m", "messages": [], "max_tokens": 512}, ignore)
+    assert (answer.text, answer.finish) == ("fox", "length")
+    assert [body.pop("max_tokens", None) for body in asked] == [512, None]
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "quota_exceeded"])
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_a_conversation_that_leaves_no_room_is_told_with_the_way_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: str, in_stream: bool
+) -> None:
+    error = {"error": TOO_LONG | {"code": code}}
+    asked: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        asked.append(request)
+        return stream(error) if in_stream else httpx.Response(400, json=error)
+
+    monkeypatch.setattr("pagemesh.cli.chat.client", lambda _config: mesh(handler))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert run(["chat"]) == 0
+    shown = capsys.readouterr().err
+    assert "error: the prompt has 3620; /reset starts a new conversation\n" in shown
+    assert len(asked) == (1 if in_stream else 2)
+
+
 def test_comments_and_blank_lines_between_events_are_skipped() -> None:
     lines = iter([": keep-alive", "", 'data: {"choices": []}', "data: [DONE]"])
     assert list(events(lines)) == [{"choices": []}]
