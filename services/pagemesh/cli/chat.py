@@ -102,7 +102,7 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
             answer = _say(http, settings, messages)
         except ChatError as error:
             hint = "; /reset starts a new conversation" if isinstance(error, NoRoom) else ""
-            notes.print(f"error: {error}{hint}", style="red")
+            notes.print(f"error: {error}{hint}", style="red", soft_wrap=True)
             messages.pop()
             continue
         except KeyboardInterrupt:  # leaving the stream cancels the request
@@ -111,7 +111,8 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
             continue
         messages.append({"role": "assistant", "content": answer.text})
         if len(messages) > _MESSAGE_COUNT_MAX:
-            notes.print("the conversation is very long; /reset starts a new one", style="yellow")
+            hint = "the conversation is very long; /reset starts a new one"
+            notes.print(hint, style="yellow", soft_wrap=True)
 
 
 def _say(http: httpx.Client, settings: dict[str, Any], messages: list[Message]) -> Answer:

@@ -210,6 +210,28 @@ def test_names_and_errors_are_shown_as_they_are(
     assert shown.startswith("m[/x]:smile: at http://") and "error: [b]no:smile:\n" in shown
 
 
+def test_what_is_said_of_a_conversation_is_one_line_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "this model's maximum context length is 4096 tokens; the prompt has 3620"
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        if b"too long" in request.content:
+            return httpx.Response(400, json={"error": {"message": told}})
+        return stream(delta("fox", "stop"), USAGE)
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("pagemesh.cli.chat._MESSAGE_COUNT_MAX", 1)
+    monkeypatch.setattr("pagemesh.cli.chat.client", lambda _config: mesh(handler))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\ntoo long\n"))
+    assert run(["chat"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "the conversation is very long; /reset starts a new one" in lines
+    assert f"error: {told}" in lines
+
+
 class Terminal(io.StringIO):
     """Text streams as they look on a terminal."""
 
