@@ -324,10 +324,13 @@ async def test_refused_credentials_are_a_config_error_at_once(tmp_path: Path) ->
     with NatsServer(tmp_path / "nats", extra=extra) as server:
         config = BusConfig(url=server.url.replace("//", "//u:wrong@"))
         started = time.monotonic()
-        with pytest.raises(ConfigError, match="refused user and password"):
+        with pytest.raises(ConfigError, match="refused user and password") as caught:
             async with Bus.connect(config, role="client", name="a"):
                 pytest.fail("the password is wrong")
         assert time.monotonic() - started < 1.0
+        told = str(caught.value)
+        assert f"server at {server.url} refused" in told and "wrong" not in told
+        assert "PAGEMESH_NATS_USER (--nats-user)" in told and "PAGEMESH_NATS_PASSWORD" in told
 
 
 async def test_the_limit_of_the_server_that_is_there_now_counts(tmp_path: Path) -> None:

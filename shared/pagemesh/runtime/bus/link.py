@@ -107,7 +107,10 @@ class Link:
             vague = isinstance(error, nats.errors.NoServersError) or not _text(error)
             cause = errors[0] if errors and vague else error
             if "authorization" in _text(cause).lower():
-                raise ConfigError("the NATS server refused user and password") from None
+                raise ConfigError(
+                    f"the NATS server at {config.shown_url} refused user and password; set "
+                    "PAGEMESH_NATS_USER (--nats-user) and PAGEMESH_NATS_PASSWORD"
+                ) from None
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise distrust(cause, config.shown_url) from None
             raise Disconnected(_reason(cause)) from None
