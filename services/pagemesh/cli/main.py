@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import click
 
+from pagemesh.cli.other_names import name_here
 from pagemesh.runtime.version import __version__
 
 ERROR_PREFIX = "error: "
@@ -77,7 +78,7 @@ def run(arguments: list[str] | None = None) -> int:
         return EXIT_CONFIG
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else _command_path(arguments)
-        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", EXIT_CONFIG)
+        return _fail(f"{_said(error, command)}; see {command} --help", EXIT_CONFIG)
     except click.Abort:
         return EXIT_STOPPED
     except ConfigError as error:
@@ -90,6 +91,15 @@ def run(arguments: list[str] | None = None) -> int:
         what = error.filename or "the output"
         return _fail(f"{what} could not be written: {error.strerror}", 1)
     return code if isinstance(code, int) else 0
+
+
+def _said(error: click.UsageError, command: str) -> str:
+    """As click says it; what looks alike leads astray from a flag that has another name here."""
+    if isinstance(error, click.NoSuchOption):
+        here = name_here(command, error.option_name)
+        if here is not None:
+            return f"{error.message.rstrip('.')}, which is here {here}"
+    return error.format_message().rstrip(".")
 
 
 def _command_path(arguments: list[str] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import platform
 import re
 import secrets
@@ -39,11 +40,24 @@ def to_name(text: str, *, fallback: str) -> str:
 def check_name(variable: str, text: str) -> None:
     """Raises ``ConfigError`` where the setting of ``variable`` (without its prefix) can stand
     neither in a subject nor in a file's name."""
+    if _is_address(text):
+        raise ConfigError(
+            f"{_named(variable, text)} is an address, where a name is wanted; one to serve at is "
+            "--http HOST:PORT of `up`, --http-host and --http-port of `serve gateway`"
+        )
     if not 0 < len(text) <= NAME_CHARACTERS_MAX or _NOT_A_NAME.search(text):
         raise ConfigError(
             f"{_named(variable, text)} is not a name of 1 to {NAME_CHARACTERS_MAX} letters, "
             "digits, - and _; a name with dots can be written with dashes"
         )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def check_carried(variable: str, text: str, *, characters_max: int = SHORT_TEXT_MAX) -> None:

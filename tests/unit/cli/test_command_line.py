@@ -15,6 +15,7 @@ from pagemesh.cli.mesh.plan_mesh import plan_services
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import http_url
 from pagemesh.cli.options import given_flags
+from pagemesh.cli.other_names import name_here
 from pagemesh.cli.serve import service_config
 from pagemesh.cli.up import MeshPlan, plan
 from pagemesh.runtime.ports import free_port
@@ -66,6 +67,12 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["up", "--pool-bytes", "512 acres"], "from 64KiB to 16TiB"),
         (["up", "--pool-bytes", "8G"], "such as 512MiB or 8GB"),
         (["up", "--body-bytes-max", "2TiB"], "from 1KiB to 1GiB"),
+        (["up", "--host", "127.0.0.1"], "an address, where a name is wanted; one to serve at is"),
+        (["up", "--host", "[::]"], "an address, where a name is wanted; one to serve at is --http"),
+        (["up", "--port", "3"], "No such option '--port', which is here --http HOST:PORT; see"),
+        (["up", "-t", "3"], "No such option '-t', which is here --threads; see pagemesh up --help"),
+        (["serve", "gateway", "--port", "3"], "'--port', which is here --http-port; see pagemesh"),
+        (["up", "--api-key", "x"], "No such option '--api-key', which is here PAGEMESH_API_KEYS;"),
         (["serve", "butler"], "butler"),
         (["serve", "pager", "--pool-bytes", "lots"], "--pool-bytes"),
         (["sing"], "sing"),
@@ -77,6 +84,18 @@ def test_a_wrong_flag_is_one_line_that_names_it(
     capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
 ) -> None:
     assert named in error_of(capsys, *arguments)
+
+
+def test_what_other_servers_call_a_setting_is_told_as_the_readme_has_it() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    table = readme.partition("| there | here |\n|---|---|\n")[2].partition("\n\n")[0]
+    for line in table.splitlines():
+        there, here = (cell.strip() for cell in line.strip("|").split("|"))
+        flags = [flag.strip("` ") for flag in there.split(",") if flag.strip() != "`--host`"]
+        names = [here] if here.startswith("none") else here.replace("`", "").split(", ")
+        told = [name_here("pagemesh up", flag) for flag in flags]
+        assert told == (names if len(names) > 1 else names * len(flags)), line
+    assert name_here("pagemesh chat", "--api-key") is None
 
 
 def test_a_variable_that_nothing_reads_is_named(
