@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -30,7 +32,8 @@ from pagemesh.cli.mesh.up_config import (
     with_free_port,
     with_http,
 )
-from pagemesh.cli.options import check_variables
+from pagemesh.cli.options import Sectioned, check_variables, given_flags
+from pagemesh.cli.up import up_flags
 from pagemesh.engine.cores import usable_cores
 from pagemesh.engine.cuda.toolchain import check_toolchain
 from pagemesh.gateway.api.sampling_defaults import sampling_defaults
@@ -58,11 +61,13 @@ class Finding:
     text: str
 
 
-@click.command()
-def doctor() -> int:
-    """Say what on this machine would stop a mesh from running."""
+@click.command(cls=Sectioned)
+@up_flags
+def doctor(**arguments: Any) -> int:
+    """Say what on this machine would stop the mesh that `pagemesh up` would start with these flags
+    and PAGEMESH_* variables. Nothing is started."""
     check_variables()
-    findings = list(examine(os.environ))
+    findings = list(examine(os.environ, given_flags(arguments)))
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal
     for finding in findings:
         mark = click.style("ok", "green") if finding.ok else click.style("no", "red")
@@ -70,15 +75,18 @@ def doctor() -> int:
     return 0 if all(finding.ok for finding in findings) else 1
 
 
-def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every finding on the mesh that ``up`` would start with these variables; a check that is
-    refused says why in the words of its ``ConfigError``. Raises ``ConfigError`` for a variable
-    that cannot be read."""
-    config = load_service_config(environ)
-    up = for_device(load(UpConfig, environ), config, environ)
-    config = with_http(config, up.http)
+def examine(
+    environ: Mapping[str, str], flags: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Every finding on the mesh that ``up`` would start with these variables and flags (by
+    variable); a check that is refused says why in the words of its ``ConfigError``. Raises
+    ``ConfigError`` for one that cannot be read."""
+    config = load_service_config(environ, flags)
+    given = {**environ, **flags}
+    up = for_device(load(UpConfig, environ, flags), config, given)
+    config = with_http(config, up.http, flags)
     checks: dict[str, Callable[[ServiceConfig], str]] = {
-        "settings": partial(_settings, own_nats=starts_nats(environ)),
+        "settings": partial(_settings, own_nats=starts_nats(given)),
         "python": _python,
         "torch": _torch,
         "device": _device,

@@ -18,8 +18,10 @@ _SETTINGS: Mapping[str, str] = {
     "--enable-prefix-caching": "none: always on",
     "-t": "--threads",
 }
+_OF_UP: Mapping[str, str] = {**_SETTINGS, "--port": "--http HOST:PORT"}
 _BY_COMMAND: Mapping[str, Mapping[str, str]] = {
-    "pagemesh up": {**_SETTINGS, "--port": "--http HOST:PORT"},
+    "pagemesh up": _OF_UP,
+    "pagemesh doctor": _OF_UP,
     "pagemesh serve gateway": {**_SETTINGS, "--port": "--http-port"},
     "pagemesh serve prefill": _SETTINGS,
     "pagemesh serve decode": _SETTINGS,

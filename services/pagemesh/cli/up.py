@@ -82,9 +82,12 @@ _GRACE_MS = 5_000
 """For a mesh that never served, or that a failure ends: there is nothing to finish."""
 _POLL_S = 0.05
 _ASK_EVERY = 10
-_SERVICE_KINDS = (
-    WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
+up_flags = config_flags(
+    UpConfig, WorkerConfig, GatewayConfig, PagerConfig, BusConfig, HostConfig, TelemetryConfig,
+    defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
+    without=("PAGEMESH_NAME", "PAGEMESH_PAGER_KILL_HOLDERS"),
 )  # fmt: skip
+"""What says how the mesh is to be; `pagemesh doctor` takes the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,7 @@ class MeshPlan:
 
 
 @click.command(cls=Sectioned)
-@config_flags(
-    UpConfig, *_SERVICE_KINDS,
-    defaults={"PAGEMESH_NATS": "a server of its own", "PAGEMESH_LOG_LEVEL": "warning"},
-    without=("PAGEMESH_NAME", "PAGEMESH_PAGER_KILL_HOLDERS"),
-)  # fmt: skip
+@up_flags
 def up(**arguments: Any) -> int:
     """Start the whole mesh on this machine and print its URL."""
     check_variables()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import huggingface_hub
@@ -19,8 +20,8 @@ from pagemesh.runtime.ports import free_port, shown_address
 from pagemesh.wire.errors import ConfigError
 
 
-def findings(environ: dict[str, str]) -> dict[str, Finding]:
-    return {finding.topic: finding for finding in examine(environ)}
+def findings(environ: dict[str, str], flags: Mapping[str, str] = {}) -> dict[str, Finding]:
+    return {finding.topic: finding for finding in examine(environ, flags)}
 
 
 def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_this_machine_can_run_a_mesh(tmp_path: Path) -> None:
 
 
 def test_who_wants_no_colours_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda _environ: [Finding("python", True, "3.12")])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [Finding("python", True, "3.12")])
     assert "\x1b" in CliRunner().invoke(doctor.doctor, color=True).output
     monkeypatch.setenv("NO_COLOR", "1")
     assert CliRunner().invoke(doctor.doctor, color=True).output == "ok  python         3.12\n"
@@ -117,6 +118,20 @@ def test_the_address_is_the_one_that_up_would_serve() -> None:
     [line] = [line for line in told.output.splitlines() if "http address" in line]
     assert line.startswith("no") and f"127.0.0.1:{port}" in line
     assert "stop what listens there" in line
+
+
+def test_the_flags_of_up_are_taken_and_win_over_variables(tmp_path: Path) -> None:
+    environ = {"PAGEMESH_MODEL": "/does/not/exist", "PAGEMESH_HTTP": "127.0.0.1:1"}
+    model, port = write_model_files(tmp_path / "tiny"), free_port()
+    flags = ["--model", str(model), "--http-port", str(port), "--metrics-port", "65530"]
+    told = CliRunner().invoke(doctor.doctor, [*flags, "--prefill", "4"], env=environ).output
+    lines = {line[4:18].strip(): line for line in told.splitlines()}
+    assert lines["model"].startswith("ok") and str(model) in lines["model"]
+    assert lines["http address"].endswith(f"127.0.0.1:{port}, free")
+    assert lines["metrics ports"].startswith("no") and "for 7 services" in lines["metrics ports"]
+    assert findings({}, {"PAGEMESH_NATS": "nats://x:4222"})["settings"].ok
+    no_tls = findings({}, {"PAGEMESH_NATS_TLS_CA": "none.pem"})["settings"]
+    assert not no_tls.ok and "the server that up starts has no TLS" in no_tls.text
 
 
 def test_an_address_is_shown_as_urls_have_it_and_the_remedy_is_one() -> None:
