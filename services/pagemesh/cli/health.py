@@ -10,6 +10,7 @@ import httpx
 from pagemesh.wire.errors import ConfigError, PagemeshError
 
 _TIMEOUT_S = 2.0
+_REASON_CHARACTERS_MAX = 200
 _READY = "/health/ready"
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
@@ -26,7 +27,7 @@ def health(url: str) -> int:
     try:
         if (named := httpx.URL(url)).path == "/":
             url = str(named.copy_with(path=_READY))
-        status = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False).status_code
+        answer = httpx.get(url, timeout=_TIMEOUT_S, trust_env=False)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
         raise ConfigError(f"{url!r} is not an http:// or https:// URL") from None
     except httpx.TimeoutException:
@@ -34,7 +35,17 @@ def health(url: str) -> int:
     except httpx.HTTPError as error:
         reason = _NUMBER.sub("", str(error)).lower() or type(error).__name__
         raise Unhealthy(f"{url}: {reason}") from None
-    if not httpx.codes.is_success(status):
+    if not answer.is_success:
+        status = answer.status_code
         hint = f"; a gateway tells at {_READY}" if status == httpx.codes.NOT_FOUND else ""
-        raise Unhealthy(f"{url}: status {status}{hint}")
+        raise Unhealthy(f"{url}: status {status}{_why(answer)}{hint}")
     return 0
+
+
+def _why(answer: httpx.Response) -> str:
+    """The reason that a gateway gives; of anybody else there is none."""
+    try:
+        reason = answer.json()["reason"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return f", {reason[:_REASON_CHARACTERS_MAX]}" if isinstance(reason, str) else ""
