@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
@@ -35,7 +36,25 @@ def client_config(arguments: Mapping[str, object]) -> ClientConfig:
     config = load(ClientConfig, os.environ, flags)
     if "PAGEMESH_URL" in flags or "PAGEMESH_URL" in os.environ:
         return config
-    urls = sorted(running_urls(load(HostConfig, os.environ, flags).pool_dir, GATEWAY).values())
+    base = load(HostConfig, os.environ, flags).pool_dir
+    nats = flags.get("PAGEMESH_NATS", os.environ.get("PAGEMESH_NATS", ""))
+    urls = sorted(of_named_mesh(running_urls(base, GATEWAY), base, "operator", nats).values())
     if len(urls) > 1:
         raise ConfigError(f"{len(urls)} meshes run here: {', '.join(urls)}; name one with --url")
     return replace(config, url=urls[0]) if urls else config
+
+
+def of_named_mesh(files: Mapping[Path, str], base: Path, role: str, url: str) -> Mapping[Path, str]:
+    """Of the URLs in ``files`` (``running_urls``) those of the mesh below ``base`` whose URL for
+    ``role`` is ``url``: who names one of a mesh's URLs has named the mesh. All where none has it.
+    """
+    plain = _plain(url)
+    named = {
+        file.parent for file, each in running_urls(base, role).items() if _plain(each) == plain
+    }
+    return {file: each for file, each in files.items() if file.parent in named} or files
+
+
+def _plain(url: str) -> str:
+    """As `pagemesh up` writes it down; people may add what SDKs want, or say ``localhost``."""
+    return url.rstrip("/").removesuffix("/v1").replace("//localhost:", "//127.0.0.1:")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagemesh.cli.gateway_url import pool_dir_flag
+from pagemesh.cli.gateway_url import of_named_mesh, pool_dir_flag
 from pagemesh.cli.mesh.roster import Roster
 from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
 from pagemesh.cli.options import check_variables, config_flags, given_flags
@@ -107,7 +107,8 @@ def bus_config(arguments: Mapping[str, object]) -> BusConfig:
     if "PAGEMESH_NATS" in flags or "PAGEMESH_NATS" in os.environ:
         return config
     base = load(HostConfig, os.environ, flags).pool_dir
-    files = running_urls(base, "operator")
+    gateway = flags.get("PAGEMESH_URL", os.environ.get("PAGEMESH_URL", ""))
+    files = of_named_mesh(running_urls(base, "operator"), base, GATEWAY, gateway)
     if len(set(files.values())) > 1:
         raise ConfigError(_choice(base, files))
     if files:

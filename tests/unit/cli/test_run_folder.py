@@ -12,15 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from pagemesh.cli.gateway_url import client_config
 from pagemesh.cli.mesh import run_folder as run_folder_module
 from pagemesh.cli.mesh.run_folder import (
+    GATEWAY,
     LOCK_NAME,
     check_owner,
     has_damaged_secret,
     orphan_pool_bytes,
     run_folder,
     running_folders,
+    url_file_name,
 )
+from pagemesh.cli.operator import bus_config
 from pagemesh.kernels.native.locks import holder_is_dead
 from pagemesh.wire.errors import ConfigError
 
@@ -219,3 +223,25 @@ def test_a_pool_folder_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None
     (tmp_path / "pools").write_text("no folder")
     with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(tmp_path / "pools"):
         pass
+
+
+@pytest.mark.parametrize("written", ["http://127.0.0.1:8102", "http://localhost:8102/v1/"])
+def test_who_names_the_gateway_of_a_mesh_has_named_its_server_and_the_other_way_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
+    servers = [f"nats://o:pw@127.0.0.1:{port}" for port in (1, 2)]
+    gateways = [f"http://127.0.0.1:{port}" for port in (8101, 8102)]
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+        for folder, server, gateway in zip((one, two), servers, gateways, strict=True):
+            (folder.path / url_file_name("operator")).write_text(server + "\n")
+            (folder.path / url_file_name(GATEWAY)).write_text(gateway + "\n")
+        assert bus_config({"pagemesh_url": written}).url == servers[1]
+        assert client_config({"pagemesh_nats": servers[0]}).url == gateways[0]
+        with pytest.raises(ConfigError, match="2 meshes run here"):
+            bus_config({"pagemesh_url": "http://127.0.0.1:9"})
+        monkeypatch.setenv("PAGEMESH_URL", gateways[0])
+        assert bus_config({}).url == servers[0]
+        monkeypatch.delenv("PAGEMESH_URL")
+        monkeypatch.setenv("PAGEMESH_NATS", servers[1])
+        assert client_config({}).url == gateways[1]
