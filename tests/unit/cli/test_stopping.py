@@ -51,7 +51,7 @@ async def test_who_takes_long_is_named_with_the_time_it_has_and_the_way_out() ->
         await drain(mesh, screen, drain_ms=30_000)
     assert shown.getvalue().splitlines() == [
         "stopping",
-        "waiting for gateway to finish what runs, up to 30 s; Ctrl-C again stops at once",
+        "waiting for gateway to end, up to 30 s; Ctrl-C again stops at once",
     ]
 
 

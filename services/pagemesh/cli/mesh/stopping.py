@@ -17,7 +17,8 @@ KILL_MARGIN_MS = 2_000
 """A service ends itself when its drain limit is over; one that does not even do that is killed
 so much later."""
 _PATIENCE_S = 1.0
-"""An idle mesh is gone by then; after it people are told what it waits for."""
+"""An idle mesh is gone by then, unless its processor is busy; after it people are told who has
+still to end, be it with an answer to finish or not."""
 
 
 def stop_signals(mesh: Supervisor, screen: Screen) -> asyncio.Event:
@@ -48,8 +49,7 @@ async def drain(mesh: Supervisor, screen: Screen, *, drain_ms: int) -> None:
             return
         names = ", ".join(mesh.stopping_names) or "a service"
         screen.line(
-            f"waiting for {names} to finish what runs, up to {drain_ms / 1_000:g} s; "
-            "Ctrl-C again stops at once"
+            f"waiting for {names} to end, up to {drain_ms / 1_000:g} s; Ctrl-C again stops at once"
         )
 
     telling = asyncio.get_running_loop().call_later(_PATIENCE_S, tell)
