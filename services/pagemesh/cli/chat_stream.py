@@ -7,6 +7,7 @@ times it. A stream that ends without ``[DONE]`` was cut off, and that is an erro
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 120.0
 _LINE_CHARACTERS_MAX = 1 << 20
 _NO_ROOM = frozenset({"context_length_exceeded", "quota_exceeded"})
+_NO_GATEWAY = "which is no answer of a gateway; name it with --url"
 _RATE_S_MIN = 0.1
 """Tokens travel a few at a time: what came within less says nothing of their rate."""
 Message = dict[str, str]
@@ -88,8 +90,8 @@ def served_model(http: httpx.Client) -> str:
     """The name of the model that is served. Raises ``ConfigError`` when nobody is there."""
     try:
         response = http.get("/v1/models")
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol):
-        raise ConfigError(
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        raise tls_failure(http, error) or ConfigError(
             f"no mesh at {http.base_url}; start one with `pagemesh up`, or name it with --url, or "
             "the pool folder of its `up` with --pool-dir"
         ) from None
@@ -102,6 +104,21 @@ def served_model(http: httpx.Client) -> str:
     return name
 
 
+def tls_failure(http: httpx.Client, error: httpx.HTTPError) -> ConfigError | None:
+    """What to tell of an ``error`` of who is there and does not speak TLS, or not as we trust it;
+    None: it is another."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    reason = (cause.reason or "no reason given").replace("_", " ").lower()
+    return ConfigError(
+        f"TLS with {http.base_url} fails ({reason}); where it speaks none, name it with --url "
+        "http://HOST:PORT; a CA of your own is named by SSL_CERT_FILE"
+    )
+
+
 def answer_of(response: httpx.Response) -> dict[str, Any]:
     """The object that a gateway answered. Raises ``ChatError`` with what it says is wrong, or when
     this is no answer of a gateway."""
@@ -112,7 +129,7 @@ def answer_of(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ChatError(f"{response.url} answers no JSON object: that is no gateway")
+        raise ChatError(f"{response.url} answers no JSON object, {_NO_GATEWAY}")
     return found
 
 
@@ -188,7 +205,7 @@ def _refusal(response: httpx.Response) -> ChatError:
         error: dict[str, Any] = response.json()["error"]
         message: str = error["message"]
     except (ValueError, KeyError, TypeError):
-        return ChatError(f"status {response.status_code}")
+        return ChatError(f"{response.url} answers status {response.status_code}, {_NO_GATEWAY}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return ChatError(f"{message}; set PAGEMESH_API_KEY to one")
     return _told(error)

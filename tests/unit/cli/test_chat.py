@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +149,47 @@ def test_a_mesh_without_a_model_is_not_ready_yet() -> None:
 def test_nobody_at_the_url_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", "--url", "http://127.0.0.1:1", "--once", "hi"]) == 2
     assert "pagemesh up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("response", "what"),
+    [
+        (httpx.Response(404), "status 404"),
+        (httpx.Response(501, text="<html>"), "status 501"),
+        (httpx.Response(200, text="hello"), "no JSON object"),
+    ],
+)
+def test_who_answers_and_is_no_gateway_is_named(response: httpx.Response, what: str) -> None:
+    with mesh(lambda _: response) as http, pytest.raises(ChatError) as caught:
+        served_model(http)
+    url = "http://127.0.0.1:8000/v1/models"
+    assert str(caught.value) == (
+        f"{url} answers {what}, which is no answer of a gateway; name it with --url"
+    )
+
+
+def test_a_gateway_without_tls_that_is_asked_for_it_is_not_said_to_be_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+
+        def answer_in_plain_text() -> None:
+            for _ in range(2):
+                taken, _address = server.accept()
+                with taken:
+                    taken.recv(4_096)
+                    taken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering_thread = threading.Thread(target=answer_in_plain_text)
+        answering_thread.start()
+        pin = ["cache", "pin", "--text", "x", "--nats", "nats://127.0.0.1:1"]
+        for command in (["chat", "--once", "hi"], pin):
+            assert run([*command, "--url", url]) == 2
+            line = capsys.readouterr().err
+            assert line.startswith(f"error: TLS with {url} fails (wrong version number); where it")
+            assert "--url http://HOST:PORT" in line
+        answering_thread.join()
 
 
 def test_a_mesh_is_asked_without_the_proxies_of_the_environment(

@@ -15,7 +15,7 @@ import click
 import httpx
 import msgspec
 
-from pagemesh.cli.chat_stream import answer_of, client
+from pagemesh.cli.chat_stream import answer_of, client, tls_failure
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.words import typed
 from pagemesh.wire.cache_messages import RootName
@@ -60,7 +60,7 @@ def _tokenized(config: ClientConfig, body: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = http.post("/tokenize", json=body)
         except httpx.HTTPError as error:
-            raise ConfigError(
+            raise tls_failure(http, error) or ConfigError(
                 f"no gateway at {http.base_url} ({type(error).__name__}); name it with --url"
             ) from None
         return answer_of(answer)
