@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +51,7 @@ from pagemesh.runtime.service_config import ServiceConfig, load_service_config
 from pagemesh.runtime.sizes import shown_binary
 from pagemesh.wire.errors import ConfigError
 
+_COMPILE_SCRIPT = Path(__file__).parents[2] / "compile_cores.py"
 _OPEN_FILES_MIN = 1_024
 _TIMEOUT_S = 10.0
 
@@ -144,7 +148,10 @@ def _native(_config: ServiceConfig) -> str:
 def _pager_core(_config: ServiceConfig) -> str:
     if IS_COMPILED:
         return "compiled"
-    return "interpreted, half as fast: python services/compile_cores.py compiles it"
+    if not _COMPILE_SCRIPT.exists():  # an installed package has no sources to compile
+        return "interpreted, half as fast"
+    command = shlex.join([sys.executable, str(_COMPILE_SCRIPT)])
+    return f"interpreted, half as fast; this compiles it: {command}"
 
 
 def _nats_server(_config: ServiceConfig) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +44,19 @@ def test_who_wants_no_colours_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_tells_how_to_have_the_core_compiled() -> None:
     told = findings({})["pager's core"]
     assert told.ok and "services/compile_cores.py" in told.text
+
+
+def test_the_command_that_compiles_the_core_works_from_any_folder_and_only_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "IS_COMPILED", False)
+    script = Path(__file__).parents[3] / "services" / "compile_cores.py"
+    told = findings({})["pager's core"]
+    assert told.text == (
+        f"interpreted, half as fast; this compiles it: {shlex.join([sys.executable, str(script)])}"
+    )
+    monkeypatch.setattr(doctor, "_COMPILE_SCRIPT", tmp_path / "compile_cores.py")
+    assert findings({})["pager's core"].text == "interpreted, half as fast"
 
 
 def test_a_pool_that_does_not_fit_is_named_with_its_remedy(tmp_path: Path) -> None:
