@@ -215,7 +215,8 @@ def check_refused(arguments: list[str], environ: dict[str, str], *named: str) ->
 def test_an_unreachable_nats_server_is_named(environ: dict[str, str]) -> None:
     flags = ["up", "--nats", "nats://127.0.0.1:1", "--nats-start-wait-ms", "300"]
     said = "no NATS server at nats://127.0.0.1:1 in 0.3 s: connection refused; start one there"
-    check_refused(flags, environ, said, "PAGEMESH_NATS")
+    on = "or name another with PAGEMESH_NATS (--nats); `pagemesh up` without it starts its own"
+    check_refused(flags, environ, said, on)
 
 
 def test_an_occupied_port_is_named(environ: dict[str, str]) -> None:

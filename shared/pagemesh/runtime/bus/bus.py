@@ -311,7 +311,8 @@ class Bus:
                     waited_s = self.config.start_wait_ms / 1_000
                     raise ConfigError(
                         f"no NATS server at {self.config.shown_url} in {waited_s:g} s: "
-                        f"{fault.message}; start one there or set PAGEMESH_NATS (--nats)"
+                        f"{fault.message}; start one there or name another with PAGEMESH_NATS "
+                        "(--nats); `pagemesh up` without it starts its own"
                     ) from None
             await asyncio.sleep(pause_ms / 1_000)
             pause_ms = min(2 * pause_ms, self.config.reconnect_wait_ms_max)
