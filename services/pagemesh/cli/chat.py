@@ -91,6 +91,7 @@ def _converse(http: httpx.Client, settings: dict[str, Any], first: list[Message]
             return
         if text == "/reset":
             messages = list(first)
+            notes.print("a new conversation", style="dim")
             continue
         if text.startswith("/") and " " not in text:
             notes.print(_HELP, style="dim", soft_wrap=True)

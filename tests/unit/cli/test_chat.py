@@ -233,6 +233,16 @@ def test_a_slip_in_a_command_is_told_and_not_asked_of_the_model(
     assert shown.out == "fox\n" and shown.err.count("/reset forgets the conversation, /quit") == 3
 
 
+def test_a_conversation_that_begins_anew_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, "fox")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/reset\ntwo\n"))
+    assert run(["chat"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "fox\nfox\n" and shown.err.count("\na new conversation\n") == 1
+
+
 def test_an_answer_that_hit_its_limit_says_so() -> None:
     answer = Answer("x", "length", 1, 0, 5, 0.1, 0.5)
     assert answer.facts.endswith("5 tokens in 0.50 s (10/s) | stopped by length")
