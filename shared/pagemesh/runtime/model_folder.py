@@ -60,6 +60,10 @@ def _on_this_machine(model: str) -> ModelFolder | None:
                 raise ConfigError(f"{named}: has no config.json; name a Hugging Face folder")
             return ModelFolder(folder.resolve(), folder.resolve().name)
         if folder.exists():
+            if folder.suffix.lower() == ".gguf":
+                raise ConfigError(
+                    f"{named}: GGUF is not read; name a Hugging Face folder with safetensors"
+                )
             raise ConfigError(f"{named}: is a file; name the folder it is in")
     if not is_hub_id(model):
         raise ConfigError(f"model {model}: no such folder, and no hub id like owner/name")

@@ -81,6 +81,15 @@ def test_a_folder_on_this_machine_is_judged_too(tmp_path: Path) -> None:
     assert judged == [found.path]
 
 
+def test_a_file_of_gguf_is_told_apart_from_one_of_a_folder_that_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "tiny.Q4_0.GGUF").touch()
+    with pytest.raises(ConfigError, match=r"GGUF: GGUF is not read; name a Hugging Face folder"):
+        find_model(str(tmp_path / "tiny.Q4_0.GGUF"))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"safetensors: is a file; name the folder it is in"):
+        find_model(str(tmp_path / "model.safetensors"))
+
+
 def test_a_configuration_is_read_with_numbers_that_are_python_and_no_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"limit": Infinity, "length": 1000000000000000019884624838656}')
