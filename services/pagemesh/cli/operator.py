@@ -34,7 +34,7 @@ _TUNING = tuple(
     f"PAGEMESH_NATS_{name}"
     for name in (
         "CONNECT_TIMEOUT_MS", "START_WAIT_MS", "RECONNECT_WAIT_MS", "RECONNECT_WAIT_MS_MAX",
-        "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "REQUEST_COUNT_MAX",
+        "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "REQUEST_COUNT_MAX", "OUTPUT_BYTES_MAX",
     )
 )  # fmt: skip
 """Settings of the connection that a command of a second has no need of."""

@@ -323,6 +323,7 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
     for command in (["audit"], ["cache", "stats"]):
         run([*command, "--help"])
         help_text = " ".join(capsys.readouterr().out.split())
+        assert "--nats-output-bytes-max" not in help_text, "of tuning nothing is shown"
         assert "[default: that of `pagemesh up` on this machine]" in help_text
 
 
