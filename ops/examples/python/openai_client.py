@@ -23,7 +23,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     key = os.environ.get("PAGEMESH_API_KEY", "") or "no key is asked for"
-    with OpenAI(base_url=arguments.url.rstrip("/") + "/v1", api_key=key) as client:
+    url = arguments.url.rstrip("/").removesuffix("/v1")  # it may be given as SDKs want it
+    with OpenAI(base_url=f"{url}/v1", api_key=key) as client:
         try:
             model = arguments.model or client.models.list().data[0].id
             stream = client.chat.completions.create(

@@ -105,10 +105,11 @@ async def test_the_python_clients_tell_in_one_line_that_nobody_is_there() -> Non
     assert len(errors.splitlines()) == 1
 
 
-async def test_the_python_client_chats_over_http(mesh: FakeMesh) -> None:
+@pytest.mark.parametrize("end", ["", "/v1", "/v1/"])
+async def test_the_python_client_chats_over_http(mesh: FakeMesh, end: str) -> None:
     answers(mesh, "hello, web")
     script = str(EXAMPLES / "python" / "openai_client.py")
-    code, out, errors = await run(sys.executable, script, "--url", mesh.url, QUESTION)
+    code, out, errors = await run(sys.executable, script, "--url", mesh.url + end, QUESTION)
     assert (code, errors) == (0, "")
     assert out.startswith("hello, web\n[") and "2 cached" in out
 
