@@ -178,6 +178,16 @@ async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> Non
     assert "a died 4 times" in str(failure) and "boom" in str(failure)
 
 
+async def test_that_a_child_is_given_up_is_said_before_the_others_are_stopped() -> None:
+    witness = Witness()
+    said: list[bool] = []
+    async with witness.watch(program("a", "exit(1)"), program("b", SLEEP)) as mesh:
+        await mesh.failed()
+        said += [("a", "given up after 4 deaths in 0 s; the mesh stops") in witness.changes]
+        assert mesh.children[1].pid is not None
+    assert said == [True]
+
+
 async def test_a_child_that_serves_in_between_is_started_again_for_ever() -> None:
     witness = Witness()
     restarts = RestartLimits(exit_count_max=2, life_ms_min=1, pause_ms_first=1, pause_ms_max=1)
@@ -271,6 +281,22 @@ async def test_a_child_that_ignores_the_request_to_stop_is_killed_after_its_grac
         await witness.until(lambda: len(witness.lines) == 1)
     assert not any(psutil.pid_exists(pid) for pid in started)
     assert ("a", "did not stop in 100 ms; killed") in witness.changes
+
+
+async def test_a_child_that_does_not_stop_is_asked_once_more_before_it_is_killed() -> None:
+    """As a service is that drains for longer: it cuts off then, and tells its clients."""
+    code = (
+        "import signal, time\n"
+        "def told(*_):\n"
+        "    print('asked', flush=True)\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: print('last words', flush=True) or exit())\n"
+        "signal.signal(signal.SIGTERM, told); print('up', flush=True); time.sleep(600)"
+    )
+    witness = Witness()
+    async with witness.watch(program("a", code), grace_ms=3_000):
+        await witness.until(lambda: len(witness.lines) == 1)
+    assert witness.lines == ["up", "asked", "last words"]
+    assert witness.changes == [("a", "started")]
 
 
 async def test_a_line_beyond_the_limit_does_not_stop_the_reading() -> None:

@@ -137,24 +137,29 @@ class Child:
             )
             self._on_change(self.spec.name, f"died ({why})")
             if isinstance(decision, GiveUp):
+                told = f"given up after {_deaths_text(decision)}; the mesh stops"
+                self._on_change(self.spec.name, told)  # the error comes when all have stopped
                 self._on_failure(ChildLost(self._give_up_text(decision)))
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
 
-    async def stop(self, grace_ms: int) -> None:
-        """Ask it to stop; kill it when it has not after ``grace_ms``."""
+    async def stop(self, grace_ms: int, *, words_ms: int = 0) -> None:
+        """Ask it to stop; kill it when it has not after ``grace_ms``. It is asked again
+        ``words_ms`` before: a service then cuts off what runs, and its clients hear of it."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
-        self._signal(process, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), grace_ms / 1_000)
-        except TimeoutError:
-            self._on_change(self.spec.name, f"did not stop in {grace_ms} ms; killed")
-            self._signal(process, signal.SIGKILL)
-            await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+        words_ms = min(words_ms, grace_ms // 2)
+        for wait_ms in (grace_ms - words_ms, words_ms) if words_ms else (grace_ms,):
+            self._signal(process, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), wait_ms / 1_000)
+                return
+        self._on_change(self.spec.name, f"did not stop in {grace_ms} ms; killed")
+        self._signal(process, signal.SIGKILL)
+        await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
 
     def kill(self) -> None:
         """No more patience."""
@@ -229,6 +234,11 @@ class Child:
     def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
+
+
+def _deaths_text(decision: GiveUp) -> str:
+    deaths = "1 death" if decision.exit_count == 1 else f"{decision.exit_count} deaths"
+    return f"{deaths} in {decision.within_ms / 1_000:.0f} s"
 
 
 def _exit_text(code: int) -> str:

@@ -10,6 +10,10 @@ from pagemesh.cli.mesh.children import Changed, Child, ChildLimits, ChildSpec, L
 from pagemesh.runtime.clock import Clock, MonotonicClock
 from pagemesh.wire.errors import PagemeshError
 
+_WORDS_MS = 1_500
+"""Of the time that children have to stop, for what they tell their clients (the gateway's
+``TOLD_S_MAX`` twice, and what it takes to end)."""
+
 
 class Supervisor:
     """The children and the first failure that ends the mesh."""
@@ -29,11 +33,12 @@ class Supervisor:
         """Wait for the failure of a child that cannot be restarted."""
         return await asyncio.shield(self._failure)
 
-    async def stop(self, grace_ms: int) -> None:
-        """Stop the highest stage first: no service loses one that it still needs."""
+    async def stop(self, grace_ms: int, *, words_ms: int = 0) -> None:
+        """Stop the highest stage first: no service loses one that it still needs. See
+        ``Child.stop``."""
         for stage in sorted({child.spec.stage for child in self.children}, reverse=True):
             members = [child for child in self.children if child.spec.stage == stage]
-            await asyncio.gather(*(child.stop(grace_ms) for child in members))
+            await asyncio.gather(*(child.stop(grace_ms, words_ms=words_ms) for child in members))
 
     def kill(self) -> None:
         self.killed = True
@@ -76,6 +81,7 @@ async def supervised(
         except PagemeshError as error:
             ended_by = error
         finally:
-            await supervisor.stop(grace_ms)
+            # Less than services have to drain: left alone, they would be killed amid answers.
+            await supervisor.stop(grace_ms, words_ms=_WORDS_MS)
     if ended_by is not None:
         raise ended_by
