@@ -188,7 +188,7 @@ async def test_that_a_child_is_given_up_is_said_before_the_others_are_stopped() 
     assert said == [True]
 
 
-async def test_a_child_that_serves_in_between_is_started_again_for_ever() -> None:
+async def test_a_child_that_lives_long_in_between_is_started_again_for_ever() -> None:
     witness = Witness()
     restarts = RestartLimits(exit_count_max=2, life_ms_min=1, pause_ms_first=1, pause_ms_max=1)
     limits = ChildLimits(restarts, WatchLimits())

@@ -4,7 +4,8 @@ A first death is answered at once, repeated ones with a pause that doubles; a ch
 dying is given up, because a crash loop helps nobody and hides its reason. How often it dies in a
 time would not tell, since some take seconds to come as far as what kills them: a life that was long
 enough makes up for the deaths before it, and nothing else does. Who is killed from outside now and
-then serves in between, and is started again for ever.
+then lives so long in between, and is started again for ever. Who is killed more often is given up
+though it served each time: whether a life came to serve is not known here.
 """
 
 from __future__ import annotations
