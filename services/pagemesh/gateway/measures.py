@@ -38,6 +38,7 @@ elsewhere_tokens = counter(
     "Prompt tokens that another host had cached than the one a request was sent to.",
 )
 in_flight = gauge("gateway_requests_in_flight", "Prompts being answered now.")
+connections = gauge("gateway_connections", "Connections open at the HTTP door.")
 attempts = counter("gateway_attempts_total", "Submits sent, the first of each request included.")
 frames_lost = counter("gateway_frames_lost_total", "Frame messages noticed to be missing.")
 orphans = counter("gateway_orphans_total", "Times a worker was told to stop what nobody waits for.")
@@ -88,6 +89,7 @@ def _escaped(text: str) -> str:
 __all__ = [
     "attempts",
     "cached_tokens",
+    "connections",
     "elsewhere_tokens",
     "first_token_seconds",
     "frames_lost",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import sys
@@ -129,6 +132,33 @@ async def test_a_gateway_that_is_told_to_stop_finishes_what_runs(
         assert rest[-1] == "data: [DONE]"
         async with asyncio.timeout(15):
             assert await process.wait() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+async def test_a_gateway_that_may_open_no_more_files_says_so_once(
+    shared_nats_server: NatsServer, model_folder: Path
+) -> None:
+    port = free_port()
+    async with (
+        gateway(shared_nats_server.url, model_folder, PAGEMESH_HTTP_PORT=str(port)) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        await _answers(http, "/health/live", 200)
+        limit = len(os.listdir(f"/proc/{process.pid}/fd")) + 10
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            await asyncio.sleep(3)  # it looks once a second
+            metrics = (await http.get("/metrics")).text  # by a connection that it had before
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            output, errors = await process.communicate()
+    told = [json.loads(line) for line in (output + errors).splitlines() if b"scarce" in line]
+    assert [line["limit"] for line in told] == [limit]
+    assert "LimitNOFILE" in told[0]["next"] and told[0]["level"] == "warning"
+    [connections] = re.findall(r"^pagemesh_gateway_connections (\d+)", metrics, re.MULTILINE)
+    assert float(connections) >= 10
 
 
 async def test_an_answer_that_a_stop_cuts_short_ends_with_the_reason(

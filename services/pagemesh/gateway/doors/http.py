@@ -44,6 +44,7 @@ from pagemesh.gateway.doors.finishing import finished
 from pagemesh.gateway.doors.front import Call, Caller, Front
 from pagemesh.gateway.doors.idempotency import HEADER, IdempotencyStore
 from pagemesh.gateway.doors.off_loop import off_loop
+from pagemesh.gateway.doors.scarce_files import ScarceFiles
 from pagemesh.runtime.metrics import CONTENT_TYPE
 from pagemesh.runtime.ports import address_of, shown_address
 from pagemesh.runtime.settings import GatewayConfig
@@ -294,8 +295,10 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Once a second, for the ``Date`` of answers; uvicorn's own wakes ten times as often."""
+        files, loop = ScarceFiles(), asyncio.get_running_loop()
         while not self.should_exit:
             await self.on_tick(0)
+            files.look(len(self.server_state.connections), loop.time())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(to_next_s(_DATE_PERIOD_MS)):
                     await self._stopping.wait()
