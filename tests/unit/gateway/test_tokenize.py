@@ -13,6 +13,8 @@ from tests.unit.gateway.fake_mesh import fake_mesh
 from tests.unit.gateway.support import END, TEMPLATE, byte_tokenizer, write_model
 from tokenizers import processors
 
+from pagemesh.gateway.doors import http as door
+from pagemesh.gateway.words.tokens import Tokens
 from pagemesh.runtime.nats_server import NatsServer
 
 TALK = [{"role": "user", "content": "hi"}]
@@ -65,3 +67,24 @@ async def test_what_cannot_be_told_in_tokens_or_text_is_refused(http: httpx.Asyn
         answer = await http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
     assert (await http.post("/detokenize", json={"tokens": [260]})).json() == {"prompt": END}
+
+
+async def test_tokens_whose_text_would_be_too_large_are_refused_before_it_is_made(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few digits may stand for a hundred blanks: a body of 8 MiB for hundreds of megabytes."""
+    asked = {"tokens": [65, 66] + [260] * 20}
+    size = len((await http.post("/detokenize", json=asked)).json()["prompt"])
+    assert size == 2 + 20 * len(END)
+    monkeypatch.setattr(door, "ANSWER_BYTES_MAX", size)
+    assert (await http.post("/detokenize", json=asked)).status_code == 200
+    monkeypatch.setattr(door, "ANSWER_BYTES_MAX", size - 1)
+    monkeypatch.setattr(Tokens, "decode", lambda *_: pytest.fail("the text was made"))
+    answer = await http.post("/detokenize", json=asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "answer_too_large",
+        "tokens",
+    )
+    assert "fewer tokens" in error["message"]

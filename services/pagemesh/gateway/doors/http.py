@@ -26,7 +26,7 @@ from pagemesh.gateway.api.openai_api import (
     parse_tokenize,
     template_values,
 )
-from pagemesh.gateway.api.render import DONE, sse
+from pagemesh.gateway.api.render import ANSWER_BYTES_MAX, DONE, sse
 from pagemesh.gateway.calls.call_facts import ends_counted
 from pagemesh.gateway.calls.prepare import check_token, render
 from pagemesh.gateway.doors.asgi import (
@@ -249,6 +249,9 @@ class HttpDoor:
         front.check_model(form.model if form.model is not None else front.model)
         for token in form.tokens:
             check_token("tokens", token, front.tokens.vocab_tokens)
+        if front.tokens.letters_count(form.tokens) > ANSWER_BYTES_MAX:  # some stand for hundreds
+            text = f"their text exceeds {ANSWER_BYTES_MAX} bytes: send fewer tokens at once"
+            raise ApiError(400, text, "tokens", "answer_too_large")
         return {"prompt": front.tokens.decode(form.tokens)}
 
     @contextlib.asynccontextmanager
