@@ -181,6 +181,46 @@ async def test_an_answer_goes_on_from_a_prompt_that_ends_amid_a_character(mesh: 
     assert (await answer(mesh, prompt=first, max_tokens=1))["text"] == "\u20ac"
 
 
+@pytest.mark.parametrize(
+    ("fields", "scored"),
+    [({}, False), ({"echo": True}, False), ({"logprobs": 0}, False),
+     ({"echo": True, "logprobs": 0}, True)],
+)  # fmt: skip
+async def test_a_prompt_whose_scores_are_shown_is_computed_as_a_whole_and_no_other(
+    mesh: FakeMesh, fields: dict[str, Any], scored: bool
+) -> None:
+    await answer(mesh, max_tokens=1, **fields)
+    (submit,) = mesh.worker.submits
+    assert (submit.prompt_logprobs, submit.read_cache) == (scored, not scored)
+
+
+SAID = {"role": "assistant", "content": "ab"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "goes_on"),
+    [({"prompt": "ab"}, True), ({"messages": [SAID]}, False),
+     ({"messages": [SAID], "continue_final_message": True, "add_generation_prompt": False}, True)],
+)  # fmt: skip
+async def test_a_text_goes_on_from_its_prompt_unless_it_is_a_message_of_its_own(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], goes_on: bool
+) -> None:
+    after: list[Any] = []
+    stream = mesh.front.tokens.stream
+
+    def noted(**how: Any) -> Any:
+        after.append(how["after"])
+        return stream(**how)
+
+    monkeypatch.setattr(mesh.front.tokens, "stream", noted)
+    chat = "messages" in fields
+    parsed = await mesh.front.parse(json.dumps(fields).encode(), CALLER, chat=chat)
+    understood = await mesh.front.understand(parsed, CALLER)
+    async with mesh.front.call(understood, CALLER):
+        (prompt,) = understood.prompts
+        assert [tokens is prompt for tokens in after] == [goes_on]
+
+
 # A call whose events are put there by hand ----------------------------------------------------
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import nats
 import pytest
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
 from pagemesh.runtime.nats_server import NatsServer
+from pagemesh.wire import subjects
 from pagemesh.wire.cache_terms import CacheTerms
 
 TEXT = "/v1/completions"
@@ -47,6 +51,52 @@ async def test_a_tenant_with_enough_requests_is_told_its_limit_and_others_go_on(
         assert (await http.post(TEXT, json=body, headers=BOB)).status_code == 200
         assert (await first).status_code == 200
         assert (await http.post(TEXT, json=body, headers=ALICE)).status_code == 200
+
+
+Post = Callable[..., Coroutine[Any, Any, int]]
+
+
+@asynccontextmanager
+async def door(kind: str, server: NatsServer, http: httpx.AsyncClient) -> AsyncIterator[Post]:
+    """Asks for a completion there, and gives the status of the answer."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "abc", "max_tokens": 1}
+    client = await nats.connect(server.url)
+
+    async def post(headers: dict[str, str], **more: Any) -> int:
+        if kind == "http":
+            return (await http.post(TEXT, json=body | more, headers=headers)).status_code
+        asked = json.dumps(body | more).encode()
+        reply = await client.request(subjects.COMPLETIONS, asked, timeout=10, headers=headers)
+        return int((reply.headers or {}).get("nats-service-error-code", "200"))
+
+    try:
+        yield post
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("kind", ["http", "bus"])
+async def test_a_call_counts_to_its_own_tenant_alone(
+    shared_nats_server: NatsServer, model_folder: Path, kind: str
+) -> None:
+    limits = "alice:pages=10% requests=1"
+    async with (
+        limited(shared_nats_server, model_folder, limits) as (mesh, http),
+        door(kind, shared_nats_server, http) as post,
+    ):
+        mesh.worker.pause_s = 0.02
+        for runs in (BOB, ALICE):
+            running = asyncio.create_task(post(runs, max_tokens=30))
+            await eventually(lambda: mesh.front.gateway.in_flight_count == 1)
+            assert await post(ALICE) == (429 if runs is ALICE else 200)
+            assert await post(BOB) == await running == 200
+        more_than_alices: dict[str, Any] = {"prompt": [65] * 320}
+        assert [await post(whose, **more_than_alices) for whose in (ALICE, BOB)] == [400, 200]
+        assert {submit.terms.tenant for submit in mesh.worker.submits} == {"alice", "bob"}
+        assert all(
+            (submit.terms.pool_share == 0.1) == (submit.terms.tenant == "alice")
+            for submit in mesh.worker.submits
+        )
 
 
 @pytest.mark.parametrize("path", [TEXT, "/tokenize", "/detokenize"])
