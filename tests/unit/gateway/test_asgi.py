@@ -14,6 +14,7 @@ from tests.unit.gateway.support import eventually
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from pagemesh.gateway.api.api_errors import ApiError
 from pagemesh.gateway.doors import connection as door
 from pagemesh.gateway.doors.asgi import (
     PIECE_BYTES_MAX,
@@ -205,6 +206,24 @@ async def test_what_fails_within_an_answer_is_not_taken_for_a_client_that_left()
 
     with pytest.raises(TimeoutError, match="not of the client"):
         await while_connected(silent, failing)
+
+
+@pytest.mark.parametrize("length", [100, 101])
+async def test_of_a_body_that_says_it_is_too_long_nothing_is_read(length: int) -> None:
+    read = 0
+
+    async def receive() -> Message:
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": b"x" * length}
+
+    scope = {"headers": [(b"Content-Length", b"%d" % length)]}
+    if length == 100:
+        assert await read_body(scope, receive, bytes_max=100) == b"x" * 100
+        return
+    with pytest.raises(ApiError) as caught:
+        await read_body(scope, receive, bytes_max=100)
+    assert (caught.value.status, read) == (413, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1, 3 * PIECE_BYTES_MAX])
