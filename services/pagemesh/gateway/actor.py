@@ -225,8 +225,6 @@ class GatewayActor:
                 _log.info("gateway.worker_lost", worker=who.name, reason=change.reason)
                 if is_ours:
                     measures.workers_lost.labels(change.reason).inc()
-                if change.reason != "silent":  # after which it may go on where it was
-                    self._tracker.forget(who)
                 for life in tuple(self._lives.values()):
                     life.feed(ev.WorkerLost(who))
         else:

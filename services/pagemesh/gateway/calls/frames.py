@@ -33,9 +33,5 @@ class FrameTracker:
         expected = last + 1 if message.frames else last
         return max(0, counter - expected)
 
-    def forget(self, worker: Worker) -> None:
-        """The worker is gone for good: what it said before would count as lost if it came back."""
-        self._last.pop(worker, None)
-
     def check(self) -> None:
         assert len(self._last) <= self._workers_max
