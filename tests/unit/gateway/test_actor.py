@@ -8,17 +8,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 from tests.unit.gateway.routes import SECRET, worker
 from tests.unit.gateway.support import DECODE, REQUEST, eventually, frame
 
+from pagemesh.gateway import measures
 from pagemesh.gateway.actor import GatewayActor
 from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.events import Route
 from pagemesh.gateway.calls.spec import RequestLimits
 from pagemesh.gateway.life import Life
+from pagemesh.gateway.routing.returning import Returning
 from pagemesh.runtime.bus import Bus, BusState
 from pagemesh.runtime.directory import Change, Joined, Lost
-from pagemesh.wire.errors import Busy, Malformed
+from pagemesh.wire.errors import Busy, Malformed, NotReady
 from pagemesh.wire.messages import Ok
 from pagemesh.wire.work_messages import Finish, Frames
 
@@ -154,6 +157,14 @@ async def test_there_is_room_for_as_many_requests_as_were_set(gateway: Gateway) 
     assert gateway.room(1) and gateway.in_flight_count == 0
 
 
+async def test_what_is_in_flight_is_measured_as_it_comes_and_goes(gateway: Gateway) -> None:
+    for _ in range(2):
+        gateway.begin_one()
+        assert measures.in_flight._value.get() == 1
+        gateway._forget(REQUEST)
+        assert measures.in_flight._value.get() == 0
+
+
 async def test_who_is_cut_off_is_told_that_the_gateway_was_stopped(gateway: Gateway) -> None:
     gateway.begin_one()
     gateway.cut_off()
@@ -180,3 +191,18 @@ async def test_what_is_known_of_a_model_stays_known_when_its_workers_go(gateway:
     assert await waiting == announce.model
     gateway.presence_changed(Lost(announce, "left"))
     assert await gateway.facts(RequestLimits()) == announce.model
+
+
+async def test_a_model_is_not_waited_for_once_its_worker_is_not_expected_back_any_more(
+    gateway: Gateway,
+) -> None:
+    """Nothing tells of that moment."""
+    gateway._returning = Returning(window_ms=100)
+    gone = structs.replace(worker("d", "decode", state="starting"), model=None)
+    gateway.presence_changed(Lost(gone, "silent"))
+    limits = RequestLimits(worker_wait_ms_max=50, recovery_wait_ms_max=60_000)
+    since_ms = gateway.clock.now_ms()
+    async with asyncio.timeout(5):
+        with pytest.raises(NotReady):
+            await gateway.facts(limits)
+    assert gateway.clock.now_ms() - since_ms >= 100, "for so long it was expected"
