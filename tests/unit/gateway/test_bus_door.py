@@ -13,9 +13,11 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 from tests.unit.gateway.fake_mesh import FakeMesh, fake_mesh
 from tests.unit.gateway.support import MODEL, eventually
 
+from pagemesh.gateway.calls import call_facts
 from pagemesh.gateway.doors import bus_door
 from pagemesh.runtime.nats_server import NatsServer
 from pagemesh.wire import subjects
@@ -82,6 +84,20 @@ async def test_a_chat_stream_is_numbered_chunks_and_an_empty_last_message(
     assert chunks[-1]["usage"]["completion_tokens"] == 5
 
 
+async def test_a_call_is_part_of_its_callers_trace(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces: list[int] = []
+    monkeypatch.setattr(
+        call_facts, "record_span", lambda _, context, **__: traces.append(context.trace_id)
+    )
+    trace = "0123456789abcdef" * 2
+    headers = {"traceparent": f"00-{trace}-0123456789abcdef-01"}
+    body = json.dumps({"prompt": "abc", "max_tokens": 1}).encode()
+    await client.request(subjects.COMPLETIONS, body, timeout=5, headers=headers)
+    assert traces == [int(trace, 16)]
+
+
 async def test_models_are_listed(mesh: FakeMesh, client: Client) -> None:
     reply = await client.request(subjects.MODELS, b"", timeout=5)
     assert [model["id"] for model in json.loads(reply.data)["data"]] == [MODEL]
@@ -100,6 +116,79 @@ async def test_an_error_is_openais_object_with_its_status_in_headers(
         assert headers["nats-service-error-code"] == status
         assert headers["pagemesh-last"] == "true" and headers["pagemesh-error"]
         assert json.loads(reply.data)["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ({"model": "other"}, ["model_not_found", "404", "not_found_error"]),
+        ({"n": "x"}, ["invalid_value", "400", "invalid_request_error"]),
+        ({}, ["overloaded", "503", "overloaded_error"]),
+    ],
+    ids=("code", "body", "not taken"),
+)
+async def test_a_refusal_is_one_message_whose_headers_say_all(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch,
+    refused: dict[str, object], told: list[str],
+) -> None:  # fmt: skip
+    if not refused:
+        monkeypatch.setattr(bus_door, "CALLS_MAX", 0)
+    names = ("pagemesh-error", "nats-service-error-code", "nats-service-error")
+    (reply,) = await stream(client, subjects.COMPLETIONS, {"prompt": "abc"} | refused)
+    assert reply.headers == dict(zip(names, told, strict=True)) | {
+        "pagemesh-sequence": "1", "pagemesh-last": "true",
+    }  # fmt: skip
+
+
+async def test_a_stream_that_fails_on_the_way_is_numbered_to_its_error(
+    mesh: FakeMesh, client: Client
+) -> None:
+    mesh.worker.pause_s = 0.02
+    body: dict[str, object] = {"prompt": "abc", "max_tokens": 200, "stream": True}
+    asked = asyncio.create_task(stream(client, subjects.COMPLETIONS, body))
+    await eventually(lambda: mesh.worker.counter > 3)
+    mesh.front.gateway.cut_off()
+    *chunks, last = [message.headers or {} for message in await asked]
+    assert chunks == [{"pagemesh-sequence": f"{number + 1}"} for number in range(len(chunks))]
+    assert (last["pagemesh-sequence"], last["pagemesh-last"]) == (f"{len(chunks) + 1}", "true")
+    assert (last["pagemesh-error"], last["nats-service-error-code"]) == ("stopped", "503")
+
+
+async def test_a_door_that_ends_takes_no_more_and_has_what_runs_answered(
+    mesh: FakeMesh, client: Client
+) -> None:
+    await mesh.bus_door.close()
+    mesh.worker.pause_s = 0.05
+    body: dict[str, object] = {"prompt": "abc", "max_tokens": 20, "stream": True}
+
+    async def last_one() -> list[Msg]:
+        async with bus_door.BusDoor(mesh.front, mesh.bus).open():
+            asked = asyncio.create_task(stream(client, subjects.COMPLETIONS, body))
+            await eventually(lambda: mesh.worker.running_count == 1)
+        assert not mesh.worker.running_count, "it was waited for"
+        return await asked
+
+    ending = asyncio.create_task(last_one())
+    await eventually(lambda: mesh.worker.running_count == 1)
+    with pytest.raises(NoRespondersError):
+        while not ending.done():
+            await client.request(subjects.MODELS, b"", timeout=5)
+            await asyncio.sleep(0.02)
+    last = (await ending)[-1]
+    assert bus_door.ERROR not in (last.headers or {}) and mesh.worker.aborts == []
+
+
+async def test_a_caller_whose_call_is_none_yet_is_told_that_the_gateway_was_stopped(
+    shared_nats_server: NatsServer, model_folder: Path, client: Client
+) -> None:
+    async with fake_mesh(shared_nats_server.url, model_folder, roles=()) as mesh:
+        body: dict[str, object] = {"prompt": "abc"}
+        asked = asyncio.create_task(stream(client, subjects.COMPLETIONS, body))
+        await eventually(lambda: bool(mesh.front._call_count))
+        for call in tuple(mesh.bus_door._calls):
+            call.cancel()
+        (reply,) = await asked
+        assert json.loads(reply.data)["error"]["code"] == "stopped"
 
 
 async def test_with_keys_a_call_needs_one(
@@ -236,6 +325,18 @@ async def test_an_answer_that_the_bus_cannot_carry_ends_as_soon_as_that_is_known
     assert reply.headers is not None and reply.headers["nats-service-error-code"] == "400"
     await eventually(lambda: not mesh.worker.running_count)
     assert mesh.worker.counter < 500
+
+
+async def test_a_chunk_that_the_bus_cannot_carry_ends_its_stream(
+    mesh: FakeMesh, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompt was short enough, and what it is echoed as is not."""
+    monkeypatch.setattr(bus_door, "_HEADER_BYTES_MAX", mesh.bus.message_bytes_max - 2_000)
+    mesh.worker.pause_s = 0.01
+    body: dict[str, object] = {"prompt": "a" * 2_000, "echo": True, "stream": True}
+    (reply,) = await stream(client, subjects.COMPLETIONS, body | {"max_tokens": 300})
+    assert (reply.headers or {})["pagemesh-error"] == "answer_too_large"
+    await eventually(lambda: not mesh.worker.running_count)
 
 
 async def test_a_link_that_was_lost_for_a_moment_ends_no_stream(
