@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from msgspec import structs
 from tests.unit.gateway.support import (
@@ -139,15 +138,6 @@ async def test_a_reader_that_waits_is_not_slow_however_much_comes_at_once() -> N
     events = [event for _, event in await reader]
     assert [type(event) for event in events] == [ev.Deliver, ev.ChoiceEnded] * 3 + [ev.Ended]
     assert events[-1] == ev.Ended(ev.Completed())
-
-
-async def test_a_reader_that_has_gone_away_while_it_waited_is_slow() -> None:
-    outbox = Outbox(characters_max=10)
-    reader = asyncio.create_task(outbox.take())
-    await asyncio.sleep(0)
-    reader.cancel()
-    await asyncio.wait([reader])
-    assert not outbox.put(0, ev.Deliver(0, 0, np.zeros(1, "<u4"), "x" * 11, None, 0))
 
 
 async def test_a_reader_that_keeps_up_is_told_the_end() -> None:
@@ -351,6 +341,21 @@ async def test_who_computes_the_whole_prompt_is_not_sent_where_it_is_cached(
     router = OneWay(b"secret")
     life(Outbox(), router, read_cache=read_cache).feed(ev.Begin())
     assert router.reads_cache is read_cache
+
+
+async def test_each_route_that_was_found_is_given_and_no_other() -> None:
+    given: list[ev.Route] = []
+    router = LateWay(b"secret")
+    made = life(Outbox(), router)
+    made._around = replace(made._around, given=given.append)
+    made.feed(ev.Begin())
+    assert given == []
+    await eventually(lambda: router.chosen_count == 1)
+    made.feed(ev.WorkerLost(DECODE))
+    made.feed(ev.WorkerLost(PREFILL))
+    await eventually(lambda: router.chosen_count == 2)
+    assert [route.root[-1:] for route in given] == [b"1", b"2"]
+    made.feed(ev.ClientGone())
 
 
 async def test_while_the_bus_is_away_nobody_is_chosen() -> None:
