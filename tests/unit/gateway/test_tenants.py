@@ -70,6 +70,20 @@ def test_an_answer_is_kept_for_its_key_and_tenant() -> None:
     store.check()
 
 
+@pytest.mark.parametrize("key", ["k", "k" * 255, "\u00e9 \u4e2d"])
+def test_a_key_is_any_text_of_a_line(key: str) -> None:
+    assert IdempotencyStore().begin("alice", key, b"body", 0) is None
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "a\tb", "a\x00", "\x7f"])
+def test_a_key_that_is_empty_long_or_no_text_is_refused(key: str) -> None:
+    store = IdempotencyStore()
+    for _ in range(2):
+        with pytest.raises(ApiError) as caught:
+            store.begin("alice", key, b"body", 0)
+        assert (caught.value.status, caught.value.param) == (400, "idempotency-key")
+
+
 def test_kept_answers_are_bounded_in_age_count_and_bytes() -> None:
     store = IdempotencyStore(entries_max=2, bytes_max=10, age_ms_max=100)
     for index in range(2):
