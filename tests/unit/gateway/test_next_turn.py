@@ -89,12 +89,58 @@ async def test_what_is_too_long_or_too_much_is_left_to_the_next_turn(
     assert said and all(not piece.endswith(said) for piece in counted.read)
 
 
-def said(text: str) -> NextTurn:
+def said(text: str, body_bytes: int = 100, **fields: Any) -> NextTurn:
     """What a talk is once it was answered with ``text``."""
-    body = json.dumps({"model": MODEL, "messages": TALK}).encode()
-    turn = NextTurn(parse_chat(body, served=MODEL), 100)
+    body = json.dumps({"model": MODEL, "messages": TALK} | fields).encode()
+    turn = NextTurn(parse_chat(body, served=MODEL), body_bytes)
     turn.said(text)
     return turn
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"best_of": 2},
+        {"add_special_tokens": True},
+        {"body_bytes": next_turn.BODY_BYTES_MAX + 1},
+        {"text": "x" * (next_turn.ANSWER_CHARACTERS_MAX + 1)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_of_what_comes_back_in_another_form_or_is_long_there_is_no_talk(
+    fields: dict[str, Any],
+) -> None:
+    assert said(**{"text": "well"} | fields).talk() is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"best_of": 1, "n": 1},
+        {"add_special_tokens": False},
+        {"body_bytes": next_turn.BODY_BYTES_MAX},
+        {"text": "x" * next_turn.ANSWER_CHARACTERS_MAX},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_talk_is_what_was_asked_and_answered(fields: dict[str, Any]) -> None:
+    told = said(**{"text": "well"} | fields).talk()
+    assert told is not None
+    assert (told[0].messages, told[1]) == (TALK, fields.get("text", "well"))
+
+
+async def test_the_talk_is_rendered_as_its_next_turn_will_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = "{{ tone }}" + TEMPLATE
+    tokens = Tokens(byte_tokenizer(), template=ChatTemplate(source, {}), end_tokens=frozenset())
+    read: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(tokens, "remember", lambda text, *, owner, **_: read.append((text, owner)))
+    turns = NextTurns(tokens)
+    turns.expect(said("well", chat_template_kwargs={"tone": "calm"}), b"owner")
+    await eventually(lambda: bool(read))
+    turns.close()
+    assert read == [(f"calm[user]the first{END}[assistant]well{END}", b"owner")]
 
 
 async def test_each_answer_that_was_tokenised_makes_room_for_another(
