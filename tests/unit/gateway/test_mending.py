@@ -14,7 +14,7 @@ from pagemesh.gateway.calls import events as ev
 from pagemesh.gateway.calls.choice import TextPiece
 from pagemesh.gateway.calls.events import PagesFrom
 from pagemesh.gateway.calls.spec import ATTEMPT_MAX
-from pagemesh.wire.errors import Busy, Internal
+from pagemesh.wire.errors import Busy, Denied, Fault, Internal, NoCapacity, OverQuota
 from pagemesh.wire.messages import Refused
 from pagemesh.wire.presence import PageNeeds
 from pagemesh.wire.tokens import U32, unpack
@@ -42,6 +42,25 @@ def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then_or_for_a_
     busy = Refused.of(Busy("full", retry_after_ms=asked_ms))
     desk.feed(ev.SubmitAnswered(1, PREFILL, busy))
     assert desk.core.due_ms == waited_ms
+
+
+@pytest.mark.parametrize("after_ms", [0, 5])
+@pytest.mark.parametrize("fault", [NoCapacity, OverQuota, Denied])
+def test_a_refusal_is_for_good_unless_it_says_when_to_come_back(
+    desk: Desk, fault: type[Fault], after_ms: int
+) -> None:
+    desk.feed(ev.Begin(), ev.Routed(ROUTE))
+    refused = Refused.of(fault("no", retry_after_ms=after_ms))
+    desk.feed(ev.SubmitAnswered(1, PREFILL, refused))
+    assert desk.core.ended is (after_ms == 0)
+    if after_ms:
+        assert of(desk.wait(1_000), ev.ChooseRoute)
+
+
+@pytest.mark.parametrize("after_ms", [0, 5])
+def test_nobody_is_looked_for_again_where_none_will_ever_do(desk: Desk, after_ms: int) -> None:
+    desk.feed(ev.Begin(), ev.Unroutable(NoCapacity("too long", retry_after_ms=after_ms)))
+    assert desk.core.ended is (after_ms == 0)
 
 
 def test_the_pause_before_each_further_attempt_is_twice_as_long(desk: Desk) -> None:
