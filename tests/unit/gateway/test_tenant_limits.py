@@ -86,7 +86,7 @@ async def test_a_call_counts_to_its_own_tenant_alone(
     ):
         mesh.worker.pause_s = 0.02
         for runs in (BOB, ALICE):
-            running = asyncio.create_task(post(runs, max_tokens=30))
+            running = asyncio.create_task(post(runs, max_tokens=60))
             await eventually(lambda: mesh.front.gateway.in_flight_count == 1)
             assert await post(ALICE) == (429 if runs is ALICE else 200)
             assert await post(BOB) == await running == 200
