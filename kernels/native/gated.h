@@ -16,7 +16,7 @@ inline LinearPlan plan_gated(long rows, long n, const Weights& weights, int thre
   if (!can_gate(n)) return plan_linear(rows, n, weights, threads);
   // A pair is a panel of each half.
   LinearPlan plan = plan_linear(rows, n / 2, weights, 1, threads, kUnitPanels / 2);
-  if (in_pairs(rows, weights)) plan.apart = plan.panels;
+  if (in_pairs(rows, plan.panels, weights, threads)) plan.apart = plan.panels;
   return plan;
 }
 
@@ -75,7 +75,7 @@ void gated_share(const LinearCall& call, const LinearPlan& plan, pm::Counter& wo
       return gated_unit(call, Unit(plan, call.rows, unit), apart, carry, ahead);
     }
     float* ups = carry + kStreamRows * kLanes;
-    if (in_pairs(call.rows, call.weights)) {
+    if (plan.apart > 1) {
       stream.pair(call, unit, apart, carry, ahead);
     } else {
       stream.panel(call, unit, 1, carry, next_at(call.weights, apart + unit));

@@ -2,13 +2,11 @@
 // one chain of multiply-adds over K in ascending order, whatever the tile it was computed in: a
 // row's result does not depend on the other rows, on the tiling or on the threads.
 //
-// Few rows read the weight once, at memory speed: one panel at a time for all of them. More rows
-// go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels wide,
-// for all rows of a unit. A sum that is carried from one block to the next is the same chain.
+// Few rows read the weight once, at memory speed: a panel or two at a time for all of them. More
+// rows go through it in blocks that stay in cache: of `kBlockDepth` values of K, three panels
+// wide, for all rows of a unit. A sum that is carried from one block to the next is the same chain.
 // Codes become floats, or pairs (pairs.h), in registers where they are read once, and once a block
-// elsewhere. Of very
-// few rows and narrow weights, two panels at a time: memory would wait for one chain of
-// multiply-adds.
+// elsewhere.
 #pragma once
 
 #include "linear_block.h"

@@ -6,25 +6,31 @@
 
 namespace {
 
+// Of few rows a weight is read once, by up to kStreamRows. Two panels side by side share what is
+// read of the rows, and memory has two streams and twice as many chains of multiply-adds to wait
+// for: of kNarrowPairRows of narrow weights, which one chain would hold up, and of as many rows as
+// there are registers for where threads have enough pairs.
+//
 // Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
 // are as large as registers allow; the rows of a unit are to stay there, if it has 512 KiB.
 #if PM_LEVEL >= 2
-constexpr int kStreamRows = 16, kPairRows = 4, kTileRows = 8, kTilePanels = 3;
+constexpr int kStreamRows = 16, kPairRows = 12, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
 constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
 #elif PM_LEVEL == 1
-constexpr int kStreamRows = 6, kPairRows = 2, kTileRows = 6, kTilePanels = 1;
+constexpr int kStreamRows = 6, kPairRows = 0, kNarrowPairRows = 2, kTileRows = 6, kTilePanels = 1;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 128;
 constexpr int kSlimStreamRows = 5;
 #else
-constexpr int kStreamRows = 2, kPairRows = 1, kTileRows = 2, kTilePanels = 1;
+constexpr int kStreamRows = 2, kPairRows = 0, kNarrowPairRows = 1, kTileRows = 2, kTilePanels = 1;
 constexpr long kBlockDepth = 192, kUnitRowsLeast = 256;
 constexpr int kSlimStreamRows = kStreamRows;
 #endif
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
 constexpr long kUnitRows = (kUnitRowsLeast + kTileRows - 1) / kTileRows * kTileRows;  // whole tiles
 constexpr long kUnitPanels = 12;
+constexpr long kPairsPerThread = 8;
 constexpr long kAheadLines = 64;  // of a stream that is read once; 16 rows take 8 cycles a line
 // Below some 80 us of work (see parallel.h), in multiply-adds of a tile that is in cache; reading
 // a weight costs as much as eight of them.
@@ -77,8 +83,11 @@ inline bool in_stream(long rows, const Weights& weights) {
   return rows <= (weights.slim() ? kSlimStreamRows : kStreamRows);
 }
 
-inline bool in_pairs(long rows, const Weights& weights) {
-  return weights.narrow() && rows <= kPairRows;
+// Whether a stream of so many pairs of panels reads them as pairs. Of few pairs one more for one
+// thread than for another would cost more than that brings.
+inline bool in_pairs(long rows, long pairs, const Weights& weights, int threads) {
+  if (weights.narrow() && rows <= kNarrowPairRows) return true;
+  return rows <= kPairRows && !weights.slim() && pairs >= kPairsPerThread * threads;
 }
 
 // `width`: panels of a unit that is read once.
@@ -98,7 +107,8 @@ LinearPlan plan_linear(long rows, long n, const Weights& weights, long width, in
 }
 
 LinearPlan plan_linear(long rows, long n, const Weights& weights, int threads) {
-  return plan_linear(rows, n, weights, in_pairs(rows, weights) ? 2 : 1, threads, kUnitPanels);
+  const bool pairs = in_pairs(rows, pieces(n, kLanes) / 2, weights, threads);
+  return plan_linear(rows, n, weights, pairs ? 2 : 1, threads, kUnitPanels);
 }
 
 // What one unit carries from block to block, per thread.

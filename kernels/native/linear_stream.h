@@ -3,6 +3,7 @@
 
 #include <array>
 #include <type_traits>
+#include <utility>
 
 #include "linear_call.h"
 #include "slim_weights.h"
@@ -119,64 +120,38 @@ struct SlimReader {
   static constexpr StreamPanels of = stream_slim<R, P>;
 };
 
-template <typename READER>
-StreamPanels stream_panel_of(long rows) {
-  switch (rows) {
-    case 1: return READER::template of<1, 1>;
-#if PM_LEVEL > 0
-    case 2: return READER::template of<2, 1>;
-    case 3: return READER::template of<3, 1>;
-    case 4: return READER::template of<4, 1>;
-    case 5: return READER::template of<5, 1>;
-#endif
-#if PM_LEVEL >= 2
-    case 6: return READER::template of<6, 1>;
-    case 7: return READER::template of<7, 1>;
-    case 8: return READER::template of<8, 1>;
-    case 9: return READER::template of<9, 1>;
-    case 10: return READER::template of<10, 1>;
-    case 11: return READER::template of<11, 1>;
-    case 12: return READER::template of<12, 1>;
-    case 13: return READER::template of<13, 1>;
-    case 14: return READER::template of<14, 1>;
-    case 15: return READER::template of<15, 1>;
-#endif
-    default: return READER::template of<kStreamRows, 1>;
-  }
+template <typename READER, int P, int... ROWS>
+StreamPanels reader_of_rows(long rows, std::integer_sequence<int, ROWS...>) {
+  constexpr StreamPanels kReaders[] = {READER::template of<ROWS + 1, P>...};
+  return kReaders[rows - 1];
 }
 
-template <typename READER>
-StreamPanels stream_pair_of(long rows) {
-  switch (rows) {
-    case 1: return READER::template of<1, 2>;
-#if PM_LEVEL > 0
-    case 2: return READER::template of<2, 2>;
-#endif
-#if PM_LEVEL >= 2
-    case 3: return READER::template of<3, 2>;
-#endif
-    default: return READER::template of<kPairRows, 2>;
-  }
+// What reads P panels of up to MOST rows; null for more of them.
+template <typename READER, int P, int MOST>
+StreamPanels reader_of(long rows) {
+  if (rows > MOST) return nullptr;
+  return reader_of_rows<READER, P>(rows, std::make_integer_sequence<int, MOST>{});
 }
 
-// What reads a panel of a call of few rows, and what reads two of a narrow weight.
+// What reads a panel of a call of few rows, and what reads a pair of them.
 struct Stream {
   StreamPanels panel, pair;
 };
 
 Stream stream_of(const LinearCall& call) {
   if (call.weights.slim()) {
-    return {stream_panel_of<SlimReader>(call.rows), stream_pair_of<SlimReader>(call.rows)};
+    return {reader_of<SlimReader, 1, kSlimStreamRows>(call.rows),
+            reader_of<SlimReader, 2, kNarrowPairRows>(call.rows)};
   }
   return with_rows_of(call, [&](auto rows) {
     using M = decltype(rows);
     return M::with_type(call.weights.type, [&](auto type) -> Stream {
       using T = decltype(type);
+      constexpr bool kNarrow = sizeof(typename T::Code) < sizeof(float);
+      constexpr int kMost = kNarrow && kNarrowPairRows > kPairRows ? kNarrowPairRows : kPairRows;
       StreamPanels pair = nullptr;
-      if constexpr (sizeof(typename T::Code) < sizeof(float)) {
-        pair = stream_pair_of<Reader<T, M>>(call.rows);
-      }
-      return {stream_panel_of<Reader<T, M>>(call.rows), pair};
+      if constexpr (kMost > 0) pair = reader_of<Reader<T, M>, 2, kMost>(call.rows);
+      return {reader_of<Reader<T, M>, 1, kStreamRows>(call.rows), pair};
     });
   });
 }
