@@ -99,8 +99,8 @@ class PagerLimits:
         return self.step_ms_max + self.drain_ms_max
 
     def staged_pages_max(self, facts: PoolFacts) -> int:
-        """How many pages may wait to be written. Unless a limit is given: room for 128, but at
-        least 64 MiB, and at most 1 GiB and half of the pool."""
+        """How many pages may wait to be written. Unless a limit is given: room for 128, at most 1
+        GiB and half of the pool, but 64 MiB of any pool."""
         staged_bytes = self.staged_bytes_max
         if not staged_bytes:
             pool_bytes = facts.page_count * facts.page_bytes

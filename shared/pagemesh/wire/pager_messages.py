@@ -317,7 +317,8 @@ class Redeem(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Take a ticket's lease over: ownership, the tail's write right and growth pages in one
     round trip. Idempotent by (ticket, incarnation). The lease keeps its id; ``granted_at`` is new.
     Growth pages that are not to be had are simply missing: ``Extend`` then. ``Gone`` when the
-    ticket was withdrawn or cancelled, ``Stale`` when it has expired or is of another life."""
+    ticket was withdrawn or cancelled, ``TicketOver`` when it has expired or its lease is over,
+    ``Stale`` when it is not known (yet): it is of another life, or long over."""
 
     key: SequenceKey
     worker: Name

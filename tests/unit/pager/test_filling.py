@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, key_of, table_of
+from tests.unit.pager.rig import Rig, Worker, code_of, fill_of, is_queued, key_of, table_of
 from tests.unit.pager.test_recovery import declare, line
 
 from pagemesh.pager.events import PagesStored
 from pagemesh.pager.leases.ended import EndedLeases
 from pagemesh.wire.cache_terms import CacheTerms
 from pagemesh.wire.messages import Ok
-from pagemesh.wire.pager_messages import Committed, Fill, Granted
+from pagemesh.wire.pager_messages import Committed, Fill, Granted, Revoke
 from pagemesh.wire.tokens import pack
 
 YOUNG = 1_000_000
@@ -141,6 +141,18 @@ def test_of_a_crowd_that_reads_what_is_wrong_the_last_leaves_nothing(
         worker.release(lease, cache=False)
     assert rig.core.books.pool.free == 16
     assert worker.granted(4, range(12)).cached_tokens == 0
+
+
+def test_release_without_cache_keeps_nothing_of_a_lease_that_was_taken_back_before(
+    rig: Rig, worker: Worker
+) -> None:
+    young = worker.granted(YOUNG, range(12), 16)
+    worker.committed(young, range(12))
+    assert is_queued(worker.admit(1, range(100, 152))), "its last page is to come of the young"
+    assert [each.reason for each in rig.taken(Revoke)] == ["preempted"]
+    assert worker.release(young, range(12), cache=False) == Ok()
+    assert rig.core.books.pool.idle == 0
+    assert worker.granted(7, range(12)).cached_tokens == 0
 
 
 def test_release_without_cache_leaves_what_others_read(rig: Rig, worker: Worker) -> None:

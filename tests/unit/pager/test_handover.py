@@ -252,6 +252,17 @@ def test_cancelling_what_one_redeemed_without_knowing_takes_it_back_with_a_confi
     assert rig.core.report().draining_pages == 0
 
 
+def test_cancelling_late_what_was_offered_again_since_takes_nothing_from_who_has_it(
+    rig: Rig, decode: Worker, lease: Granted, offered: Offered
+) -> None:
+    third = Worker(rig, "third", 3)
+    again = decode.offered(decode.redeemed(lease.key, offered, 12), fill_of(TOKENS), "b" * 32)
+    has = third.redeemed(lease.key, again, 12)
+    assert code_of(decode.cancel(offered.ticket)) == "Gone"
+    assert rig.taken(Revoke) == []
+    assert third.committed(has, TOKENS) == 8
+
+
 def test_who_is_admitted_again_before_it_has_let_go_keeps_what_it_was_granted(
     rig: Rig, decode: Worker, lease: Granted, offered: Offered
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.unit.pager.rig import LIMITS, Rig, Worker, code_of, fill_of, is_queued
 
+from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import Offered
 
 
@@ -24,4 +27,14 @@ def test_a_fork_takes_no_pages_while_somebody_older_waits_for_them(
     assert code_of(worker.fork(lease, fill_of(range(8)), [1], 12)) == "NoCapacity"
     worker.release(oldest, cache=False)
     assert not rig.core.books.waiting.count
+    worker.forked(lease, fill_of(range(8)), [1], 8)
+
+
+def test_children_that_there_are_no_leases_for_are_refused_for_that() -> None:
+    rig = Rig(32, limits=dataclasses.replace(LIMITS, lease_count_max=2))
+    worker = Worker(rig, "w", 1)
+    lease = worker.granted(1, range(8))
+    refused = worker.fork(lease, fill_of(range(8)), [1, 2], 8)
+    assert isinstance(refused, Refused) and refused.code == "NoCapacity"
+    assert "too many leases are open for 2 more" in refused.message
     worker.forked(lease, fill_of(range(8)), [1], 8)

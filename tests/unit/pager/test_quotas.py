@@ -376,3 +376,17 @@ def test_who_asks_again_for_growth_under_a_larger_quota_waits_no_longer(
     worker.granted(0, prompt(3, 1), root=ALICE, terms=larger)
     worker.extended(growing, 4, have=2)
     assert rig.core.report().waiter_count == 0
+
+
+def test_of_those_who_wait_in_a_tree_that_others_have_now_there_may_be_too_many_for_them() -> None:
+    rig = Rig(32, limits=dataclasses.replace(LIMITS, waiter_count_max=1))
+    worker = Worker(rig, "w", 1)
+    x, y = CacheTerms(tenant="x", pages_max=8), CacheTerms(tenant="y", pages_max=4)
+    worker.granted(1, range(24), root=b"r" * 32, terms=x)
+    lease = worker.granted(2, range(100, 108), root=b"r" * 32, terms=x)
+    assert is_queued(worker.extend(lease, 4)), "until its tenant uses less"
+    worker.granted(3, range(200, 208), root=b"s" * 32, terms=y)
+    assert is_queued(worker.admit(40, range(300, 316), root=b"s" * 32, terms=y))
+    worker.granted(5, range(400, 404), root=b"r" * 32, terms=y)
+    rig.tick(50)
+    assert code_of(worker.extend(lease, 4)) == "Busy", "it asks again, and is told so"

@@ -138,17 +138,19 @@ class Admission:
         """Let those go on who waited for their own tenants, as far as these use less now."""
         books = self._books
         for waiter in self._quotas.firsts():
-            if self._waits_for_others(waiter.message):
-                books.waiting.discard(*waiter.name)
-                continue
-            is_held_back = self._is_held_back(waiter)
-            while is_held_back and self._give_way(waiter, self._quotas.account_of(waiter.message)):
-                is_held_back = self._is_held_back(waiter)
-            if is_held_back:
+            goes_on, stays = not self._waits_for_others(waiter.message), False
+            try:
+                while goes_on and (stays := self._is_held_back(waiter)):
+                    if not self._give_way(waiter, self._quotas.account_of(waiter.message)):
+                        break
+            except Busy:  # too many wait of whom its tree belongs to now: it asks again
+                goes_on = stays = False
+            if stays:
                 self._quotas.shed_copies(waiter)
                 continue
             books.waiting.discard(*waiter.name)
-            self._ask_anew(waiter)
+            if goes_on:
+                self._ask_anew(waiter)
 
     def serve_due(self) -> None:
         """Have those ask anew who waited for somebody to commit, the oldest first."""

@@ -63,13 +63,16 @@ class Filling:
                 books.let_go(session, message.lease)
                 return Ok()
             raise Gone(f"lease {message.lease:x} is not there (any more): forget it")
+        # Whoever gives back what was taken back has let go of it; what it filled since is lost.
         if found.life.state is _REVOKED and found.incarnation == message.incarnation:
-            books.end(found, "release")  # whoever gives it back has let go of it
-            return Ok()
-        lease = books.held_lease(message.worker, message.incarnation, message.lease, message.key)
-        self.require(lease, message.fill)
-        if message.cache:
-            self.take(lease, message.fill)
+            lease = found
+        else:
+            lease = books.held_lease(
+                message.worker, message.incarnation, message.lease, message.key
+            )
+            self.require(lease, message.fill)
+            if message.cache:
+                self.take(lease, message.fill)
         anchor = lease.anchor
         books.end(lease, "release")
         if not message.cache and not lease.tree.is_retired:

@@ -165,6 +165,8 @@ class Handover:
             case TicketState.REDEEMED if ticket.redeemer != message.incarnation:
                 raise Gone(f"somebody else redeemed the ticket: {_FORGET}")
             case TicketState.REDEEMED if ticket.lease.life.state is LeaseState.HELD:
+                if ticket.lease.incarnation != message.incarnation:  # it was offered again since
+                    raise Gone(f"somebody else has the ticket's lease by now: {_FORGET}")
                 # Its answer was lost, so perhaps the holder has not heard: let it confirm.
                 books.revoke(ticket.lease, "stale")
             case _:
@@ -227,11 +229,16 @@ class Handover:
         shared = filled // books.facts.page_size
         each = books.facts.pages_for(message.reserve_tokens) - shared
         need = each * len(message.children)
+        if len(books.slots) < len(message.children):
+            raise NoCapacity(
+                f"too many leases are open for {len(message.children)} more: ask again later",
+                retry_after_ms=books.limits.ask_again_ms,
+            )
         pinned = filling.pinned_by(lease, message.fill)
         waits = self._admission.older_waits(lease.order, lease.key, lease.incarnation)
         room = books.room - (pinned if books.may_evict() else 0)
         room = min(room, self._admission.quota_room(lease) - pinned)
-        if need > room or waits or len(books.slots) < len(message.children):
+        if need > room or waits:
             raise NoCapacity(
                 f"{need} pages for {len(message.children)} children, {room} "
                 f"are to be had{' and older sequences wait' if waits else ''}: ask again later, or "
