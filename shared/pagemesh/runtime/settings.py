@@ -259,8 +259,8 @@ class WorkerConfig:
         512, "STEP_TOKENS_MAX", "tokens of prompts computed in one step", minimum=1, maximum=1 << 16
     )
     itl_target_ms: int = setting(
-        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: five "
-        "times as long as without them, and more where many wait",
+        0, "ITL_TARGET_MS", "time between two tokens that prompts of others may lead to; 0: "
+        "prompts get 4 to 8 times what a step without them takes, or --stream-ms if that is longer",
         minimum=0, maximum=MINUTE_MS,
     )  # fmt: skip
     stream_ms: int = setting(
