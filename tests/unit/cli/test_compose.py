@@ -93,6 +93,14 @@ def test_pager_and_workers_share_one_pool() -> None:
     assert COMPOSE["volumes"]["pool"]["driver_opts"]["type"] == "tmpfs"
 
 
+def test_the_example_of_env_tells_how_the_room_in_memory_is_made_larger() -> None:
+    example = (ROOT / "ops/docker/env.example").read_text()
+    for name in ("pool", "cache"):
+        mounted = COMPOSE["volumes"][name]["driver_opts"]["o"]
+        found = re.match(r"size=\$\{(PAGEMESH_[A-Z_]+):-\d+\},", mounted)
+        assert found and f"\n#{found[1]}=" in example
+
+
 def test_the_gateway_stops_first_and_the_pager_after_the_workers() -> None:
     """Compose stops what others depend on after those."""
     assert {"prefill", "decode", "pager"} <= set(SERVICES["gateway"]["depends_on"])
