@@ -312,6 +312,18 @@ def test_what_a_search_saved_is_told_at_its_end() -> None:
     assert facts[0].facts.saved_pages >= 2 * 2, "two full pages, which two beams need not hold"
 
 
+def test_tokens_of_the_answers_that_a_search_keeps_are_told_as_generated() -> None:
+    bench = searching()
+    facts = []
+    while bench.plan is not None:
+        before = len(bench.log)
+        report(bench, *ENDING)
+        facts += of_kind(bench.log[before:], ev.Finished)
+    answers = bench.frames[-1].hypotheses
+    assert answers is not None and len(answers) == 2
+    assert facts[0].facts.generated_tokens == sum(len(unpack(one.tokens)) for one in answers) > 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -7,6 +7,7 @@ from pagemesh.engine.worker.desk import Desk
 from pagemesh.engine.worker.events import Finished, SequenceFacts
 from pagemesh.engine.worker.sequence import Phase, Sequence
 from pagemesh.wire.errors import Fault
+from pagemesh.wire.tokens import unpack
 from pagemesh.wire.work_messages import Failure, Finish
 
 
@@ -94,10 +95,17 @@ def _leave_group(desk: Desk, sequence: Sequence) -> None:
             follower.leader = head
 
 
+def _generated_tokens(sequence: Sequence) -> int:
+    """Tokens drawn here; of a search those of the answers it kept, which are nowhere else."""
+    if sequence.beams is None:
+        return sequence.generated_count - sequence.start_count
+    return sum(len(unpack(answer.tokens)) for answer in sequence.beams.hypotheses or ())
+
+
 def _facts(sequence: Sequence) -> SequenceFacts:
     return SequenceFacts(
         prompt_tokens=sequence.prompt_count,
-        generated_tokens=sequence.generated_count - sequence.start_count,
+        generated_tokens=_generated_tokens(sequence),
         cached_tokens=sequence.cached_tokens,
         computed_tokens=sequence.computed_tokens,
         preempted_count=sequence.preempted_count,
