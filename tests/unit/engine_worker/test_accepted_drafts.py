@@ -11,7 +11,7 @@ from tests.unit.engine_worker.test_runs import decoding, plan_of
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker import measures
-from pagemesh.engine.worker.plan import StepResult, plan_after
+from pagemesh.engine.worker.plan import StepResult, plan_after, revoked_row
 from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire.pager_messages import Commit, Extend, Release
 from pagemesh.wire.work_messages import Abort
@@ -104,16 +104,29 @@ def test_drafts_of_the_step_that_spoils_a_row_are_told_as_those_of_steps_before_
     assert error is not None and error.code == "Internal"
 
 
+NAMES = (
+    "drafted_tokens_total", "accepted_drafts_total", "computed_tokens_total",
+    "step_seconds_count", "step_seconds_sum", "step_rows_count",
+)  # fmt: skip
+
+
+def counts(*names: str) -> list[float]:
+    values = (REGISTRY.get_sample_value(f"pagemesh_{name}") for name in names or NAMES)
+    return [value or 0.0 for value in values]
+
+
+def test_metrics_leave_out_rows_and_steps_that_were_not_computed() -> None:
+    names = ("computed_tokens_total", "step_seconds_count", "step_rows_sum", "revoked_rows_total")
+    plan = plan_of(decoding())
+    gone, row = revoked_row(plan.rows[0]), result_of(plan, 52).rows[0]
+    two = replace(plan, rows=2 * plan.rows)
+    for rows, expected in ((gone, gone), [0, 0, 0, 2]), ((gone, row), [1, 1, 1, 1]):
+        before = counts(*names)
+        measures.steps_ended([(two, StepResult(plan.step, rows))])
+        assert [now - then for now, then in zip(counts(*names), before, strict=True)] == expected
+
+
 def test_metrics_count_what_was_drafted_and_what_of_it_was_right() -> None:
-    names = (
-        "drafted_tokens_total", "accepted_drafts_total", "computed_tokens_total",
-        "step_seconds_count", "step_seconds_sum", "step_rows_count",
-    )  # fmt: skip
-
-    def counts() -> list[float]:
-        values = (REGISTRY.get_sample_value(f"pagemesh_{name}") for name in names)
-        return [value or 0.0 for value in values]
-
     bench = decoding()
     plan, result = plan_of(bench), drew(bench, 52, 53, 54)
     rows = (replace(result.rows[0], drafted_count=5),)

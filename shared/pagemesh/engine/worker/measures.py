@@ -42,12 +42,15 @@ _REASONS = frozenset({"preempted", "session_expired", "ticket_expired", "stale",
 def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
     """Forward passes are over."""
     for plan, result in steps:
-        for step_us in result.took_us:
+        # Of a row whose lease had ended mostly nothing was computed: it is left out.
+        pairs = zip(plan.rows, result.rows, strict=True)
+        rows = [row for row, outcome in pairs if not outcome.revoked]
+        for step_us in result.took_us if rows else ():
             _step_seconds.observe(step_us / 1e6)
-            _step_rows.observe(len(plan.rows))
+            _step_rows.observe(len(rows))
         accepted = sum(map(result.accepted_count, result.rows))
         _accepted.inc(accepted)
-        _computed.inc(accepted + len(result.took_us) * sum(len(row.tokens) for row in plan.rows))
+        _computed.inc(accepted + len(result.took_us) * sum(len(row.tokens) for row in rows))
         _drafted.inc(sum(row.drafted_count for row in result.rows))
         _revoked.inc(sum(row.revoked for row in result.rows))
 
