@@ -8,6 +8,7 @@ import pytest
 from tests.unit.engine_worker.bench import DECODE, PREFILL, Bench, of_kind, submit
 
 from pagemesh.engine.worker import events as ev
+from pagemesh.engine.worker import measures
 from pagemesh.engine.worker.batching import PASSED_MAX
 from pagemesh.engine.worker.costs import StepCosts, StepShape
 from pagemesh.engine.worker.plan import (
@@ -19,6 +20,7 @@ from pagemesh.engine.worker.plan import (
     TokenScores,
 )
 from pagemesh.engine.worker.vetting import vet
+from pagemesh.runtime.metrics import REGISTRY
 from pagemesh.wire import codec
 from pagemesh.wire.errors import Malformed, NoCapacity
 from pagemesh.wire.messages import Refused
@@ -322,6 +324,22 @@ def test_tokens_of_the_answers_that_a_search_keeps_are_told_as_generated() -> No
     answers = bench.frames[-1].hypotheses
     assert answers is not None and len(answers) == 2
     assert facts[0].facts.generated_tokens == sum(len(unpack(one.tokens)) for one in answers) > 0
+
+
+def test_the_metric_of_rows_counts_beams_and_says_so() -> None:
+    def observed() -> float:
+        return REGISTRY.get_sample_value("pagemesh_step_rows_sum") or 0.0
+
+    bench = searching()
+    report(bench, *GOING)
+    plan = bench.plan
+    assert plan is not None
+    rows = tuple(RowResult(row.key, row.lease, revoked=False) for row in plan.rows)
+    before = observed()
+    measures.steps_ended([(plan, StepResult(plan.step, rows))])
+    assert observed() - before == WIDTH
+    (told,) = measures._step_rows.describe()
+    assert "each beam" in told.documentation
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ _step_seconds = metrics.histogram(
     "step_seconds", "Time of one forward pass, draws included.", buckets=_STEP_SECONDS_BUCKETS
 )
 _step_rows = metrics.histogram(
-    "step_rows", "Sequences in one forward pass.", buckets=_STEP_ROWS_BUCKETS
+    "step_rows",
+    "Rows of one forward pass: one of each sequence, or of each beam of a search.",
+    buckets=_STEP_ROWS_BUCKETS,
 )
 _computed = metrics.counter("computed_tokens_total", "Tokens whose K and V were computed.")
 _cached = metrics.counter("cached_tokens_total", "Context tokens found in the cache.")
