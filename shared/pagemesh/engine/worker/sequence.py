@@ -119,6 +119,7 @@ class Sequence:
     decode: str | None
     read_cache: bool
     submitted_ms: float
+    """When this attempt came here: its age at this worker. Another attempt begins it anew."""
     terms: CacheTerms = NO_TERMS
     prompt_logprobs: bool = False
     phase: Phase = Phase.WAITING
