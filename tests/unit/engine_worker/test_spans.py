@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
-from tests.unit.engine_worker.bench import Bench, opened, result_of, submit
+from tests.unit.engine_worker.bench import REQUEST, Bench, finished, opened, result_of, submit
 from tests.unit.engine_worker.test_accepted_drafts import drew
 from tests.unit.engine_worker.test_runs import decoding, plan_of
 from tests.unit.pager.rig import order_of
 
 from pagemesh.engine.worker import events as ev
 from pagemesh.engine.worker import spans
+from pagemesh.engine.worker.actor import Surroundings, WorkerBehaviour
 from pagemesh.engine.worker.plan import StepPlan, StepResult, plan_after
 from pagemesh.engine.worker.spans import SequenceSpans
+from pagemesh.engine.worker.stepper import PoolingExecutor
 from pagemesh.runtime import semconv
-from pagemesh.runtime.trace import TraceContext
+from pagemesh.runtime.bus.messages import Answering, Delivery
+from pagemesh.runtime.clock import MonotonicClock
+from pagemesh.runtime.trace import TRACEPARENT, TraceContext
+from pagemesh.wire import codec, subjects
 from pagemesh.wire.messages import Message, Refused, SequenceKey
 from pagemesh.wire.pager_messages import Admit, Declare, Granted, OpenSession, Queued, Waterfall
 from pagemesh.wire.pager_reports import InspectWorker, WorkerReport
@@ -125,6 +131,34 @@ def test_leases_are_declared_and_told_with_the_trace_of_whoever_is_sampled() -> 
     assert isinstance(declared, Declare)
     assert {line.key: line.trace for line in declared.leases} == wanted
     assert made.declared(TestAsking.ADMIT) is TestAsking.ADMIT
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_is_asked_again_after_its_end_begins_no_span(ended: bool) -> None:
+    bench = finished() if ended else decoding()
+    key = SequenceKey(request=REQUEST, attempt=1, choice=0)
+    made = SequenceSpans("decode", "me", life_count_max=10)
+    sent: list[object] = []
+    bus = SimpleNamespace(
+        publish=lambda *said, **_: sent.append(said), message_bytes_max=1 << 20,
+        config=SimpleNamespace(output_bytes_max=1 << 20),
+    )  # fmt: skip
+    around = SimpleNamespace(
+        bus=bus, clock=MonotonicClock(), name="me", host="h", vocab_tokens=1_000,
+        turns=SimpleNamespace(thread_count=1), step_us_max=1, stream_ms=0, admit=lambda _: None,
+        on_state=lambda: None,
+    )  # fmt: skip
+    behaviour = WorkerBehaviour(
+        cast(Surroundings, around), bench.core, cast(PoolingExecutor, None), made
+    )
+    await behaviour.handle(
+        Delivery(
+            cast(Answering, bus), subjects.worker("me"), "inbox", codec.encode(submit(10)),
+            {TRACEPARENT: TraceContext(1, 2, 0, sampled=True).traceparent},
+        )
+    )  # fmt: skip
+    assert len(sent) >= 1, "it is accepted once more"
+    assert (made.call(msgspec.structs.replace(TestAsking.ADMIT, key=key), 9) is None) == ended
 
 
 class TestAsking:

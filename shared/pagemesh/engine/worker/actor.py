@@ -239,6 +239,9 @@ class WorkerBehaviour(Behaviour[Input]):
             self._next_delivery += 1
             self._waiting[call] = delivery
         self._feed(Received(call, message), message)
+        if isinstance(message, Submit | Attach):
+            # What is asked again may have ended meanwhile: nothing would end its span.
+            self._spans.drop(key for key in keys_of(message) if not self._core.lives(key))
 
     def _check_place(self, message: Message, subject: str) -> None:
         """Who may only look asks on a subject of their own. Raises ``Malformed`` for what came

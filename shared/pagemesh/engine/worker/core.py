@@ -47,7 +47,7 @@ from pagemesh.engine.worker.sequence import RUNNABLE, Owner, Phase, Sequence
 from pagemesh.engine.worker.session import Session
 from pagemesh.engine.worker.settings import RoleSettings, WorkerIdentity, WorkerLimits
 from pagemesh.wire.errors import Busy, DeadlineExceeded, Fault, Gone, Malformed
-from pagemesh.wire.messages import Message, Ok, Refused, name_of
+from pagemesh.wire.messages import Message, Ok, Refused, SequenceKey, name_of
 from pagemesh.wire.pager_messages import (
     Extended,
     Granted,
@@ -107,6 +107,10 @@ class WorkerCore:
             waiting_tokens=waiting_tokens(desk),
             sequence_count_max=desk.limits.sequences_max,
         )
+
+    def lives(self, key: SequenceKey) -> bool:
+        """The sequence is here and has not ended."""
+        return key in self._desk.live
 
     @property
     def needs(self) -> PageNeeds:
