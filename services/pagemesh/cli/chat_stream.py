@@ -190,14 +190,15 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError:
             raise ChatError("the stream holds something that is no JSON") from None
         if "error" in event:
-            raise _told(event["error"])
+            raise _told(event["error"], httpx.codes.OK)
         yield event
     raise ChatError("the stream ended before the answer did")
 
 
-def _told(error: dict[str, Any]) -> ChatError:
-    kind = NoRoom if error.get("code") in _NO_ROOM else ChatError
-    return kind(error.get("message", "unknown error"))
+def _told(error: dict[str, Any], status: int) -> ChatError:
+    # A quota that others have used up for now (429) is no matter of the conversation.
+    is_full = error.get("code") in _NO_ROOM and status != httpx.codes.TOO_MANY_REQUESTS
+    return (NoRoom if is_full else ChatError)(error.get("message", "unknown error"))
 
 
 def _refusal(response: httpx.Response) -> ChatError:
@@ -208,4 +209,4 @@ def _refusal(response: httpx.Response) -> ChatError:
         return ChatError(f"{response.url} answers status {response.status_code}, {_NO_GATEWAY}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return ChatError(f"{message}; set PAGEMESH_API_KEY to one")
-    return _told(error)
+    return _told(error, response.status_code)

@@ -108,6 +108,18 @@ def test_an_answer_that_may_be_longer_than_what_is_left_gets_what_is_left() -> N
     assert asked[0] == asked[1]
 
 
+def test_a_quota_that_is_used_up_for_now_is_no_matter_of_the_conversation() -> None:
+    asked: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(429, json={"error": TOO_LONG | {"code": "quota_exceeded"}})
+
+    with mesh(handler) as http, pytest.raises(ChatError) as refused:
+        ask(http, {"model": "m", "messages": [], "max_tokens": 10}, ignore)
+    assert type(refused.value) is ChatError and len(asked) == 1
+
+
 @pytest.mark.parametrize("code", ["context_length_exceeded", "quota_exceeded"])
 @pytest.mark.parametrize("in_stream", [False, True])
 def test_a_conversation_that_leaves_no_room_is_told_with_the_way_on(
