@@ -6,16 +6,17 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
 from tests.support.model_files import write_model_files
 
 from pagemesh.cli import up
-from pagemesh.cli.main import run
+from pagemesh.cli.main import cli, run
 from pagemesh.cli.mesh.plan_mesh import plan_services
 from pagemesh.cli.mesh.screen import Screen
 from pagemesh.cli.mesh.up_config import http_url
 from pagemesh.cli.options import given_flags
-from pagemesh.cli.other_names import name_here
+from pagemesh.cli.other_names import BY_COMMAND, name_here
 from pagemesh.cli.serve import service_config
 from pagemesh.cli.up import MeshPlan, plan
 from pagemesh.runtime.ports import free_port
@@ -96,6 +97,18 @@ def test_what_other_servers_call_a_setting_is_told_as_the_readme_has_it() -> Non
         told = [name_here("pagemesh up", flag) for flag in flags]
         assert told == (names if len(names) > 1 else names * len(flags)), line
     assert name_here("pagemesh chat", "--api-key") is None
+
+
+@pytest.mark.parametrize("path", list(BY_COMMAND))
+def test_a_flag_that_is_told_in_place_of_another_servers_is_one_of_the_command(path: str) -> None:
+    command: click.Command | None = cli
+    for name in path.split()[1:]:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), name)
+    assert command is not None
+    flags = {option for each in command.params for option in each.opts}
+    told = {here.split()[0] for here in BY_COMMAND[path].values()}
+    assert {here for here in told if here.startswith("--")} <= flags
 
 
 def test_a_variable_that_nothing_reads_is_named(
