@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.mesh.run_folder import GATEWAY, running_urls
@@ -46,15 +47,23 @@ def client_config(arguments: Mapping[str, object]) -> ClientConfig:
 
 def of_named_mesh(files: Mapping[Path, str], base: Path, role: str, url: str) -> Mapping[Path, str]:
     """Of the URLs in ``files`` (``running_urls``) those of the mesh below ``base`` whose URL for
-    ``role`` is ``url``: who names one of a mesh's URLs has named the mesh. All where none has it.
-    """
-    plain = _plain(url)
+    ``role`` is ``url``: who names one of a mesh's URLs has named the mesh, be it none of these.
+    All where ``url`` is empty."""
+    if not url:
+        return files
+    place = _place(url)
     named = {
-        file.parent for file, each in running_urls(base, role).items() if _plain(each) == plain
+        file.parent for file, each in running_urls(base, role).items() if _place(each) == place
     }
-    return {file: each for file, each in files.items() if file.parent in named} or files
+    return {file: each for file, each in files.items() if file.parent in named}
 
 
-def _plain(url: str) -> str:
-    """As `pagemesh up` writes it down; people may add what SDKs want, or say ``localhost``."""
-    return url.rstrip("/").removesuffix("/v1").replace("//localhost:", "//127.0.0.1:")
+def _place(url: str) -> tuple[str, int | None]:
+    """Host and port: `pagemesh up` writes down a user too, and people may leave it out, add the
+    path that SDKs want, or say ``localhost``. Raises ``ConfigError``."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is no URL: {error}") from None
+    return "127.0.0.1" if host == "localhost" else host, port

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pagemesh.cli.client_config import ClientConfig
 from pagemesh.cli.gateway_url import client_config
 from pagemesh.cli.mesh import run_folder as run_folder_module
 from pagemesh.cli.mesh.run_folder import (
@@ -26,6 +27,7 @@ from pagemesh.cli.mesh.run_folder import (
 )
 from pagemesh.cli.operator import bus_config
 from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import ConfigError
 
 
@@ -238,10 +240,29 @@ def test_who_names_the_gateway_of_a_mesh_has_named_its_server_and_the_other_way_
             (folder.path / url_file_name(GATEWAY)).write_text(gateway + "\n")
         assert bus_config({"pagemesh_url": written}).url == servers[1]
         assert client_config({"pagemesh_nats": servers[0]}).url == gateways[0]
+        for plain in ("nats://localhost:2", "nats://127.0.0.1:2", "127.0.0.1:2"):
+            assert client_config({"pagemesh_nats": plain}).url == gateways[1]
         with pytest.raises(ConfigError, match="2 meshes run here"):
-            bus_config({"pagemesh_url": "http://127.0.0.1:9"})
+            bus_config({})
+        with pytest.raises(ConfigError, match="no URL"):
+            bus_config({"pagemesh_url": "http://127.0.0.1:port"})
         monkeypatch.setenv("PAGEMESH_URL", gateways[0])
         assert bus_config({}).url == servers[0]
         monkeypatch.delenv("PAGEMESH_URL")
         monkeypatch.setenv("PAGEMESH_NATS", servers[1])
         assert client_config({}).url == gateways[1]
+
+
+def test_who_names_another_mesh_than_those_here_gets_none_of_these(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
+    server, gateway = "nats://o:pw@127.0.0.1:1", "http://127.0.0.1:8101"
+    with run_folder(tmp_path) as one, run_folder(tmp_path) as starting:
+        (one.path / url_file_name("operator")).write_text(server + "\n")
+        (one.path / url_file_name(GATEWAY)).write_text(gateway + "\n")
+        (starting.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8102\n")
+        assert bus_config({}).url == server
+        for other in ("http://10.0.0.9:8101", "http://127.0.0.1:8102"):
+            assert bus_config({"pagemesh_url": other}).url == BusConfig().url
+        assert client_config({"pagemesh_nats": "nats://10.0.0.9:1"}).url == ClientConfig().url
