@@ -79,6 +79,7 @@ def test_text_and_tokens_go_both_ways(tokens: Tokens) -> None:
     ids = tokens.encode("the h\u00e9llo\n", add_special_tokens=False)
     assert tokens.decode(ids.tolist()) == "the h\u00e9llo\n"
     whole = b"".join(tokens.token_bytes(token) for token in ids.tolist())
+    assert tokens.byte_count(ids.tolist()) == len(whole)
     assert whole.decode() == "the h\u00e9llo\n"
     assert tokens.written(ids.tolist()[0]) == Written.of(b"the")
 

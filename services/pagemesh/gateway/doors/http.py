@@ -249,7 +249,7 @@ class HttpDoor:
         front.check_model(form.model if form.model is not None else front.model)
         for token in form.tokens:
             check_token("tokens", token, front.tokens.vocab_tokens)
-        if front.tokens.letters_count(form.tokens) > ANSWER_BYTES_MAX:  # some stand for hundreds
+        if front.tokens.byte_count(form.tokens) > ANSWER_BYTES_MAX:  # some stand for hundreds
             text = f"their text exceeds {ANSWER_BYTES_MAX} bytes: send fewer tokens at once"
             raise ApiError(400, text, "tokens", "answer_too_large")
         return {"prompt": front.tokens.decode(form.tokens)}

@@ -168,14 +168,12 @@ class Tokens:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def letters_count(self, ids: list[int]) -> int:
-        """About the length of the text of ``decode``: a letter is a byte of byte-level tokens, and
-        a character of others. Cheap where ids come again and again, as in long lists they do."""
+    def byte_count(self, ids: list[int]) -> int:
+        """About the bytes of the text of ``decode``. Cheap where ids come again and again, as in
+        long lists they do."""
         kinds, counts = np.unique(np.asarray(ids, "<u4"), return_counts=True)
-        words = map(self._tokenizer.id_to_token, kinds.tolist())
-        return sum(
-            len(word or "") * count for word, count in zip(words, counts.tolist(), strict=True)
-        )
+        sizes = (len(self.token_bytes(kind)) for kind in kinds.tolist())
+        return sum(size * count for size, count in zip(sizes, counts.tolist(), strict=True))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for."""
