@@ -52,7 +52,7 @@ def test_who_waits_when_a_mesh_is_given_up_is_told_so(pool_dir: Path, tiny_model
             assert '"code":"stopped"' in stream.text.splitlines()[-2], stream.text[-500:]
             assert (whole.status_code, whole.json()["error"]["code"]) == (503, "stopped")
         assert "gateway: did not stop" not in mesh.log
-        given_up, error = "pager: given up after 1 death", "error: pager died 1 times"
+        given_up, error = "pager: given up after 1 death", "error: pager died once"
         assert 0 < mesh.log.index(given_up) < mesh.log.index("cut_off") < mesh.log.index(error)
     assert list(pool_dir.iterdir()) == []
 

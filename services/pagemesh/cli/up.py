@@ -79,7 +79,7 @@ from pagemesh.runtime.settings import (
 from pagemesh.wire.errors import Fault, PagemeshError
 
 _GRACE_MS = 5_000
-"""For a mesh that never served, or that a failure ends: there is nothing to finish."""
+"""For a mesh that never served, or that a failure ends: what runs has little time to finish."""
 _POLL_S = 0.05
 _ASK_EVERY = 10
 up_flags = config_flags(

@@ -225,9 +225,11 @@ class Child:
 
     def _give_up_text(self, decision: GiveUp) -> str:
         last = self._tail[-1] if self._tail else "nothing"
+        times = "once" if decision.exit_count == 1 else f"{decision.exit_count} times"
+        within_s = decision.within_ms / 1_000
         return (
-            f"{self.spec.name} died {decision.exit_count} times in {decision.within_ms / 1_000:.0f}"
-            f" s and is given up; its last words: {last[:300]}"
+            f"{self.spec.name} died {times} in {within_s:.0f} s and is given up; its last words: "
+            f"{last[:300]}"
         )
 
     @staticmethod

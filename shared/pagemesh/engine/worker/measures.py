@@ -44,7 +44,7 @@ _REASONS = frozenset({"preempted", "session_expired", "ticket_expired", "stale",
 def steps_ended(steps: Sequence[tuple[StepPlan, StepResult]]) -> None:
     """Forward passes are over."""
     for plan, result in steps:
-        # Of a row whose lease had ended mostly nothing was computed: it is left out.
+        # Of a row whose lease had ended nothing was computed, or for nothing: it is left out.
         pairs = zip(plan.rows, result.rows, strict=True)
         rows = [row for row, outcome in pairs if not outcome.revoked]
         for step_us in result.took_us if rows else ():
