@@ -235,24 +235,23 @@ def test_tokens_that_came_together_have_no_rate() -> None:
     assert Answer("x", "stop", 1, 0, 7, 0.0700, 0.0701).facts.endswith("7 tokens in 0.07 s")
 
 
-def test_a_slip_in_a_command_is_told_and_not_asked_of_the_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("typed", "answers", "told", "count"),
+    [
+        ("/help\n/rest\n/etc/hosts is what?\n", 1, "/reset forgets the conversation, /quit", 3),
+        ("one\n/reset\ntwo\n", 2, "\na new conversation\n", 1),
+    ],
+    ids=["slips are told and not asked of the model", "a new conversation is told"],
+)
+def test_commands_are_answered_by_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    typed: str, answers: int, told: str, count: int,
+) -> None:  # fmt: skip
     answering(monkeypatch, "fox")
-    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n/rest\n/etc/hosts is what?\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     assert run(["chat"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "fox\n" and shown.err.count("/reset forgets the conversation, /quit") == 3
-
-
-def test_a_conversation_that_begins_anew_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answering(monkeypatch, "fox")
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/reset\ntwo\n"))
-    assert run(["chat"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out == "fox\nfox\n" and shown.err.count("\na new conversation\n") == 1
+    assert shown.out == "fox\n" * answers and shown.err.count(told) == count
 
 
 def test_an_answer_that_hit_its_limit_says_so() -> None:

@@ -304,7 +304,7 @@ def test_a_search_that_never_fits_the_pool_is_refused() -> None:
     assert not isinstance(bench.ask(asked(10, max_tokens=20, width=8)), Refused)
 
 
-def test_what_a_search_saved_is_told_at_its_end() -> None:
+def test_what_a_search_saved_and_the_tokens_of_the_answers_it_keeps_are_told_at_its_end() -> None:
     bench = searching()
     facts = []
     while bench.plan is not None:
@@ -312,15 +312,6 @@ def test_what_a_search_saved_is_told_at_its_end() -> None:
         report(bench, *ENDING)
         facts += of_kind(bench.log[before:], ev.Finished)
     assert facts[0].facts.saved_pages >= 2 * 2, "two full pages, which two beams need not hold"
-
-
-def test_tokens_of_the_answers_that_a_search_keeps_are_told_as_generated() -> None:
-    bench = searching()
-    facts = []
-    while bench.plan is not None:
-        before = len(bench.log)
-        report(bench, *ENDING)
-        facts += of_kind(bench.log[before:], ev.Finished)
     answers = bench.frames[-1].hypotheses
     assert answers is not None and len(answers) == 2
     assert facts[0].facts.generated_tokens == sum(len(unpack(one.tokens)) for one in answers) > 0
