@@ -8,6 +8,7 @@ PageMover      copies pages from one to the other, on the pager's behalf (``Move
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 from collections import OrderedDict
@@ -74,8 +75,14 @@ class HostMemory:
     def close(self) -> None:
         """The map goes with the last view of it."""
         self.bytes = torch.empty(0, dtype=torch.uint8)
-        with contextlib.suppress(BufferError):
+        try:
             self._map.close()
+        except BufferError:
+            # Triton's interpreter leaves what a kernel was given in cycles, which in a worker
+            # without work nobody would collect.
+            gc.collect()
+            with contextlib.suppress(BufferError):
+                self._map.close()
 
 
 class PageMover:

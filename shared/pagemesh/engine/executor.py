@@ -97,7 +97,9 @@ class ModelExecutor:
         self._guesses = run_ahead.Guesses(draft_tokens_max)
 
     def use_opened(self, opened: SessionOpened) -> None:
-        """Run later plans over the pool that a pager named. Raises like ``WorkerPool.attach``."""
+        """Run later plans over the pool that a pager named; the one before is let go first, or its
+        memory could not be. Raises like ``WorkerPool.attach``."""
+        self.close()
         self.use(WorkerPool.attach(opened, self._layout, self._box))
 
     def use(self, pool: WorkerPool) -> None:

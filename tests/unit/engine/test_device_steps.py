@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.pool_memories import memories
 from tests.unit.engine.harness import Pages, some_tokens
 from tests.unit.engine.models import VOCAB
 from tests.unit.engine.test_cuda_decoder import save_small
@@ -238,6 +240,20 @@ def test_a_pool_is_let_go_once_it_was_discarded(device: Host, cpu: Host) -> None
         device.run(row)
     with pytest.raises(Gone, match="has not come"):
         device.executor.use_opened(device.opened)
+
+
+def test_with_its_pool_an_engine_lets_go_of_all_of_the_memory(device: Host) -> None:
+    (old,) = memories()
+    gc.collect()
+    gc.disable()  # in a worker without work it would not come either
+    try:
+        forked(device, GREEDY)
+        del device.pool, device._pages
+        device.memory.make(replace(device.store.facts, incarnation=7), "w")
+        assert device.executor.let_go_discarded()
+        assert old not in memories()
+    finally:
+        gc.enable()
 
 
 def test_the_same_weights_in_another_type_are_another_root(folder: Path) -> None:

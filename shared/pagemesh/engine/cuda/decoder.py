@@ -7,6 +7,7 @@ tokens are drawn (``cuda.sampler``). Nothing here waits for it.
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,9 @@ class CudaDecoder:
         self._span_bytes = 4 * config.head_count * (config.head_dim + 1)
         self.config = config
         self._forward = DeviceForward(config, weights)
-        self._pool: KvPool | None = None
+        self._pool: weakref.ref[KvPool] | None = None
+        """Of the step that runs. Memory goes with the last view of it: none is kept here."""
+        self._memory: tuple[object, ...] | None = None
         self._graphs: StepGraphs | None = None
         self._graph_rows_max = 0
         self._side: Any = None
@@ -164,8 +167,9 @@ class CudaDecoder:
 
     def _use(self, pool: KvPool) -> None:
         """Graphs name the addresses of one memory, which a pager that was restarted serves on."""
-        before, self._pool = self._pool, pool
-        if self._side is None or (before is not None and _is_same_memory(before, pool)):
+        self._pool = weakref.ref(pool)
+        before, self._memory = self._memory, _memory_of(pool)
+        if self._side is None or before == self._memory:
             return
         self._graphs = None  # before there is more memory of the kind
         pages = -(-self.config.context_tokens_max // pool.layout.page_size)
@@ -185,8 +189,9 @@ class CudaDecoder:
         self._graphs = StepGraphs(lambda bucket: CapturedStep(bucket, self._body, memory))
 
     def _body(self, rows: DeviceRows, hidden: Tensor, logits: Tensor) -> None:
-        assert self._pool is not None
-        hidden.copy_(self._forward.hidden(rows, self._pool))
+        pool = self._pool() if self._pool is not None else None
+        assert pool is not None
+        hidden.copy_(self._forward.hidden(rows, pool))
         logits.copy_(self._forward.weights.head(hidden))
 
     def _graph_of(
@@ -231,10 +236,6 @@ class CudaDecoder:
         return staged.pin_memory() if self._forward.device.type == "cuda" else staged
 
 
-def _is_same_memory(left: KvPool, right: KvPool) -> bool:
-    """Whether kernels would get the same constants and addresses for both."""
-    return (left.address, left.page_count, left.layout) == (
-        right.address,
-        right.page_count,
-        right.layout,
-    )
+def _memory_of(pool: KvPool) -> tuple[object, ...]:
+    """Equal for two for which kernels would get the same constants and addresses."""
+    return pool.address, pool.page_count, pool.layout
