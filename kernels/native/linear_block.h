@@ -61,14 +61,20 @@ Panels panels_of(const LinearCall& call, long panel, long begin, long end, float
 // wide weights is quicker than all at once.
 constexpr long kEvenTiles = 6;
 
+// What a tile fetches meanwhile: `steps` steps of `panels` panels.
+struct FetchAhead {
+  Next next;
+  long steps, panels;
+};
+
 alignas(kLineBytes) constexpr float kNoSums[kTileRows * kTilePanels * kLanes] = {};
 
 // A tile's share of a block: values [begin, end) of K, whose weights are `panels`. Sums go to
-// `carry`, [R][P][16], from which those of a later block go on. Fetches what `ahead` steps take of
-// `next`, evenly or in its first steps.
+// `carry`, [R][P][16], from which those of a later block go on. Fetches evenly, of one panel, or
+// in its first steps.
 template <typename M, int R, int P, bool EVENLY>
 void block_tile(const LinearCall& call, long row, long panel, long begin, long end, Panels panels,
-                float* carry, Next next, long ahead) {
+                float* carry, FetchAhead fetch) {
   const float* x = call.x + row * call.x_stride + begin / M::kStep;
   const float* from = begin ? carry : kNoSums;
   V sum[R][P];
@@ -83,14 +89,25 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
       for (int p = 0; p < P; ++p) sum[r][p] = M::add_product(value, w[p], sum[r][p]);
     }
   };
+  const Next next = fetch.next;
   const long steps = pieces(end - begin, M::kStep), apart = M::kStep * next.row_bytes;
+  const long ahead = fetch.steps;
   long i = 0;
   if constexpr (EVENLY) {
     const long each = pieces(4 * ahead, steps);  // lines in four steps
-    for (const char* at = next.at; ahead > 0 && i + 4 <= steps; i += 4, ahead -= each) {
+    long left = ahead;
+    for (const char* at = next.at; left > 0 && i + 4 <= steps; i += 4, left -= each) {
       for (long line = 0; line < each; ++line, at += apart) prefetch_far(at);
 #pragma GCC unroll 4
       for (long step = i; step < i + 4; ++step) multiply(step);
+    }
+  } else if (fetch.panels > 1) {
+#pragma GCC unroll 4
+    for (; i < ahead; ++i) {
+      for (long p = 0; p < fetch.panels; ++p) {
+        prefetch_far(next.at + p * next.apart_bytes + i * apart);
+      }
+      multiply(i);
     }
   } else {
 #pragma GCC unroll 4
@@ -107,7 +124,7 @@ void block_tile(const LinearCall& call, long row, long panel, long begin, long e
   if (end == call.k && !call.hold) finish_tile<R, P>(call, row, panel, carry);
 }
 
-using BlockTile = void (*)(const LinearCall&, long, long, long, long, Panels, float*, Next, long);
+using BlockTile = void (*)(const LinearCall&, long, long, long, long, Panels, float*, FetchAhead);
 
 template <typename M, int P, bool EVENLY>
 BlockTile block_tile_of(long rows) {
@@ -128,8 +145,8 @@ BlockTile block_tile_of(long rows) {
 }
 
 // Panels [panel, panel + P) for rows [row, row_end), in tiles of even height, over one block of
-// K. The first P tiles fetch a panel each of what comes next; where a panel is all, each tile
-// fetches its share.
+// K. Of what comes next the first P tiles fetch a panel each, fewer tiles more of them; where a
+// panel is all, each tile fetches its share.
 template <typename M, int P>
 void block_panels(const LinearCall& call, long row, long row_end, long panel, long begin,
                   long end, float* carry, Next next) {
@@ -137,15 +154,20 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
   const Panels panels = panels_of<M, P>(call, panel, begin, end, room);
   const long tiles = pieces(row_end - row, kTileRows), steps = pieces(end - begin, M::kStep);
   const bool evenly = P == 1 && tiles <= kEvenTiles && !call.weights.narrow();
-  for (long tile = 0; tile < tiles; ++tile) {
+  for (long tile = 0, fetched = 0; tile < tiles; ++tile) {
     const long height = pieces(row_end - row, tiles - tile);
-    const long ahead = !next.at ? 0
-                       : P == 1 ? steps * (tile + 1) / tiles - steps * tile / tiles
-                       : tile < P ? steps : 0;
+    FetchAhead fetch{next, 0, 1};
+    if (next.at && P == 1) {
+      fetch.steps = steps * (tile + 1) / tiles - steps * tile / tiles;
+      next.at += fetch.steps * M::kStep * next.row_bytes;
+    } else if (next.at && fetched < P) {
+      fetch = {next, steps, tiles < P ? pieces(P - fetched, tiles - tile) : 1};
+      fetched += fetch.panels;
+      next.at += fetch.panels * next.apart_bytes;
+    }
     const BlockTile multiply = evenly ? block_tile_of<M, P, P == 1>(height)
                                       : block_tile_of<M, P, false>(height);
-    multiply(call, row, panel, begin, end, panels, carry, next, ahead);
-    if (ahead) next.at += P == 1 ? ahead * M::kStep * next.row_bytes : next.apart_bytes;
+    multiply(call, row, panel, begin, end, panels, carry, fetch);
     row += height;
     carry += kTileRows * P * kLanes;
   }

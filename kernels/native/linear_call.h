@@ -6,10 +6,11 @@
 
 namespace {
 
-// Of few rows a weight is read once, by up to kStreamRows. Two panels side by side share what is
-// read of the rows, and memory has two streams and twice as many chains of multiply-adds to wait
-// for: of kNarrowPairRows of narrow weights, which one chain would hold up, and of as many rows as
-// there are registers for where threads have enough pairs.
+// Of few rows a weight is read once, by up to kStreamRows; of wide weights, whose blocks need no
+// decoding, by up to kWideStreamRows, since tiles leave memory more time. Two panels side by side
+// share what is read of the rows, and memory has two streams and twice as many chains of
+// multiply-adds to wait for: of kNarrowPairRows of narrow weights, which one chain would hold up,
+// and of as many rows as there are registers for where threads have enough pairs.
 //
 // Values of K in a block. Of few rows a block is to stay in the nearest cache between its tiles. A
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
@@ -17,14 +18,17 @@ namespace {
 #if PM_LEVEL >= 2
 constexpr int kStreamRows = 16, kPairRows = 12, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
+constexpr int kWideStreamRows = 12;
 constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 0, kNarrowPairRows = 2, kTileRows = 6, kTilePanels = 1;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 128;
+constexpr int kWideStreamRows = kStreamRows;
 constexpr int kSlimStreamRows = 5;
 #else
 constexpr int kStreamRows = 2, kPairRows = 0, kNarrowPairRows = 1, kTileRows = 2, kTilePanels = 1;
 constexpr long kBlockDepth = 192, kUnitRowsLeast = 256;
+constexpr int kWideStreamRows = kStreamRows;
 constexpr int kSlimStreamRows = kStreamRows;
 #endif
 constexpr long kShortDepth = 192, kShortRows = 64;  // of a block, and up to so many rows
@@ -80,6 +84,7 @@ inline long pieces(long whole, long part) { return (whole + part - 1) / part; }
 
 // Whether so few rows read `weights` once.
 inline bool in_stream(long rows, const Weights& weights) {
+  if (!weights.narrow()) return rows <= kWideStreamRows;
   return rows <= (weights.slim() ? kSlimStreamRows : kStreamRows);
 }
 

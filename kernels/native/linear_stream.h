@@ -151,7 +151,8 @@ Stream stream_of(const LinearCall& call) {
       constexpr int kMost = kNarrow && kNarrowPairRows > kPairRows ? kNarrowPairRows : kPairRows;
       StreamPanels pair = nullptr;
       if constexpr (kMost > 0) pair = reader_of<Reader<T, M>, 2, kMost>(call.rows);
-      return {reader_of<Reader<T, M>, 1, kStreamRows>(call.rows), pair};
+      constexpr int kRows = kNarrow ? kStreamRows : kWideStreamRows;
+      return {reader_of<Reader<T, M>, 1, kRows>(call.rows), pair};
     });
   });
 }
