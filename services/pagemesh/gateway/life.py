@@ -117,6 +117,9 @@ class _Search:
     start_us: int
     tries: int = 0
     error: str = ""
+    end_us: int = 0
+    found: dict[str, str | int] | None = None
+    """Noted when what was found is under way."""
 
 
 class Life:
@@ -163,6 +166,7 @@ class Life:
                 now_ms = self._around.clock.now_ms()
                 for command in self.core.handle(self._queue.popleft(), now_ms):
                     self._perform(command)
+            self._note_found()
         except Exception as error:
             _log.error("gateway.request_crashed", error=error)
             self._end(ev.Ended(ev.Failed(Internal("the gateway failed on this request"))))
@@ -198,7 +202,7 @@ class Life:
         self._ended = True
         self._queue.clear()
         self._recount()
-        self._searched({})
+        self._searched()
         if self._overrun:  # even when the core completed: the client does not have it all
             ended = ev.Ended(ev.Cancelled("slow"))
         self._outbox.put(self._prompt_index, ended)
@@ -226,6 +230,7 @@ class Life:
     # Commands ---------------------------------------------------------------------------------
 
     def _choose(self, command: ev.ChooseRoute) -> None:
+        self._note_found()
         self._search = search = self._search or _Search(self._around.clock.now_us())
         search.tries += 1
         self._recount()
@@ -238,28 +243,33 @@ class Life:
             search.error = ""
             self._around.given(found)
             self._queue.append(ev.Routed(found))
-            self._searched({
+            search.end_us = self._around.clock.now_us()
+            search.found = {
                 semconv.PAGEMESH_WORKER: found.worker.name,
                 "pagemesh.tokens.predicted": found.predicted_tokens,
                 f"{semconv.PAGEMESH_TOKENS_LOST}.elsewhere": found.elsewhere_tokens,
                 "pagemesh.decode": found.decode.name if found.decode else "",
-            })  # fmt: skip
+            }
 
-    def _searched(self, found: dict[str, str | int]) -> None:
-        """A search is over, if there was one; ``found`` is empty where nobody was."""
+    def _note_found(self) -> None:
+        if self._search is not None and self._search.found is not None:
+            self._searched()
+
+    def _searched(self) -> None:
+        """A search is over, if there was one."""
         search, self._search = self._search, None
         if search is None:
             return
         attributes = {
             semconv.PAGEMESH_REQUEST: self.core.spec.request,
             "pagemesh.route.tries": search.tries,
-            **found,
+            **(search.found or {}),
         }
         record_span(
             "route",
             self._context.child(),
             start_us=search.start_us,
-            end_us=self._around.clock.now_us(),
+            end_us=search.end_us or self._around.clock.now_us(),
             attributes=attributes,
             error=search.error,
         )
