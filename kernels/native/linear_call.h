@@ -16,9 +16,9 @@ namespace {
 // long one puts its sums aside seldom, and what comes from the next cache is in time where tiles
 // are as large as registers allow; the rows of a unit are to stay there, if it has 512 KiB.
 #if PM_LEVEL >= 2
-constexpr int kStreamRows = 16, kPairRows = 12, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
+constexpr int kStreamRows = 16, kPairRows = 14, kNarrowPairRows = 4, kTileRows = 8, kTilePanels = 3;
 constexpr long kBlockDepth = 640, kUnitRowsLeast = 256;
-constexpr int kWideStreamRows = 12;
+constexpr int kWideStreamRows = kPairRows;
 constexpr int kSlimStreamRows = kStreamRows;  // of slim weights, which need registers themselves
 #elif PM_LEVEL == 1
 constexpr int kStreamRows = 6, kPairRows = 0, kNarrowPairRows = 2, kTileRows = 6, kTilePanels = 1;
