@@ -1,7 +1,9 @@
-"""Workers of the machines whose leases were taken back: they let go, and ask again."""
+"""Workers of the machines whose leases were taken back: they let go, and ask again; those that wait
+and give it up; and gateways that lost sight of an attempt and have another one made."""
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis.stateful import precondition, rule
 from tests.machine.mesh import Mesh
 from tests.machine.peers import Peer, View, Wish
@@ -9,12 +11,16 @@ from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE
 
 from pagemesh.pager.leases.waiting import Name
-from pagemesh.wire.pager_messages import Admit
+from pagemesh.wire.messages import Ok, SequenceKey
+from pagemesh.wire.pager_messages import NO_LEASE, Admit, Fill, Release
 from pagemesh.wire.tokens import pack
 
 
 class Losers(Mesh):
-    """Rules of what becomes of a lease that is lost."""
+    """Rules of what becomes of a lease that is lost, and of sequences that nobody waits for."""
+
+    attempts: int = 0
+    """Beyond the first of each sequence; no two have the same number."""
 
     @precondition(lambda self: self.has("lost"))
     @rule(pick=picks)
@@ -30,6 +36,34 @@ class Losers(Mesh):
         if not view.in_step and view.tokens:  # a branch may have none
             self.let_go(peer, view)
             self.ask_again(peer, view)
+
+    @precondition(lambda self: self.those_in_queues())
+    @rule(pick=picks)
+    def gives_up_its_place(self, pick: int) -> None:
+        found = self.those_in_queues()
+        peer, key = found[pick % len(found)]
+        del peer.wishes[key]
+        nothing = Fill(filled_tokens=0, first_token=0)
+        message = Release(
+            key=key, worker=peer.name, incarnation=peer.incarnation, lease=NO_LEASE, fill=nothing
+        )
+        assert isinstance(self.ask(peer, message), Ok)
+        assert (peer.incarnation, key) not in self.waiting(), "pages are kept back for nobody"
+
+    def those_in_queues(self) -> list[tuple[Peer, SequenceKey]]:
+        waiting = self.waiting()
+        wanted = [(peer, key) for peer in self.peers for key in peer.wishes]
+        return [(peer, key) for peer, key in wanted if (peer.incarnation, key) in waiting]
+
+    @precondition(lambda self: self.has("held"))
+    @rule(pick=picks, to=picks)
+    def another_attempt_is_made(self, pick: int, to: int) -> None:
+        """The one before goes on beside it: nobody told its worker."""
+        _, view = self.view(pick)
+        if view.tokens:
+            self.attempts += 1
+            key = msgspec.structs.replace(view.key, attempt=1 + self.attempts)
+            self.ask_for(self.peer(to), view, key, again=False)
 
     @precondition(lambda self: self.has("lost"))
     @rule(pick=picks)
@@ -60,14 +94,15 @@ class Losers(Mesh):
 
     def ask_again(self, peer: Peer, view: View) -> None:
         """For all that it had, in its old place."""
+        self.ask_for(peer, view, view.key, again=True)
+
+    def ask_for(self, peer: Peer, view: View, key: SequenceKey, *, again: bool) -> None:
         reserve_tokens = max(len(view.table) * PAGE_SIZE, len(view.tokens))
         reserved_pages = -(-reserve_tokens // PAGE_SIZE)
-        peer.wishes[view.key] = Wish(
-            view.order, view.root, view.tokens, view.terms, reserved_pages
-        )  # fmt: skip
+        peer.wishes[key] = Wish(view.order, view.root, view.tokens, view.terms, reserved_pages)
         message = Admit(
-            key=view.key, order=view.order, worker=peer.name, incarnation=peer.incarnation,
+            key=key, order=view.order, worker=peer.name, incarnation=peer.incarnation,
             epoch=peer.epoch, root=view.root, tokens=pack(view.tokens),
-            reserve_tokens=reserve_tokens, terms=view.terms, again=True, deadline_ms=60_000,
+            reserve_tokens=reserve_tokens, terms=view.terms, again=again, deadline_ms=60_000,
         )  # fmt: skip
         self.heard(peer, message, self.ask(peer, message))

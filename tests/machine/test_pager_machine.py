@@ -12,6 +12,7 @@ be stopped for a while (``absences``). Each example has another eviction policy 
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.machine.absences import Absences
@@ -27,7 +28,7 @@ from tests.unit.pager.rig import LIMITS, key_of, order_of
 from tests.unit.pager.steps import in_use, lives
 
 from pagemesh.pager.leases.states import LeaseState
-from pagemesh.wire.messages import Refused, SequenceKey
+from pagemesh.wire.messages import Refused
 from pagemesh.wire.pager_messages import (
     Admit,
     CancelTicket,
@@ -268,7 +269,7 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
         if view.in_step:
             return
         children = [
-            SequenceKey(request=view.key.request, attempt=1, choice=view.key.choice * 3 + index)
+            msgspec.structs.replace(view.key, choice=view.key.choice * 3 + index)
             for index in range(1, count + 1)
         ]
         message = Fork(
@@ -331,7 +332,12 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
         message = Withdraw(worker=peer.name, incarnation=peer.incarnation, ticket=view.ticket)
         answer = self.ask(peer, message)
         if hears and not isinstance(answer, Refused):
-            view.state, view.ticket = "held", ""
+            self.withdrawn(peer, view.ticket)
+
+    def withdrawn(self, peer: Peer, ticket: str) -> None:
+        for view in peer.views.values():
+            if view.ticket == ticket and view.state == "offered":
+                view.state, view.ticket = "held", ""
 
     @precondition(lambda self: self.has("offered"))
     @rule(pick=picks, by=picks)
@@ -348,8 +354,10 @@ class PagerMachine(Absences, Declarers, Losers, Operators, Liars, RuleBasedState
     @rule(pick=picks)
     def message_is_delivered_again(self, pick: int) -> None:
         peer, message = self.sent[pick % len(self.sent)]
-        if peer in self.peers and not isinstance(message, Withdraw | CancelTicket):
+        if peer in self.peers:
             answer = self.ask(peer, message)
+            if isinstance(message, Withdraw) and not isinstance(answer, Refused):
+                self.withdrawn(peer, message.ticket)
             self.heard(peer, message, answer)
 
     # What always holds
