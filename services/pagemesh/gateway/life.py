@@ -117,9 +117,9 @@ class _Search:
     start_us: int
     tries: int = 0
     error: str = ""
-    end_us: int = 0
     found: dict[str, str | int] | None = None
-    """Noted when what was found is under way."""
+    """Noted when it is under way, as of ``end_us``."""
+    end_us: int = 0
 
 
 class Life:
@@ -269,7 +269,7 @@ class Life:
             "route",
             self._context.child(),
             start_us=search.start_us,
-            end_us=search.end_us or self._around.clock.now_us(),
+            end_us=self._around.clock.now_us() if search.found is None else search.end_us,
             attributes=attributes,
             error=search.error,
         )

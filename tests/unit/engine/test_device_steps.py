@@ -243,8 +243,8 @@ def test_a_pool_is_let_go_once_it_was_discarded(device: Host, cpu: Host) -> None
 
 
 def test_with_its_pool_an_engine_lets_go_of_all_of_the_memory(device: Host) -> None:
-    (old,) = memories()
     gc.collect()
+    (old,) = memories()
     gc.disable()  # in a worker without work it would not come either
     try:
         forked(device, GREEDY)

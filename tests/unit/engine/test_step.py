@@ -111,7 +111,7 @@ def test_gates_are_applied_to_sums_that_were_read_once_or_carried_over_several_b
         shape.hidden_size, shape.intermediate_size = 704, width
         save_twin(folder, shape)
     decoder, pool = load_decoder(folder)
-    for rows in (*range(1, 14), 16, 40, 270):
+    for rows in (*range(1, 17), 40, 270):
         case = Case(decoder, pool, [(0, rows)])
         case.check(torch.arange(rows))
 
