@@ -204,7 +204,8 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
     if free < wanted_bytes + _SPARE_BYTES:
         raise ConfigError(
             f"{folder}: {wanted_bytes:,} bytes are needed for prepared weights, {free:,} are free; "
-            "set PAGEMESH_CACHE_DIR to a folder on a larger disk"
+            "free some there, or set PAGEMESH_CACHE_DIR to a folder on a larger disk (containers: "
+            "mount a larger volume there)"
         )
 
 

@@ -6,9 +6,11 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -372,6 +374,12 @@ def test_a_cache_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"PAGEMESH_CACHE_DIR=.* cannot make this folder"):
         load(folder, cache=tmp_path / "file" / "cache")
+
+
+def test_a_full_cache_folder_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    text = refusal(folder)
+    assert str(folder.parent / "cache") in text and "PAGEMESH_CACHE_DIR" in text
 
 
 def test_prepared_weights_are_kept_in_the_users_cache_folder_unless_one_is_named(
