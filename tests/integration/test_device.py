@@ -131,6 +131,8 @@ def test_of_a_pool_that_was_removed_no_process_keeps_the_memory(
         for path in pool_dir.rglob("*.pool"):
             path.unlink()
         replace(mesh, "decode")
+        # While a step goes on, which in the interpreter may take seconds, nobody lets go.
+        mesh.wait_for(lambda: "pager.pool_removed" in mesh.log, "the pager to see that it is gone")
         rounds.append(greedy(mesh))
         # Who computed over it lets go of the last view a moment after the answer.
         mesh.wait_for(lambda: old not in held(), "the memory of the old pool to be let go")
