@@ -6,13 +6,13 @@ from __future__ import annotations
 import msgspec
 from hypothesis.stateful import precondition, rule
 from tests.machine.mesh import Mesh
-from tests.machine.peers import Peer, View, Wish
+from tests.machine.peers import NOTHING, Peer, View, Wish
 from tests.machine.prompts import picks
 from tests.unit.pager.rig import PAGE_SIZE
 
 from pagemesh.pager.leases.waiting import Name
 from pagemesh.wire.messages import Ok, SequenceKey
-from pagemesh.wire.pager_messages import NO_LEASE, Admit, Fill, Release
+from pagemesh.wire.pager_messages import NO_LEASE, Admit, Release
 from pagemesh.wire.tokens import pack
 
 
@@ -43,9 +43,8 @@ class Losers(Mesh):
         found = self.those_in_queues()
         peer, key = found[pick % len(found)]
         del peer.wishes[key]
-        nothing = Fill(filled_tokens=0, first_token=0)
         message = Release(
-            key=key, worker=peer.name, incarnation=peer.incarnation, lease=NO_LEASE, fill=nothing
+            key=key, worker=peer.name, incarnation=peer.incarnation, lease=NO_LEASE, fill=NOTHING
         )
         assert isinstance(self.ask(peer, message), Ok)
         assert (peer.incarnation, key) not in self.waiting(), "pages are kept back for nobody"

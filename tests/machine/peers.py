@@ -34,6 +34,7 @@ from pagemesh.wire.pool_format import HeaderState
 from pagemesh.wire.tokens import pack, pack_extents, unpack_extents
 
 Context = tuple[object, ...]
+NOTHING = Fill(filled_tokens=0, first_token=0)
 WRITABLE = (HeaderState.HELD, HeaderState.DRAINING)
 MODELS = {"w0": "one", "w1": "one", "w2": "two"}
 """By worker: what it computes with, for all that the pager knows."""
@@ -223,11 +224,10 @@ class Peer:
     def give_back(self, granted: Granted) -> None:
         """Release a lease that nothing of ours uses."""
         self.dead_leases.add(granted.lease)
-        nothing = Fill(filled_tokens=0, first_token=0)
         self.rig.ask(
             Release(
                 key=granted.key, worker=self.name, incarnation=self.incarnation,
-                lease=granted.lease, fill=nothing,
+                lease=granted.lease, fill=NOTHING,
             )
         )  # fmt: skip
 
