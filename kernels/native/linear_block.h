@@ -161,7 +161,7 @@ void block_panels(const LinearCall& call, long row, long row_end, long panel, lo
       fetch.steps = steps * (tile + 1) / tiles - steps * tile / tiles;
       next.at += fetch.steps * M::kStep * next.row_bytes;
     } else if (next.at && fetched < P) {
-      fetch = {next, steps, tiles < P ? pieces(P - fetched, tiles - tile) : 1};
+      fetch = {next, steps, pieces(P - fetched, tiles - tile)};
       fetched += fetch.panels;
       next.at += fetch.panels * next.apart_bytes;
     }
