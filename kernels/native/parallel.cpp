@@ -2,62 +2,149 @@
 
 #ifdef __linux__
 #include <sched.h>
+#include <sys/resource.h>
 #endif
 
+#include "clock.h"
+#include "gathering.h"
 #include "pagemesh_native.h"
 
 namespace {
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 using Query = int (*)();
-using Wait = void (*)();
 
 Parallel lent_parallel = nullptr;
 Query lent_index = nullptr;
 Query lent_count = nullptr;
-Wait lent_barrier = nullptr;
-thread_local bool inside = false;
 thread_local bool binds = false;  // whether the threads of this one's regions have places
 
 struct Region {
   pm::Task task;
   void* data;
   bool bound;
+  int threads = 0;  // of a team that take part
+  pm::Gathering gathering;
 };
+
+// Where a thread is within a region; none: it runs alone.
+struct Place {
+  Region* region = nullptr;
+  int index = 0, count = 1;
+};
+thread_local Place here;
+
+// Threads that stay for all regions that the first of them begins. `region`: the one they are about
+// to take part in; null: there is none any more.
+struct Team {
+  pm::Task task;
+  void* data;
+  bool bound;
+  int threads = 0;
+  Region* region = nullptr;
+  pm::Gathering begins, ends;
+};
+thread_local Team* own_team = nullptr;  // of its first thread
 
 #ifdef __linux__
 // Where the threads of bound regions run. A thread moves when it enters a region, since only it
 // knows its number, and one that was made late begins on the core of whoever made it.
-struct Places {
+struct Cores {
   unsigned version = 0;  // 0: nobody was ever bound
   int count = 0;
   int cores[CPU_SETSIZE];
   cpu_set_t everywhere;
-} places;
+} cores_of_threads;
 thread_local unsigned settled_version = 0;
 thread_local int settled_core = -1;
 
 void settle(int index) {
-  const int core = index < places.count ? places.cores[index] : -1;
-  if (settled_version == places.version && settled_core == core) return;
-  settled_version = places.version;
+  const Cores& all = cores_of_threads;
+  const int core = index < all.count ? all.cores[index] : -1;
+  if (settled_version == all.version && settled_core == core) return;
+  settled_version = all.version;
   settled_core = core;
   cpu_set_t one;
   CPU_ZERO(&one);
   if (core >= 0) CPU_SET(core, &one);
   // Where it is not allowed the thread stays where it is: slower, and right all the same.
-  sched_setaffinity(0, sizeof(cpu_set_t), core >= 0 ? &one : &places.everywhere);
+  sched_setaffinity(0, sizeof(cpu_set_t), core >= 0 ? &one : &all.everywhere);
 }
+
+double used_us() {
+  timespec used;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) * 1e-3;
+}
+
+// Tells patience() what the thread loses to others from now on until `end`.
+class Losses {
+ public:
+  void end() const {
+    static thread_local long known_count = 0;
+    rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    const long count = usage.ru_nivcsw - known_count;
+    known_count = usage.ru_nivcsw;
+    if (!count) return;
+    const double at_us = pm::now_us(), slept_us = pm::slept_us() - slept_us_;
+    pm::patience().lost(at_us - since_us_ - (used_us() - used_us_) - slept_us, count, at_us);
+  }
+
+ private:
+  const double since_us_ = pm::now_us(), used_us_ = used_us(), slept_us_ = pm::slept_us();
+};
+#else
+void settle(int) {}
+
+class Losses {
+ public:
+  void end() const {}
+};
 #endif
+
+void take_part(const Place& place) {
+  const Losses losses;
+  here = place;
+  place.region->task(place.region->data);
+  here = Place();
+  losses.end();
+}
 
 void enter(void* data) {
   Region* region = static_cast<Region*>(data);
-  inside = true;
-#ifdef __linux__
-  if (region->bound) settle(lent_index());
-#endif
-  region->task(region->data);
-  inside = false;
+  const int index = lent_index();
+  if (region->bound) settle(index);
+  take_part({region, index, lent_count()});
+}
+
+void enter_team(void* data) {
+  Team* team = static_cast<Team*>(data);
+  const int index = lent_index(), count = lent_count();
+  if (team->bound) settle(index);
+  if (index == 0) {
+    team->threads = count;
+    own_team = team;
+    team->task(team->data);
+    own_team = nullptr;
+    team->region = nullptr;
+    team->begins.wait(count);
+    return;
+  }
+  while (true) {
+    team->begins.wait(count);
+    Region* region = team->region;
+    if (!region) return;
+    if (index < region->threads) take_part({region, index, region->threads});
+    team->ends.wait(count);
+  }
+}
+
+void run_in_team(Team* team, Region* region) {
+  team->region = region;
+  team->begins.wait(team->threads);
+  take_part({region, 0, region->threads});
+  team->ends.wait(team->threads);
 }
 
 }  // namespace
@@ -65,41 +152,55 @@ void enter(void* data) {
 namespace pm {
 
 void run_parallel(Task task, void* data, int threads) {
-  if (!lent_parallel || threads <= 1 || inside) {
+  if (own_team && threads > own_team->threads) threads = own_team->threads;
+  if (!lent_parallel || threads <= 1 || here.region) {
     task(data);
     return;
   }
-  Region region{task, data, binds};
-  lent_parallel(enter, &region, static_cast<unsigned>(threads), 0);
+  Region region{task, data, binds, threads, {}};
+  if (own_team) {
+    run_in_team(own_team, &region);
+  } else {
+    lent_parallel(enter, &region, static_cast<unsigned>(threads), 0);
+  }
 }
 
-int thread_index() { return inside ? lent_index() : 0; }
-int thread_count() { return inside ? lent_count() : 1; }
+void run_with_team(Task task, void* data, int threads) {
+  if (!lent_parallel || threads <= 1 || here.region || own_team) {
+    task(data);
+    return;
+  }
+  Team team{task, data, binds, 0, nullptr, {}, {}};
+  lent_parallel(enter_team, &team, static_cast<unsigned>(threads), 0);
+}
+
+int thread_index() { return here.index; }
+int thread_count() { return here.count; }
 void barrier() {
-  if (inside) lent_barrier();
+  if (here.region) here.region->gathering.wait(here.count);
 }
 
 }  // namespace pm
 
-extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* count,
-                                          void* barrier) {
+extern "C" PM_EXPORT void pm_lend_threads(void* parallel, void* index, void* count) {
   lent_index = reinterpret_cast<Query>(index);
   lent_count = reinterpret_cast<Query>(count);
-  lent_barrier = reinterpret_cast<Wait>(barrier);
   lent_parallel = reinterpret_cast<Parallel>(parallel);
+  pm::patience();  // counts cores before any thread is bound to one of them
 }
 
 extern "C" PM_EXPORT void pm_bind_threads(const int* cores, int count) {
 #ifdef __linux__
+  Cores& all = cores_of_threads;
   binds = true;
-  if (!places.version) sched_getaffinity(0, sizeof(cpu_set_t), &places.everywhere);
+  if (!all.version) sched_getaffinity(0, sizeof(cpu_set_t), &all.everywhere);
   if (count > CPU_SETSIZE) count = 0;
   for (int i = 0; i < count; ++i) {
     if (cores[i] < 0 || cores[i] >= CPU_SETSIZE) count = 0;
-    else places.cores[i] = cores[i];
+    else all.cores[i] = cores[i];
   }
-  places.count = count;
-  ++places.version;
+  all.count = count;
+  ++all.version;
   settle(0);
 #else
   (void)cores;

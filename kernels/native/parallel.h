@@ -1,9 +1,10 @@
 // Threads are borrowed: the process hands over the entry points of the OpenMP runtime it has
 // loaded already (torch's own). Without one everything runs on the calling thread.
 //
-// Idle threads sleep after a few microseconds, and the first to need them pays some 35 us to wake
-// them; where cores are shared, it may then wait a time slice for the last of them. So whatever
-// takes one thread less than about 80 us stays on one. Results do not depend on it.
+// Between regions threads sleep after a few microseconds, and the first to need them pays some
+// 35 us to wake them; where cores are shared, it may then wait a time slice for the last of them.
+// So whatever takes one thread less than about 80 us stays on one. Results do not depend on it.
+// Within a region, and between those of a team, they look out for each other longer (patience.h).
 #pragma once
 
 namespace pm {
@@ -13,6 +14,9 @@ using Task = void (*)(void* data);
 // Runs task(data) on at most `threads` threads at once, the caller included, and returns when
 // all are done. Inside, thread_index() tells them apart and barrier() waits for all of them.
 void run_parallel(Task task, void* data, int threads);
+// Runs task(data) on the calling thread, with a team of `threads`, itself included, that stays at
+// hand for the regions that it begins.
+void run_with_team(Task task, void* data, int threads);
 int thread_index();
 int thread_count();
 void barrier();
@@ -45,6 +49,11 @@ void parallel(int threads, Body body) {
     return;
   }
   run_parallel([](void* data) { (*static_cast<Body*>(data))(); }, &body, threads);
+}
+
+template <typename Body>
+void with_team(int threads, Body body) {
+  run_with_team([](void* data) { (*static_cast<Body*>(data))(); }, &body, threads);
 }
 
 }  // namespace

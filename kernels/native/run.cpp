@@ -301,10 +301,8 @@ long of_sequence(const Rows& rows, long bad) {
   return bad - row + rows.sequence(row);
 }
 
-}  // namespace
-
-extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
-  const PmRun& run = *given;
+// Steps until one of them has to be looked at; how many they were, or what is wrong.
+long run_steps(const PmRun& run, int threads) {
   Rows rows(run);
   Draws draws(run, rows.rows_max());
   Kept<long> right(run.batch->rows);
@@ -327,4 +325,12 @@ extern "C" PM_EXPORT long pm_decoder_run(const PmRun* given, int threads) {
       return done;
     }
   }
+}
+
+}  // namespace
+
+extern "C" PM_EXPORT long pm_decoder_run(const PmRun* run, int threads) {
+  long done = 0;
+  pm::with_team(threads, [&] { done = run_steps(*run, threads); });
+  return done;
 }
