@@ -20,6 +20,10 @@ from pagemesh.runtime.settings import (
     TelemetryConfig,
     WorkerConfig,
 )
+from pagemesh.wire.errors import ConfigError
+
+BEAT_LATE_MS_MAX = 200
+"""For so long a worker waits with a sign of life (``WorkerLimits.beat_late_ms_max``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def load_service_config(
     environ: Mapping[str, str], flags: Mapping[str, str] | None = None
 ) -> ServiceConfig:
     """Every part from the environment, flags on top. Raises ``ConfigError``."""
-    return ServiceConfig(
+    config = ServiceConfig(
         bus=load(BusConfig, environ, flags),
         host=load(HostConfig, environ, flags),
         pager=load(PagerConfig, environ, flags),
@@ -46,6 +50,20 @@ def load_service_config(
         gateway=load(GatewayConfig, environ, flags),
         telemetry=load(TelemetryConfig, environ, flags),
     )
+    _check_beats(config.pager)
+    return config
+
+
+def _check_beats(pager: PagerConfig) -> None:
+    """Raises ``ConfigError`` where the leases of workers that live would end: a sign of life may be
+    late, and one may be lost."""
+    least_ms = 2 * pager.heartbeat_ms + BEAT_LATE_MS_MAX
+    if pager.session_ttl_ms < least_ms:
+        raise ConfigError(
+            f"PAGEMESH_SESSION_TTL_MS={pager.session_ttl_ms} (--session-ttl-ms) is too short for "
+            f"workers that tell every {pager.heartbeat_ms} ms that they live: give {least_ms} or "
+            "more, or lower PAGEMESH_PAGER_HEARTBEAT_MS (--pager-heartbeat-ms)"
+        )
 
 
 def service_environ(config: ServiceConfig) -> dict[str, str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pagemesh.engine.worker.settings import WorkerLimits
 from pagemesh.runtime.config import Secret, load, options, to_environ, unknown_variables
+from pagemesh.runtime.service_config import BEAT_LATE_MS_MAX, load_service_config
 from pagemesh.runtime.settings import (
     CONFIGS,
     BusConfig,
@@ -200,3 +202,13 @@ def test_what_messages_cannot_carry_is_refused_by_name(
     line = str(caught.value)
     assert line.startswith(f"{variable}={text[:80]!r} ({flag}) cannot be told")
     assert line.isprintable() and len(line) < 300
+
+
+def test_sessions_live_longer_than_it_takes_to_tell_that_a_worker_lives() -> None:
+    assert WorkerLimits().beat_late_ms_max == BEAT_LATE_MS_MAX
+    ttl, beat = "PAGEMESH_SESSION_TTL_MS", "PAGEMESH_PAGER_HEARTBEAT_MS"
+    for short in ({ttl: "1199"}, {beat: "1401"}, {ttl: "100", beat: "10"}):
+        with pytest.raises(ConfigError, match=r"SESSION_TTL_MS=\d+ .*--session-ttl-ms.* give \d+"):
+            load_service_config(short)
+    for fine in ({}, {ttl: "1200"}, {beat: "1400"}, {ttl: "220", beat: "10"}):
+        load_service_config(fine)
