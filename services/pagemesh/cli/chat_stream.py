@@ -7,6 +7,7 @@ times it. A stream that ends without ``[DONE]`` was cut off, and that is an erro
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -80,10 +81,21 @@ def client(config: ClientConfig, transport: httpx.BaseTransport | None = None) -
         httpx.URL(url).host.encode("idna")  # as connecting does, which does not say what is wrong
         return httpx.Client(
             base_url=url, headers=headers, timeout=timeout, transport=transport,
-            trust_env=False, verify=httpx.create_ssl_context(),  # no proxies; SSL_CERT_FILE counts
+            trust_env=False,  # no proxies
+            verify=url.startswith("https:") and _trusted(),
         )  # fmt: skip
     except (httpx.InvalidURL, ValueError):
         raise ConfigError(wrong) from None
+
+
+def _trusted() -> ssl.SSLContext:
+    """Whom the environment has us trust. Raises ``ConfigError``."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        from pagemesh.runtime.bus.tls import unusable  # the bus takes long to import
+
+        raise unusable("SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""), error) from None
 
 
 def served_model(http: httpx.Client) -> str:

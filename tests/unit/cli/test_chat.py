@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -209,6 +210,24 @@ def test_a_mesh_is_asked_without_the_proxies_of_the_environment(
 ) -> None:
     monkeypatch.setenv("http_proxy", "foo://proxy")
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    assert run(["chat", "--url", "http://127.0.0.1:1", "--once", "hi"]) == 2
+    assert "no mesh at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "no such file or directory"), ("no PEM", "no_certificate")]
+)
+def test_certificates_that_cannot_be_read_are_named_where_there_is_tls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    content: str | None, why: str,
+) -> None:  # fmt: skip
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    assert run(["chat", "--url", "https://127.0.0.1:1", "--once", "hi"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: SSL_CERT_FILE='{file}' cannot be used: {why}")
     assert run(["chat", "--url", "http://127.0.0.1:1", "--once", "hi"]) == 2
     assert "no mesh at http://127.0.0.1:1" in capsys.readouterr().err
 

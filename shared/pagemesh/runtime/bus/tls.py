@@ -21,14 +21,14 @@ def tls_context(config: BusConfig) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=config.ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise _unusable("PAGEMESH_NATS_TLS_CA", config.ca_file, error) from None
+        raise unusable("PAGEMESH_NATS_TLS_CA", config.ca_file, error) from None
     if config.cert_file:
         try:
             # The password: nobody is there to be asked for one.
             context.load_cert_chain(config.cert_file, config.key_file or None, lambda: "")
         except (OSError, ssl.SSLError) as error:
             shown = ", ".join(filter(None, (config.cert_file, config.key_file)))
-            raise _unusable("PAGEMESH_NATS_TLS_CERT", shown, error) from None
+            raise unusable("PAGEMESH_NATS_TLS_CERT", shown, error) from None
     return context
 
 
@@ -45,6 +45,7 @@ def distrust(error: ssl.SSLCertVerificationError, url: str) -> ConfigError:
     return ConfigError(f"the certificate of the NATS server at {url} {what} ({why}): {next_step}")
 
 
-def _unusable(variable: str, value: str, error: OSError) -> ConfigError:
+def unusable(variable: str, value: str, error: OSError) -> ConfigError:
+    """What to tell of the file or files in ``value``, which ``variable`` names."""
     reason = getattr(error, "reason", None) or error.strerror or "no PEM file"
     return ConfigError(f"{variable}={value!r} cannot be used: {str(reason).lower()}")
