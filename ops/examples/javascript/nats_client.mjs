@@ -15,17 +15,26 @@ const CHAT = "pagemesh.v1.chat.completions";
 const MODELS = "pagemesh.v1.models";
 const SILENCE_MS_MAX = 60_000;
 const HINT = "name the server that `pagemesh up` says with PAGEMESH_NATS or --nats";
+const USAGE = 'usage: node nats_client.mjs [--nats URL] [--model NAME] [--max-tokens N] "your question"';
 
-const { values, positionals } = parseArgs({
-  options: {
+process.stdout.on("error", () => process.exit(1)); // whoever read the answer has gone
+const { values, question } = commandLine();
+
+function commandLine() {
+  const options = {
     nats: { type: "string", default: process.env.PAGEMESH_NATS ?? "nats://127.0.0.1:4222" },
     model: { type: "string", default: "" },
     "max-tokens": { type: "string", default: "128" },
-  },
-  allowPositionals: true,
-});
-if (positionals.length !== 1) {
-  console.error('usage: node nats_client.mjs [--nats URL] [--model NAME] "your question"');
+  };
+  try {
+    const { values, positionals } = parseArgs({ options, allowPositionals: true });
+    if (positionals.length === 1 && /^\d+$/.test(values["max-tokens"])) {
+      return { values, question: positionals[0] };
+    }
+  } catch {
+    // There is no such option.
+  }
+  console.error(USAGE);
   process.exit(2);
 }
 
@@ -46,21 +55,29 @@ async function firstModel(connection) {
 
 async function chat(connection, model) {
   const inbox = createInbox();
-  const replies = connection.subscribe(inbox, { timeout: SILENCE_MS_MAX });
+  const replies = connection.subscribe(inbox);
   const body = {
     model,
-    messages: [{ role: "user", content: positionals[0] }],
+    messages: [{ role: "user", content: question }],
     max_tokens: Number(values["max-tokens"]),
     stream: true,
     stream_options: { include_usage: true },
   };
   connection.publish(CHAT, JSON.stringify(body), { reply: inbox, headers: authorization() });
-  for await (const message of replies) {
-    if (message.headers?.code === 503) throw new Error("no gateway listens");
-    if (message.headers?.get("pagemesh-error")) throw new Error(message.json().error.message);
-    if (message.data.length > 0) show(message.json());
-    if (message.headers?.get("pagemesh-last") === "true") break;
+  // The library's own limit on silence ends with the first message.
+  const silence = setTimeout(() => replies.unsubscribe(), SILENCE_MS_MAX);
+  try {
+    for await (const message of replies) {
+      silence.refresh();
+      if (message.headers?.code === 503) throw new Error("no gateway listens");
+      if (message.headers?.get("pagemesh-error")) throw new Error(message.json().error.message);
+      if (message.data.length > 0) show(message.json());
+      if (message.headers?.get("pagemesh-last") === "true") return;
+    }
+  } finally {
+    clearTimeout(silence);
   }
+  throw new Error("the answer has no end: who made it has gone, or is silent; ask again");
 }
 
 function show(chunk) {

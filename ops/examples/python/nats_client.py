@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import sys
-from urllib.parse import urlsplit
 
 import nats
 
@@ -43,9 +42,9 @@ async def main() -> int:
     try:
         async with asyncio.timeout(CONNECT_S_MAX):  # left alone, the library tries on and on
             client = await nats.connect(arguments.nats, error_cb=note)
-    except (OSError, nats.errors.Error) as error:
+    except (OSError, ValueError, nats.errors.Error) as error:
         reason = str(error) or (str(noted[0]) if noted else f"no connection in {CONNECT_S_MAX} s")
-        server = urlsplit(arguments.nats).netloc.rpartition("@")[2]  # without the password
+        server = arguments.nats.rpartition("//")[2].rpartition("@")[2]  # without the password
         print(f"cannot reach NATS at {server}: {reason}; {HINT}", file=sys.stderr)
         return 1
     try:
@@ -100,4 +99,7 @@ async def stream(client: nats.NATS, body: dict[str, object], headers: dict[str, 
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main()))
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or whoever read the answer has gone
+        os._exit(130)

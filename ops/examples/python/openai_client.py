@@ -54,4 +54,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or whoever read the answer has gone
+        os._exit(130)
