@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pagemesh.cli.mesh import children as children_module
 from pagemesh.cli.mesh.children import Child, ChildLimits, ChildLost, ChildSpec
 from pagemesh.cli.mesh.restarts import RestartLimits
 from pagemesh.cli.mesh.supervisor import Supervisor, supervised
@@ -281,6 +282,36 @@ async def test_a_child_that_ignores_the_request_to_stop_is_killed_after_its_grac
         await witness.until(lambda: len(witness.lines) == 1)
     assert not any(psutil.pid_exists(pid) for pid in started)
     assert ("a", "did not stop in 100 ms; killed") in witness.changes
+
+
+async def test_a_child_that_does_not_even_die_is_left_behind_with_a_line_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that waits for a disk that hangs."""
+    signal_it = Child._signal
+
+    def undying(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        if number != signal.SIGKILL:
+            signal_it(process, number)
+
+    monkeypatch.setattr(Child, "_signal", staticmethod(undying))
+    monkeypatch.setattr(children_module, "_KILL_WAIT_S", 0.1)
+    witness = Witness()
+    low, high = program("nats", SLEEP), program("pager", STUBBORN, stage=1)
+    pids: list[int] = []
+    try:
+        async with witness.watch(low, high, grace_ms=1_000) as mesh:
+            pids += await witness.pids(mesh)
+            await witness.until(lambda: len(witness.lines) == 2)
+            await mesh.stop(100)
+            assert mesh.stopping_names == []
+        assert not psutil.pid_exists(pids[0]) and psutil.pid_exists(pids[1])
+    finally:
+        os.kill(pids[1], signal.SIGKILL)
+    assert witness.changes[-2:] == [
+        ("pager", "did not stop in 100 ms; killed"),
+        ("pager", "killed, and does not end: see the disk or device it uses"),
+    ]
 
 
 async def test_a_child_that_does_not_stop_is_asked_once_more_before_it_is_killed() -> None:

@@ -93,6 +93,7 @@ class Child:
         self._on_change = on_change
         self._on_failure = on_failure
         self._process: asyncio.subprocess.Process | None = None
+        self._tending: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES_MAX)
 
@@ -114,6 +115,7 @@ class Child:
         right then is wrong because of others, who fill a disk, say, and may become right again:
         that is no death to be counted.
         """
+        self._tending = asyncio.current_task()
         is_first = True
         while not self._stopping.is_set():
             born_ms = self._clock.now_ms()
@@ -145,8 +147,9 @@ class Child:
                 await asyncio.wait_for(self._stopping.wait(), decision.after_ms / 1_000)
 
     async def stop(self, grace_ms: int, *, words_ms: int = 0) -> None:
-        """Ask it to stop; kill it when it has not after ``grace_ms``. It is asked again
-        ``words_ms`` before: a service then cuts off what runs, and its clients hear of it."""
+        """Ask it to stop; kill it when it has not after ``grace_ms``, and give up what does not end
+        then either. It is asked again ``words_ms`` before: a service then cuts off what runs, and
+        its clients hear of it."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -159,7 +162,14 @@ class Child:
                 return
         self._on_change(self.spec.name, f"did not stop in {grace_ms} ms; killed")
         self._signal(process, signal.SIGKILL)
-        await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+            return
+        # In the kernel, on a disk or a device that hangs: it ends when that does, without us.
+        self._on_change(self.spec.name, "killed, and does not end: see the disk or device it uses")
+        self._process = None
+        if self._tending is not None:
+            self._tending.cancel()
 
     def kill(self) -> None:
         """No more patience."""
