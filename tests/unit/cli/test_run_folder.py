@@ -6,8 +6,9 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from pagemesh.cli.mesh.run_folder import (
     orphan_pool_bytes,
     run_folder,
     running_folders,
+    running_urls,
     url_file_name,
 )
 from pagemesh.cli.operator import bus_config
@@ -85,6 +87,49 @@ def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> No
     finally:
         os.close(holder)
     assert orphan_pool_bytes(tmp_path) > 0
+
+
+def test_a_folder_that_is_being_removed_is_no_orphan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+    begins = ThreadPoolExecutor(1)
+
+    def next_mesh() -> tuple[str, bool]:
+        with run_folder(tmp_path) as folder:
+            return folder.path.name, folder.adopted
+
+    def slowly(path: Path, ignore_errors: bool) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        (path / LOCK_NAME).unlink()
+        later.append(begins.submit(next_mesh))
+        time.sleep(0.2)
+        assert not later[0].done(), "it waits for its turn"
+        remove(path, ignore_errors=ignore_errors)
+
+    later: list[Future[tuple[str, bool]]] = []
+    with begins:
+        with run_folder(tmp_path) as folder:
+            (folder.path / "host.pool").touch()
+            monkeypatch.setattr(shutil, "rmtree", slowly)
+        name, adopted = later[0].result()
+        assert name != folder.path.name and not adopted
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mesh_whose_folder_goes_while_it_is_looked_at_runs_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_folder(tmp_path) as folder:
+        monkeypatch.setattr(run_folder_module, "running_folders", lambda _base: [folder.path])
+        monkeypatch.setattr(Path, "is_file", lambda _file: True)  # as it was a moment ago
+        assert running_urls(tmp_path, GATEWAY) == {}, "it has just begun, or ended"
+        file = folder.path / url_file_name(GATEWAY)
+        file.touch()
+        assert running_urls(tmp_path, GATEWAY) == {}, "it is being written"
+        file.write_text("http://127.0.0.1:1\n")
+        assert running_urls(tmp_path, GATEWAY) == {file: "http://127.0.0.1:1"}
+    assert running_urls(tmp_path, GATEWAY) == {}
 
 
 def test_a_look_at_who_runs_is_never_taken_for_a_mesh(

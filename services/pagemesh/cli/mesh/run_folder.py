@@ -127,8 +127,17 @@ def run_folder(base: Path) -> Iterator[RunFolder]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        _remove(base, folder.path)
         os.close(lock)
+
+
+def _remove(base: Path, folder: Path) -> None:
+    """Of a folder that is half gone, which with a large pool takes seconds, the lock may be gone
+    first: who starts meanwhile would take it for an orphan, and lose what it writes there."""
+    with contextlib.ExitStack() as alone:
+        with contextlib.suppress(OSError):  # somebody has removed ``base``
+            alone.enter_context(_alone_in(base))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def orphan_pool_bytes(base: Path) -> int:
@@ -165,8 +174,12 @@ def running_folders(base: Path) -> list[Path]:
 
 def running_urls(base: Path, role: str) -> dict[Path, str]:
     """What each mesh that runs below ``base`` has written down as the URL for ``role``, by file."""
-    files = [folder / url_file_name(role) for folder in running_folders(base)]
-    return {file: file.read_text().strip() for file in files if file.is_file()}
+    found: dict[Path, str] = {}
+    for folder in running_folders(base):
+        file = folder / url_file_name(role)
+        with contextlib.suppress(FileNotFoundError):  # not yet, or its `up` has just ended
+            found[file] = file.read_text().strip()
+    return {file: url for file, url in found.items() if url}
 
 
 def url_file_name(role: str) -> str:
