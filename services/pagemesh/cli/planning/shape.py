@@ -17,7 +17,7 @@ from pagemesh.wire.errors import ConfigError
 
 Config = Mapping[str, Any]
 
-_COUNT_MAX = 1 << 32
+COUNT_MAX = 1 << 32
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep the decoder."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -199,7 +199,7 @@ def _number(config: Config, names: tuple[str, ...], where: str) -> int:
             continue
         if isinstance(value, list):
             raise ConfigError(f"{where}: {name} differs by layer; no one page holds that")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _COUNT_MAX:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
             raise ConfigError(f"{where}: {name} is {str(value)[:40]!r}, not a count")
         return value
     raise ConfigError(f"{where}: has no {names[0]}; is it a decoder's config.json?")

@@ -21,7 +21,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pagemesh.cli.planning.shape import HIDDEN, TEXT_PARTS, Config, ModelShape, decoder_part
+from pagemesh.cli.planning.shape import (
+    COUNT_MAX,
+    HIDDEN,
+    TEXT_PARTS,
+    Config,
+    ModelShape,
+    decoder_part,
+)
 from pagemesh.runtime.model_folder import weight_files
 from pagemesh.wire.errors import ConfigError
 
@@ -142,7 +149,7 @@ def parameter_count(config: Config, shape: ModelShape) -> int | None:
 def _count(config: Config, name: str) -> int:
     """Raises ``KeyError`` for what is no count."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
         raise KeyError(name)
     return value
 

@@ -322,6 +322,13 @@ def test_what_a_family_calls_otherwise_is_read_by_both_names(
     assert made.context_tokens_max == getattr(config, "max_position_embeddings", 2_048)
 
 
+def test_what_is_no_count_says_nothing_of_parameters() -> None:
+    known = {**BASE, "intermediate_size": 8, "vocab_size": 8}
+    assert parameter_count(known, shape())
+    for vocab in (None, 0, -1, True, 8.0, "8", 10**400):
+        assert parameter_count({**known, "vocab_size": vocab}, shape()) is None
+
+
 def test_a_family_that_is_not_known_by_heart_has_no_parameter_count() -> None:
     assert parameter_count({**BASE, "model_type": "gpt2"}, shape(model_type="gpt2")) is None
 
