@@ -32,13 +32,7 @@ from pagemesh.pager.storage.device_pages import page_bytes_of
 from pagemesh.pager.storage.disk import Disk, log_event
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
-from pagemesh.pager.storage.pool_opening import (
-    adopt_pool,
-    is_removed,
-    make_pool,
-    suits,
-    take_over,
-)
+from pagemesh.pager.storage.pool_opening import adopt_pool, is_over, make_pool, take_over
 from pagemesh.pager.storage.pool_store import PoolStore
 from pagemesh.pager.storage.retired_notes import RetiredNotes
 from pagemesh.pager.tier_measures import TierMeasures
@@ -231,22 +225,23 @@ class PagerActor(Behaviour[PagerEvent]):
         """See that there is a pool for the session and that the worker is who it says."""
         if not self._holders.is_locked(message.lock_name):
             raise Denied(f"the lock {message.lock_name} is not held: lock it, then open a session")
-        if self._life is not None and is_removed(self._life.store):
-            await self._end_life()
-        life = self._life
-        if life is not None:
-            # A lock has one holder, so whoever was known under it before is dead.
-            for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
-                await self._feed(life, ev.HolderDied(incarnation))
-            facts = life.store.facts
-            if suits(self._settings, facts, message.pool) or life.core.books.sessions:
-                if facts.place == message.pool.place != IN_FILE:
-                    await asyncio.to_thread(self._memory.hand_over, facts, message.lock_name)
-                return
-            _log.info("pager.pool_replaced", path=life.store.facts.path)
-            await self._end_life()
-        store = await make_pool(self._settings, self._memory, self._holders, message)
-        await self._start(store, adopted=False)
+        if self._life is not None and not await self._keeps(self._life, message):
+            await self._end_life()  # and nobody here has it mapped any more
+        if self._life is None:
+            store = await make_pool(self._settings, self._memory, self._holders, message)
+            await self._start(store, adopted=False)
+
+    async def _keeps(self, life: _Life, message: OpenSession) -> bool:
+        """Whether there is to be no other pool for the session."""
+        # A lock has one holder, so whoever was known under it before is dead.
+        for incarnation in self._holders.replaced_by(message.lock_name, message.incarnation):
+            await self._feed(life, ev.HolderDied(incarnation))
+        if is_over(self._settings, life.store, message.pool, life.core.books.sessions):
+            return False
+        facts = life.store.facts
+        if facts.place == message.pool.place != IN_FILE:
+            await asyncio.to_thread(self._memory.hand_over, facts, message.lock_name)
+        return True
 
     def _snapshot(self, message: SnapshotWanted) -> PagesSnapshot:
         life = self._life

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.pool_memories import SmallCard
+from tests.unit.pager.actor_rig import HOST, POOL_BYTES, Answers, made_actor
 
 from pagemesh.engine.cuda.device import INTERPRETER
 from pagemesh.engine.memory_box import MemoryBox
@@ -22,6 +27,7 @@ from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Holder
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage import pool_memory
+from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.holders import Holders
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.pager.storage.pool_opening import adopt_pool, make_pool
@@ -157,3 +163,48 @@ def test_a_pager_lets_go_of_memory_when_the_next_pool_is_in_a_file(settings: Pag
     with contextlib.closing(PoolMemory(settings.folder)) as memory:
         before = asyncio.run(replaced(settings, memory, IN_FILE))
         assert not memory.find(before, [])
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+async def test_a_pool_in_a_file_is_let_go_of_before_the_next_takes_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_disk: bool
+) -> None:
+    """A host mostly has memory for one, and another model's is there after a kill."""
+    folder, left = tmp_path / "file", list[str]()
+    folder.mkdir()
+    actor = made_actor(folder, Answers())
+    if has_disk:
+        place = DiskPlace(tmp_path / "disk", HOST, 1 << 20, b"secret" * 8)
+        actor._settings = replace(actor._settings, disk=place)
+    assert actor._holders.write() is None
+    asked = opening(IN_FILE)
+    others = msgspec.structs.replace(asked.pool, layout_digest=b"f" * 32)
+    PoolStore.create(folder, HOST, others, POOL_BYTES).close()
+    await actor.begin()
+    assert actor._life is not None and actor._life.store.facts.layout_digest == b"f" * 32
+    allocate = os.posix_fallocate
+
+    def allocating(descriptor: int, at: int, size: int) -> None:
+        left.extend(holds_on(PoolStore.path_of(folder, HOST)))
+        allocate(descriptor, at, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocating)
+    gc.disable()  # it might come in between, and mostly does not
+    try:
+        with HolderLock(folder / f"second{LOCK_SUFFIX}"):
+            await actor._prepare(asked)
+    finally:
+        gc.enable()
+    assert actor._life is not None and actor._life.store.facts.layout_digest == b"e" * 32
+    assert not left
+    await actor.end()
+
+
+def holds_on(path: Path) -> list[str]:
+    """What keeps the memory of a pool: its name, open files and maps of this process."""
+    found = Path("/proc/self/maps").read_text().splitlines()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread's, closed meanwhile
+            found.append(os.readlink(one))
+    found += [str(path)] if path.exists() else []
+    return [line for line in found if str(path) in line]

@@ -6,6 +6,7 @@ Either may have to wait for the disk or, where pages are on a device, for a work
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pagemesh.kernels.native.headers import HeaderScan
 from pagemesh.kernels.native.pool_file import PoolClosedToUs
 from pagemesh.pager.board import PagerSettings
 from pagemesh.pager.events import Command, Recovered
+from pagemesh.pager.leases.lease import Session
 from pagemesh.pager.limits import PoolFacts
 from pagemesh.pager.measures import damaged_headers
 from pagemesh.pager.state import PagerCore
@@ -134,7 +136,20 @@ async def make_pool(
     return store
 
 
-def suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
+def is_over(
+    settings: PagerSettings, store: PoolStore, spec: PoolSpec, sessions: Mapping[int, Session]
+) -> bool:
+    """Whether another pool is to be made for a worker that wants ``spec``: somebody has removed
+    this one, or it is not what would be made now, and nobody else is known to use it."""
+    if _is_removed(store):
+        return True
+    if sessions or _suits(settings, store.facts, spec):
+        return False
+    _log.info("pager.pool_replaced", path=store.facts.path)
+    return True
+
+
+def _suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
     """Whether a pool is what ``spec`` and our settings would make anew."""
     pages = settings.pool_bytes // spec.page_bytes
     return (facts.layout_digest, facts.place, facts.page_count) == (
@@ -142,7 +157,7 @@ def suits(settings: PagerSettings, facts: PoolFacts, spec: PoolSpec) -> bool:
     )  # fmt: skip
 
 
-def is_removed(store: PoolStore) -> bool:
+def _is_removed(store: PoolStore) -> bool:
     """Whether somebody has removed the pool under us, so that no worker could attach to it. Those
     that have it mapped open again, and all go on in another."""
     if store.file.is_in_place:

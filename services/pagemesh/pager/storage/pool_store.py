@@ -12,6 +12,7 @@ each life. Times in headers are the host's (``runtime.clock``); the core hears o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,6 @@ class PoolStore:
         self.facts = _facts(file, host, file.bump_epoch())
         self._writer = HeaderWriter(file.headers)
         self._pins = PinFile(file.path, self.facts.incarnation)
-        self._performers: dict[type, Callable[[Any], None]] = {
-            WriteHeaders: self._write_headers,
-            SetStates: self._set_states,
-            KeepUntil: self._keep_until,
-            SetLeaseWord: self._set_lease_word,
-            StoreRoot: self._store_root,
-            StorePins: self._store_pins,
-        }
 
     @staticmethod
     def path_of(folder: Path, host: str) -> Path:
@@ -78,8 +71,9 @@ class PoolStore:
 
     @classmethod
     def create(cls, folder: Path, host: str, spec: PoolSpec, pool_bytes: int) -> PoolStore:
-        """A new pool in place of what is there. Raises ``NoCapacity`` when ``pool_bytes`` hold
-        no page, ``ConfigError`` when the file cannot be made."""
+        """A new pool in place of what is there, which goes first: there may be no room for both.
+        Raises ``NoCapacity`` when ``pool_bytes`` hold no page, ``ConfigError`` when the file cannot
+        be made."""
         count = pool_bytes // spec.page_bytes
         if not count:
             raise NoCapacity(
@@ -89,6 +83,8 @@ class PoolStore:
         superblock = Superblock(form, new_incarnation(), spec.layout_digest, spec.group)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = cls.path_of(folder, host)
+        with contextlib.suppress(OSError):  # what keeps it keeps the new one too, and says so
+            path.unlink(missing_ok=True)
         file, time = PoolFile.create(path, superblock, epoch=superblock.first_epoch), HostTime()
         file.store_boot(time.boot)
         return cls(file, host, time)
@@ -105,10 +101,10 @@ class PoolStore:
 
     def perform(self, command: Command) -> bool:
         """Write what ``command`` says, if it concerns the file; True when it did."""
-        perform = self._performers.get(type(command))
+        perform = _PERFORMERS.get(type(command))
         if perform is None:
             return False
-        perform(command)
+        perform(self, command)
         return True
 
     def _write_headers(self, command: WriteHeaders) -> None:
@@ -193,6 +189,17 @@ class PoolStore:
         ends &= batch.until_ms < UNTIL_FOREVER_MS
         until_ms[ends] = self._time.clock_ms(0) + batch.until_ms[ends].astype(np.int64)
         return until_ms
+
+
+_PERFORMERS: dict[type, Callable[[PoolStore, Any], None]] = {
+    WriteHeaders: PoolStore._write_headers,
+    SetStates: PoolStore._set_states,
+    KeepUntil: PoolStore._keep_until,
+    SetLeaseWord: PoolStore._set_lease_word,
+    StoreRoot: PoolStore._store_root,
+    StorePins: PoolStore._store_pins,
+}
+"""Of any store, not bound to one: one that is over must be free at once, and its map with it."""
 
 
 def _page_list(pages: Pages) -> Run | bytes:
