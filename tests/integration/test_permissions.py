@@ -21,7 +21,7 @@ class Server:
     """The server of ``pagemesh up``, with its users."""
 
     def __init__(self, folder: Path) -> None:
-        with run_folder(folder) as made:
+        with run_folder(folder, "host") as made:
             self.plan = plan_nats(made)
             text = (made.path / "nats-server.conf").read_text()
         extra = text[text.index("authorization") :]

@@ -168,7 +168,7 @@ async def run_mesh(plan: MeshPlan, screen: Screen) -> int:
         name = new_service_name("up")
         async with Bus.connect(plan.config.bus, role="operator", name=name) as bus:
             await check_host_is_free(bus, plan.config.host.host)
-    with run_folder(plan.config.host.pool_dir) as folder:
+    with run_folder(plan.config.host.pool_dir, plan.config.host.host) as folder:
         if folder.adopted:
             screen.line(f"pool: adopted what a killed mesh left in {folder.path}")
         disk = plan.config.pager.disk_folder

@@ -285,7 +285,7 @@ def test_the_gateway_that_runs_here_is_meant_unless_there_are_more(
 ) -> None:
     base = Path(os.environ["PAGEMESH_POOL_DIR"])
     assert client_config({}) == ClientConfig(), "none runs: that of the documentation"
-    with run_folder(base) as one, run_folder(base) as two:
+    with run_folder(base, "host") as one, run_folder(base, "host") as two:
         (one.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8101\n")
         assert client_config({}).url == "http://127.0.0.1:8101"
         (two.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8102\n")
@@ -303,7 +303,7 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
 ) -> None:
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
     default = bus_config({}).url
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as two:
         (one.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:5\n")
         assert bus_config({}).url == "nats://operator:pw@127.0.0.1:5"
         (two.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:6\n")
@@ -316,7 +316,7 @@ def test_the_mesh_that_runs_here_is_meant_unless_there_are_more(
         assert "PAGEMESH_NATS=$(cat FILE)" in line and ":pw@" not in line
         assert bus_config({"pagemesh_nats": "nats://x:7"}).url == "nats://x:7"
     assert bus_config({}).url == default
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as two:
         for folder in (one, two):
             (folder.path / url_file_name("operator")).write_text("nats://x:8\n")
         assert bus_config({}).url == "nats://x:8", "both are on one bus"
@@ -332,7 +332,7 @@ def test_a_mesh_whose_pool_folder_is_named_is_found(
 ) -> None:
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path / "elsewhere"))
     arguments = {"pagemesh_pool_dir": str(tmp_path)}
-    with run_folder(tmp_path) as one:
+    with run_folder(tmp_path, "host") as one:
         (one.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8101\n")
         (one.path / url_file_name("operator")).write_text("nats://operator:pw@127.0.0.1:5\n")
         assert client_config(arguments).url == "http://127.0.0.1:8101"

@@ -138,7 +138,7 @@ def test_all_workers_of_a_gpu_are_told_the_type_that_the_model_is_stored_in(
 def test_the_ready_line_names_the_types_on_a_gpu_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         for device, named in (("cuda", "tiny in bfloat16, K and V in bfloat16, on 0 prefill + 1"),
                               ("cpu", "tiny on 1 prefill + 1 decode")):  # fmt: skip
             made = gpu_plan(monkeypatch, tmp_path, 1 << 39, PAGEMESH_DEVICE=device)

@@ -42,7 +42,7 @@ def orphan(base: Path, name: str, *files: str) -> Path:
 
 
 def test_the_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    with run_folder(tmp_path / "pools") as folder:
+    with run_folder(tmp_path / "pools", "host") as folder:
         assert folder.path.stat().st_mode & 0o077 == 0
         assert (folder.path / LOCK_NAME).stat().st_mode & 0o077 == 0
         (folder.path / "host.pool").write_bytes(b"pages")
@@ -50,7 +50,7 @@ def test_the_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
 
 
 def test_two_running_meshes_do_not_share_a_folder(tmp_path: Path) -> None:
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as two:
         assert one.path != two.path
         assert not two.adopted
 
@@ -59,7 +59,7 @@ def test_an_orphan_with_a_pool_is_adopted_with_its_pins_and_its_secret(tmp_path:
     pager = ("host.pool", "host.holders", "host.pins", "host.retired")
     files = (*pager, "secret", "nats-server.conf", "w.lock")
     left = orphan(tmp_path, "up-old", *files)
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         assert folder.adopted and folder.path == left
         assert folder.secret() == "x"
         kept = {LOCK_NAME, *pager, "secret"}
@@ -70,9 +70,22 @@ def test_further_orphans_and_those_without_a_pool_are_removed(tmp_path: Path) ->
     orphan(tmp_path, "up-a", "secret")
     orphan(tmp_path, "up-b", "host.pool")
     orphan(tmp_path, "up-c", "host.pool")
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         assert (folder.path.name, folder.removed_count) == ("up-b", 2)
         assert [path.name for path in tmp_path.iterdir()] == ["up-b"]
+
+
+def test_a_pool_of_another_host_is_not_kept_in_memory_that_its_own_may_need(
+    tmp_path: Path,
+) -> None:
+    orphan(tmp_path, "up-a", "other.pool", "other.holders", "secret")
+    left = orphan(tmp_path, "up-b", "other.pool", "other.pins", "host.pool", "secret")
+    with run_folder(tmp_path, "host") as folder:
+        assert (folder.path, folder.adopted, folder.removed_count) == (left, True, 1)
+        assert {path.name for path in left.iterdir()} == {LOCK_NAME, "host.pool", "secret"}
+    orphan(tmp_path, "up-c", "other.pool")
+    with run_folder(tmp_path, "host") as folder:
+        assert not folder.adopted and not (tmp_path / "up-c").exists()
 
 
 def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> None:
@@ -80,7 +93,7 @@ def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> No
     holder = os.open(left / "host.pool", os.O_RDWR)
     fcntl.flock(holder, fcntl.LOCK_EX)
     try:
-        with run_folder(tmp_path) as folder:
+        with run_folder(tmp_path, "host") as folder:
             assert folder.path != left
         assert (left / "host.pool").exists()
         assert orphan_pool_bytes(tmp_path) == 0, "nobody may take its room"
@@ -146,7 +159,7 @@ def test_a_look_at_who_runs_is_never_taken_for_a_mesh(
     monkeypatch.setattr(run_folder_module, "holder_is_dead", locks_nobody_out)
     try:
         assert running_folders(tmp_path) == []
-        with run_folder(tmp_path) as folder:
+        with run_folder(tmp_path, "host") as folder:
             assert running_folders(tmp_path) == [folder.path]
     finally:
         os.close(base)
@@ -154,7 +167,7 @@ def test_a_look_at_who_runs_is_never_taken_for_a_mesh(
 
 
 def test_the_secret_is_random_long_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as two:
         assert len(one.secret()) == 64
         assert one.secret() == one.secret() != two.secret()
         assert (one.path / "secret").stat().st_mode & 0o077 == 0
@@ -164,7 +177,7 @@ def test_a_secret_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path) -> No
     disk = tmp_path / "disk"
     disk.mkdir()
     (disk / "secret").touch()
-    with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
+    with run_folder(tmp_path / "one", "host") as one, run_folder(tmp_path / "two", "host") as two:
         secret = one.secret(disk)
         assert len(secret) == 64
         assert two.secret(disk) == secret, "the next mesh reads the same disk"
@@ -183,7 +196,7 @@ def test_a_secret_that_a_loss_of_power_damaged_is_made_anew(
     assert not has_damaged_secret(disk), "there is none yet"
     (disk / "secret").write_bytes(damaged)
     assert has_damaged_secret(disk)
-    with run_folder(tmp_path / "one") as one:
+    with run_folder(tmp_path / "one", "host") as one:
         (one.path / "secret").write_bytes(damaged)
         secret = one.secret(disk)
         assert re.fullmatch("[0-9a-f]{64}", secret)
@@ -196,7 +209,7 @@ def test_a_secret_that_cannot_be_written_leaves_nothing_for_the_next_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"
-    with run_folder(tmp_path / "one") as one:
+    with run_folder(tmp_path / "one", "host") as one:
         in_run_folder = one.secret()
 
         def cut_short(path: Path, text: str) -> None:
@@ -221,7 +234,7 @@ def test_two_meshes_that_begin_at_once_with_one_disk_have_one_secret(
 
     monkeypatch.setattr(run_folder_module, "write_private", slowly)
     disk = tmp_path / "disk"
-    with run_folder(tmp_path / "one") as one, run_folder(tmp_path / "two") as two:
+    with run_folder(tmp_path / "one", "host") as one, run_folder(tmp_path / "two", "host") as two:
         with ThreadPoolExecutor(2) as threads:
             said = list(threads.map(lambda folder: folder.secret(disk), (one, two)))
         assert said[0] == said[1] == one.secret(disk)
@@ -232,9 +245,9 @@ def test_an_adopted_pool_stays_warm_when_a_disk_is_given_to_it_and_when_it_is_ta
 ) -> None:
     orphan(tmp_path, "up-old", "host.pool", "secret")
     disk = tmp_path / "disk"
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         assert folder.secret(disk) == "x" == (disk / "secret").read_text()
-    with run_folder(tmp_path) as other:
+    with run_folder(tmp_path, "host") as other:
         assert other.secret(disk) == "x"
         (other.path / "host.pool").touch()
         assert other.secret() == "x"
@@ -244,7 +257,7 @@ def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     open_to_all = tmp_path / "pools"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(open_to_all):
+    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(open_to_all, "host"):
         pass
     with pytest.raises(ConfigError, match=r"\(--pool-dir\): must be yours"):
         check_owner(open_to_all)
@@ -254,7 +267,7 @@ def test_a_pool_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_named_as_a_folder_of_a_mesh_is_none(tmp_path: Path) -> None:
     (tmp_path / "up-notes.txt").touch()
     assert orphan_pool_bytes(tmp_path) == 0 and running_folders(tmp_path) == []
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         assert not folder.adopted
     assert [path.name for path in tmp_path.iterdir()] == ["up-notes.txt"]
 
@@ -267,8 +280,9 @@ def test_where_no_folder_can_be_no_mesh_runs(tmp_path: Path) -> None:
 
 
 def test_a_pool_folder_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "pools").write_text("no folder")
-    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(tmp_path / "pools"):
+    file = tmp_path / "pools"
+    file.write_text("no folder")
+    with pytest.raises(ConfigError, match="PAGEMESH_POOL_DIR"), run_folder(file, "host"):
         pass
 
 
@@ -279,7 +293,7 @@ def test_who_names_the_gateway_of_a_mesh_has_named_its_server_and_the_other_way_
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
     servers = [f"nats://o:pw@127.0.0.1:{port}" for port in (1, 2)]
     gateways = [f"http://127.0.0.1:{port}" for port in (8101, 8102)]
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as two:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as two:
         for folder, server, gateway in zip((one, two), servers, gateways, strict=True):
             (folder.path / url_file_name("operator")).write_text(server + "\n")
             (folder.path / url_file_name(GATEWAY)).write_text(gateway + "\n")
@@ -303,7 +317,7 @@ def test_who_names_another_mesh_than_those_here_gets_none_of_these(
 ) -> None:
     monkeypatch.setenv("PAGEMESH_POOL_DIR", str(tmp_path))
     server, gateway = "nats://o:pw@127.0.0.1:1", "http://127.0.0.1:8101"
-    with run_folder(tmp_path) as one, run_folder(tmp_path) as starting:
+    with run_folder(tmp_path, "host") as one, run_folder(tmp_path, "host") as starting:
         (one.path / url_file_name("operator")).write_text(server + "\n")
         (one.path / url_file_name(GATEWAY)).write_text(gateway + "\n")
         (starting.path / url_file_name(GATEWAY)).write_text("http://127.0.0.1:8102\n")

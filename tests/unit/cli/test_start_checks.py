@@ -326,7 +326,7 @@ def test_services_log_for_people_where_up_is_on_a_terminal(
 
 def test_only_pools_of_killed_meshes_count_as_room(tmp_path: Path) -> None:
     assert orphan_pool_bytes(tmp_path / "none") == 0
-    with run_folder(tmp_path) as living:
+    with run_folder(tmp_path, "host") as living:
         (living.path / "host.pool").write_bytes(bytes(1 << 20))
         assert orphan_pool_bytes(tmp_path) == 0
         left = shutil.copytree(living.path, tmp_path / "up-left")

@@ -4,8 +4,9 @@
                               secret      kept with the pool: it keys what the pool holds
                               ...         pool files, worker locks, nats-server.conf
 
-A folder whose ``up.lock`` is free is an orphan of a killed ``up``. The next one adopts the
-first orphan that has a pool, so that the cache is still warm, and removes the others.
+A folder whose ``up.lock`` is free is an orphan of a killed ``up``. The next one adopts the first
+orphan that has a pool of its own host, so that the cache is still warm, and removes the others, and
+the pools of other hosts with them.
 """
 
 from __future__ import annotations
@@ -116,14 +117,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def run_folder(base: Path) -> Iterator[RunFolder]:
-    """A folder of our own below ``base``, removed at the end. Raises ``ConfigError`` when
+def run_folder(base: Path, host: str) -> Iterator[RunFolder]:
+    """A folder for ``host`` below ``base``, removed at the end. Raises ``ConfigError`` when
     ``base`` cannot be made or belongs to someone else."""
     with naming(f"PAGEMESH_POOL_DIR={base} (--pool-dir)"):
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(base)
     with _alone_in(base):
-        folder, lock = _adopt_or_make(base)
+        folder, lock = _adopt_or_make(base, host)
     try:
         yield folder
     finally:
@@ -210,15 +211,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _adopt_or_make(base: Path) -> tuple[RunFolder, int]:
+def _adopt_or_make(base: Path, host: str) -> tuple[RunFolder, int]:
     """A folder and the descriptor that holds its lock."""
     adopted: Path | None = None
     adopted_lock = 0
     removed = 0
     for orphan, held in _orphans(base):
-        if adopted is None and any(orphan.glob("*" + POOL_SUFFIX)):
+        if adopted is None and (orphan / f"{host}{POOL_SUFFIX}").exists():
             adopted, adopted_lock = orphan, held
-            _strip(orphan)
+            _strip(orphan, host)
             continue
         shutil.rmtree(orphan, ignore_errors=True)
         removed += 1
@@ -268,13 +269,13 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
-def _strip(folder: Path) -> None:
-    """Keep what the next mesh can use: the pools, who wrote to them, what was decided about them,
-    and the secret they are keyed with."""
-    kept = {LOCK_NAME, SECRET_NAME}
-    suffixes = {POOL_SUFFIX, HOLDERS_SUFFIX, PINS_SUFFIX, RETIRED_SUFFIX}
+def _strip(folder: Path, host: str) -> None:
+    """Keep what the next mesh can use: the pool of ``host``, who wrote to it, what was decided
+    about it, and the secret it is keyed with."""
+    suffixes = (POOL_SUFFIX, HOLDERS_SUFFIX, PINS_SUFFIX, RETIRED_SUFFIX)
+    kept = {LOCK_NAME, SECRET_NAME, *(host + suffix for suffix in suffixes)}
     for path in folder.iterdir():
-        if path.name in kept or path.suffix in suffixes:
+        if path.name in kept:
             continue
         if not path.is_dir():
             path.unlink(missing_ok=True)
