@@ -29,6 +29,7 @@ from pagemesh.cli.mesh.run_folder import (
 )
 from pagemesh.cli.operator import bus_config
 from pagemesh.kernels.native.locks import holder_is_dead
+from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.runtime.settings import BusConfig
 from pagemesh.wire.errors import ConfigError
 
@@ -86,6 +87,15 @@ def test_a_pool_of_another_host_is_not_kept_in_memory_that_its_own_may_need(
     orphan(tmp_path, "up-c", "other.pool")
     with run_folder(tmp_path, "host") as folder:
         assert not folder.adopted and not (tmp_path / "up-c").exists()
+
+
+def test_pages_that_a_killed_mesh_kept_in_memory_are_room_for_the_next(tmp_path: Path) -> None:
+    left = orphan(tmp_path, "up-old", "host.pool")
+    pages = DiskPlace(left, "host", 1 << 20, b"", "memory").path("pages")
+    pages.write_bytes(bytes(1 << 20))
+    assert orphan_pool_bytes(tmp_path) >= 1 << 20
+    with run_folder(tmp_path, "host") as folder:
+        assert folder.adopted and not pages.exists()
 
 
 def test_a_folder_whose_pool_is_still_locked_is_left_alone(tmp_path: Path) -> None:

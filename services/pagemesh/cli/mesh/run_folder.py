@@ -142,14 +142,14 @@ def _remove(base: Path, folder: Path) -> None:
 
 
 def orphan_pool_bytes(base: Path) -> int:
-    """What pools of killed meshes below ``base`` take: the next ``up`` adopts or removes them.
-    Nothing where ``base`` is not there or not ours."""
+    """What killed meshes below ``base`` left: pools, and pages kept in memory beside them. The next
+    ``up`` adopts or removes all of it. Nothing where ``base`` is not there or not ours."""
     if not _usable(base):
         return 0
     total = 0
     with _alone_in(base):
         for folder, lock in _orphans(base):
-            total += sum(pool.stat().st_blocks * 512 for pool in folder.glob("*" + POOL_SUFFIX))
+            total += sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
             os.close(lock)
     return total
 
