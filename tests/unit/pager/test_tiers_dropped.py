@@ -303,6 +303,22 @@ def test_what_a_disk_that_fails_may_not_have_forgotten_is_not_found_by_the_next_
     assert not rig.prefixes()
 
 
+def test_what_gave_its_slots_to_pages_that_a_failing_disk_never_wrote_is_not_found_either() -> None:
+    rig = DiskRig(16, slot_count=4)
+    worker = Worker(rig, "w", 1)
+    granted = fetched(rig, worker)
+    cache(worker, 3, range(100, 117))
+    reserve = 4 * (rig.core.books.pool.free + 4)
+    worker.release(worker.granted(4, [900], reserve=reserve), cache=False)
+    [store] = rig.stores
+    assert {*store.slots} == {*rig.slots}, "until they are written the slots hold what they held"
+    worker.release(granted, cache=False)
+    rig.fail()
+    rig.restart()
+    rig.open()
+    assert not rig.prefixes()
+
+
 def test_a_disk_that_hangs_while_it_reads_leaves_room_to_compute() -> None:
     rig = DiskRig(32)
     worker = Worker(rig, "w", 1)

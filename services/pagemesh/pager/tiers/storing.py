@@ -82,7 +82,8 @@ class Storing:
         _, *chains = self._chains_of(disk, node, root, first, count)
         found = list(filter(None, [disk.find(root, one) for one in chains]))
         dropped = disk.drop_all(found, at_once=True)
-        if why is Why.INVALIDATED and dropped:
+        # Of what gave its slot away the disk has a record until that is written over.
+        if why is Why.INVALIDATED and (dropped or disk.staged):
             self.invalidated.add(root)
         disk.counts.left(why, len(dropped))
         forget(self._books, dropped)
