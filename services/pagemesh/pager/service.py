@@ -10,6 +10,7 @@ from pagemesh.pager.board import PagerBoard, PagerSettings
 from pagemesh.pager.cache_door import CacheDoor
 from pagemesh.pager.due import Due, PutAwayDue, TickDue
 from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.storage.disk import remove_unused
 from pagemesh.pager.storage.disk_file import DiskPlace
 from pagemesh.pager.storage.pool_memory import PoolMemory
 from pagemesh.runtime.actor import Actor
@@ -56,11 +57,18 @@ def _disk_place(config: ServiceConfig) -> DiskPlace | None:
     return None
 
 
+def remove_unused_tier(settings: PagerSettings) -> None:
+    """Let go of pages that an earlier pager kept in the host's memory, if this one does not."""
+    if settings.disk is None or settings.disk.medium == "disk":
+        remove_unused(DiskPlace(settings.folder, settings.host, 0, b"", "memory"))
+
+
 async def run(config: ServiceConfig, stop: Stop) -> None:
     """Serve until ``stop`` is set, then answer what is queued and let go of the pool, which
     stays for the next pager. Raises ``ConfigError``."""
     settings = settings_of(config)
     ensure_folder(settings.folder, "PAGEMESH_POOL_DIR")
+    remove_unused_tier(settings)
     with contextlib.closing(PoolMemory(settings.folder)) as memory:
         await _serve(config, settings, memory, stop)
 

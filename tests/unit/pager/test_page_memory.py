@@ -22,6 +22,9 @@ from tests.unit.pager.test_disk_file import (
     store_of,
 )
 
+from pagemesh.pager.board import PagerSettings
+from pagemesh.pager.limits import PagerLimits
+from pagemesh.pager.service import remove_unused_tier
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Read
 from pagemesh.pager.storage.page_bytes import MappedPages
 from pagemesh.pager.storage.page_memory import PageMemory
@@ -139,3 +142,24 @@ def test_files_in_memory_have_a_name_of_their_own(place: DiskPlace) -> None:
     assert found.medium == "memory"
     assert {path.name for path in place.folder.iterdir()} == {"host.host.index", "host.host.pages"}
     file.close()
+
+
+def test_files_in_memory_go_when_there_is_no_tier_for_them_and_nobody_has_them(
+    place: DiskPlace,
+) -> None:
+    """They take the memory of the next one's, be it on disk."""
+    memory = replace(place, medium="memory")
+    there = PagerSettings(
+        place.host, "pager", 1, place.folder, 1 << 20, b"secret", PagerLimits(), False, "lru"
+    )
+    file, _ = opened(memory)
+    for settings in (there, replace(there, disk=place)):
+        remove_unused_tier(settings)
+        assert len(list(place.folder.iterdir())) == 2, "another pager has them"
+    file.close()
+    for disk, left in ((memory, 2), (place, 0)):
+        remove_unused_tier(replace(there, disk=disk))
+        assert len(list(place.folder.iterdir())) == left
+    opened(memory)[0].close()
+    remove_unused_tier(there)
+    assert not list(place.folder.iterdir())

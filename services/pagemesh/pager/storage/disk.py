@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 
+from pagemesh.kernels.native.locks import try_lock
 from pagemesh.pager.limits import PagerLimits, PoolFacts
 from pagemesh.pager.storage.disk_file import DiskFile, DiskPlace, Opener, PlainFile, Read
 from pagemesh.pager.storage.page_bytes import Bytes, Filling, PageBytes
@@ -70,6 +71,15 @@ def log_event(event: TierEvent) -> None:
             )  # fmt: skip
         case _:
             pass
+
+
+def remove_unused(place: DiskPlace) -> None:
+    """Leave no files at ``place``, where there is no tier any more, unless somebody has them."""
+    for part in ("index", "pages"):
+        path = place.path(part)
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if try_lock(file.fileno()):
+                path.unlink()
 
 
 class Disk:
