@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.pager.rig import ROOT, Rig, Worker
 from tests.unit.pager.steps import OTHER, cache, invalidated, pinned, stats
+from xxhash import xxh3_128_hexdigest
 
 from pagemesh.pager.events import Answer, Asked, KeptPin, StorePins
 from pagemesh.pager.limits import PagerLimits
@@ -179,11 +180,11 @@ def test_the_pins_of_another_pool_are_not_believed(tmp_path: Path) -> None:
 def test_a_file_that_is_not_whole_is_not_believed(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "host.pins"
     PinFile(tmp_path / "host.pool", 7).write(PINS)
-    whole = file.read_bytes()
+    whole, strange = file.read_bytes(), json.dumps([1, 2]).encode()
     torn = {
         "cut": whole[:-9], "empty": b"", "zeros": bytes(len(whole)),
         "bit": whole.replace(b'"pages":3', b'"pages":2'),
-        "kind": json.dumps([1, 2]).encode(),
+        "kind": xxh3_128_hexdigest(strange).encode() + b"\n" + strange,
     }  # fmt: skip
     assert damage == "folder" or torn[damage] != whole
     if damage == "folder":
