@@ -62,7 +62,7 @@ def test_prefill_is_its_reference(layout: PageLayout, heads: int, start: int, co
 
 
 @EITHER
-@pytest.mark.parametrize("window_tokens", [1, 16, 63, 64, 65, 300])
+@pytest.mark.parametrize("window_tokens", [1, 16, 63, 64, 65, 300, 2**31 - 1, 2**31])
 @pytest.mark.parametrize("page_size", [16, 7])
 def test_a_window_hides_what_is_behind_it(
     attend: Attend, window_tokens: int, page_size: int

@@ -49,6 +49,8 @@ SEES_SOME = tl.constexpr(1)
 """Each row, of those up to the end of a block, at least one."""
 SEES_MAYBE_NONE = tl.constexpr(2)
 """Rows may have seen nothing when a block ends."""
+_WINDOW_MAX = 2**31 - 1
+"""Positions are int32: a larger window hides none of them, and has no room beside them."""
 _LN2 = math.log(2.0)
 
 
@@ -102,7 +104,7 @@ def attention_shape(
         chunk=min(tile.chunk, page.block_dim),
         page_run=math.gcd(at.page_size, tile.block),
         scale=scale / _LN2,
-        window=window_tokens if window_tokens < WINDOW_TOKENS_MAX else 0,
+        window=window_tokens if window_tokens <= _WINDOW_MAX else 0,
         soft_cap=soft_cap / _LN2 if soft_cap < math.inf else 0.0,
         dot=dot_type(factors),
         mix=dot_type(torch.bfloat16 if is_narrow else factors),
