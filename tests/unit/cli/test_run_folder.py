@@ -119,7 +119,7 @@ def test_a_folder_that_is_being_removed_is_no_orphan(
     begins = ThreadPoolExecutor(1)
 
     def next_mesh() -> tuple[str, bool]:
-        with run_folder(tmp_path) as folder:
+        with run_folder(tmp_path, "host") as folder:
             return folder.path.name, folder.adopted
 
     def slowly(path: Path, ignore_errors: bool) -> None:
@@ -132,7 +132,7 @@ def test_a_folder_that_is_being_removed_is_no_orphan(
 
     later: list[Future[tuple[str, bool]]] = []
     with begins:
-        with run_folder(tmp_path) as folder:
+        with run_folder(tmp_path, "host") as folder:
             (folder.path / "host.pool").touch()
             monkeypatch.setattr(shutil, "rmtree", slowly)
         name, adopted = later[0].result()
@@ -143,7 +143,7 @@ def test_a_folder_that_is_being_removed_is_no_orphan(
 def test_a_mesh_whose_folder_goes_while_it_is_looked_at_runs_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run_folder(tmp_path) as folder:
+    with run_folder(tmp_path, "host") as folder:
         monkeypatch.setattr(run_folder_module, "running_folders", lambda _base: [folder.path])
         monkeypatch.setattr(Path, "is_file", lambda _file: True)  # as it was a moment ago
         assert running_urls(tmp_path, GATEWAY) == {}, "it has just begun, or ended"
